@@ -288,7 +288,7 @@ def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: 
     assert result.exit_code == 0, result.output
     counts = f"{int(new > 0)} present, {int(new < 0)} absent"
     assert f"Added 1 answer from {tmp_path / 'answers.csv'}: {counts}" in result.output.replace("\n", "")
-    after = RunFolder.open(tmp_path / "first-next")
+    after = RunFolder.open(tmp_path / "first-2")
     assert after.read_labels().rows(np.array([0]))[0, 1] == new
     assert after.read_config()["begin_from"] == str(first)
     images = after.read_labels().images

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from halflabel.cli import app
 from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options
-from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console
+from halflabel.cli.sequence import after_fill_questions
+from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, show_command
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
@@ -104,13 +105,14 @@ def fill(
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.filling.run import has_only_positives
+    from halflabel.review.answers import review_answers
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
     path = _output_file(out or opened.filled, labels, force)
     _check_inputs(images, rules)
     rows = read(labels).rows if labels is not None else None
-    checked, given = None, read(answers).rows if answers is not None else _review_answers(opened)
+    checked, given = None, read(answers).rows if answers is not None else review_answers(opened)
     if not assume_random and has_only_positives(opened, rows):
         checked = given if answers is not None else _control_answers(opened, given)
         if checked is None:
@@ -169,20 +171,6 @@ def _write(filling: FillPlan, path: Path, base: Rows | None, answers: Rows | Non
         )
 
 
-def _review_answers(run: RunFolder) -> Rows | None:
-    """Return the answers of `review` to questions about this run, or None if there are none."""
-    from halflabel.review.answers import AnswerStore
-
-    if not run.answers.exists():
-        return None
-    table, store = run.read_labels(), AnswerStore(run.answers)
-    try:
-        rows = store.label_rows(table.images, table.classes)
-    finally:
-        store.close()
-    return rows if len(rows) else None
-
-
 def _control_answers(run: RunFolder, answers: Rows | None) -> Rows | None:
     """Return the answers to the control questions of a run, or None if there are too few."""
     import numpy as np
@@ -218,7 +206,7 @@ def _ask(
     from halflabel.cli.progress import Bar
     from halflabel.filling.control import FEWEST_ANSWERS
     from halflabel.filling.run import control_questions
-    from halflabel.review.questions import CONTROL, Question, write_questions
+    from halflabel.review.questions import CONTROL_FILL, Question, write_questions
 
     which = "a random sample of the labels that could be filled, over the whole range of probabilities."
     if not run.control.exists():
@@ -226,7 +214,7 @@ def _ask(
             table, drawn = control_questions(
                 run, images, labels=labels, precision=precision, count=count, reporter=Reporter(bar, console.print)
             )
-        write_questions([Question(i, c, p, f"{CONTROL}: fill") for i, c, p in drawn], table, run.control)
+        write_questions([Question(i, c, p, CONTROL_FILL) for i, c, p in drawn], table, run.control)
         if len(drawn) < count:
             which = (
                 f"all {len(drawn)} labels that are probable enough to be filled: the answers decide them, and no "
@@ -245,14 +233,10 @@ def _ask(
         "of these labels without a model of their errors.",
         soft_wrap=True,
     )
-    words = ["halflabel", "review", str(run.folder), str(images), "--questions", str(run.control)]
-    console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
-    console.print(
-        f"Then:  halflabel fill {escape(shlex.quote(str(run.folder)))} {escape(shlex.quote(str(images)))} "
-        f"--precision {precision:g} --out {escape(shlex.quote(str(out)))}\n"
-        "Or fill without answers, under an assumption: --assume-random",
-        soft_wrap=True,
-    )
+    answer, again = after_fill_questions(run.folder, images, run.control, precision, out)
+    show_command(answer)
+    show_command(again, "Then")
+    console.print("Or fill without answers, under an assumption: --assume-random")
 
 
 def _check_only_with_undo(source: str | None, retract: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,8 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.terminal import console
+from halflabel.cli.sequence import after_next
+from halflabel.cli.terminal import console, show_command
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
@@ -93,5 +93,4 @@ def next_command(
         f"{counted(classes, 'class', 'classes')} ({summary})",
         soft_wrap=True,
     )
-    words = ["halflabel", "review", str(run), str(images), "--questions", str(out)]
-    console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
+    show_command(after_next(run, images, out))

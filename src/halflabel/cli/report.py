@@ -9,7 +9,8 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.terminal import console, show_next
+from halflabel.cli.sequence import after_report
+from halflabel.cli.terminal import console, show_command, show_next
 from halflabel.errors import UserError
 from halflabel.system.reporter import Reporter
 
@@ -67,4 +68,4 @@ def report(
     if images is None:
         show_next("halflabel", "report", run, "--images", "PHOTOS", why="galleries of likely missing and wrong labels")
     else:
-        show_next("halflabel", "review", run, images, why="answer the questions that help the model most")
+        show_command(after_report(run, images), why="the questions that help the model most")

@@ -13,7 +13,8 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.terminal import console
+from halflabel.cli.sequence import after_review
+from halflabel.cli.terminal import console, show_command, show_next
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
@@ -62,7 +63,7 @@ def review(
 
     After every 20 answers the model is fitted again and asks what helps it most. One question in ten is a random check,
     from which the page estimates how good the model is. Answers are saved at once. Finish, on the page, trains a new
-    run, fills the unknown labels and writes a report; or: halflabel review RUN --export all.csv --with-labels
+    run, fills the unknown labels and writes a report; so do: halflabel train --continue RUN, then halflabel fill
 
     Example: halflabel review runs/first photos/
 
@@ -138,9 +139,10 @@ def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bo
     )
     if with_labels:
         config = run.read_config()
-        words = ["halflabel", "train", str(out), str(config.get("images") or "photos/")]
-        words += ["--method", str(config.get("method", "an")), "--out", f"{run.folder}-2"]
-        console.print(f"Next:  {escape(shlex.join(words))}", soft_wrap=True)
+        method = str(config.get("method", "an"))
+        show_next("halflabel", "train", out, str(config.get("images") or "photos/"), "--method", method)
+    else:
+        show_next("halflabel", "train", "--continue", run.folder, "--answers", out)
 
 
 def _serve(
@@ -157,7 +159,7 @@ def _serve(
     from halflabel.review import server
     from halflabel.review.answers import AnswerStore, answered_entries
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
-    from halflabel.review.questions import choose_questions, read_questions
+    from halflabel.review.questions import CONTROL_FILL, choose_questions, read_questions
     from halflabel.review.scores import cached_scores
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import ClassMaps, Thumbnails
@@ -190,7 +192,10 @@ def _serve(
             )
         if not found and has_labels:
             raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
-        session = ReviewSession(scored, found, store, who=who, run=run.folder.resolve().name, live=is_live)
+        is_control = bool(found) and all(question.why == CONTROL_FILL for question in found)
+        after = after_review(run.folder, images, is_control=is_control) if has_labels else ""
+        name = run.folder.resolve().name
+        session = ReviewSession(scored, found, store, who=who, run=name, live=is_live, next_command=after)
         thumbnails = Thumbnails(images, scored.paths)
         token = server.new_token()
         number = listening.getsockname()[1]
@@ -213,4 +218,8 @@ def _serve(
         if hindrance is not None and questions is None:
             console.print(f"The model does not learn meanwhile: {hindrance}.", soft_wrap=True)
         console.print(f"Answers are saved to {escape(str(place))}. Ctrl-C stops the server.", soft_wrap=True)
-        server.serve(app, listening)
+        try:
+            server.serve(app, listening)
+        finally:  # Ctrl-C is the usual end
+            if after and store.count()[0]:
+                show_command(after)

@@ -34,6 +34,7 @@ __all__ = [
     "paragraphs",
     "show_advice",
     "show_audit",
+    "show_command",
     "show_counts",
     "show_error",
     "show_evaluation",
@@ -274,8 +275,13 @@ def _show_rarely_found(evaluation: Evaluation) -> None:
 
 def show_next(*words: str | Path, why: str = "") -> None:
     """Print the next useful command, on one line to copy."""
-    command = escape(shlex.join(map(str, words)))
-    console.print(f"Next:  {command}" + (f"   [bright_black]{escape(why)}[/]" if why else ""), soft_wrap=True)
+    show_command(shlex.join(map(str, words)), why=why)
+
+
+def show_command(command: str, title: str = "Next", *, why: str = "") -> None:
+    """Print a command on one line to copy."""
+    reason = f"   [bright_black]{escape(why)}[/]" if why else ""
+    console.print(f"{title}:  {escape(command)}{reason}", soft_wrap=True)
 
 
 def show_next_steps(folder: Path) -> None:

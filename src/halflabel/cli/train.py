@@ -27,7 +27,8 @@ from halflabel.cli.options import (
     takes_label_options,
     takes_training_options,
 )
-from halflabel.cli.terminal import console, show_audit, show_evaluation, warnings_in_a_line
+from halflabel.cli.sequence import after_train
+from halflabel.cli.terminal import console, show_audit, show_command, show_evaluation, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.system import distributed, signals
 from halflabel.system.format import counted
@@ -91,13 +92,14 @@ def train(
         Path | None,
         panel(
             EARLIER_RUNS,
-            "Start a new run from the labels and settings of a finished run; with sgd also from its weights.",
+            "Start a new run (default: RUN-2) from the labels and settings of a finished run and the answers of "
+            "`review`; with sgd also from its weights.",
             "--continue",
             metavar="RUN",
         ),
     ] = None,
     answers: Annotated[
-        Path | None, panel(EARLIER_RUNS, "With --continue: more labels, such as `halflabel review` exports.")
+        Path | None, panel(EARLIER_RUNS, "With --continue: a file with more labels (default: the answers of `review`).")
     ] = None,
     truth: Annotated[
         Path | None,
@@ -235,14 +237,16 @@ def _continue(
     tensorboard: bool,
 ) -> None:
     """Start a new run from a finished one, with more labels."""
+    from halflabel.review.answers import review_answers
+    from halflabel.review.live_finish import next_run_folder
     from halflabel.runs.folder import RunFolder
 
     allowed = {"finished", "answers", "images", "labels", "out", "force", "tensorboard"}
     _check_no_other_options(ctx, "--continue", allowed if answers is None else allowed | LABEL_OPTIONS)
     finished = RunFolder.open(folder)
-    run_folder = out or folder.with_name(f"{folder.name}-next")
+    run_folder = out or next_run_folder(folder)
     run = distributed.run_on_main(lambda: RunFolder.create(run_folder, force=force))
-    rows = read(answers).rows if answers is not None else None
+    rows = read(answers).rows if answers is not None else review_answers(finished)
 
     from halflabel.runs.resume import continue_training
 
@@ -250,7 +254,7 @@ def _continue(
     if rows is not None:
         present, absent = (int((rows.value == value).sum()) for value in (1, -1))
         console.print(
-            f"Added {counted(present + absent, 'answer')} from {escape(str(answers))}: "
+            f"Added {counted(present + absent, 'answer')} from {escape(str(answers or finished.answers))}: "
             f"{present} present, {absent} absent",
             soft_wrap=True,
         )
@@ -278,8 +282,8 @@ def _run_job(job: TrainingJob, tensorboard: bool) -> None:
         evaluation = job.start(Reporter(features, say, callback, fits=fits), init_callback=head_bar)
     if evaluation is not None:
         show_evaluation(evaluation)
-    shown, quoted = escape(str(run.folder)), escape(shlex.quote(str(run.folder)))
-    console.print(f"Wrote [bold]{shown}[/]. Next:  halflabel predict {quoted} PHOTO.jpg", soft_wrap=True)
+    console.print(f"Wrote [bold]{escape(str(run.folder))}[/]", soft_wrap=True)
+    show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from)))
 
 
 def _moved_images(labels: Path | None, images: Path | None, flag: str) -> Path | None:

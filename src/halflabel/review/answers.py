@@ -18,8 +18,9 @@ from halflabel.labels.names import Names
 from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
+from halflabel.runs.folder import RunFolder
 
-__all__ = ["Answer", "AnswerStore", "CurrentAnswer", "answered_entries"]
+__all__ = ["Answer", "AnswerStore", "CurrentAnswer", "answered_entries", "review_answers"]
 
 
 SOURCES = (ASKED_SOURCE, CONTROL_SOURCE)
@@ -248,3 +249,13 @@ def answered_entries(path: Path, table: LabelTable) -> list[tuple[int, int]]:
     image = table.images.index([item.image for item in answers])
     column = table.classes.index([item.label for item in answers])
     return [(int(i), int(c)) for i, c in zip(image, column, strict=True) if i >= 0 and c >= 0]
+
+
+def review_answers(run: RunFolder) -> Rows | None:
+    """Return the answers of `review` about the images of a run as label rows, or None if there are none."""
+    if not run.answers.exists():
+        return None
+    table = run.read_labels()
+    with closing(AnswerStore(run.answers)) as store:
+        rows = store.label_rows(table.images, table.classes)
+    return rows if len(rows) else None

@@ -26,6 +26,7 @@ from halflabel.system.rng import bits, hash_names
 __all__ = [
     "CONTROL",
     "CONTROL_ABSENT",
+    "CONTROL_FILL",
     "CONTROL_PRESENT",
     "Question",
     "choose_questions",
@@ -38,6 +39,7 @@ __all__ = [
 CONTROL = "control"
 CONTROL_PRESENT = "control: called present"  # random sample of unknown entries at or above their threshold
 CONTROL_ABSENT = "control: called absent"  # random sample of unknown entries below their threshold
+CONTROL_FILL = "control: fill"  # random sample of unknown entries that `fill` could fill as present
 
 _CONTROL_STREAM = 0x6374726C  # random stream of the control sample
 _DUPLICATE_COSINE = 0.97  # of centred features, from which on two photos count as duplicates

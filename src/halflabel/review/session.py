@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from halflabel.metrics.intervals import wilson
 from halflabel.review.answers import Answer, AnswerStore, CurrentAnswer
-from halflabel.review.questions import CONTROL_ABSENT, CONTROL_PRESENT, Question, doubtful_labels, likely_positives
+from halflabel.review.questions import (
+    CONTROL_ABSENT,
+    CONTROL_FILL,
+    CONTROL_PRESENT,
+    Question,
+    doubtful_labels,
+    likely_positives,
+)
 from halflabel.review.scores import ScoredImages
 
 __all__ = ["Proportion", "ReviewSession"]
@@ -67,17 +74,20 @@ class ReviewSession:
         who: str,
         run: str = "",
         live: bool = False,
+        next_command: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scored, self.answers, self.who, self.run = scored, answers, who, run
         self.live = live
+        self.next_command = next_command  # that uses the answers, which the page shows at the end
         self.classes = list(scored.table.classes)
         self.images = list(scored.table.images)
         # Entry numbers depend on the labels: a page must not send answers that it stored for other labels.
         self.project = f"{answers.project}-{scored.table.digest()[:12]}"
         self._clock = clock
         self._lock = threading.RLock()
-        secret = secrets.token_bytes(16)
+        # The same after a restart of the server: a page that is open can still undo and show its last answers.
+        secret = self.project.encode()[:64]
         self._public_ids = [
             hashlib.blake2b(f"{i}".encode(), key=secret, digest_size=9).hexdigest() for i in range(len(self.images))
         ]
@@ -298,12 +308,13 @@ class ReviewSession:
                 "classes": [{"name": name, **counts[c]} for c, name in enumerate(self.classes) if c in asked_classes],
                 "estimate": self._estimate(),
                 "assumption": self.scored.assumption,
+                "next": self.next_command,
             }
 
     def _estimate(self) -> dict[str, Any]:
-        """Estimate the precision of "present" and the share missed among "absent", from control answers of this run."""
+        """Estimate the share of present entries of each kind of control question, from control answers of this run."""
         estimates = {}
-        for name, why in (("precision", CONTROL_PRESENT), ("missed", CONTROL_ABSENT)):
+        for name, why in (("precision", CONTROL_PRESENT), ("missed", CONTROL_ABSENT), ("fillable", CONTROL_FILL)):
             asked = [e for e, question in self.pool.items() if question.why == why]
             answers = [self._answers[e] for e in asked if e in self._answers]
             counted = [item.value for item in answers if item.value and item.why == why and item.run == self.run]

@@ -1,6 +1,6 @@
 // The connection to the server: API calls with the token, a cache of photos, and an outbox of unconfirmed answers.
 import { showTrouble } from "/screen.js";
-import { newKey, tab } from "/tab.js";
+import { lockName, newKey, tab } from "/tab.js";
 
 // The token is in the address after #, which browsers never send; it is sent as a header.
 export const token = location.hash.slice(1);
@@ -93,6 +93,7 @@ export const smallPhoto = (question) => loadImage(`/api/image/${question.image}?
 
 // ---- answers: shown at once, sent in order, kept in the browser until the server has stored them
 
+const PAST = "halflabel-undo"; // the answers that can be undone, in localStorage
 let project = "";
 let outboxKey = ""; // of the outbox in localStorage
 let undoStack = []; // [{keys, questions}]
@@ -111,7 +112,8 @@ export function startSending(name, progressListener, expiredListener) {
   onProgress = progressListener;
   onExpired = expiredListener;
   outboxKey = `halflabel-${project}-${tab}`;
-  undoStack = JSON.parse(sessionStorage.getItem(`halflabel-past-${project}-${tab}`) || "[]");
+  undoStack = JSON.parse(localStorage.getItem(`${PAST}-${project}-${tab}`) || "[]");
+  if (!undoStack.length) adoptUndo();
   // An answer that is sent twice is stored once, so this is safe while the other page is open.
   for (const key of Object.keys(localStorage).filter((key) => key.startsWith(`halflabel-${project}-`))) {
     try { outbox.push(...JSON.parse(localStorage.getItem(key))); } catch { /* damaged: nothing to adopt */ }
@@ -122,10 +124,25 @@ export function startSending(name, progressListener, expiredListener) {
   listener();
 }
 
+/** Take over the answers of pages that are closed, so that undo and the last answers outlive a closed page. */
+async function adoptUndo() {
+  if (!navigator.locks) return; // whether a page is open is not known
+  const open = (await navigator.locks.query()).held.map((lock) => lock.name);
+  const prefix = `${PAST}-${project}-`;
+  for (const key of Object.keys(localStorage).filter((key) => key.startsWith(prefix))) {
+    if (open.includes(lockName(key.slice(prefix.length)))) continue;
+    try { undoStack = [...JSON.parse(localStorage.getItem(key)), ...undoStack].slice(-100); } catch { /* damaged */ }
+    localStorage.removeItem(key);
+  }
+  saveOutbox();
+  listener();
+}
+
 function saveOutbox() {
   if (outbox.length) localStorage.setItem(outboxKey, JSON.stringify(outbox));
   else localStorage.removeItem(outboxKey);
-  sessionStorage.setItem(`halflabel-past-${project}-${tab}`, JSON.stringify(undoStack));
+  if (undoStack.length) localStorage.setItem(`${PAST}-${project}-${tab}`, JSON.stringify(undoStack));
+  else localStorage.removeItem(`${PAST}-${project}-${tab}`);
 }
 
 /** Show what is wrong, and which answers are not saved because of it. */

@@ -42,7 +42,7 @@ function restart() {
 function undo() {
   if (!isReady()) return;
   const questions = undoLast();
-  if (!questions) return announce("There is nothing to undo.");
+  if (!questions) return announce("There is nothing to undo here. State “answered” shows earlier answers, to change them.");
   for (const question of questions) shownEntries.delete(question.entry);
   if (view === "one") restoreSingle(questions);
   else if (view === "photo") restorePhoto(questions);

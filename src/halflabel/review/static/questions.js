@@ -30,6 +30,11 @@ export function release(questions) {
 // ---- progress and estimates
 
 const ENOUGH = 20; // random checks from which on an estimate is shown
+const KINDS = [
+  ["precision", "what the model calls present"],
+  ["missed", "what the model calls absent"],
+  ["fillable", "what could be filled in"],
+];
 
 const percent = (share) => `${Math.round(100 * share)}\u00a0%`;
 // A probability is never certain: it is not rounded to 0 or 100 %.
@@ -44,18 +49,17 @@ export function showProgress(state = progress) {
   const total = state.values.present + state.values.absent + state.values.unsure;
   $("count").textContent = isLive ? `${total} ${total === 1 ? "answer" : "answers"}` : `${state.answered} of ${state.questions}`;
   $("progress").hidden = isLive;
-  const { precision, missed } = state.estimate;
-  showEstimate($("precision"), precision, "of what the model calls present is present",
-    `${precision.part} of ${precision.total} random checks`);
-  showEstimate($("missed"), missed, "of what the model calls absent is present",
-    `${missed.part} of ${missed.total} random checks`);
-  const open = precision.asked - precision.total - precision.unsure + missed.asked - missed.total - missed.unsure;
-  const unsure = precision.unsure + missed.unsure;
+  const checks = KINDS.filter(([kind]) => state.estimate[kind].asked).map(([kind, what]) => ({ what, ...state.estimate[kind] }));
+  for (const [kind, what] of KINDS) showEstimate($(kind), state.estimate[kind], `of ${what} is present`);
+  const sum = (key) => checks.reduce((total, check) => total + check[key], 0);
+  const open = sum("asked") - sum("total") - sum("unsure");
+  const unsure = sum("unsure");
   const parts = [];
-  if (!precision.asked && !missed.asked) parts.push("This list has no random checks, so there is no unbiased estimate.");
+  if (!checks.length) parts.push("This list has no random checks, so there is no unbiased estimate.");
   else {
-    const isEmpty = precision.total < ENOUGH && missed.total < ENOUGH;
-    if (isEmpty) parts.push(`Your answers will show it: after ${ENOUGH} random checks of a kind; so far ${precision.total} of what the model calls present, ${missed.total} of what it calls absent.`);
+    const isEmpty = checks.every((check) => check.total < ENOUGH);
+    const sofar = checks.map((check) => `${check.total} of ${check.what}`).join(", ");
+    if (isEmpty) parts.push(`Your answers will show it: after ${ENOUGH} random checks${checks.length > 1 ? " of a kind" : ""}; so far ${sofar}.`);
     parts.push("Only answers to random checks count; these questions come first, one by one, while no filter is set.");
     if (open > 0) parts.push(`Still open: ${open}.`);
     if (unsure) parts.push(`Unsure, not counted: ${unsure}.`);
@@ -68,12 +72,12 @@ export function showProgress(state = progress) {
   progress = state;
 }
 
-function showEstimate(place, share, text, basis) {
+function showEstimate(place, share, text) {
   place.hidden = share.total < ENOUGH;
   if (place.hidden) return;
   place.replaceChildren(
     el("strong", {}, percent(share.share)),
-    ` ${text}: ${basis}, ${percent(share.low)} to ${percent(share.high)}`,
+    ` ${text}: ${share.part} of ${share.total} random checks, ${percent(share.low)} to ${percent(share.high)}`,
   );
 }
 
@@ -81,8 +85,9 @@ function updateClassFilter(rows) {
   if (document.activeElement === $("filter-class")) return; // the user is choosing
   const { label, state, low, high } = filters();
   const anyChance = low <= 0 && high >= 1; // counts per chance are not known here
+  const inState = rows.filter((row) => row.name === label || countInState(row, state));
   const names = view === "one" || view === "grid"
-    ? rows.map((row) => [row.name, anyChance ? `${row.name} (${countInState(row, state)})` : row.name])
+    ? inState.map((row) => [row.name, anyChance ? `${row.name} (${countInState(row, state)})` : row.name])
     : labels.map((name) => [name, name]);
   const options = names.map(([name, title]) => el("option", { value: name }, title));
   $("filter-class").replaceChildren(el("option", { value: "" }, "all classes"), ...options);
@@ -144,6 +149,5 @@ export async function showFinished() {
       "One by one", () => document.querySelector('nav [data-view="one"]').click());
   }
   showMessage("All questions are answered",
-    "Thank you. In the terminal: halflabel review RUN --export all.csv --with-labels, then train on all.csv. "
-      + "Undo still works here, and the galleries have more.");
+    `Thank you. Next, in the terminal: ${progress.next} (Undo still works here, and the galleries have more.)`);
 }

@@ -9,6 +9,9 @@ export function newKey() {
 const PLACE = "halflabel-tab";
 const WAIT = 150; // ms: time for a reloading page to release the name, or for another page to answer
 
+/** The name of the lock that the page of a tab holds while it is open. */
+export const lockName = (name) => `${PLACE}-${name}`;
+
 /** Reserve a name for the lifetime of this page; false if another page has it. */
 async function claim(name) {
   if (!navigator.locks) return claimByAsking(name); // not available over plain http from another machine
@@ -17,7 +20,7 @@ async function claim(name) {
       done(true);
       return new Promise(() => {}); // held until the page is closed
     };
-    navigator.locks.request(`${PLACE}-${name}`, { signal: AbortSignal.timeout(WAIT) }, hold).catch(() => done(false));
+    navigator.locks.request(lockName(name), { signal: AbortSignal.timeout(WAIT) }, hold).catch(() => done(false));
   });
 }
 

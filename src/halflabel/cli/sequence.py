@@ -1,0 +1,43 @@
+"""The sequence of commands: which one follows which, in the terminal, on the review page and in the docs.
+
+inspect → train → report → next → review → train --continue → fill. A list of control questions goes back to `fill`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+__all__ = ["after_fill_questions", "after_next", "after_report", "after_review", "after_train"]
+
+
+def after_train(run: Path, images: Path, *, is_continued: bool = False) -> str:
+    """Return the command after a training: look at a first run, use one that learned from answers."""
+    if is_continued:
+        return _join("fill", run, images)
+    return _join("report", run, "--images", images)
+
+
+def after_report(run: Path, images: Path) -> str:
+    """Return the command after a report: choose the questions that help the model most."""
+    return _join("next", run, images)
+
+
+def after_next(run: Path, images: Path, questions: Path) -> str:
+    """Return the command that asks a list of questions."""
+    return _join("review", run, images, "--questions", questions)
+
+
+def after_review(run: Path, images: Path, *, is_control: bool = False) -> str:
+    """Return the command that uses the answers; those to control questions show the precision of a fill."""
+    return after_train(run, images, is_continued=True) if is_control else _join("train", "--continue", run)
+
+
+def after_fill_questions(run: Path, images: Path, questions: Path, precision: float, out: Path) -> tuple[str, str]:
+    """Return the commands after `fill` wrote control questions: answer them, then fill."""
+    again = _join("fill", run, images, "--precision", f"{precision:g}", "--out", out)
+    return after_next(run, images, questions), again
+
+
+def _join(*words: str | Path) -> str:
+    return shlex.join(["halflabel", *map(str, words)])

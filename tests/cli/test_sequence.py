@@ -1,0 +1,56 @@
+"""Each command ends with the next one: following these lines leads from labels to filled labels."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from command_line import TINY, done
+
+from halflabel.cli.sequence import after_review
+from halflabel.labels import formats
+from halflabel.review.answers import Answer, AnswerStore
+from halflabel.review.questions import read_questions
+from halflabel.runs.folder import RunFolder
+
+
+def next_words(output: str) -> list[str]:
+    """Return the words of the last line "Next: halflabel …", without the program and the reason after them."""
+    command = re.findall(r"Next: {2}halflabel (.*?)(?: {3}.*)?$", output, re.MULTILINE)[-1]
+    return shlex.split(command)
+
+
+def test_the_printed_commands_lead_from_labels_to_filled_labels(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = done("drop", data / "train.csv", "some.csv", "--keep", "0.5")
+    words = next_words(output)
+    assert words[0] == "inspect"
+    assert next_words(done(*words))[:2] == ["train", "some.csv"]
+    output = done("train", "some.csv", data / "images", "--out", "runs/first", "--l2-strength", "0.001", *TINY)
+    commands = []
+    while (words := next_words(output))[0] != "review":
+        commands.append(words[0])
+        output = done(*words)
+    assert commands == ["report", "next"]
+
+    first = RunFolder.open("runs/first")
+    table, asked = first.read_labels(), read_questions(Path(words[-1]), first.read_labels())
+    with closing(AnswerStore(first.answers)) as store:
+        answers = [Answer(f"{k}", table.images[q.image], table.classes[q.column], 1) for k, q in enumerate(asked)]
+        store.add(answers, "somebody")
+    after = shlex.split(after_review(first.folder, data / "images"))[1:]
+    assert after == ["train", "--continue", "runs/first"]
+    output = done(*after)
+    second = RunFolder.open("runs/first-2")
+    assert second.read_labels().known == table.known + len(asked)
+
+    words = next_words(output)
+    assert words == ["fill", "runs/first-2", str(data / "images")]
+    words = next_words(done(*words, "--precision", "0.6", "--confidence", "0.6", "--complete"))
+    assert words[0] == "inspect"
+    assert formats.read(Path(words[1])).table().known >= second.read_labels().known
