@@ -242,13 +242,13 @@ def test_packing_that_is_killed_goes_on(data: Path, tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=run, args=words)
     process.start()
     until = time.monotonic() + 60
-    while len(list((tmp_path / "p").glob("*.shard"))) < 3 and time.monotonic() < until and process.is_alive():
+    while len(list((tmp_path / "p").glob("*.tar"))) < 3 and time.monotonic() < until and process.is_alive():
         time.sleep(0.002)
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert not json.loads((tmp_path / "p" / "pack.json").read_text())["complete"]
-    left = len(list((tmp_path / "p").glob("*.shard")))
+    left = len(list((tmp_path / "p").glob("*.tar")))
     assert left >= 3
     done(*words)
     done("pack", folder, tmp_path / "q", *words[3:])

@@ -6,7 +6,7 @@ import re
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -16,9 +16,6 @@ from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_op
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["pack"]
 
@@ -33,7 +30,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 @takes_label_options
 def pack(
     read: ReadLabels,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")],
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with image files or WebDataset tars.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for the pack.")],
     size: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images keep their size.", min=8)] = 448,
     resize: Annotated[
@@ -44,7 +41,9 @@ def pack(
     ] = Store.jpeg,
     quality: Annotated[int, typer.Option(help="JPEG quality.", min=1, max=100)] = 90,
     file_size: Annotated[str, typer.Option(help="Bytes per file, such as 256M or 1G.", metavar="BYTES")] = "256M",
-    labels: Annotated[Path | None, typer.Option(help="Pack only the images of this label file.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Pack only the images of this label file, and store their labels in KEY.json.")
+    ] = None,
     shuffle: Annotated[
         Shuffle,
         typer.Option(help="blocks: for disks with slow seeks, training shuffles blocks of neighbouring images."),
@@ -55,11 +54,11 @@ def pack(
     ] = 0.01,
     force: Annotated[bool, typer.Option("--force", help="Replace a pack that the folder already holds.")] = False,
 ) -> None:
-    """Resize images once and store them in a few large files, so that later passes over them are faster.
+    """Resize images once and store them in WebDataset tars with an index, so that later passes over them are faster.
 
     Every command that takes an image folder also takes a pack; the names of the images stay the same. Choose --size as
     large as the largest --size you will train with, and a seventh larger for `train --resize crop`. With --labels,
-    images without labels are left out.
+    images without labels are left out, and other programs find the labels in the tars.
 
     The same command resumes an interrupted packing. The original images are not changed.
 
@@ -74,9 +73,7 @@ def pack(
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"resize": resize.value, "store": store.value, "shuffle": shuffle.value}
     stored = PackSettings(size=size, quality=quality, **choices)
-    ids = None
-    if labels is not None:
-        ids = read(labels).table().images
+    rows = None if labels is None else read(labels).rows
 
     from halflabel.cli.progress import Bar
     from halflabel.data.pack.write import pack_images
@@ -87,7 +84,7 @@ def pack(
                 images,
                 out,
                 stored,
-                ids=ids,
+                labels=rows,
                 shard_bytes=shard_bytes,
                 workers=workers,
                 max_bad=max_bad,
@@ -105,8 +102,8 @@ def pack(
         soft_wrap=True,
         highlight=False,
     )
-    if ids is not None and count + bad < len(ids):
-        lacking = counted(len(ids) - count - bad, "labelled image has", "labelled images have")
+    if rows is not None and count + bad < len(rows.images):
+        lacking = counted(len(rows.images) - count - bad, "labelled image has", "labelled images have")
         console.print(f"{lacking} no file in {escape(str(images))}", soft_wrap=True)
     if bad:
         console.print(

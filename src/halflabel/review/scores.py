@@ -20,6 +20,7 @@ from halflabel.runs.folder import RunFolder
 from halflabel.system.files import atomic_write
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits
+from halflabel.system.webdataset import tar_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -233,9 +234,9 @@ def _stamp(run: RunFolder, folder: Path, paths: Sequence[str | None]) -> str:
     """Return a digest of weights, scores, calibration, folder and images, by size and modification time."""
     sha = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape"))
     # Images in a pack are not files; the pack's index holds all their checksums.
-    pack = folder / "index.arrow"
+    packed = [folder / "index.arrow", *tar_files(folder)]
     files = (None if name is None else folder / name for name in paths)
-    optional = [path for path in (run.out_of_fold, pack) if path.exists()]
+    optional = [path for path in (run.out_of_fold, *packed) if path.exists()]
     for path in (run.weights, run / "calibration.json", *optional, *files):
         try:
             stat = os.stat(path) if path is not None else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from halflabel.data.pack.read import is_pack
 from halflabel.errors import UserError
 from halflabel.runs.folder import RunFolder
 
@@ -63,7 +64,7 @@ class Thumbnails:
     def __init__(self, folder: Path, paths: Sequence[str | None], limit: int = 64 << 20) -> None:
         self.folder = folder
         self.paths = paths
-        self.is_pack = (folder / "pack.json").exists() and (folder / "index.arrow").exists()
+        self.is_pack = is_pack(folder)
         self.cache = ByteCache(limit)
         self._decoding = threading.Semaphore(_MAX_DECODING)
 

@@ -191,7 +191,7 @@ def test_reading_ahead_is_a_hint_of_what_comes_next(tmp_path: Path, monkeypatch:
     pack.pack.read_ahead(np.array([5, 3, 4]))
     inside = pack.pack.index["shard"][3:6]
     assert len(reports) == len(set(inside.tolist()))
-    assert sum(length for _, length in reports) == int(pack.pack.index["length"][3:6].sum())
+    assert 0 <= sum(length for _, length in reports) - int(pack.pack.index["length"][3:6].sum()) < 2 * 1024
     monkeypatch.setattr(packed, "_AHEAD", 4)
     expected: list[list[int]] = []
     monkeypatch.setattr(Pack, "read_ahead", lambda self, numbers: expected.append(numbers.tolist()))

@@ -36,6 +36,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "imagefolder": ("csv", Policy(ignore=("width",))),
     "long": ("own.csv", Policy()),
     "wide": ("plain.csv", Policy()),
+    "webdataset": (".", Policy(unlisted="unknown")),
     "class-folders": ("photos", Policy(unlisted="unknown")),
 }
 
@@ -98,7 +99,7 @@ b.jpg,cat,1,bob,0.5
 """
 
 
-NOT_WRITTEN = ("class-folders", "chexpert", "nih-chestxray")
+NOT_WRITTEN = ("class-folders", "chexpert", "nih-chestxray", "webdataset")
 
 
 @pytest.mark.parametrize("name", [name for name in formats.FORMATS if name not in (*NOT_WRITTEN, "coco")])

@@ -2,18 +2,20 @@
 
 A pack is a folder:
 
-    00000.shard, 00001.shard, …   data files: the bytes of the images (JPEG, PNG, or raw RGB rows), without gaps
-    index.arrow                   one row per image: name, shard, offset, length, width, height, crc32
-    pack.json                     version, settings, checksum of the index
-    bad_images.csv                image, path, reason of the images that could not be read
+    00000.tar, 00001.tar, …   WebDataset tars: KEY.jpg (or .png, .ppm), and KEY.json with the labels if they were given
+    index.arrow               one row per image: name, shard, offset, length, width, height, crc32
+    pack.json                 version, settings, checksum of the index
+    bad_images.csv            image, path, reason of the images that could not be read
 
 The index is memory-mapped: 28 bytes and the name per image, shared by all processes. Names are the paths of the
-images relative to the folder that was packed. Labels are not part of a pack.
+images relative to the folder that was packed. A folder of WebDataset tars that others wrote is a pack too: its index is
+made from the headers of the tars, without sizes and checksums, and the names are those of the files in the tars.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -22,7 +24,7 @@ import weakref
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +36,7 @@ from halflabel.data.decode import MAX_PIXELS, SUFFIXES, BadImage, decode_image, 
 from halflabel.data.file_identity import refuse_twins
 from halflabel.errors import UserError
 from halflabel.system.files import file_crc32
+from halflabel.system.webdataset import list_members, tar_files
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +57,7 @@ __all__ = [
 ]
 
 FORMAT = "halflabel pack"
-VERSION = 1
+VERSION = 2
 #: The columns of index.arrow besides the name, with their types.
 INDEX_COLUMNS = {
     "shard": np.uint32,
@@ -84,12 +87,12 @@ class PackSettings:
 
 
 def data_file_name(number: int) -> str:
-    return f"{number:05d}.shard"
+    return f"{number:05d}.tar"
 
 
 def is_pack(folder: str | Path) -> bool:
-    """Return whether a folder is a pack, finished or not."""
-    return read_manifest(Path(folder)) is not None
+    """Return whether a folder is a pack, finished or not, or holds WebDataset tars."""
+    return read_manifest(Path(folder)) is not None or bool(tar_files(folder))
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -113,13 +116,13 @@ def images_not_packed(folder: Path) -> dict[str, str]:
 
 
 def open_pack(folder: str | Path) -> Pack:
-    """Open a finished pack; cached per process until pack.json changes."""
+    """Open a finished pack, or a folder of WebDataset tars; cached per process until it changes."""
     folder = Path(folder)
-    try:
-        changed = os.stat(folder / "pack.json").st_mtime_ns
-    except OSError:
-        raise UserError(f"{folder} is not a pack", "make one: halflabel pack IMAGES OUT") from None
-    return _open(str(folder), changed)
+    if read_manifest(folder) is None:
+        if tars := tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in tar_files(folder)):
+            return _open_tars(str(folder), tars)
+        raise UserError(f"{folder} is not a pack", "make one: halflabel pack IMAGES OUT")
+    return _open(str(folder), os.stat(folder / "pack.json").st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
@@ -127,10 +130,8 @@ def _open(folder: str, changed: int) -> Pack:
     import pyarrow as pa
 
     path = Path(folder)
-    manifest = read_manifest(path)
+    manifest = read_manifest(path) or {}
     fix = f"pack the images again: halflabel pack IMAGES {folder} --force"
-    if manifest is None:
-        raise UserError(f"{folder} is not a pack", "make one: halflabel pack IMAGES OUT")
     if manifest.get("version") != VERSION:
         raise UserError(f"{folder} is a pack of version {manifest.get('version')!r}, not {VERSION}", fix)
     if not manifest.get("complete"):
@@ -142,9 +143,30 @@ def _open(folder: str, changed: int) -> Pack:
             batch = pa.ipc.open_file(file).get_batch(0)
         settings = PackSettings.from_dict(manifest)
         index = {name: batch.column(name).to_numpy() for name in INDEX_COLUMNS}
-        return Pack(path, batch.column("name"), index, settings, tuple(manifest["tail"]), str(manifest["index_crc32"]))
+        tail, stamp = tuple(manifest["tail"]), str(manifest["index_crc32"])
+        return Pack(path, batch.column("name"), index, settings, tail, stamp)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise UserError(f"the pack {folder} cannot be read ({error})", fix) from None
+
+
+@lru_cache(maxsize=8)
+def _open_tars(folder: str, tars: tuple[tuple[str, int, int], ...]) -> Pack:
+    """Open tars that others wrote: their images are of any size and format, and have no checksums."""
+    import pyarrow as pa
+
+    members = list_members([Path(path) for path, _, _ in tars])
+    images = np.flatnonzero(split_suffixes(members.names)[1] < len(SUFFIXES))
+    if not len(images):
+        raise UserError(f"the tars in {folder} hold no images", "name a folder with images, a pack or WebDataset tars")
+    index: dict[str, NDArray[Any]] = {
+        "shard": members.tar[images],
+        "offset": members.offset[images],
+        "length": members.length[images],
+    }
+    files = [path.name for path in members.tars]
+    stamp = hashlib.sha256(repr([(Path(path).name, *state) for path, *state in tars]).encode()).hexdigest()[:16]
+    settings = PackSettings(size=1 << 30)
+    return Pack(Path(folder), members.names.take(pa.array(images)), index, settings, (), stamp, files)
 
 
 class Pack:
@@ -158,10 +180,12 @@ class Pack:
         settings: PackSettings,
         tail: tuple[str, ...] = (),
         stamp: str = "",
+        files: list[str] | None = None,
     ) -> None:
         self.folder = folder
         self.names = names  # pyarrow strings
-        self.index = index
+        self.index = index  # INDEX_COLUMNS; of tars that others wrote, without the last three
+        self.files = files  # the names of the data files, if not those of `data_file_name`
         self.settings = settings
         self.tail = tail  # the last folders of the source path: image ids may repeat them
         self.stamp = stamp  # changes when any image changes
@@ -177,6 +201,9 @@ class Pack:
     def name(self, number: int) -> str:
         return str(self.names[int(number)].as_py())
 
+    def file_name(self, shard: int) -> str:
+        return data_file_name(shard) if self.files is None else self.files[shard]
+
     def read(self, number: int) -> bytes:
         """Read the stored bytes of one image; BadImage if they differ from what was written."""
         shard, offset, length = (int(self.index[column][number]) for column in ("shard", "offset", "length"))
@@ -189,15 +216,15 @@ class Pack:
                 if shard not in self._files:
                     os.close(file)
         except OSError as error:
-            raise BadImage(self.folder / self.name(number), f"{data_file_name(shard)}: {error.strerror}") from None
+            raise BadImage(self.folder / self.name(number), f"{self.file_name(shard)}: {error.strerror}") from None
         if len(data) < length:
             raise BadImage(self.folder / self.name(number), "truncated")
-        if zlib.crc32(data) != int(self.index["crc32"][number]):
+        if "crc32" in self.index and zlib.crc32(data) != int(self.index["crc32"][number]):
             raise BadImage(self.folder / self.name(number), "damaged (its bytes do not match their checksum)")
         return data
 
     def _open(self, shard: int) -> int:
-        file = os.open(self.folder / data_file_name(shard), os.O_RDONLY)
+        file = os.open(self.folder / self.file_name(shard), os.O_RDONLY)
         if len(self._files) < _MAX_OPEN_FILES and self._files.setdefault(shard, file) != file:
             os.close(file)  # another thread was first
             return self._files[shard]
@@ -213,16 +240,18 @@ class Pack:
 
     def decode(self, number: int, data: bytes, *, min_side: int = 0, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
         """Decode the stored bytes of one image, as `image` does."""
-        width, height = int(self.index["width"][number]), int(self.index["height"][number])
         path = self.folder / self.name(number)
-        if width * height > max_pixels:
-            raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
         import torch  # imported late: finding names does not need it
 
+        if "width" not in self.index:
+            pixels = decode_image(io.BytesIO(data), path, max_pixels=max_pixels, min_side=min_side)
+            return torch.from_numpy(pixels).permute(2, 0, 1)
+        width, height = int(self.index["width"][number]), int(self.index["height"][number])
+        if width * height > max_pixels:
+            raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
         if self.settings.store == "raw":
-            if len(data) != 3 * width * height:
-                raise BadImage(path, "truncated")
-            return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
+            rows = bytearray(data[-3 * width * height :])  # after the header of the PPM
+            return torch.frombuffer(rows, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
         if data[:3] == b"\xff\xd8\xff" and not (min_side and min(width, height) >= 2 * min_side):
             images = decode_jpegs([data])
             if images is not None:
@@ -280,10 +309,11 @@ class Pack:
 
     def number(self, name: str) -> int:
         """Return the number of one name, −1 if there is none."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
+        return self._numbers.get(name, -1)
 
-        return int(pc.index(self.names, pa.scalar(name, self.names.type)).as_py())
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.names.to_pylist())}
 
     def read_ahead(self, numbers: NDArray[np.int64]) -> None:
         """Advise the system to read these images ahead; neighbours are combined into one read."""
@@ -303,7 +333,7 @@ class Pack:
                     if file >= 0:
                         os.close(file)
                     file, current = -1, int(shard[begin])
-                    file = os.open(self.folder / data_file_name(current), os.O_RDONLY)
+                    file = os.open(self.folder / self.file_name(current), os.O_RDONLY)
                 if file >= 0:
                     length = int(last[end] - first[begin])
                     os.posix_fadvise(file, int(first[begin]), length, os.POSIX_FADV_WILLNEED)
@@ -344,13 +374,8 @@ def find_packed_image(path: str | Path) -> tuple[Pack, int] | None:
     """Return the pack and the image number of a path such as PACK/train/1.jpg, or None if it is not in a pack."""
     path = Path(path)
     folder = next((parent for parent in path.parents if parent.is_dir()), None)
-    if folder is None or not (folder / "pack.json").exists():
+    if folder is None or not is_pack(folder):
         return None
-    try:
-        pack = open_pack(folder)
-    except UserError:
-        if is_pack(folder):  # a pack, but one that cannot be read
-            raise
-        return None
+    pack = open_pack(folder)
     number = pack.number(path.relative_to(folder).as_posix())
     return (pack, number) if number >= 0 else None

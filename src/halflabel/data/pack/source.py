@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,16 @@ class PackedImages(Images):
         is_packed = self.positions >= 0
         key = -1 - np.arange(len(self.positions))
         index = self.positions[is_packed]
-        key[is_packed] = self.pack.index["crc32"][index].astype(np.int64) << 31 | self.pack.index["length"][index]
+        length = self.pack.index["length"][index]
+        if "crc32" in self.pack.index:
+            crc = self.pack.index["crc32"][index].astype(np.int64)
+        else:  # only images of the same length are read
+            _, group, count = np.unique(length, return_inverse=True, return_counts=True)
+            crc = np.arange(len(index))
+            for place in np.flatnonzero(count[group] > 1):
+                with suppress(BadImage):
+                    crc[place] = zlib.crc32(self.pack.read(int(index[place])))
+        key[is_packed] = crc << 31 | length
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
         return np.asarray(first[group], np.int64)
 

@@ -1,4 +1,4 @@
-"""Writing packs: worker processes resize the images; each data file is written atomically."""
+"""Writing packs: worker processes resize the images; each WebDataset tar is written atomically."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import tarfile
 import warnings
 import zlib
 from collections.abc import Callable, Iterable
@@ -17,7 +18,15 @@ import numpy as np
 from PIL import Image, JpegImagePlugin
 from torch.utils.data import DataLoader, Dataset
 
-from halflabel.data.decode import MAX_PIXELS, BadImage, list_images, locate_images, read_image
+from halflabel.data.decode import (
+    MAX_PIXELS,
+    BadImage,
+    list_images,
+    locate_images,
+    open_image,
+    read_image,
+    split_suffixes,
+)
 from halflabel.data.pack.read import (
     FORMAT,
     INDEX_COLUMNS,
@@ -25,15 +34,20 @@ from halflabel.data.pack.read import (
     PackSettings,
     data_file_name,
     is_pack,
+    open_pack,
     read_manifest,
 )
 from halflabel.data.quarantine import Quarantine
 from halflabel.errors import UserError
+from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
+from halflabel.labels.formats.imagefolder_lists import image_records
+from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write, file_crc32, write_json
 from halflabel.system.rng import bits, hash_names
 
 __all__ = ["encode_image", "pack_images"]
 
+_ENDINGS = {"jpeg": "jpg", "png": "png", "raw": "ppm"}  # a PPM is a short header and raw rows
 _BATCH = 16  # images that a worker encodes at a time
 _STORING = 0x7061636B  # separates the random numbers of the storage order from all others
 
@@ -43,7 +57,7 @@ def pack_images(
     out: Path,
     settings: PackSettings,
     *,
-    ids: Any = None,
+    labels: Rows | None = None,
     shard_bytes: int = 256 << 20,
     workers: int = 0,
     max_bad: float = 0.01,
@@ -53,17 +67,20 @@ def pack_images(
 ) -> dict[str, Any]:
     """Write the images of a folder into a pack and return the content of pack.json.
 
-    With `ids`, only the images that these ids name. An interrupted pack is continued after its last complete data file;
-    the bytes are the same as without the interruption, for any number of workers. Unreadable images are listed in
-    bad_images.csv; more than the share `max_bad` of all images is an error.
+    With `labels`, only their images, each with its labels in KEY.json. An interrupted pack is continued after its last
+    complete data file; the bytes are the same as without the interruption, for any number of workers. Unreadable images
+    are listed in bad_images.csv; more than the share `max_bad` of all images is an error.
     """
     import pyarrow as pa
 
-    names, not_utf8 = _select_images(folder, ids)
+    names, not_utf8, image_of = _select_images(folder, labels)
+    records = None if labels is None else list(image_records(labels))
+    keys = _sample_keys(names)
     if not len(names):
         raise UserError(f"there are no images in {folder}", "name the folder with the images")
     if settings.shuffle == "blocks":  # neighbours are read together: they must not be similar
-        names = names.take(pa.array(np.argsort(bits(0, _STORING, hash_names(names)), kind="stable")))
+        order = pa.array(np.argsort(bits(0, _STORING, hash_names(names)), kind="stable"))
+        names, keys = names.take(order), keys.take(order)
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -72,6 +89,7 @@ def pack_images(
         "shard_bytes": shard_bytes,
         "tail": [part for part in folder.resolve().parts if part != os.sep][-4:],
         "source": hashlib.sha256(hash_names(names).tobytes()).hexdigest()[:16],
+        "labels": None if labels is None else labels.resolve().digest()[:16],
     }
     _begin(out, manifest, force)
     quarantine = Quarantine(out / "bad_images.csv")
@@ -84,14 +102,17 @@ def pack_images(
         quarantine.check(total, max_bad)
         for batch in _encoded(names, done, folder, settings, workers, max_pixels):
             for data, width, height, reason in batch:
-                name = str(names[done].as_py())
+                name, key = names[done].as_py(), keys[done].as_py()
                 done += 1
                 if reason:
                     quarantine.add(name, folder / name, reason)
                     data_file.bad.append((name, str(folder / name), reason))
                     quarantine.check(total, max_bad, so_far=True)
                 else:
-                    data_file.add(name, data, width, height)
+                    data_file.add(name, f"{key}.{_ENDINGS[settings.store]}", data, width, height)
+                    if records is not None:
+                        record = {IMAGE_COLUMN: name, **records[image_of[name]]}
+                        data_file.append(f"{key}.json", json.dumps(record, ensure_ascii=False).encode())
                 if data_file.length >= shard_bytes:
                     parts.append(data_file.finish(done))
                     data_file = _DataFile(out, len(parts))
@@ -105,23 +126,50 @@ def pack_images(
     return _finish(out, manifest, parts, len(quarantine))
 
 
-def _select_images(folder: Path, ids: Any) -> tuple[Any, list[str]]:
-    """Return the sorted relative paths to pack, of all images or of those that ids name, and those not in UTF-8."""
+def _select_images(folder: Path, labels: Rows | None) -> tuple[Any, list[str], dict[str, int]]:
+    """Return the sorted relative paths to pack, those not in UTF-8, and the labelled image of each path."""
+    import pyarrow as pa
+
+    if read_manifest(folder) is not None:
+        raise UserError(f"{folder} is a pack already", "name the folder with the original images")
+    if labels is None:
+        if is_pack(folder):  # tars that others wrote
+            return open_pack(folder).names.cast(pa.large_string()).sort(), [], {}
+        return *list_images(folder), {}
+    ids = list(labels.images)
+    paths = locate_images(ids, folder)
+    image_of = {path.relative_to(folder).as_posix(): n for n, path in enumerate(paths) if path is not None}
+    if not image_of:
+        raise UserError(
+            f"none of the {len(ids)} images of the label file is in {folder} (first: {ids[0]!r})",
+            "check the folder; names may leave out the ending, such as .jpg",
+        )
+    return pa.array(sorted(image_of), pa.large_string()), [], image_of
+
+
+def _sample_keys(names: Any) -> Any:
+    """Return the WebDataset key of each image: its name without the ending.
+
+    A key ends at the first dot of a file name, so other dots are written %2E. Where `a.jpg` and `a.png` would have the
+    same key, the ending stays.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if is_pack(folder):
-        raise UserError(f"{folder} is a pack already", "name the folder with the original images")
-    if ids is None:
-        return list_images(folder)
-    image_ids = list(ids)
-    paths = [path.relative_to(folder).as_posix() for path in locate_images(image_ids, folder) if path is not None]
-    if not paths:
-        raise UserError(
-            f"none of the {len(image_ids)} images of the label file is in {folder} (first: {image_ids[0]!r})",
-            "check the folder; names may leave out the ending, such as .jpg",
-        )
-    return pc.unique(pa.array(paths, pa.large_string())).sort(), []
+    bases, _ = split_suffixes(names)
+    counts = pc.value_counts(bases)
+    repeated = pc.filter(counts.field("values"), pc.greater(counts.field("counts"), 1))
+
+    empty = pa.scalar("", names.type)
+
+    def escape(column: Any) -> Any:
+        column = pc.replace_substring(column, "%", "%25")
+        folders = pc.replace_substring_regex(column, r"[^/]*$", "")
+        stems = pc.replace_substring(pc.replace_substring_regex(column, r"(?s)^.*/", ""), ".", "%2E")
+        return pc.binary_join_element_wise(folders, stems, empty)
+
+    whole = pc.binary_join_element_wise(escape(names), pa.scalar("%", names.type), empty)  # no other key ends with %
+    return pc.if_else(pc.is_in(bases, value_set=repeated), whole, escape(bases))
 
 
 def _begin(out: Path, manifest: dict[str, Any], force: bool) -> None:
@@ -140,7 +188,7 @@ def _begin(out: Path, manifest: dict[str, Any], force: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
     if before is not None:
         write_json(out / "pack.json", manifest)  # marks it incomplete before any file is removed
-        for pattern in ("*.shard", "*.arrow", "*.shard.part", "bad_images.csv"):
+        for pattern in ("*.tar", "*.arrow", "*.tar.part", "bad_images.csv"):
             for path in out.glob(pattern):
                 path.unlink()
     write_json(out / "pack.json", manifest)
@@ -157,8 +205,7 @@ def _read_finished_parts(out: Path, quarantine: Quarantine) -> tuple[list[Any], 
             with pa.OSFile(str(path)) as file:
                 part = pa.ipc.open_file(file).get_batch(0)
             note = json.loads(part.schema.metadata[b"halflabel"])
-            length = int(part.column("length").to_numpy().astype(np.int64).sum())
-            if part.num_rows and (out / data_file_name(len(parts))).stat().st_size != length:
+            if part.num_rows and (out / data_file_name(len(parts))).stat().st_size != note["bytes"]:
                 break
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
             break  # this file and all that follow are written again
@@ -180,17 +227,28 @@ class _DataFile:
         self.partial = out / f"{data_file_name(number)}.part"
         self._file: IO[bytes] | None = None
 
-    def add(self, name: str, data: bytes, width: int, height: int) -> None:
+    def add(self, name: str, member: str, data: bytes, width: int, height: int) -> None:
+        offset = self.append(member, data)
+        self.rows.append((name, self.number, offset, len(data), width, height, zlib.crc32(data)))
+
+    def append(self, member: str, data: bytes) -> int:
+        """Append a file to the tar and return the place of its bytes."""
         if self._file is None:
             self._file = open(self.partial, "wb")  # noqa: SIM115  # closed by finish or close
-        self._file.write(data)
-        self.rows.append((name, self.number, self.length, len(data), width, height, zlib.crc32(data)))
-        self.length += len(data)
+        info = tarfile.TarInfo(member)
+        info.size = len(data)
+        header = info.tobuf(tarfile.PAX_FORMAT)
+        self._file.write(header + data + bytes(-len(data) % tarfile.BLOCKSIZE))
+        offset = self.length + len(header)
+        self.length = offset + len(data) + -len(data) % tarfile.BLOCKSIZE
+        return offset
 
     def finish(self, done: int) -> Any:
         import pyarrow as pa
 
         if self._file is not None:
+            self._file.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
+            self.length += 2 * tarfile.BLOCKSIZE
             self._file.flush()
             os.fsync(self._file.fileno())
             self.close()
@@ -201,7 +259,7 @@ class _DataFile:
             pa.array(np.array(values, kind)) for values, kind in zip(columns, INDEX_COLUMNS.values(), strict=True)
         ]
         part = pa.record_batch(arrays, names=["name", *INDEX_COLUMNS])
-        note = json.dumps({"done": done, "bad": self.bad})
+        note = json.dumps({"done": done, "bad": self.bad, "bytes": self.length})
         _write_arrow(part.replace_schema_metadata({"halflabel": note}), self.out / f"{self.number:05d}.arrow")
         return part
 
@@ -300,7 +358,7 @@ def encode_image(path: Path, settings: PackSettings, max_pixels: int = MAX_PIXEL
         image = resize(image, list(new), antialias=True)
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     if settings.store == "raw":
-        return pixels.tobytes(), new[1], new[0]
+        return b"P6\n%d %d\n255\n" % (new[1], new[0]) + pixels.tobytes(), new[1], new[0]
     stream = io.BytesIO()
     try:
         if settings.store == "jpeg":
@@ -314,7 +372,8 @@ def encode_image(path: Path, settings: PackSettings, max_pixels: int = MAX_PIXEL
 
 def _storable_jpeg(path: Path) -> bytes | None:
     """Return the bytes of a plain JPEG that every decoder reads alike; None for other files."""
-    data = path.read_bytes()
+    with open_image(path) as file:
+        data = file.read()
     if data[:3] != b"\xff\xd8\xff":
         return None
     with warnings.catch_warnings():

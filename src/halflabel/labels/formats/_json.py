@@ -21,6 +21,7 @@ from halflabel.labels.formats._paths import existing_path
 from halflabel.system.files import DuplicateKey, parse_json
 
 __all__ = [
+    "MAX_SCORE",
     "Id",
     "JsonLines",
     "Record",
@@ -38,7 +39,7 @@ Id: TypeAlias = int | str
 Record: TypeAlias = dict[str, Any]
 
 _SNIFF_BYTES = 1 << 20
-_MAX_SCORE = 3.4e38
+MAX_SCORE = 3.4e38
 _CONSTANTS: dict[Any, str] = {True: "true", False: "false", None: ""}
 
 
@@ -141,7 +142,7 @@ def read_score(value: Any, path: str | Path, place: str, line: int | None = None
     """A score as a float, NaN if it is not a number; LabelError if it does not fit into float32."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
-    if abs(value) > _MAX_SCORE:  # an integer may have hundreds of digits
+    if abs(value) > MAX_SCORE:  # an integer may have hundreds of digits
         raise LabelError("this is not a score", "give it a number from 0 to 1", path, line=line, column=place)
     return float(value)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import first_line
-from halflabel.labels.formats._json import JsonLines, read_score
+from halflabel.labels.formats._json import MAX_SCORE, JsonLines
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
 from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
@@ -27,7 +28,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["USES", "Lists", "image_records", "read", "sniff", "write"]
 
 USES = ("encoding",)
 
@@ -35,6 +36,7 @@ FILE = "metadata.jsonl"
 
 _LISTS = {"labels": 1, "absent": -1}
 _MARKS = ('"labels_score"', '"labels_source"')
+_Fail = Callable[..., LabelError]
 
 
 def sniff(path: Path) -> bool:
@@ -57,37 +59,55 @@ def read(path: Path, policy: Policy) -> LabelImport:
         if name not in sheet.header:
             columns = ", ".join(map(repr, sheet.header[:12]))
             raise sheet.error(f"there is no {name!r}; found: {columns}", f"name the column {name!r}")
-    images: dict[str, int] = {}
-    classes: dict[str, int] = {}
-    sources: dict[str, int] = {}
-    rows: list[tuple[int, int, int, int, float]] = []
+    lists = Lists()
     for row, record in enumerate(sheet.records):
-        image_name = record.get(IMAGE_COLUMN)
+
+        def fail(message: str, fix: str, column: str = IMAGE_COLUMN, row: int = row) -> LabelError:
+            return sheet.error(message, fix, row=row, column=column)
+
+        lists.add(record.get(IMAGE_COLUMN), record, fail)
+    if not lists.classes:
+        raise sheet.error("every list is empty, so there are no classes", "export the labels again")
+    for texts, what in ((lists.images, IMAGE_COLUMN), (lists.classes, "labels"), (lists.sources, "sources")):
+        sheet._encode(list(texts), "a name", what)  # raises for half a surrogate pair
+    audit = Audit("imagefolder-lists", [str(file)])
+    result = lists.build(audit)
+    apply_unlisted_policy(result, policy, audit)
+    return LabelImport(result, audit)
+
+
+class Lists:
+    """Collects the lists of one image after the other, and makes rows of them."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, int] = {}
+        self.classes: dict[str, int] = {}
+        self.sources: dict[str, int] = {}
+        self._rows: list[tuple[int, int, int, int, float]] = []
+
+    def add(self, image_name: Any, record: dict[str, Any], fail: _Fail) -> None:
+        """Add the labels of one image; `fail(message, fix, key)` makes the error that names the place."""
         if not isinstance(image_name, str) or not image_name:
-            raise sheet.error("the image has no name", "fill it in", row=row, column=IMAGE_COLUMN)
-        if image_name in images:
-            raise sheet.error(
-                f"image {image_name!r} occurs twice", "leave one line per image", row=row, column=IMAGE_COLUMN
-            )
-        image = images.setdefault(image_name, len(images))
+            raise fail("the image has no name", "fill it in")
+        if image_name in self.images:
+            raise fail(f"image {image_name!r} occurs twice", "leave one line per image")
+        image = self.images.setdefault(image_name, len(self.images))
         # Present comes last, so that it wins if a class is in both lists.
         for name, sign in reversed(_LISTS.items()):
-            for label, source, score in _entries(sheet, row, name):
-                column = classes.setdefault(label, len(classes))
-                rows.append((image, column, sign, sources.setdefault(source, len(sources)), score))
-    if not classes:
-        raise sheet.error("every list is empty, so there are no classes", "export the labels again")
-    for texts, what in ((images, IMAGE_COLUMN), (classes, "labels"), (sources, "sources")):
-        sheet._encode(list(texts), "a name", what)  # raises for half a surrogate pair
-    image_at, column_at, value, source_at, score_at = (np.array(part) for part in zip(*rows, strict=True))
-    result = Rows.build(Names(images), Names(classes), image_at, column_at, value, source_at, score_at, list(sources))
-    audit = Audit("imagefolder-lists", [str(file)])
-    for name, sign in _LISTS.items():
-        audit.add(f"in {name}", "present" if sign > 0 else "absent", int(np.count_nonzero(result.value == sign)))
-    apply_unlisted_policy(result, policy, audit)
-    if conflicts := result.count_conflicts():
-        audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
-    return LabelImport(result, audit)
+            for label, source, score in _entries(record, name, fail):
+                column = self.classes.setdefault(label, len(self.classes))
+                self._rows.append((image, column, sign, self.sources.setdefault(source, len(self.sources)), score))
+
+    def build(self, audit: Audit) -> Rows:
+        """Make the rows and note them in the audit."""
+        image, column, value, source, score = (np.array(part) for part in zip(*self._rows, strict=True))
+        names = Names(self.images), Names(self.classes)
+        rows = Rows.build(*names, image, column, value, source, score, list(self.sources))
+        for name, sign in _LISTS.items():
+            audit.add(f"in {name}", "present" if sign > 0 else "absent", int(np.count_nonzero(rows.value == sign)))
+        if conflicts := rows.count_conflicts():
+            audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
+        return rows
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -105,23 +125,27 @@ def write(rows: Rows, path: Path) -> None:
             f"the class {name!r} has no known labels, so it is in no list", "write the format imagefolder, or long"
         )
     check_names(rows)
-    has_score = not bool(np.isnan(rows.score[holding]).all())
-    has_source = any(rows.sources[number] for number in np.unique(rows.source[holding]))
-    parts = split_by_image(rows, holding)
     file = path if path.suffix else path / FILE
     with atomic_write(file) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as out:
-        for image_name, part in zip(rows.images, parts, strict=False):  # without images there is one empty part
-            record: dict[str, Any] = {IMAGE_COLUMN: image_name}
-            record |= {name: [rows.classes[c] for c in rows.column[_rows_of_list(rows, part, name)]] for name in _LISTS}
-            for name in _LISTS:
-                list_rows = _rows_of_list(rows, part, name)
-                if has_score:
-                    record[f"{name}_score"] = [
-                        None if np.isnan(x) else shortest_float(x) for x in rows.score[list_rows]
-                    ]
-                if has_source:
-                    record[f"{name}_source"] = [rows.sources[number] for number in rows.source[list_rows]]
-            out.write(json.dumps(record, ensure_ascii=False) + "\n")
+        for image_name, record in zip(rows.images, image_records(rows), strict=True):
+            out.write(json.dumps({IMAGE_COLUMN: image_name, **record}, ensure_ascii=False) + "\n")
+
+
+def image_records(rows: Rows) -> Iterator[dict[str, Any]]:
+    """Yield the lists of each image: present and absent classes, with scores and sources if there are any."""
+    holding = rows.holding()
+    has_score = not bool(np.isnan(rows.score[holding]).all())
+    has_source = any(rows.sources[number] for number in np.unique(rows.source[holding]))
+    for part in split_by_image(rows, holding)[: len(rows.images)]:  # without images there is one empty part
+        record: dict[str, Any] = {}
+        record |= {name: [rows.classes[c] for c in rows.column[_rows_of_list(rows, part, name)]] for name in _LISTS}
+        for name in _LISTS:
+            list_rows = _rows_of_list(rows, part, name)
+            if has_score:
+                record[f"{name}_score"] = [None if np.isnan(x) else shortest_float(x) for x in rows.score[list_rows]]
+            if has_source:
+                record[f"{name}_source"] = [rows.sources[number] for number in rows.source[list_rows]]
+        yield record
 
 
 def _rows_of_list(rows: Rows, part: NDArray[np.int64], name: str) -> NDArray[np.int64]:
@@ -130,24 +154,23 @@ def _rows_of_list(rows: Rows, part: NDArray[np.int64], name: str) -> NDArray[np.
     return chosen
 
 
-def _entries(sheet: JsonLines, row: int, name: str) -> list[tuple[str, str, float]]:
+def _entries(record: dict[str, Any], name: str, fail: _Fail) -> list[tuple[str, str, float]]:
     """(class, source, score) of one image's list; the parallel lists have the same length or are missing."""
-    record = sheet.records[row]
     labels = record.get(name) or []
     if not isinstance(labels, list) or not all(isinstance(item, str) and item for item in labels):
-        raise sheet.error("this is not a list of class names", "write one, or []", row=row, column=name)
+        raise fail("this is not a list of class names", "write one, or []", name)
     parallel = {}
     for kind in ("source", "score"):
         column = f"{name}_{kind}"
         parallel[kind] = record.get(column) or [None] * len(labels)
         if not isinstance(parallel[kind], list) or len(parallel[kind]) != len(labels):
             message = f"this is not one {kind} for each of the {len(labels)} in {name!r}"
-            raise sheet.error(message, "make the lists the same length", row=row, column=column)
+            raise fail(message, "make the lists the same length", column)
     try:
-        values = [math.nan if score is None else float(score) for score in parallel["score"]]
+        scores = [math.nan if score is None else float(score) for score in parallel["score"]]
     except (TypeError, ValueError):
-        fix = "use numbers or null"
-        raise sheet.error("a score is not a number", fix, row=row, column=f"{name}_score") from None
-    scores = [read_score(score, sheet.path, f"{name}_score", sheet.line(row)) for score in values]
+        raise fail("a score is not a number", "use numbers or null", f"{name}_score") from None
+    if any(abs(score) > MAX_SCORE for score in scores):
+        raise fail("this is not a score", "give it a number from 0 to 1", f"{name}_score")
     sources = ["" if source is None else str(source) for source in parallel["source"]]
     return list(zip(labels, sources, scores, strict=True))
