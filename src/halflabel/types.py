@@ -19,6 +19,7 @@ class Batch:
     # holds a part of the B images, and the model returns the outputs of all B.
     views: tuple[Tensor, ...]
     labels: Tensor  # (B, C) int8 in {−1, 0, +1}
+    soft: Tensor | None = None  # (B, C) targets of uncertain labels, which are 0 in `labels`; NaN elsewhere
 
 
 class Output(NamedTuple):

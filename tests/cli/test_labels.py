@@ -117,7 +117,7 @@ BROKEN: dict[str, tuple[bytes, list[str], str]] = {
     "header only": (b"image,cat\n", [], "a header but no rows"),
     "ragged, short": (b"image,cat,dog\na,1\n", [], "line 2: 2 fields where the first line has 3"),
     "ragged, long": (b"image,cat\na,1\nb,1,0\n", [], "line 3: 3 fields where the first line has 2"),
-    "minus one": (b"image,cat\na,-1\n", [], "--minus-one absent or --minus-one unknown"),
+    "minus one": (b"image,cat\na,-1\n", [], "--minus-one absent, --minus-one unknown or"),
     "no name": (b"image,\na,1\n", [], "column 2 has no name"),
     "no format": (b"\n\n", [], "label format is not recognized"),
     "wrong format": (b"image,cat\na,1\n", ["--format", "excel"], "no label format is called 'excel'"),

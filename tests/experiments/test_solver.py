@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 from halflabel import metrics
 from halflabel.data.sources import Arrays
 from halflabel.errors import UserError
+from halflabel.experiments import Comparison
 from halflabel.experiments import bench as bench_module
 from halflabel.experiments.bench import Bench
 from halflabel.experiments.data import split_data
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.experiments.study import study
+from halflabel.labels.table import UNCERTAIN, LabelTable
 from halflabel.models.scoring import score_source
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
@@ -113,3 +116,14 @@ def test_the_search_of_a_solver_has_no_rates() -> None:
     assert len(outcomes) == grid.total == 2 + len(candidate.trials()[1])
     assert "lr" not in next(iter(outcomes)).describe()
     assert dict(grid.chosen(candidate, LabelMask(), outcomes).options)["alpha"] == max(candidate.trials()[1])
+
+
+def test_readings_of_uncertain_labels_are_compared(digits: Any, go: Callable[..., Comparison], auto: Config) -> None:
+    image, column, value = digits.table.entries()
+    value = np.where((value > 0) & (np.arange(len(value)) % 3 == 0), UNCERTAIN, value)
+    table = LabelTable.from_entries(digits.table.images, digits.table.classes, image, column, value)
+    readings = ("ignore", "present", "absent", "soft")
+    result = go(names=[f"bce:uncertain={each}" for each in readings], table=table, config=auto, seeds=1)
+    assert not result.failures
+    assert {row.options["uncertain"] for row in result.rows} == set(readings)
+    assert len({row.mAP for row in result.rows}) == 4

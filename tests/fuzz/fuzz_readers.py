@@ -86,6 +86,7 @@ _POLICIES: tuple[dict[str, Any], ...] = (
     {"unlisted": "unknown"},
     {"unlisted": "absent"},
     {"zero": "unknown", "minus_one": "absent"},
+    {"minus_one": "uncertain"},
     {"split": "train"},
     {"split": "trainval"},
     {"split": "Train"},
@@ -137,6 +138,9 @@ def compare_with_slow_reader(path: Path, result: Any, policy: dict[str, Any]) ->
     if expected is not None:
         image, column, value = (part.tolist() for part in table.entries())
         labels = {(table.images[i], table.classes[c]): v for i, c, v in zip(image, column, value, strict=True)}
+        if table.uncertain is not None:
+            at, where = (part.tolist() for part in table.uncertain.nonzero())
+            labels |= {(table.images[i], table.classes[c]): 2 for i, c in zip(at, where, strict=True)}
         differing = [pair for pair in labels.keys() | expected.keys() if labels.get(pair) != expected.get(pair)]
         assert not differing, f"{len(differing)} labels differ, such as {min(differing)!r:.200}"
 

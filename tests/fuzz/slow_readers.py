@@ -1,7 +1,7 @@
 """Slow, plain readers of label files with the csv and json modules alone: what a file says, for comparison.
 
-Nothing of halflabel is imported. `labels_of` returns {(image, class): 1 or -1}, or None where these readers have no
-opinion. `MustRefuse` means that a file must not be read at all.
+Nothing of halflabel is imported. `labels_of` returns {(image, class): 1, -1 or 2 for uncertain}, or None where these
+readers have no opinion. `MustRefuse` means that a file must not be read at all.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def csv_rows(path: Path, policy: dict[str, Any]) -> tuple[list[str], list[list[s
 
 
 def meaning(text: str, policy: dict[str, Any], has_minus_one: bool) -> int:
-    """1, -1 or 0 for unknown."""
-    words = {"present": 1, "absent": -1, "unknown": 0}
+    """1, -1, 0 for unknown or 2 for uncertain."""
+    words = {"present": 1, "absent": -1, "unknown": 0, "uncertain": 2}
     text = text.strip()
     if text in MINUS_ONE:
         if policy.get("minus_one") is None:
@@ -75,7 +75,7 @@ def meaning(text: str, policy: dict[str, Any], has_minus_one: bool) -> int:
         if has_minus_one and policy.get("minus_one") == "absent":
             raise MustRefuse("0")
         return -1
-    for cells, value in ((PRESENT, 1), (ABSENT, -1), (UNKNOWN, 0)):
+    for cells, value in ((PRESENT, 1), (ABSENT, -1), (UNKNOWN, 0), ({"uncertain", "unsure"}, 2)):
         if text.lower() in cells:
             return value
     raise MustRefuse(text)
@@ -87,11 +87,11 @@ def is_model(source: str) -> bool:
 
 
 def resolve(entries: list[tuple[str, str, int, str]]) -> Labels:
-    """Later entries win, but a model's never over a person's; 0 retracts."""
+    """Later entries win, but a model's never over a person's, unless the person was uncertain; 0 retracts."""
     held: dict[tuple[str, str], tuple[int, bool]] = {}
     for image, label, value, source in entries:
         before = held.get((image, label))
-        if before is not None and is_model(source) and not before[1]:
+        if before is not None and is_model(source) and not before[1] and before[0] != 2:
             continue
         held.pop((image, label), None)
         if value:

@@ -17,7 +17,24 @@ from halflabel.labels import formats
 from halflabel.labels.policy import Policy
 
 # Pieces of tables in the manner of label files, good and bad.
-CELLS = ("1", "0", "-1", "", "n/a", "yes", " 1", "1.0", "true", "?", "nan", "1e0", "True", "０", "2024-01-02")
+CELLS = (
+    "1",
+    "0",
+    "-1",
+    "",
+    "n/a",
+    "yes",
+    " 1",
+    "1.0",
+    "true",
+    "?",
+    "nan",
+    "1e0",
+    "True",
+    "０",
+    "2024-01-02",
+    "uncertain",
+)
 NAMES = ("a.jpg", "b.jpg", "b.jpg ", "café.jpg", "cafe\u0301.jpg", "A.JPG", "x,y.jpg", 'q"q.jpg', "dir\\\\a.jpg", "")
 CLASSES = ("dog", "cat", "Dog", "dog ", "NA", "1", "a;b", "=1", "\x1b[31m")
 SOURCES = ("", "ann", "bob", "model:bce:runs/1", "machine", "Model")
@@ -31,6 +48,7 @@ POLICIES = (
     {"unlisted": "absent"},
     {"zero": "absent", "minus_one": "absent"},
     {"zero": "unknown"},
+    {"zero": "absent", "minus_one": "uncertain"},
 )
 
 

@@ -115,7 +115,7 @@ def test_from_entries_equals_writing_one_after_the_other(said: list[tuple[int, i
 
 
 @pytest.mark.parametrize(
-    "entry", [(2, 0, 1), (-1, 0, 1), (0, 3, 1), (0, -1, 1), (0, 0, 2), (0, 0, -2)], ids=lambda entry: str(entry)
+    "entry", [(2, 0, 1), (-1, 0, 1), (0, 3, 1), (0, -1, 1), (0, 0, 3), (0, 0, -2)], ids=lambda entry: str(entry)
 )
 def test_from_entries_refuses_what_does_not_fit(entry: tuple[int, int, int]) -> None:
     image, column, value = (np.array([number]) for number in entry)

@@ -114,6 +114,9 @@ def convert(
         bool,
         typer.Option("--without-sources", help="Lose sources and scores that the format cannot hold."),
     ] = False,
+    without_uncertain: Annotated[
+        bool, typer.Option("--without-uncertain", help="Make uncertain labels unknown.")
+    ] = False,
     excel_safe: ExcelSafe = False,
     force: Force = False,
 ) -> None:
@@ -130,12 +133,13 @@ def convert(
     to = formats.default_format(out) if to == "auto" else to
     label_import = read(labels)
     rows = label_import.rows if images is None else _with_file_names(label_import.rows, images)
-    options = {} if image_url is None else {"image_url": image_url}
+    options: dict[str, Any] = {"without_sources": without_sources, "without_uncertain": without_uncertain}
+    options |= {} if image_url is None else {"image_url": image_url}
     if excel_safe:
         if to not in ("long", "wide", "tags", "open-images") or out.suffix == ".parquet":
             raise UserError(f"--excel-safe is for CSV files, not for {out.name} as {to}", "leave --excel-safe out")
         rows = _excel_safe(rows)
-    formats.write(rows, out, format=to, without_sources=without_sources, **options)
+    formats.write(rows, out, format=to, **options)
     show_audit(label_import.audit, label_import.table())
     console.print(f"Wrote [bold]{escape(str(out))}[/] as {to}", soft_wrap=True)
     if to != "label-studio":
@@ -280,8 +284,10 @@ def _as_json(label_import: LabelImport, advice: Any) -> dict[str, Any]:
         "became": [item._asdict() for item in label_import.audit.value_counts],
         "notes": label_import.audit.notes,
         "per_class": {
-            name: {"present": int(p), "absent": int(n), "unknown": int(u)}
-            for name, p, n, u in zip(table.classes, stats.positives, stats.negatives, stats.unknown, strict=True)
+            name: {"present": int(p), "absent": int(n), "unknown": int(u), "uncertain": int(q)}
+            for name, p, n, u, q in zip(
+                table.classes, stats.positives, stats.negatives, stats.unknown, stats.uncertain, strict=True
+            )
         },
         "positives_per_image": stats.positives_per_image.tolist(),
         "known_per_image": stats.known_per_image.tolist(),

@@ -110,6 +110,7 @@ class Meaning(StrEnum):
     present = "present"
     absent = "absent"
     unknown = "unknown"
+    uncertain = "uncertain"
 
 
 class Unlisted(StrEnum):

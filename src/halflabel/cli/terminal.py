@@ -60,7 +60,7 @@ console = SafeConsole(highlight=False)
 _WRAP_COLUMN = 105  # a line that reaches this column with the next word was wrapped
 
 PRESENT, ABSENT, UNKNOWN = "green", "red", "bright_black"
-SHADES = {"present": PRESENT, "absent": ABSENT, "unknown": UNKNOWN, "retracted": UNKNOWN}
+SHADES = {"present": PRESENT, "absent": ABSENT, "unknown": UNKNOWN, "uncertain": UNKNOWN, "retracted": UNKNOWN}
 
 
 def show_error(error: UserError) -> None:
@@ -141,6 +141,8 @@ def show_counts(table: LabelTable) -> None:
     line.append(f"present {group_digits(present)}", PRESENT)
     line.append(" · ").append(f"absent {group_digits(absent)}", ABSENT)
     line.append(" · ").append(f"unknown {group_digits(total - table.known)}", UNKNOWN)
+    if table.uncertain is not None:
+        line.append(f" (uncertain {group_digits(table.uncertain.nnz)})", UNKNOWN)
     line.append(f" · known {percent(table.known, total)}")
     console.print(line)
 
@@ -165,12 +167,14 @@ def show_stats(stats: Stats, pairs: list[Pair], *, most: int) -> None:
     rows.add_column("class", overflow="fold")
     legend = Text.assemble(("█ present ", PRESENT), ("▓ absent ", ABSENT), ("░ unknown", UNKNOWN))
     rows.add_column(legend)
-    for title in ("present", "absent", "unknown"):
+    some_uncertain = ("uncertain",) if stats.uncertain.any() else ()
+    for title in ("present", "absent", "unknown", *some_uncertain):
         rows.add_column(title, justify="right")
     order = (-stats.positives).argsort(kind="stable")
     for c in order[:most].tolist():
         counts = [int(part[c]) for part in (stats.positives, stats.negatives, stats.unknown)]
-        rows.add_row(Text(stats.class_names[c]), bar(*counts), *(group_digits(count) for count in counts))
+        uncertain = [int(stats.uncertain[c])] if some_uncertain else []
+        rows.add_row(Text(stats.class_names[c]), bar(*counts), *map(group_digits, [*counts, *uncertain]))
     console.print(rows)
     if stats.classes > most:
         rest = counted(stats.classes - most, "more class", "more classes")

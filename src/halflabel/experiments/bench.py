@@ -149,7 +149,7 @@ class Bench:
         config = self.config.as_dict()
         for name in ("method", "options", "linear_init", "images", "workers", "max_bad"):
             config.pop(name)
-        for name in (*STRONG_VIEW_FIELDS, "group"):  # as the rare ones below
+        for name in (*STRONG_VIEW_FIELDS, "group", "uncertain"):  # as the rare ones below
             if config[name] == getattr(Config, name):
                 config.pop(name)
         if self.config.weights:  # by content: the file may have been replaced
@@ -239,6 +239,7 @@ class Bench:
                 method=candidate.method,
                 options=dict(task.options),
                 solver=candidate.solver,
+                uncertain=candidate.uncertain or self.config.uncertain,
                 settings=settings,
             )
         )
@@ -254,7 +255,7 @@ class Bench:
         """Fit a task by L-BFGS to all images that are not for the test; out-of-fold scores choose and decide."""
         known = self.divide(task.label_mask, task.seed).known
         assembly = self.assembly(task)
-        assembly.recipe.check_regime(known.stats().regime)
+        assembly.recipe.check_regime(assembly.training_table(known).stats().regime)
         try:
             parts = self.sources.features(assembly)
         except UserError as error:
@@ -318,13 +319,13 @@ class Bench:
         assembly = self.assembly(task)
         method_recipe, settings = assembly.recipe, assembly.config.settings
         known, inside, outside = self._divided(task)
-        method_recipe.check_regime(known.stats().regime)
+        training = assembly.training_table(known).subset(inside)
+        method_recipe.check_regime(training.stats().regime)
         method = assembly.make_method()
         validation_metric = self._validation_metric(known, outside)
         backbone = self.sources.backbone
         head = assembly.make_head(method, backbone.channels, len(self.table.classes))
         cached = self.config.tune == "head"
-        training = known.subset(inside)
 
         def fit_on(model: Model, parts: Parts, settings: Settings, folder: Path | None) -> Fitted:
             return fit(

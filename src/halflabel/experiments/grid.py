@@ -15,6 +15,7 @@ from typing import Any, Literal
 from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
+from halflabel.labels.uncertain import parse_uncertain
 from halflabel.methods.base import recipe
 
 __all__ = ["NAIVE", "Candidate", "Grid", "LabelMask", "Options", "Outcome", "Results", "Search", "Task", "parse_budget"]
@@ -37,6 +38,7 @@ class Candidate:
     weight_decay: float
     solver: Literal["lbfgs", "sgd"] = "sgd"
     role: Literal["", "naive", "oracle"] = ""  # why it is in the table, if it was not asked for
+    uncertain: str = ""  # how it trains on uncertain labels, if not as the others
 
     @classmethod
     def parse(cls, text: str, *, lr: float | None = None) -> Candidate:
@@ -46,9 +48,13 @@ class Candidate:
         """
         name, given = _parse(text)
         method = recipe(name)
+        uncertain = given.pop("uncertain", "")
+        if uncertain:
+            parse_uncertain(uncertain)
         options = method.parse(given)
         method.make(**options)  # raises an error for values that the method does not take
-        return cls(text.strip(), name, _options(options), method.lr if lr is None else lr, method.weight_decay)
+        lr = method.lr if lr is None else lr
+        return cls(text.strip(), name, _options(options), lr, method.weight_decay, uncertain=uncertain)
 
     def trials(self) -> tuple[str, tuple[Any, ...]]:
         """Return the main hyper-parameter and other values to try; none if it was given, or has no effect."""
@@ -140,6 +146,7 @@ class Task:
             self.options,
         ]
         content.append(self.candidate.weight_decay)
+        content += [self.candidate.uncertain] if self.candidate.uncertain else []
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.+=-]+", "_", f"{self.candidate.method}-{self.label_mask.name}-seed{self.seed}")
         return f"{words[:80]}-{digest}"

@@ -355,7 +355,8 @@ def _key_options(candidate: Candidate, task: Task) -> dict[str, Any]:
     """Return the options that were given or searched for, with defaults where they were selected."""
     method = recipe(candidate.method)
     defaults = {name: method.options[name].default for name in method.tunes(dict(candidate.options))}
-    return {**defaults, **dict(task.options)}
+    uncertain = {"uncertain": candidate.uncertain} if candidate.uncertain else {}
+    return {**defaults, **dict(task.options), **uncertain}
 
 
 def _selected_on(bench: Bench, label_mask: LabelMask, outcomes: Sequence[Outcome]) -> str:

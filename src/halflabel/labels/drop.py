@@ -172,7 +172,8 @@ def corrupt(table: LabelTable, share: float, *, seed: int = 0) -> LabelTable:
         raise UserError("only one image would be corrupted", "use a larger share: labels are exchanged between images")
     source = np.arange(len(table.images))
     source[order] = order[_derangement(_hash_rows(table)[order], hash_names(table.images.array)[order], seed)]
-    return LabelTable(table.images, table.classes, *table.gather(source))
+    uncertain = None if table.uncertain is None else table.uncertain[source]
+    return LabelTable(table.images, table.classes, *table.gather(source), uncertain)
 
 
 def semi_supervised(
@@ -347,7 +348,7 @@ def _keep_images(table: LabelTable, images: NDArray[np.int64]) -> LabelTable:
 
 
 def _with_values(table: LabelTable, value: NDArray[np.int8]) -> LabelTable:
-    return LabelTable(table.images, table.classes, table.start, table.column, value)
+    return LabelTable(table.images, table.classes, table.start, table.column, value, table.uncertain)
 
 
 def _hash_rows(table: LabelTable) -> NDArray[np.uint64]:

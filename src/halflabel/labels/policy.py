@@ -23,9 +23,9 @@ __all__ = [
     "shorten_cell",
 ]
 
-Meaning = Literal["present", "absent", "unknown"]
+Meaning = Literal["present", "absent", "unknown", "uncertain"]
 
-LABEL_VALUES: dict[Meaning, int] = {"present": 1, "absent": -1, "unknown": 0}
+LABEL_VALUES: dict[Meaning, int] = {"present": 1, "absent": -1, "unknown": 0, "uncertain": 2}
 
 ONE = ("1", "1.0")
 ZERO = ("0", "0.0", "-0.0")
@@ -35,6 +35,7 @@ VALUE_WORDS: dict[str, Meaning] = {
     **dict.fromkeys((*ONE, "+1", "true", "t", "yes", "y", "present", "x"), "present"),
     **dict.fromkeys(("false", "f", "no", "n", "absent"), "absent"),
     **dict.fromkeys(("", "?", "nan", "na", "n/a", "null", "none", "unknown"), "unknown"),
+    **dict.fromkeys(("uncertain", "unsure"), "uncertain"),
 }
 
 
@@ -107,8 +108,8 @@ def read_value(raw: str, policy: Policy, all_values: frozenset[str]) -> Meaning:
     if text in MINUS_ONE:
         if policy.minus_one is None:
             raise UndecidedValue(
-                "value -1 may mean absent, unknown or unsure, and the file does not state which",
-                "add --minus-one absent or --minus-one unknown",
+                "value -1 may mean absent, unknown or uncertain, and the file does not state which",
+                "add --minus-one absent, --minus-one unknown or --minus-one uncertain",
             )
         return policy.minus_one
     if text in ZERO:

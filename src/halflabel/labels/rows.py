@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable, last_of_each
+from halflabel.labels.table import UNCERTAIN, LabelTable, last_of_each
 
 __all__ = ["MODEL_PREFIX", "UNLISTED_SOURCE", "Rows", "is_model_source", "too_many_sources"]
 
@@ -30,7 +30,8 @@ class Rows:
 
     For each (image, class) the last row holds, and value 0 retracts the label: a correction is one more row, and so
     is undoing it. A label made by a person holds against rows made by a model, in any order, until a person retracts
-    it. `score` is NaN where the file has none. Memory: 15 bytes per row.
+    it. Value 2 says that whoever looked was uncertain: the entry is unknown, and a later row of a model may decide it.
+    `score` is NaN where the file has none. Memory: 15 bytes per row.
     """
 
     images: Names
@@ -75,8 +76,12 @@ class Rows:
 
     @classmethod
     def from_table(cls, table: LabelTable, source: str = "") -> Rows:
-        """One row per known entry, all with the same source."""
+        """One row per known or uncertain entry, all with the same source."""
         image, column, value = table.entries()
+        if table.uncertain is not None:
+            at, where = table.uncertain.nonzero()
+            image, column = np.concatenate([image, at]), np.concatenate([column, where])
+            value = np.append(value, np.full(len(at), UNCERTAIN, np.int8))
         return cls.build(table.images, table.classes, image, column, value, source)
 
     def __len__(self) -> int:
@@ -87,8 +92,10 @@ class Rows:
         rows = self._without_overruled()
         return LabelTable.from_entries(self.images, self.classes, self.image[rows], self.column[rows], self.value[rows])
 
-    def holding(self) -> NDArray[np.int64]:
+    def holding(self, *, uncertain: bool = False) -> NDArray[np.int64]:
         """The indices of the rows that hold, ordered by image and class; a pair whose last row retracts has none.
+
+        Rows that say uncertain are included only on request: their entries are unknown.
 
         >>> image, column, value = np.array([1, 0, 1, 0]), np.array([0, 0, 0, 1]), np.array([1, 1, -1, 0])
         >>> Rows.build(Names("ab"), Names("xy"), image, column, value).holding().tolist()
@@ -100,7 +107,8 @@ class Rows:
             last = np.arange(len(self))[rows]
         elif not isinstance(rows, slice):
             last = rows[last]
-        holding: NDArray[np.int64] = last[self.value[last] != 0]
+        value = self.value[last]
+        holding: NDArray[np.int64] = last[(value != 0) & (uncertain | (value != UNCERTAIN))]
         return holding
 
     def is_model_made(self) -> NDArray[np.bool_]:
@@ -117,14 +125,14 @@ class Rows:
             return slice(None)
         last = last_of_each(self.image[by_person], self.column[by_person])
         people = by_person if isinstance(last, slice) else by_person[last]
-        people = people[self.value[people] != 0]
+        people = people[np.abs(self.value[people]) == 1]
         key = self.image.astype(np.int64) * len(self.classes) + self.column
         overruled = by_model & np.isin(key, key[people])
         return np.flatnonzero(~overruled) if overruled.any() else slice(None)
 
     def drop_overridden(self) -> Rows:
         """Only the rows that hold, ordered by image and class; all images, classes and sources stay."""
-        holding = self.holding()
+        holding = self.holding(uncertain=True)
         if len(holding) == len(self) and bool(np.all(holding[1:] > holding[:-1])):
             return self
         return self.select(holding)
@@ -137,7 +145,7 @@ class Rows:
 
     def count_conflicts(self) -> int:
         """How many (image, class) pairs have both a present and an absent row."""
-        has_label = self.value != 0
+        has_label = np.abs(self.value) == 1
         codes = self.image[has_label].astype(np.int64) * (2 * len(self.classes))
         codes += 2 * self.column[has_label] + (self.value[has_label] > 0)
         codes.sort()
@@ -161,11 +169,13 @@ class Rows:
     def with_labels(self, table: LabelTable) -> Rows:
         """The labels of a table of the same images and classes, with the sources and scores of these rows.
 
-        A label that has changed its value keeps its source and loses its score; a new one has neither.
+        A label that has changed its value keeps its source and loses its score; a new one has neither. Uncertain
+        entries stay uncertain.
         """
-        holding = self.holding()
+        holding = self.holding(uncertain=True)
         if not len(holding):
             return Rows.from_table(table)
+        uncertain = self.select(holding[self.value[holding] == UNCERTAIN])
         image, column, value = table.entries()
         before = self.image[holding].astype(np.int64) * len(self.classes) + self.column[holding]
         after = image.astype(np.int64) * len(self.classes) + column
@@ -173,7 +183,8 @@ class Rows:
         row, is_old = holding[place], before[place] == after
         source = np.where(is_old, self.source[row], len(self.sources))
         score = np.where(is_old & (self.value[row] == value), self.score[row], np.nan)
-        return Rows.build(self.images, self.classes, image, column, value, source, score, (*self.sources, ""))
+        sources = (*self.sources, "")
+        return uncertain.append(Rows.build(self.images, self.classes, image, column, value, source, score, sources))
 
     def append(self, other: Rows) -> Rows:
         """These rows, then those of `other`, so that the rows of `other` win."""

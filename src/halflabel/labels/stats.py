@@ -31,8 +31,9 @@ Regime = Literal["full", "single-positive", "positives-only", "partial", "empty"
 class Stats:
     """Counts of the known labels of a table.
 
-    `positives`, `negatives` and `unknown` count images per class, (C,). `known_per_image[n]` is the number of images
-    with n known labels, `positives_per_image[n]` the number with n known positives; both sum to `images`.
+    `positives`, `negatives`, `unknown` and `uncertain`, which are among the unknown, count images per class, (C,).
+    `known_per_image[n]` is the number of images with n known labels, `positives_per_image[n]` the number with n known
+    positives; both sum to `images`.
     """
 
     images: int
@@ -42,6 +43,7 @@ class Stats:
     positives: NDArray[np.int64]
     negatives: NDArray[np.int64]
     unknown: NDArray[np.int64]
+    uncertain: NDArray[np.int64]
     known_per_image: NDArray[np.int64]
     positives_per_image: NDArray[np.int64]
 
@@ -104,6 +106,7 @@ def compute_stats(table: LabelTable) -> Stats:
         positives=positives,
         negatives=known - positives,
         unknown=images - known,
+        uncertain=np.bincount(() if table.uncertain is None else table.uncertain.nonzero()[1], minlength=classes),
         known_per_image=np.bincount(np.diff(table.start), minlength=1),
         positives_per_image=np.bincount(np.diff(before), minlength=1),
     )

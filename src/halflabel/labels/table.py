@@ -15,7 +15,9 @@ from halflabel.labels.names import Names
 if TYPE_CHECKING:
     from halflabel.labels.stats import Stats
 
-__all__ = ["LabelTable", "count_before", "last_of_each"]
+__all__ = ["UNCERTAIN", "LabelTable", "count_before", "last_of_each"]
+
+UNCERTAIN = 2  # the value of an uncertain entry, in rows
 
 _CHUNK = 1 << 22  # entries processed at a time
 
@@ -27,6 +29,9 @@ class LabelTable:
     `value` +1 present or −1 absent. Memory: 8 bytes plus the name per image, the name per class, 3 bytes per known
     entry (5 above 32,767 classes). 9,000,000 images × 5,000 classes with 60,000,000 known entries take about 430 MB.
 
+    Uncertain entries are unknown, and listed in `uncertain` beside that: a sparse (N, C) array with −1 at each of them,
+    or 1 + its soft target for training; None if there are none. `labels.uncertain.decide_uncertain` sets the targets.
+
     >>> table = LabelTable.from_dense([[1, 0], [-1, 1]], images=["a", "b"], classes=["cat", "dog"])
     >>> table.rows([1, 0]).tolist()
     [[-1, 1], [1, 0]]
@@ -34,7 +39,7 @@ class LabelTable:
     LabelTable(2 images × 2 classes, 3 known)
     """
 
-    __slots__ = ("classes", "column", "images", "start", "value")
+    __slots__ = ("classes", "column", "images", "start", "uncertain", "value")
 
     def __init__(
         self,
@@ -43,34 +48,44 @@ class LabelTable:
         start: NDArray[np.int64],
         column: NDArray[Any],
         value: NDArray[np.int8],
+        uncertain: Any = None,
     ) -> None:
         self.images = images
         self.classes = classes
         self.start = start
         self.column = column
         self.value = value
+        self.uncertain = uncertain
 
     @classmethod
     def from_entries(
         cls, images: Names, classes: Names, image: NDArray[Any], column: NDArray[Any], value: NDArray[Any]
     ) -> LabelTable:
-        """Build from entries in any order. The last entry of an (image, class) wins; value 0 is unknown."""
+        """Build from entries in any order. The last entry of an (image, class) wins; 0 is unknown, 2 uncertain."""
         if not (len(image) == len(column) == len(value)):
             raise ValueError("image, column and value must have the same length")
         for name, numbers, size in (("image", image, len(images)), ("class", column, len(classes))):
             if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < size):
                 raise ValueError(f"{name} indices must be in 0 … {size - 1}")
-        if len(value) and not (int(value.min()) >= -1 and int(value.max()) <= 1):
-            raise ValueError("values must be −1, 0 or +1")
+        if len(value) and not (int(value.min()) >= -1 and int(value.max()) <= UNCERTAIN):
+            raise ValueError("values must be −1, 0, +1, or 2 for uncertain")
         order = last_of_each(image, column)
         if not isinstance(order, slice):
             image, column, value = image[order], column[order], value[order]
-        if not np.all(value):
-            known = value != 0
+        uncertain = None
+        if (is_uncertain := value == UNCERTAIN).any():
+            from scipy.sparse import csr_array
+
+            place = image[is_uncertain], column[is_uncertain]
+            undecided = np.full(len(place[0]), -1, np.float32)
+            uncertain = csr_array((undecided, place), shape=(len(images), len(classes)))
+        known = (value != 0) & ~is_uncertain
+        if not known.all():
             image, column, value = image[known], column[known], value[known]
         start = np.zeros(len(images) + 1, np.int64)
         np.cumsum(np.bincount(image, minlength=len(images)), out=start[1:])
-        return cls(images, classes, start, column.astype(_column_type(len(classes))), value.astype(np.int8))
+        column = column.astype(_column_type(len(classes)))
+        return cls(images, classes, start, column, value.astype(np.int8), uncertain)
 
     @classmethod
     def from_dense(
@@ -132,6 +147,8 @@ class LabelTable:
             and np.array_equal(self.start, other.start)
             and np.array_equal(self.column, other.column)
             and np.array_equal(self.value, other.value)
+            and (self.uncertain is None) == (other.uncertain is None)
+            and (self.uncertain is None or (self.uncertain != other.uncertain).nnz == 0)
         )
 
     __hash__ = None  # type: ignore[assignment]  # mutable content; compared by value, never a dict key
@@ -148,15 +165,24 @@ class LabelTable:
         """All labels as (N, C) int8: one byte per entry, so only for small tables."""
         return self.rows(np.arange(len(self.images)))
 
+    def soft_targets(self, index: ArrayLike) -> NDArray[np.float32] | None:
+        """The soft targets of some images, (B, C) with NaN elsewhere; None if they have none."""
+        if self.uncertain is None:
+            return None
+        entries = self.uncertain[_check_indices(index, len(self.images))]
+        if not (entries.data > 0).any():
+            return None
+        dense: NDArray[np.float32] = entries.toarray()
+        return np.where(dense > 0, dense - 1, np.float32(np.nan))
+
     def entries(self) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int8]]:
         """All known entries as (image, class, value), ordered by image and class."""
         return np.repeat(np.arange(len(self.images)), np.diff(self.start)), self.column, self.value
 
     def keep(self, mask: NDArray[np.bool_]) -> LabelTable:
         """The same images and classes with only the known entries where `mask` (one per entry) is true."""
-        return LabelTable(
-            self.images, self.classes, count_before(mask, self.start), self.column[mask], self.value[mask]
-        )
+        start = count_before(mask, self.start)
+        return LabelTable(self.images, self.classes, start, self.column[mask], self.value[mask], self.uncertain)
 
     def matrix(self, mask: NDArray[np.bool_]) -> Any:
         """The known entries where `mask` (one per entry) is true, as ones in a sparse (N, C) matrix.
@@ -173,16 +199,19 @@ class LabelTable:
         table = self
         if images is not None:
             index = _check_indices(images, len(table.images))
-            table = LabelTable(table.images.take(index), table.classes, *table.gather(index))
+            uncertain = None if table.uncertain is None else table.uncertain[index]
+            table = LabelTable(table.images.take(index), table.classes, *table.gather(index), uncertain)
         if classes is not None:
             wanted = _check_indices(classes, len(table.classes))
             position = np.full(len(table.classes), -1, np.int64)
             position[wanted] = np.arange(len(wanted))
             image, column, value = table.entries()
             is_kept = position[column] >= 0
+            uncertain = None if table.uncertain is None else table.uncertain[:, wanted]
             table = LabelTable.from_entries(
                 table.images, table.classes.take(wanted), image[is_kept], position[column[is_kept]], value[is_kept]
             )
+            table.uncertain = uncertain
         return table
 
     def gather(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int8]]:
@@ -239,6 +268,9 @@ class LabelTable:
         for array, kind in ((self.start, "<i8"), (self.column, "<i4"), (self.value, "<i1")):
             for first in range(0, len(array), _CHUNK):
                 sha.update(np.ascontiguousarray(array[first : first + _CHUNK], kind).data)
+        if self.uncertain is not None:
+            for array, kind in zip(self.uncertain.sorted_indices().nonzero(), ("<i8", "<i4"), strict=True):
+                sha.update(np.ascontiguousarray(array, kind).data)
         return sha.hexdigest()
 
     def _spans(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -18,6 +18,7 @@ from halflabel.data.sources import Arrays, Features, Images
 from halflabel.errors import UserError
 from halflabel.labels.groups import image_groups
 from halflabel.labels.table import LabelTable
+from halflabel.labels.uncertain import decide_uncertain
 from halflabel.methods.base import Method, Recipe, recipe, seeded
 from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features, copies_for
@@ -70,6 +71,10 @@ class Assembly:
         if hindrance is not None and config.solver == "lbfgs":
             raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use the solver auto or sgd")
         return hindrance is None
+
+    def training_table(self, table: LabelTable) -> LabelTable:
+        """Return the labels to train on: uncertain ones as the configuration states."""
+        return decide_uncertain(table, self.config.uncertain)
 
     def groups(self, table: LabelTable) -> list[str | None] | None:
         """Return the group of each image, if the configuration states groups."""
@@ -125,12 +130,12 @@ class Assembly:
         config = self.config
         return crossfit(
             pooled_features(features) if isinstance(features, Features) else features,
-            table,
+            self.training_table(table),
             self.make_method,
             classifier=classifier,
             strength=config.l2_strength,
             use_similar=config.similar,
-            evaluation=evaluation,
+            evaluation=table if evaluation is None else evaluation,
             of_backbone=of_backbone,
             groups=self.groups(table) if groups is None else groups,
             folds=folds,

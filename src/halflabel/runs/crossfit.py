@@ -125,7 +125,8 @@ def cross_fit(
     if len(table) < folds:
         raise UserError(f"{len(table)} images cannot be dealt into {folds} folds", "use fewer --folds, or more images")
     assembly = Assembly(config)
-    assembly.recipe.check_regime(table.stats().regime)
+    training = assembly.training_table(table)
+    assembly.recipe.check_regime(training.stats().regime)
     if assembly.uses_solver(table):
         solved = assembly.solve(features, table, None if backbone is None else backbone.classifier, folds=folds)
         return Scores(solved.logits, solved.fold, protocol)
@@ -134,7 +135,7 @@ def cross_fit(
     logits = memory.scratch_zeros(table.shape, what=f"the scores of {len(table)} images take")
     for number in range(folds):
         inside, outside = np.flatnonzero(part != number), np.flatnonzero(part == number)
-        model = _train(Subset(features, inside), table.subset(inside), assembly, channels)
+        model = _train(Subset(features, inside), training.subset(inside), assembly, channels)
         rows = torch.from_numpy(outside)
         try:
             logits[rows] = score_source(

@@ -28,6 +28,7 @@ from halflabel.labels.provenance import calibration_tables, training_and_evaluat
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts, group_numbers, join_groups
 from halflabel.labels.table import LabelTable
+from halflabel.labels.uncertain import describe_reading
 from halflabel.models.heads import Head, Model
 from halflabel.models.scoring import score_source
 from halflabel.runs.assembly import Assembly
@@ -137,7 +138,12 @@ class _Job:
                 "others are used for evaluation"
             )
         self.method = self.assembly.make_method()
-        self.assembly.recipe.check_regime(self.table.stats().regime)
+        self.assembly.recipe.check_regime(self.assembly.training_table(self.table).stats().regime)
+        if self.table.uncertain is not None:
+            self.reporter.message(
+                f"{self.table.uncertain.nnz} uncertain labels are {describe_reading(self.config.uncertain)}, and never "
+                "used for evaluation"
+            )
         if self.config.settings.shard:
             self.assembly.recipe.check_supports("shard")
         self.device = choose_device(self.config.settings.device)
@@ -241,7 +247,7 @@ def _fit_in_epochs(job: _Job, part: NDArray[np.int8], init_callback: Callback | 
             model,
             job.method,
             Subset(source, training),
-            job.table.subset(training),
+            job.assembly.training_table(job.table).subset(training),
             settings,
             validation=Subset(source, held_out) if judge is not None else None,
             judge=judge,

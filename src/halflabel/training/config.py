@@ -18,6 +18,7 @@ from annotated_types import Ge, Le
 
 from halflabel.errors import UserError
 from halflabel.labels.groups import absolute_group
+from halflabel.labels.uncertain import parse_uncertain
 from halflabel.models.backbone_names import DEFAULT, full_name
 from halflabel.system.validate import FieldError, check_fields
 from halflabel.training.registry import OPTIMIZERS, SCHEDULES, check_name
@@ -253,6 +254,15 @@ class Config:
             EXPERIMENTS,
         ),
     ] = None
+    uncertain: Annotated[
+        str,
+        Option(
+            "Train on uncertain labels as ignore, present, absent or soft (targets from 0.55 to 0.85; soft=LOW-HIGH "
+            'states others); per class: "Edema=present,*=ignore". They are never evaluated.',
+            OPTIMIZATION,
+            EXPERIMENTS,
+        ),
+    ] = "ignore"
     positives_per_image: Annotated[
         Annotated[float, Ge(0)],
         Option(
@@ -295,6 +305,7 @@ class Config:
         _validate(self)
         object.__setattr__(self, "backbone", full_name(self.backbone))
         object.__setattr__(self, "group", absolute_group(self.group))
+        parse_uncertain(self.uncertain)  # raises for what cannot be read
 
     def as_dict(self) -> dict[str, Any]:
         """The content of config.yaml."""

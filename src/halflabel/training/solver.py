@@ -137,10 +137,13 @@ class LinearSolver:
             self.head.bias.data.copy_(start[1])
         self.gradients: _ClassGradients | None = None
         self.size: Tensor | None = None  # (C,) norms of the gradients where all images score the same
+        index = torch.arange(len(features))
+        soft = table.soft_targets(index.numpy())
         self.batch = Batch(
-            torch.arange(len(features), device=features.device),
+            index.to(features.device),
             (features,),
             torch.from_numpy(table.dense()).to(features.device),
+            None if soft is None else torch.from_numpy(soft).to(features.device),
         )
 
     @property

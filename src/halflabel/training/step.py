@@ -113,7 +113,8 @@ class OptimizerStep:
             labels = self.dense_labels[index]
         else:
             labels = torch.from_numpy(self.table.rows(images)).to(device)
-        batch = Batch(index, moved, labels)
+        soft = self.table.soft_targets(images)
+        batch = Batch(index, moved, labels, None if soft is None else torch.from_numpy(soft).to(device))
         # Typed as a model for the methods; with several processes it is a wrapper with the same interface.
         model: Any = self.distribution.model
         try:

@@ -16,13 +16,13 @@ CHEXPERT = GOLDEN_FILES / "chexpert" / "train.csv"
 NIH = GOLDEN_FILES / "nih_chestxray" / "entries.csv"
 
 
-def test_uncertain_findings_are_unknown_and_patient_columns_no_classes() -> None:
+def test_uncertain_findings_are_kept_and_patient_columns_no_classes() -> None:
     result = formats.read(CHEXPERT)
     table = result.table()
     assert list(table.classes) == ["No Finding", "Cardiomegaly", "Lung Opacity", "Edema", "Support Devices"]
     assert table.dense().tolist() == [[1, 0, 0, 0, 1], [0, 0, 1, -1, 0], [0, 0, 1, 0, -1]]
     meanings = {(count.raw, count.meaning): count.entries for count in result.audit.value_counts}
-    assert meanings["-1.0", "unknown"] == 2
+    assert meanings["-1.0", "uncertain"] == table.uncertain.nnz == 2
 
 
 @pytest.mark.parametrize(("reading", "label"), [("present", 1), ("absent", -1)])

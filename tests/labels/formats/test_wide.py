@@ -314,7 +314,7 @@ def test_all_that_must_be_stated_is_said_at_once_with_options_that_work(file: Pa
 
 def test_minus_one_beside_zeros_and_blanks_is_taken_for_uncertain(file: Path) -> None:
     error = refusal(file, content="image,Sex,Edema\na.jpg,Female,1\nb.jpg,Male,0\nc.jpg,Male,-1\nd.jpg,Female,\n")
-    assert error.fix == "add --ignore Sex --minus-one unknown  (or what is true of your file)"
+    assert error.fix == "add --ignore Sex --minus-one uncertain  (or what is true of your file)"
     assert wide.read(file, Policy(ignore=("Sex",), minus_one="unknown")).table().dense().tolist() == [
         [1],
         [-1],

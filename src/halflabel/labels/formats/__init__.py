@@ -2,7 +2,7 @@
 
 Each format is a module with `sniff(path)`, `read(path, policy)`, `write(rows, path)` and `USES`, the names of the
 Policy options that the reader uses. A format that cannot hold the source and score of every row has
-`keeps_provenance(rows)`, which says of which rows it can.
+`keeps_provenance(rows)`, which says of which rows it can; one that can hold uncertain labels HOLDS_UNCERTAIN = True.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._paths import check_exists
-from halflabel.labels.formats._write import check_provenance
+from halflabel.labels.formats._write import check_provenance, drop_uncertain
 from halflabel.labels.formats.unsupported import unsupported_format_error
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -124,13 +124,15 @@ def write(
     *,
     format: str = "auto",
     without_sources: bool = False,
+    without_uncertain: bool = False,
     **options: Any,
 ) -> None:
     """Write labels in any format; a format that would lose some raises UserError and names another one.
 
     "auto" follows the ending of the name: .labels is binary, anything else long. A format that cannot hold the sources
-    and scores of the labels raises UserError too, unless `without_sources` accepts that they are lost. `options` are
-    options of the format, such as `image_url` of label-studio; options of other formats are refused.
+    and scores of the labels raises UserError too, unless `without_sources` accepts that they are lost; the same with
+    uncertain labels and `without_uncertain`, which makes them unknown. `options` are options of the format, such as
+    `image_url` of label-studio; options of other formats are refused.
     """
     format = default_format(path) if format == "auto" else format
     module = _module(format)
@@ -142,6 +144,8 @@ def write(
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} means nothing for the format {format!r}", f"leave {flag} out")
     rows = labels if isinstance(labels, Rows) else Rows.from_table(labels)
+    if without_uncertain or not getattr(module, "HOLDS_UNCERTAIN", False):
+        rows = drop_uncertain(rows, format, accepted=without_uncertain)
     if hasattr(module, "keeps_provenance") and not without_sources:
         check_provenance(rows, module.keeps_provenance(rows), format)
     module.write(rows, Path(path), **options)

@@ -94,7 +94,7 @@ def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tup
             options.append(quote_option("--value", f"{text}=unknown"))
     minus_one = of_classes.intersection(MINUS_ONE) - set(policy.values)
     # Beside 1, 0 and blank cells, -1 is usually "uncertain", as in chest X-ray data sets.
-    usual = "unknown" if of_classes & {*ZERO} and "" in of_classes else "absent"
+    usual = "uncertain" if of_classes & {*ZERO} and "" in of_classes else "absent"
     if minus_one and policy.minus_one is None:
         problems.append("what -1 means")
         options.append(f"--minus-one {usual}")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.rows import UNLISTED_SOURCE, Rows
+from halflabel.labels.table import UNCERTAIN
 from halflabel.system.files import atomic_write
 from halflabel.system.format import counted
 
@@ -22,6 +23,7 @@ __all__ = [
     "check_names",
     "check_provenance",
     "check_stale_files",
+    "drop_uncertain",
     "keeps_no_provenance",
     "shortest_float",
     "split_by_image",
@@ -55,6 +57,20 @@ def check_provenance(rows: Rows, is_kept: NDArray[np.bool_], format: str) -> Non
     if by_model:
         message += f": nothing would say any more that a model made {by_model:,} of them"
     raise UserError(message, "write --to long or binary, which keep them, or add --without-sources to lose them")
+
+
+def drop_uncertain(rows: Rows, format: str, *, accepted: bool) -> Rows:
+    """Remove uncertain labels, if the user accepted that; raise UserError for them otherwise."""
+    if not (rows.value == UNCERTAIN).any():
+        return rows
+    rows = rows.drop_overridden()
+    is_uncertain = rows.value == UNCERTAIN
+    if is_uncertain.any() and not accepted:
+        raise UserError(
+            f"{format} cannot hold {counted(int(is_uncertain.sum()), 'uncertain label')}",
+            "write --to long or wide, which keep them, or add --without-uncertain to make them unknown",
+        )
+    return rows.select(~is_uncertain)
 
 
 def keeps_no_provenance(rows: Rows) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """CheXpert CSV: a wide table of findings from X-ray reports, beside columns about the patient.
 
-1 is present, 0 absent, blank not mentioned (unknown) and −1 uncertain. Uncertain is read as unknown unless `minus_one`
-states otherwise. Files of the same layout, such as those of MIMIC-CXR-JPG with a Path column, are read too.
+1 is present, 0 absent, blank not mentioned (unknown) and −1 uncertain, unless `minus_one` states otherwise. Files of
+the same layout, such as those of MIMIC-CXR-JPG with a Path column, are read too.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
     header = header_fields(first_line(path))
     ignore = dict.fromkeys((*(name for name in _ABOUT_PATIENT if name in header), *policy.ignore))
     ignored = tuple(name for name in ignore if name not in policy.where)
-    result = wide.read(path, replace(policy, ignore=ignored, minus_one=policy.minus_one or "unknown"))
+    result = wide.read(path, replace(policy, ignore=ignored, minus_one=policy.minus_one or "uncertain"))
     result.audit.format = "chexpert"
-    if policy.minus_one is None:
-        result.audit.note("-1 (uncertain) is read as unknown; --minus-one present or absent reads it otherwise")
     return result
 
 

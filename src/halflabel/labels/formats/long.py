@@ -1,9 +1,9 @@
 """Long rows, `image,class,value,source,score`, as CSV or Parquet: halflabel's own format, and others like it.
 
-In our own files, which have all five columns, value is 1 (present), -1 (absent), 0 (retracts an earlier label) or
-blank. A row without an image declares a class and a row without a class declares an image, so that classes and images
-without known labels keep their place in the order: declared names come first, wherever in the file they are. Names are
-exact.
+In our own files, which have all five columns, value is 1 (present), -1 (absent), uncertain (2 in Parquet), 0 (retracts
+an earlier label) or blank. A row without an image declares a class and a row without a class declares an image, so that
+classes and images without known labels keep their place in the order: declared names come first, wherever in the file
+they are. Names are exact.
 
 In other files source and score may be missing, and blanks around a name are removed. A row without an answer (blank,
 n/a, unknown) says nothing about its entry: it never removes the label of another row. In a file with only
@@ -37,6 +37,7 @@ from halflabel.labels.policy import (
     MINUS_ONE,
     ONE,
     ZERO,
+    Meaning,
     Policy,
     UndecidedValue,
     quote_option,
@@ -44,6 +45,7 @@ from halflabel.labels.policy import (
     shorten_cell,
 )
 from halflabel.labels.rows import Rows, too_many_sources
+from halflabel.labels.table import UNCERTAIN
 from halflabel.system.files import atomic_write
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "write_blocks",
 ]
 
+HOLDS_UNCERTAIN = True
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 
 COLUMNS = ("image", "class", "value", "source", "score")
@@ -343,7 +346,9 @@ def _read_values(
     codes = coded.indices.to_numpy(zero_copy_only=False)
     raws = coded.dictionary.to_pylist()
     counts = np.bincount(codes[is_label], minlength=len(raws))
-    effective_policy = Policy(minus_one="absent", zero="unknown") if is_own_format else policy
+    if is_own_format:
+        numbers: dict[str, Meaning] = {str(UNCERTAIN): "uncertain"} if isinstance(sheet, ParquetTable) else {}
+        policy = Policy(minus_one="absent", zero="unknown", values=numbers)
     value_of = np.zeros(len(raws), np.int8)
     for code, raw in enumerate(raws):
         if not counts[code]:
@@ -354,10 +359,14 @@ def _read_values(
                     "value 0 may mean absent, or unknown (as in halflabel's own files)",
                     "add --zero absent or --zero unknown",
                 )
-            meaning = read_value(raw, effective_policy, frozenset(raws))
+            meaning = read_value(raw, policy, frozenset(raws))
         except UndecidedValue as undecided:
             row = int(selected[np.flatnonzero(is_label & (codes == code))[0]])
-            fix = "use 1 (present), -1 (absent) or 0 (retracts an earlier label)" if is_own_format else undecided.fix
+            fix = (
+                "use 1 (present), -1 (absent), uncertain or 0 (retracts an earlier label)"
+                if is_own_format
+                else undecided.fix
+            )
             raise sheet.error(undecided.message, fix, row=row, column=name) from None
         value_of[code] = LABEL_VALUES[meaning]
         is_retraction = is_own_format and raw.strip() in ZERO
@@ -435,6 +444,8 @@ def csv_text(block: pa.RecordBatch) -> bytes:
 
     # Arrow writes the fewest digits that give the same number: 0.7, not 0.699999988.
     columns = [column.cast(pa.string()) for column in block.columns]
+    if (value := block.schema.get_field_index("value")) >= 0:
+        columns[value] = pc.replace_substring(columns[value], str(UNCERTAIN), "uncertain")
     block = pa.record_batch(columns, names=block.schema.names)
     try:
         text = pa.BufferOutputStream()

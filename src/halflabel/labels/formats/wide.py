@@ -20,10 +20,12 @@ from halflabel.labels.formats.tags import LIST_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy, UndecidedValue, quote_option, shorten_cell
 from halflabel.labels.rows import Rows
+from halflabel.labels.table import UNCERTAIN
 from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
+HOLDS_UNCERTAIN = True
 USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 keeps_provenance = keeps_no_provenance
 
@@ -77,7 +79,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Rows, path: Path) -> None:
-    """Write 1, 0 or blank per cell; sources and scores are not written."""
+    """Write 1, 0, uncertain or blank per cell; sources and scores are not written."""
     table = rows.resolve()
     for name in table.classes:
         if name == "image" or name != name.strip() or not name:
@@ -88,13 +90,16 @@ def write(rows: Rows, path: Path) -> None:
         raise UserError(f"with these classes a wide table would be read as {form}: {', '.join(header[:9])}", _LONG)
     if "" in table.images:
         raise UserError("an image has no name", "give every image a name")
-    text = np.array(["0", "", "1"])
+    text = np.array(["0", "", "1", "uncertain"])
     with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         file.write(csv_line(header))
         for first in range(0, len(table), 4096):
             block = np.arange(first, min(first + 4096, len(table)))
-            for position, cells in zip(block, text[table.rows(block) + 1].tolist(), strict=True):
-                # Cells are not passed to csv_line: there are many, and none of the three values needs quotes.
+            labels = table.rows(block)
+            if table.uncertain is not None:
+                labels[table.uncertain[block].nonzero()] = UNCERTAIN
+            for position, cells in zip(block, text[labels + 1].tolist(), strict=True):
+                # Cells are not passed to csv_line: there are many, and none of the values needs quotes.
                 file.write(csv_line([table.images[int(position)]])[:-1] + "," + ",".join(cells) + "\n")
 
 
@@ -111,11 +116,11 @@ def _check_images(sheet: CsvTable, names: pa.Array, selected: np.ndarray, column
     blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
     if blank.any():
         raise sheet.error("the image has no name", "fill it in", row=int(selected[np.argmax(blank)]), column=column)
-    codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
-    _, first = np.unique(codes, return_index=True)
-    repeats = np.setdiff1d(np.arange(len(codes)), first)
-    if len(repeats):
-        row = int(repeats[0])
+    coded = pc.dictionary_encode(names)
+    if len(coded.dictionary) < len(names):
+        codes = coded.indices.to_numpy(zero_copy_only=False)
+        _, first = np.unique(codes, return_index=True)
+        row = int(np.setdiff1d(np.arange(len(codes)), first)[0])
         before = sheet.line(int(selected[np.flatnonzero(codes == codes[row])[0]]))
         raise sheet.error(
             f"image {names[row].as_py()!r} is already on line {before}",

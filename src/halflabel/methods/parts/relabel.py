@@ -44,6 +44,14 @@ class Relabeler(nn.Module):
     def start(self, table: LabelTable) -> None:
         """Receive the known training labels; called once, before training."""
 
+    def __call__(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        """Return what `forward` does, but (t, 1 − t) for entries with a soft target t."""
+        targets: Targets = super().__call__(batch, logits, epoch)
+        if batch.soft is None:
+            return targets
+        has_none, soft = torch.isnan(batch.soft), batch.soft.to(targets.pos.dtype)
+        return Targets(*(torch.where(has_none, old, new) for old, new in zip(targets, (soft, 1 - soft), strict=True)))
+
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         """Return the loss weights of each entry, from known labels and (B, C) detached logits. Epochs count from 1."""
         raise TypeError(f"{type(self).__name__} does not define forward")

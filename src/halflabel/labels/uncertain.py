@@ -1,0 +1,100 @@
+"""Uncertain labels in training: ignored, present, absent, or soft targets, for all classes or class by class.
+
+`--uncertain` states it. An uncertain entry is unknown everywhere else: nothing is evaluated or calibrated by it.
+Irvin 2019 (CheXpert) calls the readings U-Ignore, U-Ones and U-Zeros; Pham 2021 draws soft targets from an interval.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from halflabel.errors import UserError
+
+if TYPE_CHECKING:
+    from halflabel.labels.table import LabelTable
+
+__all__ = ["Reading", "decide_uncertain", "describe_reading", "parse_uncertain"]
+
+SOFT = (0.55, 0.85)  # the interval of Pham 2021
+_READING = re.compile(r"(?:(.*)=)?(ignore|present|absent|soft(?:=(\d*\.?\d+)-(\d*\.?\d+))?)", re.DOTALL)
+
+
+class Reading(NamedTuple):
+    """How uncertain entries of a class are trained on: targets drawn from low … high; None ignores them."""
+
+    low: float | None = None
+    high: float | None = None
+
+
+_WORDS = {"ignore": Reading(), "present": Reading(1, 1), "absent": Reading(0, 0), "soft": Reading(*SOFT)}
+
+
+def parse_uncertain(text: str) -> dict[str, Reading]:
+    """Parse the option: the reading of each class that it names; "*" stands for all others.
+
+    >>> parse_uncertain("Edema=present,*=soft=0.6-0.8")
+    {'Edema': Reading(low=1, high=1), '*': Reading(low=0.6, high=0.8)}
+    """
+    readings: dict[str, Reading] = {}
+    for part in re.split("[,;]", text):
+        match = _READING.fullmatch(part.strip())
+        if match is None or (match[3] and not float(match[3]) <= float(match[4]) <= 1):
+            raise UserError(
+                f"--uncertain {part.strip()!r} cannot be read",
+                'write ignore, present, absent, soft or soft=0.55-0.85; or per class: "Edema=present,*=ignore"',
+            )
+        interval = Reading(float(match[3]), float(match[4])) if match[3] else _WORDS[match[2]]
+        readings[(match[1] or "*").strip()] = interval
+    return readings
+
+
+def describe_reading(text: str) -> str:
+    """Return what training does with uncertain labels, for a message."""
+    return {
+        "ignore": "not trained on",
+        "present": "trained on as present",
+        "absent": "trained on as absent",
+        "soft": "trained on as soft targets",
+    }.get(text, f"trained on by --uncertain {text!r}")
+
+
+def decide_uncertain(table: LabelTable, text: str) -> LabelTable:
+    """Return the labels to train on: uncertain entries as the option `text` states; known ones as they are.
+
+    The soft target of an entry depends on the names of its image and class alone.
+    """
+    readings = parse_uncertain(text)
+    if missing := [name for name in readings if name != "*" and name not in table.classes]:
+        raise UserError(f"--uncertain names no class {missing[0]!r}", f"the classes: {', '.join(table.classes)}")
+    if table.uncertain is None or all(reading.low is None for reading in readings.values()):
+        return table
+    import numpy as np
+
+    from halflabel.labels.table import LabelTable
+    from halflabel.system.rng import hash_names, uniform
+
+    of_class = [readings.get(name, readings.get("*", Reading())) for name in table.classes]
+    low, high = (
+        np.array([np.nan if end is None else end for end in ends], np.float64) for ends in zip(*of_class, strict=True)
+    )
+    entries = table.uncertain.tocoo()
+    row, column = entries.coords
+    share = uniform(0, hash_names(table.images.array)[row], hash_names(table.classes.array)[column])
+    target = low[column] + share * (high - low)[column]
+    is_hard = (target == 0) | (target == 1)
+    stays = ~is_hard
+    image, known, value = table.entries()
+    decided = LabelTable.from_entries(
+        table.images,
+        table.classes,
+        np.concatenate([image, row[is_hard]]),
+        np.concatenate([known.astype(np.int64), column[is_hard]]),
+        np.concatenate([value, np.where(target[is_hard] == 1, 1, -1).astype(np.int8)]),
+    )
+    if stays.any():
+        from scipy.sparse import csr_array
+
+        soft = np.where(np.isnan(target), -1, 1 + target).astype(np.float32)[stays]
+        decided.uncertain = csr_array((soft, (row[stays], column[stays])), shape=table.shape)
+    return decided

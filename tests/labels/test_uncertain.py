@@ -1,0 +1,190 @@
+"""Uncertain labels: kept in rows and files, unknown in tables, trained on as stated, never evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.errors import UserError
+from halflabel.labels import formats
+from halflabel.labels.drop import apply as hide
+from halflabel.labels.names import Names
+from halflabel.labels.provenance import calibration_tables, training_and_evaluation_tables
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import UNCERTAIN, LabelTable
+from halflabel.labels.uncertain import decide_uncertain, parse_uncertain
+from halflabel.methods.base import recipe
+from halflabel.runs.assembly import Assembly
+from halflabel.training.config import Config
+from halflabel.training.solver import LinearSolver
+from halflabel.types import Batch
+
+IMAGES, CLASSES = Names(["a", "b", "c"]), Names(["cat", "dog"])
+
+
+def rows(*entries: tuple[int, int, int, str]) -> Rows:
+    image, column, value, source = zip(*entries, strict=True)
+    sources = sorted(set(source))
+    number = np.array([sources.index(name) for name in source])
+    return Rows.build(IMAGES, CLASSES, np.array(image), np.array(column), np.array(value), number, sources=sources)
+
+
+ROWS = rows((0, 0, 1, ""), (0, 1, UNCERTAIN, ""), (1, 0, -1, ""), (1, 1, UNCERTAIN, ""), (2, 0, UNCERTAIN, ""))
+
+
+def uncertain(table: LabelTable) -> list[list[int]]:
+    return [] if table.uncertain is None else np.argwhere(table.uncertain.toarray()).tolist()
+
+
+def test_uncertain_entries_are_unknown_and_listed() -> None:
+    table = ROWS.resolve()
+    assert table.dense().tolist() == [[1, 0], [-1, 0], [0, 0]]
+    assert uncertain(table) == [[0, 1], [1, 1], [2, 0]]
+    assert table.stats().uncertain.tolist() == [1, 2]
+    assert uncertain(table.subset([2, 0], [1, 0])) == [[0, 1], [1, 0]]
+    assert uncertain(hide("partial", table, share=0.1)) == uncertain(table)
+    assert Rows.from_table(table).resolve() == table
+    assert table.digest() != LabelTable.from_dense(table.dense(), IMAGES, CLASSES).digest()
+
+
+@pytest.mark.parametrize(
+    ("later", "label"),
+    [
+        ((0, 1, 1, "model:bce:x"), 1),  # a model may decide what a person left open
+        ((0, 1, -1, "person:asked"), -1),
+        ((0, 1, 0, ""), 0),
+    ],
+)
+def test_later_rows_decide(later: tuple[int, int, int, str], label: int) -> None:
+    table = ROWS.append(rows(later)).resolve()
+    assert table.dense()[0].tolist() == [1, label]
+    assert uncertain(table) == [[1, 1], [2, 0]]
+
+
+def test_a_person_may_become_uncertain() -> None:
+    table = ROWS.append(rows((0, 0, UNCERTAIN, ""))).resolve()
+    assert table.dense()[0].tolist() == [0, 0]
+    assert [0, 0] in uncertain(table)
+
+
+def test_no_evaluation_sees_them() -> None:
+    with_model = ROWS.append(rows((2, 1, 1, "model:bce:x")))
+    for tables in (training_and_evaluation_tables(with_model), calibration_tables(with_model)[:2]):
+        assert tables[1].dense().tolist() == [[1, 0], [-1, 0], [0, 0]]
+    assert with_model.count_conflicts() == 0
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.parquet", "wide.csv"])
+def test_files_keep_them(name: str, tmp_path: Path) -> None:
+    formats.write(ROWS, tmp_path / name, format="wide" if "wide" in name else "long")
+    result = formats.read(tmp_path / name)
+    assert result.table() == ROWS.resolve()
+    assert sum(count.entries for count in result.audit.value_counts if count.meaning == "uncertain") == 3
+
+
+@pytest.mark.parametrize(("format", "name"), [("binary", "x.labels"), ("lvis", "x.json")])
+def test_formats_that_cannot_hold_them_refuse(format: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="3 uncertain labels"):
+        formats.write(ROWS, tmp_path / name, format=format)
+    formats.write(ROWS, tmp_path / name, format=format, without_uncertain=True)
+    table = formats.read(tmp_path / name).table()
+    assert table.uncertain is None
+    assert table.known == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "left"),
+    [
+        ("ignore", [[1, 0], [-1, 0], [0, 0]], 3),
+        ("present", [[1, 1], [-1, 1], [1, 0]], 0),
+        ("absent", [[1, -1], [-1, -1], [-1, 0]], 0),
+        ("dog=present,*=ignore", [[1, 1], [-1, 1], [0, 0]], 1),
+        ("dog=present; cat=absent", [[1, 1], [-1, 1], [-1, 0]], 0),
+        ("dog=absent", [[1, -1], [-1, -1], [0, 0]], 1),
+        ("soft", [[1, 0], [-1, 0], [0, 0]], 3),
+    ],
+)
+def test_readings(text: str, labels: list[list[int]], left: int) -> None:
+    table = decide_uncertain(ROWS.resolve(), text)
+    assert table.dense().tolist() == labels
+    assert len(uncertain(table)) == left
+
+
+def test_soft_targets_are_in_their_interval_and_follow_the_names() -> None:
+    table = ROWS.resolve()
+    targets = decide_uncertain(table, "soft=0.6-0.8").soft_targets([0, 1, 2])
+    assert targets is not None
+    assert np.isnan(targets).sum() == 3
+    known = targets[~np.isnan(targets)]
+    assert ((known >= 0.6) & (known < 0.8)).all()
+    assert len(set(known.tolist())) == 3
+    turned = decide_uncertain(table.subset([2, 1, 0]), "soft=0.6-0.8").soft_targets([2, 1, 0])
+    np.testing.assert_array_equal(targets, turned)
+    assert decide_uncertain(table, "cat=soft,*=ignore").soft_targets([0, 1]) is None
+
+
+@pytest.mark.parametrize("text", ["", "maybe", "soft=0.9-0.1", "soft=0.5-2", "soft=0.5", "dog=", "dog=ignore,,", "1"])
+def test_what_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="uncertain"):
+        parse_uncertain(text)
+    with pytest.raises(UserError, match="uncertain"):
+        Config(uncertain=text)
+
+
+def test_a_class_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UserError, match="cow"):
+        decide_uncertain(ROWS.resolve(), "cow=present")
+
+
+@pytest.mark.parametrize("name", ["bce", "an", "n-ls", "csl", "plcl", "em", "asl"])
+def test_soft_targets_reach_every_loss(name: str) -> None:
+    table = decide_uncertain(ROWS.resolve(), "dog=soft=0.7-0.7")
+    method = recipe(name).make()
+    method.plan(3)
+    method.start(table)
+    index = torch.arange(3)
+    soft = table.soft_targets(index.numpy())
+    assert soft is not None
+    labels = torch.from_numpy(table.dense())
+    logits = torch.randn(3, 2, generator=torch.manual_seed(0))
+    plain, softened = (
+        method.relabel(Batch(index, (logits,), labels, each), logits, 1) for each in (None, torch.from_numpy(soft))
+    )
+    entries = torch.tensor([[False, True], [False, True], [False, False]])
+    for before, after, target in zip(plain, softened, (0.7, 0.3), strict=True):
+        assert torch.allclose(after[entries], torch.tensor(target, dtype=after.dtype))
+        assert torch.equal(after[~entries], before[~entries])
+
+
+@pytest.mark.parametrize("name", ["bce", "an"])
+def test_the_solver_reaches_the_soft_target(name: str) -> None:
+    images = Names.numbered(30)
+    index = np.arange(30)
+    table = LabelTable.from_entries(images, Names(["x"]), index, 0 * index, np.full(30, UNCERTAIN))
+    soft = decide_uncertain(table, "soft=0.7-0.7")
+    solver = LinearSolver(recipe(name).make(), torch.zeros(30, 2), soft)
+    solver.fit(1e-3)
+    assert torch.sigmoid(solver.bias)[0] == pytest.approx(0.7, abs=0.01)
+
+
+def test_readings_change_the_training_and_not_the_evaluation() -> None:
+    """Half of the positives of a class are called uncertain: as present they are found, as absent they are not."""
+    generator = np.random.default_rng(0)
+    truth = np.where(generator.random(200) < 0.4, 1, -1)
+    features = torch.from_numpy((truth[:, None] * 0.7 + generator.normal(size=(200, 8))).astype(np.float32))
+    value = np.where((truth > 0) & (generator.random(200) < 0.5), UNCERTAIN, truth)
+    index = np.arange(200)
+    table = LabelTable.from_entries(Names.numbered(200), Names(["x"]), index, 0 * index, value)
+    config = Config(method="bce", solver="lbfgs", l2_strength=1e-2, similar=False)
+    mean = {}
+    for reading in ("ignore", "present", "absent", "soft"):
+        fitted = Assembly(dataclasses.replace(config, uncertain=reading)).solve(
+            features, table, None, of_backbone=False
+        )
+        mean[reading] = float(fitted.logits[value == UNCERTAIN].mean())
+        assert fitted.quality > 0.5
+    assert mean["absent"] < min(mean["ignore"], mean["soft"]) < max(mean["ignore"], mean["soft"]) < mean["present"]
