@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.errors import UserError
-from halflabel.report import run_page
+from halflabel.report import quality_sections
 from halflabel.report.layout import FEW_POSITIVES, has_few_positives
+from halflabel.report.quality_sections import precision_recall_section
 from halflabel.report.run_facts import HeldOutResults, read_run_facts
-from halflabel.report.run_page import build_page, precision_recall_section, write_report
+from halflabel.report.run_page import build_page, write_report
 from halflabel.runs.folder import RunFolder
 
 
@@ -32,18 +33,18 @@ def test_page_says_what_the_run_measured(tmp_path: Path) -> None:
     assert f"calibration error {overall['ECE']:.3f}" in page.text
     stats = run.read_labels().stats()
     for c, name in enumerate(("cat", "dog", "cow")):
-        row = re.search(rf'<tr><th scope="row"[^>]*>{name}</th>(.*?)</tr>', text)
+        row = re.search(rf'<tr[^>]*><th scope="row"[^>]*>{name}</th>(.*?)</tr>', text)
         assert row is not None
         cells = re.findall(r"<td[^>]*>([^<]*)</td>", row[1])
         assert cells[:3] == [str(part[c]) for part in (stats.positives, stats.negatives, stats.unknown)]
     assert "40 images to train on, 20 held out" in page.text
-    assert page.text.count("Measured on the 19 held-out images, which training did not see") == 4
+    assert page.text.count("Measured on the 19 held-out images, which training did not see") == 1
     assert "Images that could not be read: 1;" in page.text
     assert "halflabel report RUN --images PHOTOS" in page.text
     match = re.search(r"This file: (\d+) kB", page.text)
     assert match is not None
     assert abs(int(match[1]) - len(text.encode()) / 1000) < 1
-    for name in ("labels", "learning", "classes", "recall", "scores", "pairs", "photos"):
+    for name in ("photos", "classes", "threshold", "recall", "scores", "labels", "pairs", "learning"):
         assert f'href="#{name}"' in text
 
 
@@ -77,9 +78,9 @@ def test_page_of_a_run_that_lacks_something(tmp_path: Path, kind: str) -> None:
         assert "of the known positives; about" in page.text
         assert "mAP —" not in page.text
         assert "estimated precision" in page.text
-        assert "#questions" in page.values("href")
-        assert "95 % interval" not in page.text.partition("Class by class")[2].partition("Questions that")[0]
+        assert "95 % interval" not in page.text.partition("Class by class")[2].partition("What was known")[0]
         assert "micro F1" not in page.text.partition("What was known")[0]
+        assert "Known labels per image" not in page.text  # the same as the known positives
         assert "P(column | row)" not in page.text
     elif kind == "nothing held out":
         page = check(build_page(random_run(tmp_path / "run", held_out=False)))
@@ -224,7 +225,7 @@ def pages(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
     place = tmp_path_factory.mktemp("pages")
     names = [HOSTILE, "</script>", "a class whose name is long" * 12] + [f"class {i}" for i in range(70)]
     return [
-        write_report(RunFolder.open(folder), place / "photos.html", images=photos, scan=0).path,
+        write_report(RunFolder.open(folder), place / "photos.html", images=photos).path,
         write_report(random_run(place / "many", classes=names), place / "many.html").path,
     ]
 
@@ -292,7 +293,7 @@ def test_thinly_judged(present: int, ap: float, thin: bool) -> None:
 
 
 def test_small_thresholds_are_not_0() -> None:
-    assert [run_page._format_threshold(value) for value in (0.4567, 0.004, 0.0)] == ["0.46", "0.004", "0.00"]
+    assert [quality_sections._format_threshold(value) for value in (0.4567, 0.004, 0.0)] == ["0.46", "0.004", "0.00"]
 
 
 def test_of_paths_the_page_shows_the_last_part_alone(tmp_path: Path) -> None:
@@ -339,13 +340,50 @@ def test_a_slider_tries_thresholds_and_a_click_enlarges_a_photo(browser: Any, pa
     tab = browser.new_page(viewport={"width": 1280, "height": 800})
     tab.goto(pages[0].as_uri())
     tab.locator(".slider").fill("0")
-    everything = tab.inner_text(".thresholds .result")
-    assert "Recall 100.0 %" in everything
+    assert tab.inner_text(".thresholds .recall b") == "100.0 %"
+    everything = tab.inner_text(".thresholds .precision b")
     tab.locator(".slider").fill("90")
     assert tab.inner_text(".thresholds output") == "0.90"
-    assert tab.inner_text(".thresholds .result") != everything
+    assert tab.inner_text(".thresholds .precision b") != everything
+    first, second = tab.locator(".tile figcaption").all_inner_texts()[:2]
     tab.locator(".tile svg.photo").first.click()
-    assert tab.is_visible("dialog.enlarged svg")
+    assert tab.inner_text("dialog.enlarged figcaption") == first
+    tab.keyboard.press("ArrowRight")
+    assert tab.inner_text("dialog.enlarged figcaption") == second
     tab.keyboard.press("Escape")
     assert not tab.is_visible("dialog.enlarged")
+    tab.close()
+
+
+def test_galleries_have_pages_and_a_class_shows_its_own_photos(browser: Any, pages: list[Path]) -> None:
+    tab = browser.new_page(viewport={"width": 390, "height": 800})
+    tab.goto(pages[0].as_uri())
+    shown = tab.locator("#missing .tile:visible")
+    total = tab.locator("#missing .tile").count()
+    assert shown.count() == 24 < total
+    assert tab.inner_text("#missing .pager span") == f"1 to 24 of {total}"
+    first = tab.locator("#missing .tile:visible").first.inner_text()
+    tab.locator("#missing .pager button").last.click()
+    assert shown.count() == min(24, total - 24)
+    assert tab.locator("#missing .tile:visible").first.inner_text() != first
+    name = tab.locator("#missing .tile:visible b").first.inner_text()
+    tab.locator("#class-filter").select_option(name)
+    assert set(tab.locator(".tile:visible b").all_inner_texts()) == {name}
+    assert tab.locator("#classes tbody tr:visible").count() == 1
+    assert f"halflabel review RUN PHOTOS --class {name}" in tab.inner_text("#one-class")
+    tab.get_by_role("button", name="All classes").click()
+    assert tab.locator("#classes tbody tr:visible").count() > 1
+    assert shown.count() == 24
+    tab.locator("#classes tbody button", has_text=name).first.click()
+    assert tab.is_visible("#one-class")
+    tab.close()
+
+
+def test_values_of_a_chart_appear_at_the_pointer(browser: Any, pages: list[Path]) -> None:
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    tab.goto(pages[0].as_uri())
+    tab.locator("#labels rect").first.hover()
+    assert tab.inner_text(".tip").startswith((tab.locator("#labels text.name").first.text_content() or "") + ": ")
+    tab.locator("h1").hover()
+    assert not tab.is_visible(".tip")
     tab.close()

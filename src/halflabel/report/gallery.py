@@ -1,6 +1,7 @@
 """Galleries of photos on a run's page: labels that are likely missing, and labels that are likely wrong.
 
-Entries are chosen by score; a person has to decide whether the model or the label is wrong.
+Entries are chosen by score; a person has to decide whether the model or the label is wrong. The script of the page
+shows them in pages, or those of one class.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.report.layout import section
+from halflabel.report.layout import section, truncation_note
 from halflabel.report.run_facts import RunFacts
 from halflabel.system.format import probability, shorten
 from halflabel.system.html import Html, count, el
@@ -32,16 +33,18 @@ if TYPE_CHECKING:
 __all__ = [
     "GalleryEntry",
     "GalleryScores",
-    "contradicted",
+    "choose_entries",
     "galleries",
-    "missing_positives",
     "no_galleries",
+    "rank_contradicted",
+    "rank_missing",
     "score_images",
 ]
 
-TILES = 12  # photos per gallery
-PHOTO_SIDE = 200  # pixels of a photo's longer side
-PHOTO_BYTES = 16_000  # limit of one photo
+TILES = 150  # of a gallery at most
+PHOTO_BUDGET = 2_000_000  # bytes of all photos of a page
+PHOTO_BYTES = 24_000  # limit of one photo
+PHOTO_SIDES = (320, 200)  # pixels of a photo's longer side: with few photos, with many
 MAP_SIDE = 28  # pixels of the class map over a photo; the browser scales it up smoothly
 _MAP_COLOUR = (255, 64, 0)
 _SAMPLE = 0x72657074  # random stream: sample of the training images to score
@@ -65,55 +68,32 @@ class GalleryScores(NamedTuple):
     held_out: int  # number of held-out images
 
 
-def missing_positives(
-    scores: NDArray[Any], labels: NDArray[Any], thresholds: NDArray[Any], most: int = TILES
-) -> list[GalleryEntry]:
-    """Return the entries not known to be present with the highest scores at or above their threshold, one per image.
-
-    No class takes more than a quarter of the tiles while other classes have entries.
-    scores, labels (M, C), thresholds (C,).
-    """
-    likely = (labels <= 0) & (scores >= thresholds)
-    return _vary_classes(np.where(likely, scores, -np.inf), most)
+def rank_missing(scores: NDArray[Any], labels: NDArray[Any], thresholds: NDArray[Any]) -> NDArray[Any]:
+    """Return the scores (M, C) of unknown entries at or above their threshold (C,); −∞ elsewhere."""
+    return np.where((labels == 0) & (scores >= thresholds), scores, -np.inf)
 
 
-def contradicted(
-    scores: NDArray[Any],
-    labels: NDArray[Any],
-    thresholds: NDArray[Any],
-    most: int = TILES,
-    shown: Sequence[GalleryEntry] = (),
-) -> list[GalleryEntry]:
-    """Return known entries on the wrong side of their threshold, least probable label first.
-
-    One per image, classes varied as in `missing_positives`; entries in `shown` are left out.
-    """
+def rank_contradicted(scores: NDArray[Any], labels: NDArray[Any], thresholds: NDArray[Any]) -> NDArray[Any]:
+    """Return how improbable the label is of known entries on the wrong side of their threshold; −∞ elsewhere."""
     wrong = np.where(labels > 0, scores < thresholds, scores >= thresholds) & (labels != 0) & ~np.isnan(scores)
-    for entry in shown:
-        wrong[entry.row, entry.column] = False
-    doubt = np.where(labels > 0, 1 - scores, scores)
-    return _vary_classes(np.where(wrong, doubt, -np.inf), most)
+    return np.where(wrong, np.where(labels > 0, 1 - scores, scores), -np.inf)
 
 
-def _vary_classes(rank: NDArray[Any], most: int) -> list[GalleryEntry]:
-    """Return the images with the highest rank (M, C), each with its best class; −∞ is never chosen."""
-    if not rank.size:
-        return []
-    column = rank.argmax(axis=1)
-    best = rank[np.arange(len(rank)), column]
-    order = [int(row) for row in np.argsort(-best, kind="stable") if best[row] > -np.inf]
-    quota = max(2, most // 4)
-    per_class: dict[int, int] = {}
-    first: list[int] = []
-    rest: list[int] = []
-    for row in order:
-        if len(first) == most:
-            break
-        c = int(column[row])
-        per_class[c] = per_class.get(c, 0) + 1
-        (first if per_class[c] <= quota else rest).append(row)
-    chosen = set((first + rest)[:most])
-    return [GalleryEntry(row, int(column[row])) for row in order if row in chosen]
+def choose_entries(rank: NDArray[Any], most: int = TILES) -> list[GalleryEntry]:
+    """Return the entries with the highest rank (M, C), highest first; −∞ is never chosen.
+
+    Every class gets its share of the places before others get more.
+    """
+    rows, columns = np.nonzero(rank > -np.inf)
+    order = np.argsort(-rank[rows, columns], kind="stable")
+    rows, columns = rows[order], columns[order]
+    classes = np.unique(columns)
+    place = np.zeros(len(rows), np.int64)  # of an entry within its class
+    for c in classes:
+        place[columns == c] = np.arange((columns == c).sum())
+    over_share = place >= max(2, most // max(len(classes), 1))
+    chosen = np.sort(np.argsort(over_share, kind="stable")[:most])
+    return [GalleryEntry(int(rows[k]), int(columns[k])) for k in chosen]
 
 
 def score_images(
@@ -144,14 +124,8 @@ def score_images(
 
 
 def galleries(
-    facts: RunFacts,
-    run: RunFolder,
-    folder: Path,
-    *,
-    scan: int,
-    tiles: int = TILES,
-    reporter: Reporter = SILENT,
-) -> Html:
+    facts: RunFacts, run: RunFolder, folder: Path, *, scan: int, tiles: int = TILES, reporter: Reporter = SILENT
+) -> Html | None:
     """Return two galleries with photos of a folder; at most `scan` training images are scored for them."""
     from halflabel.data.sources import open_images
     from halflabel.runs.predictor import Predictor
@@ -160,9 +134,31 @@ def galleries(
     source = open_images(facts.table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
     scored = score_images(facts, predictor, source, scan, reporter)
     thresholds = predictor.thresholds.numpy()
-    missing = missing_positives(scored.scores, scored.labels, thresholds, tiles)
-    wrong = contradicted(scored.scores, scored.labels, thresholds, tiles, missing)
-    tiles_of = _TileMaker(facts, predictor, source, scored)
+    kinds = (
+        (
+            "missing",
+            "Likely missing",
+            "Unknown, yet scored at or above the threshold of the class; highest score first. If the class is in the "
+            "photo, its label is missing.",
+            rank_missing(scored.scores, scored.labels, thresholds),
+        ),
+        (
+            "wrong",
+            "Likely wrong",
+            "Labelled present but scored below the threshold of the class, or labelled absent but not below it; least "
+            "probable label first. Either the label or the model is wrong.",
+            rank_contradicted(scored.scores, scored.labels, thresholds),
+        ),
+    )
+    chosen = [choose_entries(rank, tiles) for *_, rank in kinds]
+    maker = _TileMaker(facts, predictor, source, scored, [entry for entries in chosen for entry in entries], reporter)
+    shown = [
+        maker.gallery(name, title, caption, entries, int((rank > -np.inf).sum()))
+        for (name, title, caption, rank), entries in zip(kinds, chosen, strict=True)
+        if entries
+    ]
+    if not shown:
+        return None
     trained_on = len(scored.images) - scored.held_out
     on = (
         f"Chosen by score from {count(scored.held_out)} held-out images, with the scores of the run, and "
@@ -171,119 +167,138 @@ def galleries(
         if scored.held_out < len(facts.table)
         else f"Chosen by score from {count(scored.held_out)} images, each scored by a model without its labels."
     )
-    return section(
-        "photos",
-        "Photos to look at",
-        tiles_of.gallery(
-            "missing",
-            "Likely missing positives",
-            "Not known to be present, yet scored at or above the threshold of the class; highest score first. "
-            "If the class is in the photo, the label is missing.",
-            missing,
-        ),
-        tiles_of.gallery(
-            "wrong",
-            "Likely wrong labels",
-            "Labelled present but scored below the threshold of the class, or labelled absent but not below it; least "
-            "probable label first. Either the label or the model may be wrong. Entries shown above are left out.",
-            wrong,
-        ),
-        on=on,
-    )
+    return section("photos", "Labels to check", *shown, on=on)
 
 
 def no_galleries() -> Html:
     """Return the section without photos: how to get galleries."""
     hint = el("code", "halflabel report RUN --images PHOTOS")
     line = el("p", "Galleries of likely missing and likely wrong labels need the photos. Get them with ", hint, ".")
-    return section("photos", "Photos to look at", line)
+    return section("photos", "Labels to check", line)
+
+
+class _Photo(NamedTuple):
+    """A photo on the page: its name, its small copy as a data URL, and a class map per class."""
+
+    name: str
+    address: str
+    width: int
+    height: int
+    box: dict[str, float]  # the part that the model sees
+    maps: dict[int, str]
 
 
 class _TileMaker:
-    """Makes gallery tiles: reads a photo, shrinks it, and overlays the class map."""
+    """Makes the tiles of the galleries; the page holds each photo once, however many tiles show it."""
 
-    def __init__(self, facts: RunFacts, predictor: Predictor, source: Images, scored: GalleryScores) -> None:
+    def __init__(
+        self,
+        facts: RunFacts,
+        predictor: Predictor,
+        source: Images,
+        scored: GalleryScores,
+        entries: Sequence[GalleryEntry],
+        reporter: Reporter,
+    ) -> None:
         self.facts, self.predictor, self.source, self.scored = facts, predictor, source, scored
+        columns: dict[int, list[int]] = {}
+        for entry in entries:
+            columns.setdefault(entry.row, []).append(entry.column)
+        self.photo_bytes = min(PHOTO_BYTES, PHOTO_BUDGET * 3 // 4 // max(len(columns), 1))  # base64 adds a third
+        self.photos: dict[int, _Photo] = {}
+        self.drawn: set[int] = set()
+        for done, row in enumerate(columns, start=1):
+            photo = self._photo(row, columns[row])
+            if photo is not None:
+                self.photos[row] = photo
+            reporter.progress(done, len(columns))
 
-    def gallery(self, name: str, title: str, caption: str, entries: Sequence[GalleryEntry]) -> Html | None:
-        tiles = [tile for tile in map(self._tile, entries) if tile is not None]
-        heading = el("h3", title)
-        if not entries:
-            return None
-        if not tiles:
-            why = "None of the photos could be read."
-            return el("div", heading, el("p", caption, class_="muted"), el("p", why, class_="none"), id=name)
+    def gallery(self, name: str, title: str, caption: str, entries: Sequence[GalleryEntry], total: int) -> Html:
+        tiles = [self._tile(entry) for entry in entries if entry.row in self.photos]
         switch: list[Html] = []
         if any('class="map"' in tile for tile in tiles):
             switch = [
                 el("input", type="checkbox", id=f"{name}-maps", checked=True, class_="switch"),
                 el("label", "Show where the model sees the class; colours are scaled per photo", for_=f"{name}-maps"),
             ]
-        return el("div", heading, el("p", caption, class_="muted"), *switch, el("div", *tiles, class_="tiles"), id=name)
+        return el(
+            "div",
+            el("h3", title, " ", el("small", count(total), class_="muted")),
+            el("p", caption, class_="muted"),
+            truncation_note(len(entries), total, "are in this file; halflabel review shows all", thing="labels"),
+            *switch,
+            el("div", *tiles, class_="tiles") if tiles else el("p", "None of the photos could be read.", class_="none"),
+            id=name,
+            class_="gallery",
+        )
 
-    def _tile(self, entry: GalleryEntry) -> Html | None:
+    def _photo(self, row: int, columns: Sequence[int]) -> _Photo | None:
+        """Read a photo, shrink it and compute its class maps; None where it cannot be read."""
         import torch
 
         from halflabel.data.decode import BadImage, read_image
         from halflabel.models.class_maps import visible_box
 
-        number = int(self.scored.images[entry.row])
+        number = int(self.scored.images[row])
         try:
             image = read_image(self.source.paths[number])
         except BadImage:
             return None
         height, width = int(image.shape[1]), int(image.shape[2])
-        scale = min(1.0, PHOTO_SIDE / max(height, width))
-        tile_width, tile_height = max(1, round(width * scale)), max(1, round(height * scale))
-        photo = el("image", href=_jpeg(image, tile_width, tile_height), width=tile_width, height=tile_height)
+        scale = min(1.0, PHOTO_SIDES[self.photo_bytes < PHOTO_BYTES] / max(height, width))
+        small_width, small_height = max(1, round(width * scale)), max(1, round(height * scale))
         view = self.predictor.views["plain"]
-        class_map = self._class_map(torch.as_tensor(view(image, 0)), entry.column)
+        left, top, right, bottom = visible_box(view, height, width)
+        box = {
+            "x": round(left * small_width, 1),
+            "y": round(top * small_height, 1),
+            "width": round((right - left) * small_width, 1),
+            "height": round((bottom - top) * small_height, 1),
+        }
+        address = _jpeg(image, small_width, small_height, self.photo_bytes)
+        maps = self._class_maps(torch.as_tensor(view(image, 0)), columns)
+        return _Photo(self.facts.table.images[number], address, small_width, small_height, box, maps)
+
+    def _tile(self, entry: GalleryEntry) -> Html:
+        photo, name = self.photos[entry.row], self.facts.table.classes[entry.column]
+        size = {"width": photo.width, "height": photo.height}
+        if entry.row in self.drawn:
+            picture = el("use", href=f"#photo-{entry.row}")
+        else:
+            self.drawn.add(entry.row)
+            picture = el("image", id=f"photo-{entry.row}", href=photo.address, **size)
         overlay = None
-        if class_map is not None:
-            left, top, right, bottom = visible_box(view, height, width)
-            box = {
-                "x": round(left * tile_width, 1),
-                "y": round(top * tile_height, 1),
-                "width": round((right - left) * tile_width, 1),
-                "height": round((bottom - top) * tile_height, 1),
-            }
-            overlay = el("image", href=class_map, **box, preserveAspectRatio="none", class_="map")
-        name, p = self.facts.table.classes[entry.column], float(self.scored.scores[entry.row, entry.column])
+        if entry.column in photo.maps:
+            overlay = el("image", href=photo.maps[entry.column], **photo.box, preserveAspectRatio="none", class_="map")
+        p = float(self.scored.scores[entry.row, entry.column])
         label = int(self.scored.labels[entry.row, entry.column])
-        threshold = float(self.predictor.thresholds[entry.column])
-        file = self.facts.table.images[number]
-        part = "held\u2011out" if entry.row < self.scored.held_out else "training"
-        alt = f"Photo {shorten(file, 60)}: {shorten(name, 60)} scored {probability(p)}, {_STATE_TEXT[label]}"
-        svg = el(
-            "svg", photo, overlay, viewBox=f"0 0 {tile_width} {tile_height}", role="img", aria_label=alt, class_="photo"
-        )
+        alt = f"Photo {shorten(photo.name, 60)}: {shorten(name, 60)} scored {probability(p)}, {_STATE_TEXT[label]}"
+        box = f"0 0 {photo.width} {photo.height}"
+        svg = el("svg", picture, overlay, viewBox=box, role="img", aria_label=alt, class_="photo")
+        part = None
+        if self.scored.held_out < len(self.facts.table):
+            part = el("span", "held\u2011out" if entry.row < self.scored.held_out else "training", class_="tag part")
         caption = [
             el("div", el("b", shorten(name, 28), class_="name", title=shorten(name, 200))),
-            el("div", f"score {probability(p)}"),
-            el("div", f"threshold {probability(threshold)}", class_="file"),
-            el(
-                "div",
-                el("span", _STATE_TEXT[label], class_=f"tag {_STATE_CLASS[label]}"),
-                " ",
-                el("span", part, class_="tag part"),
-            ),
-            el("div", el("span", shorten(file, 30), class_="name", title=shorten(file, 200)), class_="file"),
+            el("div", f"score {probability(p)} ", el("span", _STATE_TEXT[label], class_=f"tag {_STATE_CLASS[label]}")),
+            el("div", part, " ", el("span", shorten(photo.name, 30), title=shorten(photo.name, 200)), class_="file"),
         ]
-        return el("figure", svg, el("figcaption", *caption), class_="tile")
+        return el("figure", svg, el("figcaption", *caption), class_="tile", data_class=entry.column)
 
-    def _class_map(self, view: torch.Tensor, column: int) -> str | None:
-        """Return the class map as a data URL of a small transparent image; None where the head has none."""
+    def _class_maps(self, view: torch.Tensor, columns: Sequence[int]) -> dict[int, str]:
+        """Return class maps as data URLs of small transparent images; empty where the head has none."""
         from halflabel.models.class_maps import compute_class_maps, heat_map
 
         try:
-            maps = compute_class_maps(self.predictor.model, view[None], [column])
+            maps = compute_class_maps(self.predictor.model, view[None], columns)
         except UserError:
-            return None
-        return _png(heat_map(maps, (MAP_SIDE, MAP_SIDE))[0, 0])
+            return {}
+        heat = heat_map(maps, (MAP_SIDE, MAP_SIDE))[0]
+        return {column: _png(hot) for column, hot in zip(columns, heat, strict=True)}
 
 
-def _jpeg(image: torch.Tensor, width: int, height: int) -> str:
-    """Return a photo as a data URL of a small JPEG without metadata, of at most PHOTO_BYTES."""
+def _jpeg(image: torch.Tensor, width: int, height: int, most: int = PHOTO_BYTES) -> str:
+    """Return a photo as a data URL of a small JPEG without metadata, of at most `most` bytes."""
     from PIL import Image
 
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
@@ -291,7 +306,7 @@ def _jpeg(image: torch.Tensor, width: int, height: int) -> str:
     for quality in (78, 60, 40, 20, 5):
         stream = io.BytesIO()
         picture.save(stream, "JPEG", quality=quality, optimize=True)
-        if stream.tell() <= PHOTO_BYTES:
+        if stream.tell() <= most:
             break
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
 

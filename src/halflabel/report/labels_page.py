@@ -74,25 +74,22 @@ def known_labels_section(table: LabelTable, training: int | None = None) -> Html
     order = np.argsort(-stats.positives, kind="stable")[:BAR_CLASSES]
     per_class = np.stack([stats.positives, stats.negatives, stats.unknown], axis=1)
     states = [state for state, _ in STATES]
-    all_entries = svg.stacked_bars(
-        ["all classes"], counts[None], states, alt=f"All entries: {count_text}", total=max(total, 1)
-    )
-    overview = [figure(all_entries, "All entries", legend=STATES)]
-    for title, spread in (
-        ("Known labels per image", stats.known_per_image),
-        ("Known positives per image", stats.positives_per_image),
-    ):
-        numbers = np.flatnonzero(spread)
-        alt = f"{title}: from {int(numbers[0])} to {int(numbers[-1])}" if len(numbers) else title
-        heights, edges = _group_bins(spread)
-        chart = svg.histogram(heights, edges, "plain", alt=alt, x_label=title.lower(), y_label="images", integers=True)
-        overview.append(figure(chart, title))
-    panels = [el("div", *overview)]
+    panels = []
     for title, columns in split_into_panels("Known per class", order):
         names = [table.classes[int(c)] for c in columns]
         alt = "Images known present, known absent and unknown for " + name_list(names)
         chart = svg.stacked_bars(names, per_class[columns], states, alt=alt, total=max(stats.images, 1))
         panels.append(figure(chart, title, f"a full line is {count(stats.images)} images", STATES))
+    histograms = {"Known positives per image": stats.positives_per_image}
+    if stats.negatives.any():
+        histograms["Known labels per image"] = stats.known_per_image
+    for title, spread in histograms.items():
+        numbers = np.flatnonzero(spread)
+        if len(numbers) > 1:  # all images alike: the text says it
+            alt = f"{title}: from {int(numbers[0])} to {int(numbers[-1])}"
+            heights, edges = _group_bins(spread)
+            chart = svg.histogram(heights, edges, "plain", alt=alt, x_label="number", y_label="images", integers=True)
+            panels.append(figure(chart, title))
     return section(
         "labels",
         "What was known",

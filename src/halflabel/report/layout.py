@@ -45,7 +45,7 @@ __all__ = [
     "write_page",
 ]
 
-PANEL_CLASSES = 14  # classes per panel of a chart
+PANEL_CLASSES = 9  # classes per panel of a chart
 FEW_POSITIVES = 5  # with fewer known positives, the AP of a class is mostly luck
 GLOSSARY = {
     "entry": "one class in one image; its label is present, absent or unknown",
@@ -97,10 +97,10 @@ def section(name: str, title: str, *content: object, on: str | None = None) -> H
     )
 
 
-def section_links(titles: Mapping[str, str], sections: Sequence[Html]) -> Html:
-    """Return the navigation bar: a link to each section of the page that has a title."""
+def section_links(titles: Mapping[str, str], sections: Sequence[Html], *more: Html) -> Html:
+    """Return the navigation bar: a link to each section of the page that has a title, then `more`."""
     names = [name for name in titles if any(f'<section id="{name}"' in part for part in sections)]
-    return el("nav", *(el("a", titles[name], href=f"#{name}") for name in names), aria_label="Sections")
+    return el("nav", *(el("a", titles[name], href=f"#{name}") for name in names), *more, aria_label="Sections")
 
 
 def cards(items: Sequence[tuple[str, str, str]]) -> Html:

@@ -47,6 +47,16 @@ class HeldOutResults:
         """Whether enough is known to be absent; without it, neither AP nor calibration can be measured."""
         return "estimated_precision" not in self.overall and bool((self.labels < 0).any())
 
+    def estimates_per_class(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the expected precision of the decisions and the expected number of present images, per class (C,).
+
+        Known labels count as certain; scores of unknown ones are taken as probabilities.
+        """
+        p = np.where(self.labels == 0, self.scores, self.labels > 0).astype(np.float64)
+        called = self.scores >= self.thresholds
+        with np.errstate(invalid="ignore"):
+            return (p * called).sum(0) / called.sum(0), p.sum(0)
+
     @property
     def description(self) -> str:
         """Which images and labels the results were measured on, in words."""

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.metrics.registry import shown_metrics
 from halflabel.report import gallery, svg
-from halflabel.report.curves import precision_recall, probability_histograms, reliability
-from halflabel.report.labels_page import STATES, cooccurrence_section, known_labels_section
+from halflabel.report.labels_page import cooccurrence_section, known_labels_section
 from halflabel.report.layout import (
     FEW_POSITIVES,
     GLOSSARY,
@@ -35,7 +34,7 @@ from halflabel.report.layout import (
     truncation_note,
     write_page,
 )
-from halflabel.report.positives_section import estimates_per_class, questions_section
+from halflabel.report.quality_sections import precision_recall_section, score_section
 from halflabel.report.run_facts import HeldOutResults, RunFacts, read_run_facts
 from halflabel.report.svg import figure
 from halflabel.report.threshold_section import threshold_section
@@ -45,7 +44,7 @@ from halflabel.system.format import decimal, points, shorten
 from halflabel.system.html import PAGE_SIZE, Html, count, document, el, join, percent
 from halflabel.system.reporter import SILENT, Reporter
 
-__all__ = ["MAX_PAGE_BYTES", "build_page", "precision_recall_section", "write_report"]
+__all__ = ["MAX_PAGE_BYTES", "build_page", "write_report"]
 
 # Every section has a limit, so that the page stays small whatever the run; what is left out is in the run's files.
 MAX_PAGE_BYTES = 3_000_000
@@ -54,18 +53,16 @@ INTERVAL_CLASSES = 60  # up to this number of classes, each AP is drawn with its
 BEST = 14  # with more classes, so many of the best and of the weakest are drawn
 TABLE_CLASSES = 200
 TALL_TABLE = 30  # rows from which on the table scrolls in a box
-CURVE_CLASSES = 23  # classes with a precision-recall curve
 NAME_LETTERS = 48  # of a class name in the table
 _LINKS = {
-    "labels": "Known",
-    "learning": "Learning",
+    "photos": "Photos",
     "classes": "Classes",
     "threshold": "Threshold",
     "recall": "Precision",
     "scores": "Scores",
+    "labels": "Known",
     "pairs": "Together",
-    "questions": "Questions",
-    "photos": "Photos",
+    "learning": "Learning",
 }
 
 
@@ -99,16 +96,17 @@ def build_page(
         raise UserError(f"{images} is not a folder", "name the folder with the images")
     facts = read_run_facts(run)
     results = facts.held_out
+    listed = np.argsort(-facts.table.stats().positives, kind="stable")[:TABLE_CLASSES]
     sections = [
-        known_labels_section(facts.table, len(facts.training)),
-        training_section(facts.log),
-        _class_section(facts),
+        gallery.galleries(facts, run, images, scan=scan, reporter=reporter) if images else None,
+        _class_section(facts, listed),
         threshold_section(results) if results is not None else None,
         precision_recall_section(results) if results is not None and results.knows_absence else None,
-        _score_section(results) if results is not None and results.knows_absence else None,
+        score_section(results) if results is not None and results.knows_absence else None,
+        known_labels_section(facts.table, len(facts.training)),
         cooccurrence_section(facts.table),
-        questions_section(facts),
-        gallery.galleries(facts, run, images, scan=scan, reporter=reporter) if images else gallery.no_galleries(),
+        training_section(facts.log),
+        None if images else gallery.no_galleries(),
     ]
     shown = [part for part in sections if part is not None]
     method = str(facts.config.get("method", "?"))
@@ -116,13 +114,27 @@ def build_page(
     summary = method_summary(str(facts.config.get("method", "")))
     header = el(
         "header",
-        el("h1", title),
-        el("p", _subtitle(facts), class_="muted"),
-        el("p", el("b", shorten(method, 40)), f": {summary}", class_="muted") if summary else None,
-        _findings(facts),
+        el(
+            "div",
+            el("h1", title),
+            _findings(facts),
+            el("p", _subtitle(facts), class_="muted"),
+            el("p", el("b", shorten(method, 40)), f": {summary}", class_="muted") if summary else None,
+        ),
         _headline(facts),
+        class_="beside",
     )
-    return document(title, [header, section_links(_LINKS, shown), el("main", *shown), _footer(facts)])
+    links = section_links(_LINKS, shown, _class_filter(facts, listed))
+    one_class = el("section", id="one-class", hidden=True, aria_live="polite")
+    return document(title, [header, links, el("main", one_class, *shown), _footer(facts)])
+
+
+def _class_filter(facts: RunFacts, listed: NDArray[np.int64]) -> Html:
+    """Return the choice of a class, which the script of the page shows."""
+    names = sorted((facts.table.classes[int(c)], int(c)) for c in listed)
+    options = [el("option", "all classes", value="-1")]
+    options += [el("option", shorten(name, NAME_LETTERS), value=c) for name, c in names]
+    return el("label", "class ", el("select", *options, id="class-filter"), hidden=True)
 
 
 def _subtitle(facts: RunFacts) -> str:
@@ -203,7 +215,7 @@ def _headline(facts: RunFacts) -> Html:
     share = percent(facts.table.known, images * names)
     items.append(("known labels", share, f"{count(images)} images × {count(names)} classes"))
     cautions = [el("li", caution) for caution in _cautions(facts)]
-    return join([cards(items), el("ul", *cautions, class_="notes") if cautions else None])
+    return el("div", cards(items), el("ul", *cautions, class_="notes") if cautions else None)
 
 
 def _cautions(facts: RunFacts) -> list[str]:
@@ -253,7 +265,7 @@ def _cautions(facts: RunFacts) -> list[str]:
     return cautions
 
 
-def _class_section(facts: RunFacts) -> Html:
+def _class_section(facts: RunFacts, listed: NDArray[np.int64]) -> Html:
     """Draw average precision per class with its interval, and list it in a sortable table."""
     results = facts.held_out
     ap = (
@@ -267,15 +279,14 @@ def _class_section(facts: RunFacts) -> Html:
     support = np.array([row["present"] for row in results.per_class]) if results is not None else positives
     ranked = measured[np.lexsort((-support[measured], -ap[measured]))]
     panels = _ap_charts(results, ap, ranked) if results is not None and len(ranked) else []
-    order = np.argsort(-positives, kind="stable")[:TABLE_CLASSES]
-    weakest_first = order[np.argsort(np.nan_to_num(ap[order], nan=np.inf), kind="stable")]
+    weakest_first = listed[np.argsort(np.nan_to_num(ap[listed], nan=np.inf), kind="stable")]
     elsewhere = "; per_label.csv in the run's folder holds all" if results is not None else ""
     return section(
         "classes",
         "Class by class",
         el("div", *panels, class_="grid") if panels else None,
         truncation_note(
-            len(order), len(facts.table.classes), "are listed: those with the most known positives" + elsewhere
+            len(listed), len(facts.table.classes), "are listed: those with the most known positives" + elsewhere
         ),
         _class_table(facts, weakest_first),
         on=results.description if results is not None else "Nothing was measured: what is known, over all images.",
@@ -312,9 +323,11 @@ def _ap_charts(results: HeldOutResults, ap: NDArray[Any], ranked: NDArray[np.int
 def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
     stats, results = facts.table.stats(), facts.held_out
     titles = ["class", "present", "absent", "unknown"]
-    estimates = estimates_per_class(results) if results is not None and not results.knows_absence else None
+    estimates = results.estimates_per_class() if results is not None and not results.knows_absence else None
+    held_out = results is not None and len(results.images) < len(facts.table)
     if results is not None and estimates is None:
-        titles += ["held-out present", "held-out absent", "AP", "95 % interval", "threshold", "precision", "recall"]
+        titles += ["held-out present", "held-out absent"] * held_out
+        titles += ["AP", "95 % interval", "threshold", "precision", "recall"]
     elif results is not None:
         titles += ["estimated present", "threshold", "recall", "estimated precision"]
     rows = []
@@ -328,118 +341,30 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
             cells += [cell(value, decimal(value)) for value in (row["threshold"], row["recall"], precision)]
         elif results is not None:
             row = results.per_class[c]
-            cells += [
-                cell(row[key], count(row[key]) if np.isfinite(row[key]) else "—") for key in ("present", "absent")
-            ]
+            if held_out:
+                cells += [
+                    cell(row[key], count(row[key]) if np.isfinite(row[key]) else "—") for key in ("present", "absent")
+                ]
             cells.append(cell(row["AP"], points(row["AP"])))
             interval = f"{points(row['AP_low'])} – {points(row['AP_high'])}"
             cells.append(cell(row["AP_high"] - row["AP_low"], interval if np.isfinite(row["AP_low"]) else "—"))
             cells += [cell(row[key], decimal(row[key])) for key in ("threshold", "precision", "recall")]
-        rows.append(el("tr", *cells))
+        rows.append(el("tr", *cells, data_class=c))
     heads = [el("th", title, scope="col") for title in titles]
     notes = "Present, absent and unknown: in how many images the class is known to be so, of all images."
     if estimates is not None:
         notes += (
             " Recall: of the known positives. The number of images that show the class, and the precision, are "
-            "estimated from the probabilities. A click on a title sorts."
+            "estimated from the probabilities. A click on a title sorts, a click on a class shows its photos."
         )
     elif results is not None:
-        notes += " Held-out present, absent: the same, of the held-out images, by which the rest is measured."
+        if held_out:
+            notes += " Held-out present, absent: the same, of the held-out images, by which the rest is measured."
         notes += (
             " AP (average precision): how well the model puts images with the class before those without; 100 is best."
         )
         notes += " Precision and recall: at the threshold, which is the one with the best F1."
-        notes += " A click on a title sorts; intervals sort by their width."
+        notes += " A click on a title sorts (intervals by their width), a click on a class shows its photos."
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="sortable")
     box = scroll_box(table, "Table of classes", tall=len(rows) > TALL_TABLE)
     return join([el("p", notes, class_="muted"), box])
-
-
-def precision_recall_section(results: HeldOutResults) -> Html:
-    """Draw precision over recall: all classes together, then class by class, with the chosen thresholds."""
-    overall = precision_recall(results.scores.ravel(), results.labels.ravel())
-    operating = (results.overall.get("OR", np.nan), results.overall.get("OP", np.nan))
-    alt = (
-        f"Precision over recall of all classes; at the thresholds recall {decimal(operating[0])}, "
-        f"precision {decimal(operating[1])}"
-    )
-    chart = svg.precision_recall_curve(overall.recall, overall.precision, alt=alt, operating=operating)
-    panels = [figure(chart, "all classes", join(["dot: each class", el("br"), "at its threshold"]))]
-    positives = (results.labels > 0).sum(axis=0)
-    # Without a known negative every curve would be perfect.
-    measured = np.flatnonzero((positives > 0) & (results.labels < 0).any(axis=0))
-    order = measured[np.argsort(-positives[measured], kind="stable")]
-    for c in order[:CURVE_CLASSES].tolist():
-        row = results.per_class[c]
-        curve = precision_recall(results.scores[:, c], results.labels[:, c])
-        alt = (
-            f"{shorten(row['class'], 60)}: AP {points(row['AP'])}; at threshold {decimal(row['threshold'])} "
-            f"recall {decimal(row['recall'])}, precision {decimal(row['precision'])}"
-        )
-        operating = (row["recall"], row["precision"])
-        chart = svg.precision_recall_curve(curve.recall, curve.precision, alt=alt, operating=operating)
-        panels.append(
-            figure(
-                chart,
-                shorten(row["class"], 22),
-                join([f"AP {points(row['AP'])}", el("br"), f"threshold {_format_threshold(row['threshold'])}"]),
-            )
-        )
-    return section(
-        "recall",
-        "Precision and recall",
-        el(
-            "p",
-            "Precision: of the entries called present, the share that is. Recall: of the entries that are present, the "
-            "share that is called so. Along a curve from left to right the threshold falls and more entries are called "
-            "present. The dot marks the chosen threshold of the class.",
-            class_="muted",
-        ),
-        truncation_note(min(CURVE_CLASSES, len(order)), len(order), "are drawn: those with the most known positives"),
-        el("div", *panels, class_="grid small"),
-        on=results.description,
-    )
-
-
-def _score_section(results: HeldOutResults) -> Html:
-    """Draw the calibration of the scores, and histograms of the scores of known and unknown entries."""
-    bins = reliability(results.scores, results.labels)
-    ece = results.overall.get("ECE", np.nan)
-    alt = f"Share present against mean score in ten bins; calibration error {decimal(ece)}"
-    chart = svg.reliability_diagram(bins.score, bins.present, bins.low, bins.high, bins.entries, alt=alt)
-    meaning = "On the dashed line scores are calibrated: of all entries scored 0.8, 80 % are present"
-    panels = [figure(chart, "Reliability", f"{meaning}. Bars: 95 % intervals. Calibration error {decimal(ece)}.")]
-    spread = probability_histograms(results.scores.clip(0, 1), results.labels, bins=20)
-    rows = []
-    for (state, meaning), counts in zip(STATES, (spread.present, spread.absent, spread.unknown), strict=True):
-        total, high = int(counts.sum()), int(counts[len(counts) // 2 :].sum())
-        if total:
-            alt = f"Scores of {count(total)} {meaning} entries; {percent(high, total)} score 0.5 or more"
-            rows.append(el("h4", f"{meaning}: {count(total)} entries"))
-            rows.append(
-                svg.histogram(counts, spread.edges, state, alt=alt, x_label="score", y_label="entries", log=True)
-            )
-    histograms = el(
-        "figure",
-        el(
-            "figcaption",
-            el("b", "Scores"),
-            el(
-                "span",
-                "Entries by score; the height is logarithmic, so that small bins show beside large ones.",
-                class_="muted",
-            ),
-        ),
-        *rows,
-    )
-    return section(
-        "scores",
-        "What scores mean",
-        el("div", *panels, histograms, class_="grid"),
-        on=results.description,
-    )
-
-
-def _format_threshold(value: float) -> str:
-    """Format a threshold with two digits; a small one with one significant digit, so that it never shows as 0."""
-    return decimal(value, 2) if not 0 < value < 0.01 else f"{value:.1g}"

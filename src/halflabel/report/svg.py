@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.report.axes import Axis, LogAxis, padded_range, round_ticks, short_number
-from halflabel.report.curves import thin
+from halflabel.report.curves import Curve, thin
 from halflabel.system.format import points, shorten
 from halflabel.system.html import Html, count, el, join
 
@@ -37,6 +37,8 @@ WIDTH = 340
 ROW_HEIGHT = 18  # of charts with one row per class
 NAME_WIDTH = 118  # left of the plot, for class names
 _NAME_LETTERS = 18  # that fit into NAME_WIDTH
+_HITS = 16  # points of a precision-recall curve with a tooltip
+_HIT_RADIUS = 5  # of the invisible circles that show values of a curve
 _TOP = 24  # top of a plot, below the label of its y axis
 
 
@@ -98,21 +100,19 @@ def line_chart(
         note = {"x": note_x, "y": y.start - 6, "text_anchor": side, "class_": "note"}
         parts.append(el("text", mark[1], **note))
     for line in drawn:
-        path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(line.x, line.y, strict=True))
-        parts.append(el("polyline", points=path, class_=f"line s{line.shade}"))
-        if len(line.x) <= 30:
-            dots = [
-                el(
-                    "circle",
-                    el("title", f"{line.name} {b:{value_format}} at {a:g}"),
-                    cx=x(a),
-                    cy=y(b),
-                    r=2.5,
-                    class_=f"f{line.shade}",
-                )
-                for a, b in zip(line.x, line.y, strict=True)
-            ]
-            parts += dots
+        parts.append(el("polyline", points=_path(x, y, zip(line.x, line.y, strict=True)), class_=f"line s{line.shade}"))
+        few = len(line.x) <= 30
+        parts += [
+            el(
+                "circle",
+                el("title", f"{line.name} {b:{value_format}} at {a:g}"),
+                cx=x(a),
+                cy=y(b),
+                r=2.5 if few else _HIT_RADIUS,
+                class_=f"f{line.shade}" if few else "hit",
+            )
+            for a, b in list(zip(line.x, line.y, strict=True))[:: -(-len(line.x) // 40)]
+        ]
     return _svg(parts, WIDTH, height, alt)
 
 
@@ -278,10 +278,9 @@ def scatter_chart(
     return _svg(parts, WIDTH, height, alt)
 
 
-def precision_recall_curve(
-    recall: NDArray[Any], precision: NDArray[Any], *, alt: str, operating: tuple[float, float] | None
-) -> Html:
+def precision_recall_curve(curve: Curve, *, alt: str, operating: tuple[float, float] | None) -> Html:
     """Draw precision over recall in a small square; `operating` is (recall, precision) at the chosen threshold."""
+    recall, precision, threshold = curve
     x, y = Axis(0, 1, 26, 154), Axis(0, 1, 150, _TOP - 2)
     x.ticks = y.ticks = [0.0, 0.5, 1.0]
     path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(*thin(recall, precision), strict=True))
@@ -289,6 +288,11 @@ def precision_recall_curve(
     # Left of the highest threshold the curve is undefined: draw it with the precision at that threshold.
     if len(recall):
         parts.append(el("polyline", points=f"{x(0)},{y(float(precision[0]))} {path}", class_="line s1"))
+        for k in np.unique(np.searchsorted(recall, np.linspace(0.05, recall[-1], _HITS)).clip(0, len(recall) - 1)):
+            tip = f"recall {100 * recall[k]:.0f}, precision {100 * precision[k]:.0f} at threshold {threshold[k]:.2f}"
+            parts.append(
+                el("circle", el("title", tip), cx=x(recall[k]), cy=y(precision[k]), r=_HIT_RADIUS, class_="hit")
+            )
     if operating is not None and np.isfinite(operating).all():
         parts.append(el("circle", cx=x(operating[0]), cy=y(operating[1]), r=4.5, class_="dot"))
     return _svg(parts, 164, 184, alt)

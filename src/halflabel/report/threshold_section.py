@@ -8,7 +8,7 @@ import numpy as np
 
 from halflabel.report.layout import section, truncation_note
 from halflabel.report.run_facts import HeldOutResults
-from halflabel.system.format import decimal, shorten
+from halflabel.system.format import decimal
 from halflabel.system.html import Html, el
 
 __all__ = ["threshold_section"]
@@ -34,14 +34,11 @@ def threshold_section(results: HeldOutResults) -> Html | None:
             np.bincount(cell[known, c], minlength=STEPS + 1)[::-1].cumsum()[::-1].tolist()
             for known in (results.labels[:, c] > 0, results.labels[:, c] < 0)
         )
-        name = shorten(str(results.per_class[c]["class"]), 48)
-        counts.append({"name": name, "hits": hits, "false": false, "threshold": float(results.thresholds[c])})
+        counts.append({"column": c, "hits": hits, "false": false, "threshold": float(results.thresholds[c])})
     start = float(np.median(results.thresholds[columns]))
     slider = el(
         "input", type="range", min="0", max=STEPS, value=round(STEPS * start), class_="slider", aria_label="threshold"
     )
-    options = [el("option", "all classes", value="-1")]
-    options += [el("option", item["name"], value=number) for number, item in enumerate(counts)]
     return section(
         "threshold",
         "Try a threshold",
@@ -54,14 +51,28 @@ def threshold_section(results: HeldOutResults) -> Html | None:
             ".",
             class_="muted",
         ),
-        truncation_note(len(columns), len(measured), "can be chosen: those with the most known positives"),
+        truncation_note(len(columns), len(measured), "are counted: those with the most known positives"),
         el(
             "div",
-            el("label", "class ", el("select", *options)),
             el("label", "threshold ", slider, " ", el("output")),
-            el("p", class_="result", aria_live="polite"),
+            el("div", _meter("precision"), _meter("recall"), class_="meters", aria_live="polite"),
             class_="thresholds",
             data_counts=json.dumps(counts, separators=(",", ":")),
+            data_start=round(start, 4),
         ),
-        on=results.description,
     )
+
+
+def _meter(name: str) -> Html:
+    """Return a bar from 0 to 100 %, which the script of the page fills."""
+    bar = el(
+        "svg",
+        el("rect", width=100, height=6, class_="bed"),
+        el("rect", width=0, height=6, class_="area plain value"),
+        viewBox="0 0 100 6",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=name,
+        class_="chart bar",
+    )
+    return el("div", el("span", name, " ", el("b")), bar, el("small", class_="muted"), class_=name)

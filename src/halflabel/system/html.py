@@ -13,6 +13,7 @@ from halflabel.system import format as text_format
 
 __all__ = ["PAGE_SIZE", "Html", "count", "document", "el", "join", "percent"]
 
+SCRIPTS = ("sort", "tips", "photos", "thresholds", "classes")  # of the reports
 _NARROW_SPACE = "\u202f"  # lines never break at it
 _VOID = {"br", "hr", "img", "input", "meta"}
 # Control characters are not valid in HTML. Those that reverse the writing direction could disguise one name as another.
@@ -50,26 +51,26 @@ def el(name: str, /, *children: object, **attributes: object) -> Html:
     return Html("".join(parts))
 
 
-def document(title: str, body: Sequence[Html], *, script: bool = True, forms: str = "'none'") -> str:
+def document(title: str, body: Sequence[Html], *, scripts: Sequence[str] = SCRIPTS, forms: str = "'none'") -> str:
     """Return a complete page with our style sheet and a security policy that forbids everything from elsewhere.
 
-    `script` adds the script that sorts tables; `forms` says where forms may be sent. The placeholder `PAGE_SIZE` in the
-    body becomes the size of the page.
+    `scripts` are names of files in scripts/, `forms` says where forms may be sent. The placeholder `PAGE_SIZE`
+    in the body becomes the size of the page.
     """
-    style, code = _read_asset("page.css"), _read_asset("page.js")
-    policy = f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; "
-    policy += f"script-src {_csp_hash(code)}; " if script else ""
+    style = _read_asset("page.css")
+    code = '"use strict";\n' + "".join(f"{{\n{_read_asset(f'scripts/{name}.js')}}}\n" for name in scripts)
+    rules = f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; script-src {_csp_hash(code)}; "
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=f"{policy}base-uri 'none'; form-action {forms}"),
+        el("meta", http_equiv="Content-Security-Policy", content=f"{rules}base-uri 'none'; form-action {forms}"),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("meta", name="referrer", content="no-referrer"),
         el("title", f"{title} · halflabel"),
         el("style", Html(style)),
     )
-    whole = el("body", *body, el("script", Html(code)) if script else None)
+    whole = el("body", *body, el("script", Html(code)))
     page = "<!DOCTYPE html>\n" + el("html", head, whole, lang="en") + "\n"
     return page.replace(PAGE_SIZE, f"{len(page.encode()) / 1000:.0f} kB")
 

@@ -79,7 +79,7 @@ def try_page(
     )
     summary = f"Finds which of {count(classes)} classes are in a photo; halflabel {__version__}"
     head = el("header", el("h1", shorten(name, 80)), el("p", summary, class_="muted"))
-    return document(shorten(name, 60), [head, content], script=False, forms="'self'")
+    return document(shorten(name, 60), [head, content], scripts=(), forms="'self'")
 
 
 def _legend() -> Html:
