@@ -142,3 +142,9 @@ def test_an_open_address_is_warned_of(project, monkeypatch) -> None:
     assert "warning" not in inside.output
     outside = call("review", project.run.folder, project.images, "--port", 0, "--host", "0.0.0.0")
     assert "can be reached from other machines" in outside.output.replace("\n", " ")
+
+
+def test_an_unknown_class_is_refused_before_the_server_starts(project) -> None:
+    output = call("review", project.run.folder, project.images, "--class", "unicorn")
+    assert output.exit_code == 2
+    assert "no class 'unicorn'" in " ".join(output.output.split())

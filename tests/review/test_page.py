@@ -634,3 +634,11 @@ def test_swipes_and_zoom(server, browser) -> None:
         assert page.faults == []
     finally:
         phone.close()
+
+
+def test_an_address_with_a_class_opens_its_photos(server, context) -> None:
+    page = context.new_page()
+    page.goto(f"{server.url}&class=7")
+    expect(page.locator("#gallery-title")).to_have_text("Likely missing")
+    expect(page.locator("#filter-class")).to_have_value("7")
+    expect(page.locator("#gallery-tiles .about b").first).to_have_text("7")

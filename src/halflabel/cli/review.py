@@ -37,6 +37,7 @@ def review(
     backbone: Annotated[
         str | None, typer.Option(help="With --classes: the backbone, as for `train` (default: that of `train`).")
     ] = None,
+    label: Annotated[str | None, typer.Option("--class", help="Open the page at the photos of this class.")] = None,
     precision: Annotated[
         float, typer.Option(help="How sure the model must be to decide a label by itself.", min=0.5, max=0.999)
     ] = 0.95,
@@ -85,7 +86,7 @@ def review(
             raise UserError(f"{flag} needs --export", "add --export FILE")
     if images is None:
         raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/")
-    _serve(opened, images, questions, place, who or _login(), host, port, precision)
+    _serve(opened, images, questions, place, who or _login(), host, port, precision, label)
 
 
 def _start_without_labels(run: Path, images: Path | None, classes: str, backbone: str | None) -> None:
@@ -154,7 +155,10 @@ def _serve(
     host: str,
     port: int | None,
     precision: float,
+    label: str | None,
 ) -> None:
+    from urllib.parse import quote
+
     from halflabel.report.run_page import write_report
     from halflabel.review import server
     from halflabel.review.answers import AnswerStore, answered_entries
@@ -169,6 +173,8 @@ def _serve(
     if not images.is_dir():
         raise UserError(f"{images} is not a folder", "name the folder with the images")
     has_labels = run.read_labels().known > 0
+    if label is not None and label not in run.read_labels().classes:
+        raise UserError(f"the run has no class {label!r}", "name a class of its labels")
     if has_labels:
         run.check_finished()
     found = read_questions(questions, run.read_labels()) if questions is not None else None
@@ -213,8 +219,9 @@ def _serve(
         app = server.make_app(session, thumbnails, maps, token=token, host=host, port=number, live=live)
         shown = f"[{host}]" if ":" in host else host
         # Plain print: no line break and no markup in an address that people click on or copy.
+        page = "" if label is None else f"&class={quote(label, safe='')}"
         about = "The model learns while you answer." if is_live else f"{counted(len(found), 'question')}."
-        print(f"{about} Open  http://{shown}:{number}/#{token}", flush=True)
+        print(f"{about} Open  http://{shown}:{number}/#{token}{page}", flush=True)
         if hindrance is not None and questions is None:
             console.print(f"The model does not learn meanwhile: {hindrance}.", soft_wrap=True)
         console.print(f"Answers are saved to {escape(str(place))}. Ctrl-C stops the server.", soft_wrap=True)

@@ -3,7 +3,8 @@ import { showTrouble } from "/screen.js";
 import { lockName, newKey, tab } from "/tab.js";
 
 // The token is in the address after #, which browsers never send; it is sent as a header.
-export const token = location.hash.slice(1);
+// &class=… after it opens the photos of a class.
+export const [token, wantedClass] = location.hash.slice(1).split("&class=");
 
 /** The server refused a request; has the reason and the HTTP status. */
 export class Refused extends Error {

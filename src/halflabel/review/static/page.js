@@ -1,7 +1,7 @@
 // The page: switching views, keys, undo, and the start.
 import { $, shorten, announce, setView, view } from "/screen.js";
 import { tab } from "/tab.js";
-import { Refused, startSending, call, retry, isReady, undoLast, token } from "/connection.js";
+import { Refused, startSending, call, retry, isReady, undoLast, token, wantedClass } from "/connection.js";
 import { release, shownEntries, showProgress, showWaiting, showStopped } from "/questions.js";
 import { advance, answerSingle, renewQueue, clearSingle, singleQuestions, enableMaps, restoreSingle } from "/single.js";
 import { clearGrid, gridQuestions, markFocused, openGrid, restoreGrid, saveGrid, showAlike } from "/grid.js";
@@ -23,6 +23,12 @@ function open(name) {
   }
   for (const part of document.querySelectorAll(".asks")) part.hidden = name === "missing" || name === "wrong";
   for (const part of document.querySelectorAll(".browses")) part.hidden = name !== "grid";
+  restart();
+}
+
+function openClass(name) {
+  open("missing"); // lists all classes
+  $("filter-class").value = name;
   restart();
 }
 
@@ -130,6 +136,7 @@ async function start() {
     showProgress(state);
     startSending(state.project, (reply) => { showProgress(reply); follow(reply.live); }, showStopped);
     if (state.live) startLive(state.live, renewQueue);
+    if (wantedClass) openClass(decodeURIComponent(wantedClass));
   } catch (error) { showStopped(error); }
   await first;
 }
