@@ -1,7 +1,14 @@
-"""A run of generated digit scenes with made-up scores: what the review page needs, without training anything."""
+"""A run of generated digit scenes with made-up scores, without training anything; a PostgreSQL server."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,10 +37,11 @@ class Project(NamedTuple):
     def scored(self) -> ScoredImages:
         return cached_scores(self.run, self.images)
 
-    def session(self, count: int = 40, **more) -> ReviewSession:
+    def session(self, count: int = 40, place: str = "", **more) -> ReviewSession:
         scored = self.scored()
         asked = choose_questions(scored.scores, scored.table, scored.thresholds, count, control=0.5)
-        return ReviewSession(scored, asked, AnswerStore(self.run / "answers.sqlite"), who="me", run="first", **more)
+        store = AnswerStore(place or self.run / "answers.sqlite")
+        return ReviewSession(scored, asked, store, who="me", run="first", **more)
 
 
 def build(folder: Path) -> Project:
@@ -60,3 +68,41 @@ def build(folder: Path) -> Project:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return build(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def new_database() -> Iterator[Callable[[], str]]:
+    """Start PostgreSQL; each call of the fixture returns the URL of an empty database."""
+    psycopg = pytest.importorskip("psycopg")
+    installed = [*sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb")), shutil.which("initdb")]
+    initdb = next((Path(path) for path in reversed(installed) if path), None)
+    if initdb is None:
+        reason = "PostgreSQL is not tested: it is not installed (apt-get install postgresql)"
+        warnings.warn(reason, stacklevel=1)
+        pytest.skip(reason)
+    folder = Path(tempfile.mkdtemp(prefix="halflabel-postgresql-"))
+    user = "postgres" if os.getuid() == 0 else None  # the server refuses to be run by root
+    if user:
+        shutil.chown(folder, user)
+
+    def command(*words: str) -> None:
+        subprocess.run(words, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
+
+    bin_folder = initdb.resolve().parent
+    options = f"-k {folder} -c listen_addresses= -c fsync=off"
+    control = [str(bin_folder / "pg_ctl"), "-D", str(folder / "data"), "-w"]
+    command(str(bin_folder / "initdb"), "-D", str(folder / "data"), "-A", "trust", "-U", "ann", "--no-sync")
+    command(*control, "-l", str(folder / "log"), "-o", options, "start")
+    numbers = itertools.count()
+
+    def create() -> str:
+        name = f"review{next(numbers)}"
+        with psycopg.connect(f"postgresql://ann@/postgres?host={folder}", autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return f"postgresql://ann:secret@/{name}?host={folder}"
+
+    try:
+        yield create
+    finally:
+        command(*control, "-m", "immediate", "stop")
+        shutil.rmtree(folder)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +21,16 @@ from halflabel.review.answers import Answer, AnswerStore, answered_entries
 IMAGES, CLASSES = Names(["a", "b", "c"]), Names(["cat", "dog"])
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request, tmp_path) -> Path | str:
+    if request.param == "sqlite":
+        return tmp_path / "answers.sqlite"
+    return request.getfixturevalue("new_database")()
+
+
 @pytest.fixture
-def store(tmp_path):
-    actual = AnswerStore(tmp_path / "answers.sqlite")
+def store(place):
+    actual = AnswerStore(place)
     yield actual
     actual.close()
 
@@ -32,12 +39,12 @@ def values(store: AnswerStore) -> dict[tuple[str, str], int]:
     return {(item.image, item.label): item.value for item in store.current()}
 
 
-def test_last_answer_wins_and_history_stays(store) -> None:
+def test_last_answer_of_a_person_holds_and_history_stays(store) -> None:
     store.add([Answer("k1", "a", "cat", 1, 0.7, "uncertain")], "ann", "first")
-    store.add([Answer("k2", "a", "cat", -1), Answer("k3", "b", "dog", 0)], "bob")
+    store.add([Answer("k2", "a", "cat", -1), Answer("k3", "b", "dog", 0)], "ann")
     assert values(store) == {("a", "cat"): -1, ("b", "dog"): 0}
     assert store.count() == (3, 0)
-    first = store._db.execute("SELECT who, score, why, run, at FROM answer ORDER BY number").fetchone()
+    first = store._db.read("SELECT who, score, why, run, at FROM answer ORDER BY number")[0]
     assert first[:4] == ("ann", 0.7, "uncertain", "first")
     assert first[4].endswith("+00:00")
 
@@ -67,23 +74,25 @@ def test_undo_that_overtakes_its_answer_still_holds(store) -> None:
     assert values(store) == {}
 
 
-def test_file_is_synced_at_each_commit(store) -> None:
-    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+def test_file_is_synced_at_each_commit(tmp_path) -> None:
+    store = AnswerStore(tmp_path / "x.sqlite")
+    assert store._db.read("PRAGMA journal_mode") == [("wal",)]
+    assert store._db.read("PRAGMA synchronous") == [(2,)]  # FULL
+    store.close()
 
 
 def test_a_bad_value_writes_nothing_of_its_portion(store) -> None:
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(store._db.errors, match="constraint"):
         store.add([Answer("k1", "a", "cat", 1), Answer("k2", "a", "dog", 5)], "me")
     assert values(store) == {}
     store.add([Answer("k1", "a", "cat", 1)], "me")  # and the file still works
     assert values(store) == {("a", "cat"): 1}
 
 
-def test_two_processes_and_many_threads_write_at_once(tmp_path) -> None:
-    first, second = AnswerStore(tmp_path / "x.sqlite"), AnswerStore(tmp_path / "x.sqlite")
+def test_two_processes_and_many_threads_write_at_once(place) -> None:
+    first, second = AnswerStore(place), AnswerStore(place)
     assert first.project == second.project
-    before = first.version()
+    _, seen = first.changed_since((0, 0))
 
     def write(store: AnswerStore, name: str) -> None:
         for k in range(20):
@@ -95,7 +104,11 @@ def test_two_processes_and_many_threads_write_at_once(tmp_path) -> None:
     for thread in threads:
         thread.join()
     assert first.count() == second.count() == (80, 0)
-    assert first.version() != before
+    entries, newest = first.changed_since(seen)
+    assert set(entries) == {(f"i{k}", "cat") for k in range(20)}
+    assert first.changed_since(newest) == ([], newest)
+    first.undo(["0-3"], "me")
+    assert first.changed_since(newest)[0] == [("i3", "cat")]
     first.close()
     second.close()
 
@@ -131,7 +144,7 @@ def test_rows_say_what_stands_and_unsure_says_nothing(store, tmp_path) -> None:
     store.add([Answer("k4", "c", "cat", 1)], "me")
     store.undo(["k4"], "me")
     rows = store.label_rows(IMAGES, CLASSES)
-    assert {rows.sources[number] for number in rows.source} == {"person:asked"}
+    assert {rows.sources[number] for number in rows.source} == {"person:asked:me"}
     formats.write(rows, tmp_path / "answers.csv")
     back = formats.read(tmp_path / "answers.csv").table()
     assert (back.images, back.classes) == (IMAGES, CLASSES)
@@ -151,7 +164,7 @@ def test_rows_of_another_run_are_refused(store) -> None:
 def test_answered_entries_are_named_for_the_next_list(store, tmp_path) -> None:
     table = LabelTable.from_dense([[0, 0]] * 3, list(IMAGES), list(CLASSES))
     store.add([Answer("k1", "b", "dog", 0), Answer("k2", "elsewhere", "dog", 1)], "me")
-    assert answered_entries(store.path, table) == [(1, 1)]
+    assert answered_entries(store.place, table) == [(1, 1)]
     assert answered_entries(tmp_path / "none.sqlite", table) == []
     assert not (tmp_path / "none.sqlite").exists()
 
@@ -164,8 +177,31 @@ def test_what_is_no_answer_file_is_refused(tmp_path) -> None:
 
 def test_a_full_disk_asks_for_room(tmp_path) -> None:
     store = AnswerStore(tmp_path / "a.sqlite")
-    store._db.execute(f"PRAGMA max_page_count = {store._db.execute('PRAGMA page_count').fetchone()[0]}")
+    pages = store._db.read("PRAGMA page_count")[0][0]
+    store._db.read(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(UserError, match="disk is full") as caught:
         store.add([Answer(f"key-{k:05}", "x" * 200, "dog", 1) for k in range(200)], "me")
     assert caught.value.fix == "free space on its disk"
     store.close()
+
+
+def test_a_lost_connection_is_opened_again(new_database) -> None:
+    store = AnswerStore(new_database())
+    assert store.name.startswith("postgresql:///review")  # neither password nor options are shown
+    store.add([Answer("k1", "a", "cat", 1)], "me")
+    other = AnswerStore(store.place)
+    own = store._db.read("SELECT pg_backend_pid()")[0][0]
+    other._db.read("SELECT pg_terminate_backend(?)", (own,))
+    with pytest.raises(UserError, match="cannot be used"):
+        store.add([Answer("k2", "a", "dog", 1)], "me")
+    store.add([Answer("k2", "a", "dog", 1)], "me")  # the page sends it again
+    assert values(other) == {("a", "cat"): 1, ("a", "dog"): 1}
+    store.close()
+    other.close()
+
+
+def test_a_database_that_does_not_answer_is_named_without_its_password() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(UserError, match="cannot be used for answers") as caught:
+        AnswerStore("postgresql://ann:secret@127.0.0.1:9/photos")
+    assert "secret" not in str(caught.value)

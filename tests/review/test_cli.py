@@ -66,7 +66,7 @@ def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:
     assert "2 answers, 0 present and 2 absent; 1 unsure left out" in output.output.replace("\n", " ")
     rows = formats.read(tmp_path / "answers.csv").rows
     assert len(rows) == 2
-    assert {rows.sources[number] for number in rows.source} <= {"person:asked", "person:control"}
+    assert {rows.sources[number] for number in rows.source} == {"person:asked:me"}
     assert list(rows.images) == [table.images[0], table.images[1]]  # nothing is said of the others
     assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 0
     both = formats.read(tmp_path / "all.csv").table()
@@ -113,7 +113,9 @@ def test_export_with_labels_keeps_who_made_them(project, tmp_path) -> None:
     store.close()
     assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 0
     actual = formats.read(tmp_path / "all.csv").rows
-    assert [actual.sources[number] for number in actual.source] == ["model:bce:runs/0"] * len(rows) + ["person:asked"]
+    assert [actual.sources[number] for number in actual.source] == ["model:bce:runs/0"] * len(rows) + [
+        "person:asked:me"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_an_open_address_is_warned_of(project, monkeypatch) -> None:
     pytest.importorskip("fastapi")
     from halflabel.review import server
 
-    monkeypatch.setattr(server, "serve", lambda app, listening: listening.close())
+    monkeypatch.setattr(server, "serve", lambda app, listening, tls: listening.close())
     inside = call("review", project.run.folder, project.images, "--port", 0)
     assert inside.exit_code == 0, inside.output
     assert "http://127.0.0.1:" in inside.output

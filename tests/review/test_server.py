@@ -406,7 +406,7 @@ def test_another_process_is_noticed(client, session) -> None:
     from halflabel.review.answers import Answer, AnswerStore
 
     question = ask(client, count=1)[0]
-    other = AnswerStore(session.answers.path)
+    other = AnswerStore(session.answers.place)
     other.add([Answer("key-of-another", question["name"], question["class"], 1)], "you")
     other.close()
     assert question["entry"] not in {q["entry"] for q in ask(client, count=60)}

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import getpass
 import shlex
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import after_review
 from halflabel.cli.terminal import console, show_command, show_next
 from halflabel.errors import UserError
-from halflabel.system.format import counted
+from halflabel.system.format import counted, decimal, percent
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
+    from halflabel.review.answers import CurrentAnswer
     from halflabel.runs.folder import RunFolder
 
 
@@ -44,10 +47,28 @@ def review(
     answers: Annotated[
         Path | None, typer.Option(help="The file for the answers (default: RUN/answers.sqlite).")
     ] = None,
-    who: Annotated[str | None, typer.Option(help="Name of the person who answers (default: your login name).")] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(help="A PostgreSQL database for the answers of a team: postgresql://USER@HOST/DATABASE."),
+    ] = None,
+    reviewer: Annotated[
+        str | None,
+        typer.Option(
+            "--reviewer",
+            "--who",
+            help="Name of the person who answers (default: your login name; with --twice or --host each browser asks).",
+        ),
+    ] = None,
+    twice: Annotated[
+        float, typer.Option(help="Share of the questions that two people answer, to see how they agree.", min=0, max=1)
+    ] = 0.0,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 can be reached from other machines.")
     ] = ("127.0.0.1"),
+    tls: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(help="Serve https, with the files of a certificate and its key (PEM).", metavar="CERT KEY"),
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port (default: 8765, or a free one).", min=0, max=65535)] = None,
     export: Annotated[
         Path | None,
@@ -77,7 +98,11 @@ def review(
     elif backbone is not None:
         raise UserError("--backbone needs --classes", "leave it out: the run has a backbone")
     opened = RunFolder.open(run)
-    place = answers or opened.answers
+    if answers is not None and store is not None:
+        raise UserError("--answers and --store name two places for the answers", "give one of them")
+    place = store or answers or opened.answers
+    if store is not None and "://" not in store:
+        raise UserError(f"{store!r} is not the URL of a database", "give postgresql://USER@HOST/DATABASE")
     if export is not None:
         _export(opened, place, export, with_labels, force)
         return
@@ -86,7 +111,21 @@ def review(
             raise UserError(f"{flag} needs --export", "add --export FILE")
     if images is None:
         raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/")
-    _serve(opened, images, questions, place, who or _login(), host, port, precision, label)
+    for file in tls or ():
+        if not file.is_file():
+            raise UserError(f"{file} is not a file", "--tls needs the files of a certificate and its key")
+    access = _Access(reviewer, twice, host, port, tls)
+    _serve(opened, images, questions, place, access, precision, label)
+
+
+class _Access(NamedTuple):
+    """Who answers, and how the page is reached."""
+
+    reviewer: str | None
+    twice: float
+    host: str
+    port: int | None
+    tls: tuple[Path, Path] | None
 
 
 def _start_without_labels(run: Path, images: Path | None, classes: str, backbone: str | None) -> None:
@@ -111,11 +150,12 @@ def _login() -> str:
         return "someone"
 
 
-def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bool) -> None:
+def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, force: bool) -> None:
     from halflabel.labels import formats
+    from halflabel.review.agreement import group_by_entry, holding_answers
     from halflabel.review.answers import AnswerStore
 
-    if not place.exists():
+    if isinstance(place, Path) and not place.exists():
         raise UserError(
             f"there are no answers yet ({place})", f"halflabel review {shlex.quote(str(run.folder))} photos/"
         )
@@ -128,9 +168,11 @@ def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bo
                 "choose another name, or add --force to overwrite it",
             )
         rows = store.label_rows(labels.images, labels.classes)
-        unsure = sum(item.value == 0 for item in store.current())
+        current = store.current()
     finally:
         store.close()
+    groups = list(group_by_entry(current).values())
+    unsure = sum(item.value == 0 for item in holding_answers(current))
     present = int((rows.value > 0).sum())
     formats.write(labels.append(rows) if with_labels else rows.drop_unused_names(), out)
     console.print(
@@ -138,6 +180,7 @@ def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bo
         f"{len(rows) - present} absent; {unsure} unsure left out",
         soft_wrap=True,
     )
+    _show_agreement(groups)
     if with_labels:
         config = run.read_config()
         method = str(config.get("method", "an"))
@@ -146,14 +189,36 @@ def _export(run: RunFolder, place: Path, out: Path, with_labels: bool, force: bo
         show_next("halflabel", "train", "--continue", run.folder, "--answers", out)
 
 
+def _show_agreement(groups: Sequence[Sequence[CurrentAnswer]]) -> None:
+    """Print how people agree who answered the same questions; nothing if there are none."""
+    from halflabel.review.agreement import expected_errors, is_conflict, measure_agreement
+
+    agreement = measure_agreement(groups)
+    if not agreement:
+        return
+    table = Table("class", "answered by two", "equal", "Cohen's κ", box=None, title="Do people agree?")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for label, item in agreement.items():
+        kappa = "—" if item.kappa is None else decimal(item.kappa, 2)
+        table.add_row(escape(label) or "[bold]all[/]", str(item.pairs), percent(item.equal, item.pairs), kappa)
+    console.print(table)
+    errors = (f"{escape(who)} {percent(error, 1)}" for who, error in sorted(expected_errors(groups).items()))
+    console.print(f"Expected errors: {', '.join(errors)}", soft_wrap=True)
+    if conflicts := sum(map(is_conflict, groups)):
+        console.print(
+            f"{counted(conflicts, 'conflict is', 'conflicts are')} not settled: the answer of the more reliable person "
+            "holds, or neither. Settle them on the review page, under Conflicts.",
+            soft_wrap=True,
+        )
+
+
 def _serve(
     run: RunFolder,
     images: Path,
     questions: Path | None,
-    place: Path,
-    who: str,
-    host: str,
-    port: int | None,
+    place: str | Path,
+    access: _Access,
     precision: float,
     label: str | None,
 ) -> None:
@@ -180,7 +245,9 @@ def _serve(
     found = read_questions(questions, run.read_labels()) if questions is not None else None
     hindrance = live_hindrance(run)
     is_live = found is None and hindrance is None
-    ports = (server.PORT, 0) if port is None else (port,)
+    host = access.host
+    is_local = is_loopback(host)
+    ports = (server.PORT, 0) if access.port is None else (access.port,)
     with open_socket(host, *ports) as listening, ExitStack() as stack:
         with Bar("scores") as bar:
             scored = cached_scores(run, images, Reporter(bar))
@@ -200,15 +267,25 @@ def _serve(
             raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
         is_control = bool(found) and all(question.why == CONTROL_FILL for question in found)
         after = after_review(run.folder, images, is_control=is_control) if has_labels else ""
-        name = run.folder.resolve().name
-        session = ReviewSession(scored, found, store, who=who, run=name, live=is_live, next_command=after)
+        session = ReviewSession(
+            scored,
+            found,
+            store,
+            who=access.reviewer or _login(),
+            asks_name=access.reviewer is None and (access.twice > 0 or not is_local),
+            run=run.folder.resolve().name,
+            live=is_live,
+            next_command=after,
+            twice=access.twice,
+        )
         thumbnails = Thumbnails(images, scored.paths)
         token = server.new_token()
         number = listening.getsockname()[1]
-        if not is_loopback(host):
+        if not is_local and access.tls is None:
             console.print(
                 f"[bold yellow]warning:[/] {escape(host)} can be reached from other machines, and the page is not "
-                "encrypted: whoever sees the address or the network can see your photos and answer for you",
+                "encrypted: whoever sees the address or the network can see your photos and answer for you "
+                "(--tls CERT KEY encrypts it)",
                 soft_wrap=True,
             )
         live = None
@@ -216,17 +293,19 @@ def _serve(
             setup = LiveSetup(run.folder, images, precision, write_report)
             live = stack.enter_context(closing(LiveLoop(session, setup)))
         maps = ClassMaps(run, thumbnails) if run.weights.exists() else None
-        app = server.make_app(session, thumbnails, maps, token=token, host=host, port=number, live=live)
+        app = server.make_app(
+            session, thumbnails, maps, token=token, host=host, port=number, live=live, tls=access.tls is not None
+        )
         shown = f"[{host}]" if ":" in host else host
         # Plain print: no line break and no markup in an address that people click on or copy.
         page = "" if label is None else f"&class={quote(label, safe='')}"
         about = "The model learns while you answer." if is_live else f"{counted(len(found), 'question')}."
-        print(f"{about} Open  http://{shown}:{number}/#{token}{page}", flush=True)
+        print(f"{about} Open  {'https' if access.tls else 'http'}://{shown}:{number}/#{token}{page}", flush=True)
         if hindrance is not None and questions is None:
             console.print(f"The model does not learn meanwhile: {hindrance}.", soft_wrap=True)
-        console.print(f"Answers are saved to {escape(str(place))}. Ctrl-C stops the server.", soft_wrap=True)
+        console.print(f"Answers are saved to {escape(store.name)}. Ctrl-C stops the server.", soft_wrap=True)
         try:
-            server.serve(app, listening)
+            server.serve(app, listening, access.tls)
         finally:  # Ctrl-C is the usual end
             if after and store.count()[0]:
                 show_command(after)

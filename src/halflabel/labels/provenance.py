@@ -3,7 +3,7 @@
 The source of a row tells who made the label. "model:METHOD:RUN" marks labels that a model filled in, and labels that
 rules derived from them; "model" and "machine" mark models without a name. Every other source stands for people. "rule"
 does too: it marks labels that rules derived from labels made by people. Answers of `halflabel review` say whether their
-question was chosen or drawn at random.
+question was chosen or drawn at random, and who answered: "person:asked:NAME" or "person:control:NAME".
 
 A model may learn from labels made by a model, but must never be evaluated by them. Code that computes a metric, chooses
 a threshold or an epoch, calibrates scores, holds out images or compares methods takes its labels from
@@ -28,6 +28,7 @@ __all__ = [
     "RULE_SOURCE",
     "calibration_tables",
     "evaluation_rows",
+    "is_answer_source",
     "model_source",
     "training_and_evaluation_tables",
 ]
@@ -68,7 +69,7 @@ def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTabl
 def calibration_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTable, LabelTable | None]:
     """(all labels, the labels to evaluate and calibrate on, answers to control questions or None).
 
-    Answers to chosen questions (source "person:asked") are no random sample: they are trained on, but neither evaluated
+    Answers to chosen questions ("person:asked:NAME") are no random sample: they are trained on, but neither evaluated
     nor calibrated on, unless hardly anything else is known. Answers to control questions, drawn at random, are like
     other labels; where the other labels are nearly all positive they come as a third table, as the two kinds of
     labels then need different treatment.
@@ -77,13 +78,27 @@ def calibration_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTabl
     if not isinstance(labels, Rows):
         return table, people, None
     rows = evaluation_rows(labels)
-    kind = np.array([(_ANSWERS.index(name) + 1) if name in _ANSWERS else 0 for name in rows.sources])[rows.source]
+    kind = np.array([_answer_kind(name) for name in rows.sources])[rows.source]
     given = people.keep(kind == 0)
     if int((people.keep(kind != 1).value > 0).sum()) < _FEWEST_POSITIVES:
         return table, people, None
     if not given.known or 10 * int((given.value < 0).sum()) >= int((given.value > 0).sum()):
         return table, people.keep(kind != 1), None
     return table, given, people.keep(kind == 2) if (kind == 2).any() else None
+
+
+def _answer_kind(source: str) -> int:
+    """Return 1 for an answer to a chosen question, 2 for one to a random question, and 0 for another source."""
+    return next((n for n, kind in enumerate(_ANSWERS, 1) if source == kind or source.startswith(f"{kind}:")), 0)
+
+
+def is_answer_source(source: str) -> bool:
+    """Whether a label is an answer of `halflabel review`.
+
+    >>> is_answer_source("person:asked:ann"), is_answer_source("person:control"), is_answer_source("person:ann")
+    (True, True, False)
+    """
+    return _answer_kind(source) > 0
 
 
 def evaluation_rows(rows: Rows) -> Rows:

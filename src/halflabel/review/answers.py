@@ -1,46 +1,44 @@
-"""People's answers in one SQLite file. Rows are only ever added, which gives undo and a full history."""
+"""People's answers in a database. Rows are only ever added, which gives undo and a full history."""
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE
+from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, is_answer_source
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
+from halflabel.review.agreement import SETTLED, holding_answers
+from halflabel.review.databases import database_name, open_database
 from halflabel.runs.folder import RunFolder
 
 __all__ = ["Answer", "AnswerStore", "CurrentAnswer", "answered_entries", "review_answers"]
 
-
-SOURCES = (ASKED_SOURCE, CONTROL_SOURCE)
-
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS project (id TEXT NOT NULL, version INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS answer (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    number NUMBER_COLUMN,
     key TEXT NOT NULL UNIQUE,   -- made by the page: an answer sent twice is stored once
     image TEXT NOT NULL,
     class TEXT NOT NULL,
     value INTEGER NOT NULL CHECK (value IN (-1, 0, 1)),  -- absent, unsure, present
     who TEXT NOT NULL,
     at TEXT NOT NULL,           -- UTC
-    score REAL,                 -- of the model, when the question was asked
+    score DOUBLE PRECISION,     -- of the model, when the question was asked
     why TEXT NOT NULL,          -- why the question was asked
     run TEXT NOT NULL
 );
 CREATE TABLE IF NOT EXISTS undo (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    number NUMBER_COLUMN,
     answer TEXT NOT NULL UNIQUE, -- the key of the answer that is undone
     who TEXT NOT NULL,
     at TEXT NOT NULL
@@ -48,6 +46,7 @@ CREATE TABLE IF NOT EXISTS undo (
 CREATE INDEX IF NOT EXISTS answer_entry ON answer (image, class);
 """
 _VERSION = 1
+_OTHER_PLACE = "restore a copy, or name another place: --answers or --store"
 
 
 class Answer(NamedTuple):
@@ -62,7 +61,7 @@ class Answer(NamedTuple):
 
 
 class CurrentAnswer(NamedTuple):
-    """The answer that holds for an entry after all answers and undos."""
+    """The last answer of a person about an entry that was not undone."""
 
     key: str
     image: str
@@ -75,40 +74,41 @@ class CurrentAnswer(NamedTuple):
     run: str
 
     @property
+    def is_control(self) -> bool:
+        """Whether the question was drawn at random."""
+        return self.why.startswith("control")
+
+    @property
     def source(self) -> str:
-        """Return the source of the label: whether its question was drawn at random or chosen."""
-        return CONTROL_SOURCE if self.why.startswith("control") else ASKED_SOURCE
+        """Return the source of the label: whether its question was drawn at random or chosen, and who answered."""
+        return f"{CONTROL_SOURCE if self.is_control else ASKED_SOURCE}:{self.who}"
 
 
 class AnswerStore:
-    """A file of answers. When `add` or `undo` returns, the change is on the disk and survives a power failure.
+    """The answers in a SQLite file or a PostgreSQL database; several threads and processes may write at once.
 
-    SQLite with a write-ahead log, synced at each commit; several threads and processes may write at once.
+    When `add` or `undo` returns, the change is on the disk and survives a power failure.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, place: str | Path) -> None:
+        self.place, self.name = place, database_name(place)
         self._lock = threading.Lock()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            # One transaction per statement: two processes may create the same file at once.
-            for statement in _SCHEMA.split(";\n"):
-                self._db.execute(statement)
-            self._db.execute("BEGIN IMMEDIATE")
-            if self._db.execute("SELECT 1 FROM project").fetchone() is None:
-                self._db.execute("INSERT INTO project VALUES (?, ?)", (uuid.uuid4().hex, _VERSION))
-            self._db.execute("COMMIT")
-            self.project, version = self._db.execute("SELECT id, version FROM project").fetchone()
-        except (sqlite3.Error, OSError, TypeError, ValueError) as error:  # a damaged file may hold any value
-            raise UserError(
-                f"{self.path} cannot be used for answers ({error})", "name another file: --answers"
-            ) from None
+            self._db = open_database(place)
+            # One transaction per statement: two processes may create the same tables at once.
+            for statement in _SCHEMA.replace("NUMBER_COLUMN", self._db.number_column).split(";\n"):
+                if statement.strip():
+                    self._db.write(statement, [()])
+            once = "INSERT INTO project SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM project)"
+            self._db.write(once, [(uuid.uuid4().hex, _VERSION)])
+            self.project, version = self._db.read("SELECT id, version FROM project")[0]
+        except UserError:
+            raise
+        except Exception as error:  # a damaged file may hold any value
+            raise UserError(f"{self.name} cannot be used for answers ({_first_line(error)})", _OTHER_PLACE) from None
         if version != _VERSION:
             self.close()
-            raise UserError(f"{self.path} was written by another version of halflabel", "use that version")
+            raise UserError(f"{self.name} was written by another version of halflabel", "use that version")
 
     def close(self) -> None:
         self._db.close()
@@ -133,64 +133,62 @@ class AnswerStore:
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> int:
         with self._lock, self._explain_errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                before = self._db.total_changes
-                self._db.executemany(statement, rows)
-                self._db.execute("COMMIT")
-                return self._db.total_changes - before
-            except BaseException:
-                if self._db.in_transaction:  # SQLite may have ended it already
-                    self._db.execute("ROLLBACK")
-                raise
+            return self._db.write(statement, rows)
+
+    def _read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self._lock, self._explain_errors():
+            return self._db.read(query, values)
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """Turn SQLite errors into a UserError: the file is damaged or cannot be written."""
+        """Turn errors of the database into a UserError: it is damaged, full or cannot be reached."""
         try:
             yield
-        except (sqlite3.Error, ValueError) as error:
-            if isinstance(error, sqlite3.IntegrityError) and "CHECK" in str(error):
-                raise  # the caller passed an invalid value; the file is fine
-            is_full = "disk is full" in str(error)
-            fix = "free space on its disk" if is_full else "restore a copy, or name another file: --answers"
-            raise UserError(f"{self.path} cannot be used for answers ({error})", fix) from None
+        except self._db.errors as error:
+            if "check constraint" in str(error).lower():
+                raise  # the caller passed an invalid value; the database is fine
+            fix = "free space on its disk" if "disk is full" in str(error) else _OTHER_PLACE
+            raise UserError(f"{self.name} cannot be used for answers ({_first_line(error)})", fix) from None
 
     def current(self, entry: tuple[str, str] | None = None) -> list[CurrentAnswer]:
-        """Return the last answer per entry that was not undone, oldest first, for one (image, class) or for all."""
+        """Return the last answer per entry and person, oldest first, for one (image, class) or for all.
+
+        Undone answers are left out. The answer that settles a conflict does not replace an earlier one of its person.
+        """
         condition = "AND image = ? AND class = ? " if entry is not None else ""
-        query = (
+        rows = self._read(
             "SELECT key, image, class, value, score, why, who, at, run FROM answer WHERE number IN "
             "(SELECT MAX(number) FROM answer WHERE key NOT IN (SELECT answer FROM undo) "
-            f"{condition}GROUP BY image, class) ORDER BY number"
+            f"{condition}GROUP BY image, class, who, why = '{SETTLED}') ORDER BY number",
+            entry or (),
         )
-        with self._lock, self._explain_errors(), closing(self._db.execute(query, entry or ())) as rows:
-            answers = [CurrentAnswer(*row) for row in rows]
-            for item in answers:
-                if item.value not in (-1, 0, 1) or not all(isinstance(text, str) for text in (item.image, item.label)):
-                    raise ValueError("a row is not an answer")
-            return answers
+        answers = [CurrentAnswer(*row) for row in rows]
+        for item in answers:
+            if item.value not in (-1, 0, 1) or not all(isinstance(text, str) for text in (item.image, item.label)):
+                raise UserError(f"{self.name} cannot be used for answers (a row is not an answer)", _OTHER_PLACE)
+        return answers
 
-    def version(self) -> int:
-        """Return a number that changes when another process writes."""
-        with self._lock, self._explain_errors():
-            return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+    def changed_since(self, seen: tuple[int, int]) -> tuple[list[tuple[str, str]], tuple[int, int]]:
+        """Return the (image, class) of answers and undos after the numbers `seen`, and the new numbers."""
+        newest = self._read("SELECT (SELECT MAX(number) FROM answer), (SELECT MAX(number) FROM undo)")[0]
+        answers, undos = (number or 0 for number in newest)
+        if (answers, undos) == seen:
+            return [], seen
+        entries = self._read(
+            "SELECT image, class FROM answer WHERE number > ? AND number <= ? UNION SELECT image, class FROM answer "
+            "WHERE key IN (SELECT answer FROM undo WHERE number > ? AND number <= ?)",
+            (seen[0], answers, seen[1], undos),
+        )
+        return [(image, label) for image, label in entries], (answers, undos)
 
     def count(self) -> tuple[int, int]:
         """Return the number of answers and of undos ever written."""
-        with self._lock, self._explain_errors():
-            answers = self._db.execute("SELECT COUNT(*) FROM answer").fetchone()[0]
-            undos = self._db.execute("SELECT COUNT(*) FROM undo").fetchone()[0]
+        answers, undos = self._read("SELECT (SELECT COUNT(*) FROM answer), (SELECT COUNT(*) FROM undo)")[0]
         return int(answers), int(undos)
 
     def history(self) -> set[tuple[str, str, int]]:
         """Return all (image, class, value) ever answered, undone or not."""
-        with (
-            self._lock,
-            self._explain_errors(),
-            closing(self._db.execute("SELECT image, class, value FROM answer")) as rows,
-        ):
-            return set(rows)
+        return {(image, label, value) for image, label, value in self._read("SELECT image, class, value FROM answer")}
 
     def is_export(self, path: Path, labels: Rows) -> bool:
         """Whether a file is an export of these answers, alone or after `labels`; it may then be overwritten safely."""
@@ -204,7 +202,7 @@ class AnswerStore:
 
         def are_answers(first: int) -> bool:
             """Whether all rows from `first` on were answered here."""
-            if any(rows.sources[number] not in SOURCES for number in np.unique(rows.source[first:])):
+            if not all(is_answer_source(rows.sources[number]) for number in np.unique(rows.source[first:])):
                 return False
             entries = (part[first:].tolist() for part in (rows.image, rows.column, rows.value))
             return all((rows.images[i], rows.classes[c], v) in history for i, c, v in zip(*entries, strict=True))
@@ -217,11 +215,11 @@ class AnswerStore:
         return len(rows) > label_count and all(np.array_equal(a, b) for a, b in same) and are_answers(label_count)
 
     def label_rows(self, images: Names, classes: Names) -> Rows:
-        """Return the current answers as label rows; unsure answers are left out.
+        """Return the answers that hold as label rows; unsure ones and conflicts that nothing decides are left out.
 
         Image and class indices are those of the run's labels; answers about other names are refused.
         """
-        answers = [item for item in self.current() if item.value]
+        answers = [item for item in holding_answers(self.current()) if item.value]
         image, column = images.index([item.image for item in answers]), classes.index([item.label for item in answers])
         for kind, indices, names in (
             ("image", image, [item.image for item in answers]),
@@ -230,24 +228,26 @@ class AnswerStore:
             if (indices < 0).any():
                 name = names[int(np.flatnonzero(indices < 0)[0])]
                 raise UserError(
-                    f"{self.path} has an answer for the {kind} {name!r}, which the run does not have", "name its run"
+                    f"{self.name} has an answer for the {kind} {name!r}, which the run does not have", "name its run"
                 )
         value = np.array([item.value for item in answers], np.int8)
-        source = np.array([SOURCES.index(item.source) for item in answers], np.int16)
-        return Rows.build(images, classes, image, column, value, source, None, SOURCES)
+        sources = list(dict.fromkeys(item.source for item in answers))
+        source = np.array([sources.index(item.source) for item in answers], np.int16)
+        return Rows.build(images, classes, image, column, value, source, None, sources)
 
 
-def answered_entries(path: Path, table: LabelTable) -> list[tuple[int, int]]:
-    """Return the entries of a table that are answered in a file, unsure ones too; empty where the file is missing."""
-    if not path.exists():
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def answered_entries(place: str | Path, table: LabelTable) -> list[tuple[int, int]]:
+    """Return the entries of a table that are answered, unsure ones too; empty where the file is missing."""
+    if isinstance(place, Path) and not place.exists():
         return []
-    store = AnswerStore(path)
-    try:
-        answers = store.current()
-    finally:
-        store.close()
-    image = table.images.index([item.image for item in answers])
-    column = table.classes.index([item.label for item in answers])
+    with closing(AnswerStore(place)) as store:
+        entries = list(dict.fromkeys((item.image, item.label) for item in store.current()))
+    image = table.images.index([name for name, _ in entries])
+    column = table.classes.index([label for _, label in entries])
     return [(int(i), int(c)) for i, c in zip(image, column, strict=True) if i >= 0 and c >= 0]
 
 

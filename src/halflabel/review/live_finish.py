@@ -37,7 +37,7 @@ def next_run_folder(run: Path) -> Path:
 def finish_review(
     run: RunFolder,
     images: Path,
-    answers: Path,
+    answers: str | Path,
     *,
     precision: float,
     write_report: Callable[..., Any] | None,

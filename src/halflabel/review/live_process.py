@@ -101,7 +101,7 @@ class LiveLoop:
             if self.error or (self.finish is not None and "result" not in self.finish):
                 return
             self.finish = {"step": "waiting for the model"}
-        self._send("finish", str(self.session.answers.path))
+        self._send("finish", self.session.answers.place)
 
     def state(self, *, everything: bool = False) -> dict[str, Any]:
         """Return what the page shows; with `everything` also the history and the classes."""
@@ -220,13 +220,13 @@ def _work(connection: Connection, setup: LiveSetup, scratch: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _finish(connection: Connection, setup: LiveSetup, answers: str) -> dict[str, Any]:
+def _finish(connection: Connection, setup: LiveSetup, answers: str | Path) -> dict[str, Any]:
     def step(text: str) -> None:
         connection.send(("step", text))
 
     try:
         result: FinishedReview = finish_review(
-            RunFolder(setup.run), setup.images, Path(answers), precision=setup.precision,
+            RunFolder(setup.run), setup.images, answers, precision=setup.precision,
             write_report=setup.write_report, step=step,
         )  # fmt: skip
         return result._asdict()

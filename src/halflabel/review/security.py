@@ -44,8 +44,8 @@ class Guard:
     token, which a page of another origin can neither read nor send. Bodies have at most 64 KiB.
     """
 
-    def __init__(self, app: App, token: str, host: str, port: int) -> None:
-        self.app = app
+    def __init__(self, app: App, token: str, host: str, port: int, scheme: str = "http") -> None:
+        self.app, self.scheme = app, scheme
         self.token = token.encode()
         self.host = host
         self.port = port
@@ -86,11 +86,11 @@ class Guard:
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         host = headers.get("host", [])
-        if len(host) != 1 or not is_own_host(host[0], self.host, self.port):
+        if len(host) != 1 or not is_own_host(host[0], self.host, self.port, self.scheme):
             return 421, "this server does not have that name"
         if scope["method"] not in ("GET", "POST"):
             return 405, "method not allowed"
-        if any(origin != f"http://{host[0]}" for origin in headers.get("origin", [])):
+        if any(origin != f"{self.scheme}://{host[0]}" for origin in headers.get("origin", [])):
             return 403, "foreign origin"
         if any(site not in ("same-origin", "none") for site in headers.get("sec-fetch-site", [])):
             return 403, "foreign page"

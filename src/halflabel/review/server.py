@@ -9,9 +9,12 @@ import socket
 from collections.abc import Callable
 from importlib.resources import files
 from itertools import groupby
+from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote
 
 from halflabel.errors import UserError, missing_package
+from halflabel.review.agreement import holding_answers
 from halflabel.review.live_process import LiveLoop
 from halflabel.review.security import Guard
 from halflabel.review.session import ReviewSession
@@ -20,10 +23,10 @@ from halflabel.system.http_connections import limited_protocol
 
 try:
     import uvicorn
-    from fastapi import FastAPI, Query, Request, Response
+    from fastapi import FastAPI, Header, Query, Request, Response
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
-    from pydantic import BaseModel, ConfigDict, Field
+    from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 except ImportError as error:
     raise missing_package(error, "web") from None
 
@@ -48,10 +51,23 @@ _SCRIPTS = (
     "photo",
     "gestures",
     "recent",
+    "team",
     "page",
 )
 _STATIC |= {f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in _SCRIPTS}
 
+MOST_NAME = 60  # characters of a reviewer's name
+
+
+def _reviewer_name(text: str) -> str:
+    """Return the name of a reviewer, which the page sends percent-encoded."""
+    name = unquote(text).strip()
+    if len(name) > MOST_NAME or not name.isprintable():
+        raise ValueError(f"a name has at most {MOST_NAME} printable characters")
+    return name
+
+
+Reviewer = Annotated[str, Header(alias="x-halflabel-reviewer", max_length=1000), AfterValidator(_reviewer_name)]
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{8,64}$")]
 Tab = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
 Entry = Annotated[int, Field(ge=0, lt=2**53)]
@@ -93,6 +109,8 @@ class AnswerStep(_StrictModel):
     entry: Entry = 0
     value: Literal[-1, 0, 1] = 0
     chosen: bool = False  # the person chose what to answer
+    settles: bool = False  # the answer ends a conflict
+    who: Annotated[str, Field(max_length=1000), AfterValidator(_reviewer_name)] = ""
 
 
 class AnswerSteps(_StrictModel):
@@ -116,8 +134,9 @@ def make_app(
     host: str,
     port: int,
     live: LiveLoop | None = None,
+    tls: bool = False,
 ) -> Guard:
-    """Return the page and its API behind the guard."""
+    """Return the page and its API behind the guard; `tls` says that it is served over https."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     folder = files("halflabel.review") / "static"
 
@@ -144,7 +163,7 @@ def make_app(
         # A full disk or a damaged file: the page shows the message, keeps its answers and tries again.
         return JSONResponse({"error": f"{error}."}, 503)
 
-    return Guard(app, token, host, port)
+    return Guard(app, token, host, port, "https" if tls else "http")
 
 
 def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, live: LiveLoop | None) -> None:
@@ -153,14 +172,17 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
     def live_state() -> dict[str, Any]:
         return {"live": None if live is None else live.state()}
 
+    def name(sent: str) -> str:
+        return sent if sent and session.asks_name else session.who
+
     @app.get("/api/state")
-    def state() -> JSONResponse:
-        about = {"project": session.project, "run": session.run, "who": session.who, "maps": has_maps}
-        about |= live_state()
-        return JSONResponse({**about, **session.progress(), "labels": session.classes})
+    def state(who: Reviewer = "") -> JSONResponse:
+        about = {"project": session.project, "run": session.run, "maps": has_maps}
+        about |= {"who": session.who, "asks_name": session.asks_name} | live_state()
+        return JSONResponse({**about, **session.progress(name(who)), "labels": session.classes})
 
     @app.post("/api/questions")
-    def questions(request: QuestionRequest) -> JSONResponse:
+    def questions(request: QuestionRequest, who: Reviewer = "") -> JSONResponse:
         if request.one_class and (request.order != "useful" or request.like or request.name):
             browsed = session.browse(
                 request.tab,
@@ -175,6 +197,7 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
         taken = session.take_questions(
             request.tab,
             request.count,
+            who=name(who),
             label=request.label,
             state=request.state,
             low=request.low,
@@ -195,46 +218,55 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
         return JSONResponse({})
 
     @app.post("/api/answers")
-    def answers(batch: AnswerSteps) -> JSONResponse:
+    def answers(batch: AnswerSteps, who: Reviewer = "") -> JSONResponse:
         if not all(session.has_entry(step.entry) for step in batch.steps):
             return JSONResponse({"error": "no such entry"}, 422)
         # Consecutive steps of one kind are stored in one transaction.
-        for kind, group in groupby(batch.steps, key=lambda step: step.kind):
+        for (kind, chosen, settles, given_by), group in groupby(
+            batch.steps, key=lambda step: (step.kind, step.chosen, step.settles, name(step.who))
+        ):
             steps = list(group)
             if kind == "answer":
-                for chosen, part in groupby(steps, key=lambda step: step.chosen):
-                    session.add_answers([(step.key, step.entry, step.value) for step in part], chosen=chosen)
+                given = [(step.key, step.entry, step.value) for step in steps]
+                session.add_answers(given, batch.tab, who=given_by, chosen=chosen, settles=settles)
             else:
-                session.undo([step.key for step in steps], batch.tab)
+                session.undo([step.key for step in steps], batch.tab, given_by)
         if live is not None:
             live.answers_changed(len(batch.steps))
-        return JSONResponse({"stored": [step.key for step in batch.steps], **session.progress(), **live_state()})
+        return JSONResponse(
+            {"stored": [step.key for step in batch.steps], **session.progress(name(who)), **live_state()}
+        )
 
     @app.get("/api/labels")
     def labels() -> Response:
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow(("image", "class", "value", "source", "who", "at"))
-        for item in session.answers.current():
+        for item in holding_answers(session.answers.current()):
             if item.value:
                 writer.writerow((item.image, item.label, item.value, item.source, item.who, item.at))
         return Response(text.getvalue(), media_type="text/csv; charset=utf-8")
 
     @app.get("/api/photo/{public}")
-    def photo(public: str) -> JSONResponse:
+    def photo(public: str, who: Reviewer = "") -> JSONResponse:
         image = session.image(public)
         if image is None:
             return JSONResponse({"error": "no such image"}, 404)
-        return JSONResponse({"classes": session.photo(image)})
+        return JSONResponse({"classes": session.photo(image, name(who))})
 
     @app.get("/api/gallery")
     def gallery(
-        kind: Literal["missing", "wrong"],
+        kind: Literal["missing", "wrong", "conflicts"],
         label: Annotated[str, Query(max_length=500)] = "",
         start: Annotated[int, Query(ge=0, le=10_000)] = 0,
         count: Annotated[int, Query(ge=1, le=60)] = 24,
+        who: Reviewer = "",
     ) -> JSONResponse:
-        return JSONResponse(session.gallery(kind, label, start, count))
+        return JSONResponse(session.gallery(kind, label, start, count, name(who)))
+
+    @app.get("/api/agreement")
+    def agreement() -> JSONResponse:
+        return JSONResponse(session.agreement())
 
 
 def _add_live_routes(app: FastAPI, live: LiveLoop) -> None:
@@ -281,10 +313,12 @@ def _image_response(session: ReviewSession, public: str, make: Callable[[int], b
         return JSONResponse({"error": str(error)}, 404)
 
 
-def serve(app: Any, listening: socket.socket) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+def serve(app: Any, listening: socket.socket, tls: tuple[Path, Path] | None = None) -> None:
+    """Serve until Ctrl-C or SIGTERM; `tls` are the files of a certificate and its key, for https."""
+    certificate, key = tls or (None, None)
     config = uvicorn.Config(
         app, http=limited_protocol(), log_level="warning", access_log=False, server_header=False,
         limit_concurrency=100, timeout_keep_alive=75, timeout_graceful_shutdown=2, lifespan="off",
+        ssl_certfile=certificate, ssl_keyfile=key,
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[listening])

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.metrics.intervals import wilson
-from halflabel.review.answers import Answer, AnswerStore, CurrentAnswer
+from halflabel.review.agreement import SETTLED
+from halflabel.review.answers import Answer, AnswerStore
 from halflabel.review.questions import (
     CONTROL_ABSENT,
     CONTROL_FILL,
@@ -26,6 +27,7 @@ from halflabel.review.questions import (
     likely_positives,
 )
 from halflabel.review.scores import ScoredImages
+from halflabel.review.team_answers import TeamAnswers
 
 __all__ = ["Proportion", "ReviewSession"]
 
@@ -63,6 +65,8 @@ class ReviewSession:
     in their random order, and only while no filter is on: at any moment the answered ones are then a random sample, and
     estimates from them are unbiased. A live session (`live`) keeps the order of its queue, which mixes them in, and a
     new fit of the model replaces scores and questions by `apply_update`.
+
+    The share `twice` of all entries, drawn at random, is asked to two people; the second does not see the first answer.
     """
 
     def __init__(
@@ -72,12 +76,15 @@ class ReviewSession:
         answers: AnswerStore,
         *,
         who: str,
+        asks_name: bool = False,
         run: str = "",
         live: bool = False,
         next_command: str = "",
+        twice: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.scored, self.answers, self.who, self.run = scored, answers, who, run
+        self.scored, self.answers, self.run = scored, answers, run
+        self.who, self.asks_name = who, asks_name  # whether browsers may send another name
         self.live = live
         self.next_command = next_command  # that uses the answers, which the page shows at the end
         self.classes = list(scored.table.classes)
@@ -94,9 +101,7 @@ class ReviewSession:
         self._image_of = {public: i for i, public in enumerate(self._public_ids)}
         self.pool = {self._entry(q.image, q.column): q for q in questions}  # in their order
         self._leases: dict[int, tuple[str, float]] = {}
-        self._answers: dict[int, CurrentAnswer] = {}
-        self._version = -1
-        self._reload_if_changed()
+        self.team = TeamAnswers(answers, scored.table, self.project, twice)
 
     def image(self, public: str) -> int | None:
         """Return the index of an image by its public id."""
@@ -107,6 +112,7 @@ class ReviewSession:
         tab: str,
         count: int,
         *,
+        who: str = "",
         label: str = "",
         state: str = "open",
         low: float = 0.0,
@@ -116,14 +122,21 @@ class ReviewSession:
     ) -> list[dict[str, Any]]:
         """Return up to `count` questions for a tab, reserved for it for 90 s: no other tab gets them meanwhile.
 
+        Up to a quarter are questions that another person has answered, while there are others.
         With `one_class` all are of the class with the most open questions, most probable first, without controls.
         """
+        who = who or self.who
         filtered = bool(label) or low > 0 or high < 1 or one_class
         with self._lock:
-            self._reload_if_changed()
+            self.team.reload_if_changed()
+            for e, first in self.team.waiting.items():
+                if e not in self.pool:
+                    self.pool[e] = Question(*self._split(e), float(self.scored.scores[self._split(e)]), first.why)
             skipped = set(skip)
             free = [
-                e for e in self.pool if e not in skipped and self._matches(e, tab, label, state, low, high, filtered)
+                e
+                for e in self.pool
+                if e not in skipped and self._matches(e, tab, who, label, state, low, high, filtered)
             ]
             if not filtered and not self.live:
                 free.sort(key=lambda e: not self.pool[e].is_control)  # stable sort: keeps the order otherwise
@@ -132,11 +145,15 @@ class ReviewSession:
                 column = Counter(e % len(self.classes) for e in free).most_common(1)[0][0]
                 free = [e for e in free if e % len(self.classes) == column]
                 free.sort(key=lambda e: -_zero_if_nan(self.pool[e].probability))
+            second = [e for e in free if e in self.team.given] if state == "open" and not one_class else []
+            if second:
+                new = [e for e in free if e not in self.team.given]
+                free = second[: max(1, count // 4, count - len(new))] + new
             chosen = free[:count]
             if state == "open":
                 until = self._clock() + LEASE_SECONDS
                 self._leases |= dict.fromkeys(chosen, (tab, until))
-            return [self._show(e) for e in chosen]
+            return [self._show(e, who) for e in chosen]
 
     def browse(
         self, tab: str, count: int, *, label: str, order: str, like: str, name: str, skip: Iterable[int] = ()
@@ -146,12 +163,12 @@ class ReviewSession:
         Without a label it is the class with the most open questions. `name` is a part of the image's name.
         """
         with self._lock:
-            self._reload_if_changed()
+            self.team.reload_if_changed()
             table, classes = self.scored.table, len(self.classes)
-            open_questions = Counter(e % classes for e in self.pool if e not in self._answers)
+            open_questions = Counter(e % classes for e in self.pool if e not in self.team.holding)
             column = self.classes.index(label) if label in self.classes else next(iter(open_questions), 0)
             scores = np.asarray(self.scored.scores[:, column], np.float64)
-            taken = [e // classes for e in (*self._answers, *skip, *self._leases) if e % classes == column]
+            taken = [e // classes for e in (*self.team.holding, *skip, *self._leases) if e % classes == column]
             taken += [q.image for q in self.pool.values() if q.is_control and q.column == column]
             known = np.searchsorted(table.start, np.flatnonzero(table.column == column), side="right") - 1
             is_open = np.ones(len(table), bool)
@@ -166,7 +183,7 @@ class ReviewSession:
             for e in chosen:
                 self.pool[e] = Question(*self._split(e), float(scores[e // classes]), _CHOSEN)
             self._leases |= dict.fromkeys(chosen, (tab, self._clock() + LEASE_SECONDS))
-            return [self._show(e) for e in chosen]
+            return [self._show(e, self.who) for e in chosen]
 
     def _similarity(self, image: int) -> NDArray[np.float64]:
         """Return the cosine similarity (N,) of all photos to one of them, by their centred features."""
@@ -175,25 +192,29 @@ class ReviewSession:
         length = np.maximum(np.linalg.norm(features, axis=1), 1e-12)
         return np.asarray(features @ features[image] / (length * length[image]))
 
-    def photo(self, image: int) -> list[dict[str, Any]]:
+    def photo(self, image: int, who: str = "") -> list[dict[str, Any]]:
         """Return all classes of one image, those that are known to be present and the most probable first."""
+        who = who or self.who
         with self._lock:
-            self._reload_if_changed()
+            self.team.reload_if_changed()
             labels = self.scored.table.rows([image])[0]
             scores = self.scored.scores[image]
 
             def rank(column: int) -> tuple[float, float]:
-                answer = self._answers.get(self._entry(image, column))
+                answer = self.team.visible(self._entry(image, column), who)
                 value = answer.value if answer is not None else int(labels[column])
                 return -value, -_zero_if_nan(float(scores[column]))
 
             entries = [self._entry(image, column) for column in sorted(range(len(self.classes)), key=rank)]
             return [
-                self._show(e, Question(*self._split(e), float(scores[e % len(self.classes)]), _CHOSEN)) for e in entries
+                self._show(e, who, Question(*self._split(e), float(scores[e % len(self.classes)]), _CHOSEN))
+                for e in entries
             ]
 
-    def _matches(self, e: int, tab: str, label: str, state: str, low: float, high: float, filtered: bool) -> bool:
-        question, answer = self.pool[e], self._answers.get(e)
+    def _matches(
+        self, e: int, tab: str, who: str, label: str, state: str, low: float, high: float, filtered: bool
+    ) -> bool:
+        question = self.pool[e]
         if label and self.classes[question.column] != label:
             return False
         if (low > 0 or high < 1) and not low <= _zero_if_nan(question.probability) <= high:
@@ -201,7 +222,8 @@ class ReviewSession:
         if state == "open":
             holder, until = self._leases.get(e, ("", 0.0))
             leased = holder not in ("", tab) and until > self._clock()
-            return answer is None and not leased and not (filtered and question.is_control)
+            return self.team.is_open(e, who) and not leased and not (filtered and question.is_control)
+        answer = self.team.visible(e, who)
         return answer is not None and state in ("answered", _STATES[answer.value])
 
     def renew(self, tab: str, entries: Iterable[int]) -> None:
@@ -210,7 +232,7 @@ class ReviewSession:
             now = self._clock()
             for e in entries:
                 holder, until = self._leases.get(e, ("", 0.0))
-                if e in self.pool and e not in self._answers and (holder in ("", tab) or until <= now):
+                if e in self.pool and self.team.wants_answer(e) and (holder in ("", tab) or until <= now):
                     self._leases[e] = tab, now + LEASE_SECONDS
 
     def release(self, tab: str, entries: Iterable[int]) -> None:
@@ -220,15 +242,24 @@ class ReviewSession:
                 if self._leases.get(e, ("", 0.0))[0] == tab:
                     del self._leases[e]
 
-    def add_answers(self, given: Sequence[tuple[str, int, int]], *, chosen: bool = False) -> None:
+    def add_answers(
+        self,
+        given: Sequence[tuple[str, int, int]],
+        tab: str = "",
+        *,
+        who: str = "",
+        chosen: bool = False,
+        settles: bool = False,
+    ) -> None:
         """Store (key, entry, value) answers; returns when they are on the disk.
 
-        `chosen`: the person chose what to answer, so that no such answer is a random check.
+        `chosen`: the person chose what to answer, so that no such answer is a random check. `settles`: the answers
+        hold against those of all people.
         """
         answers = []
         for key, e, value in given:
             image, column = self._split(e)
-            question = None if chosen else self.pool.get(e)
+            question = None if chosen or settles else self.pool.get(e)
             score = float(self.scored.scores[image, column])
             answers.append(
                 Answer(
@@ -237,18 +268,18 @@ class ReviewSession:
                     self.classes[column],
                     value,
                     None if math.isnan(score) else score,
-                    question.why if question is not None else _CHOSEN,
+                    question.why if question is not None else SETTLED if settles else _CHOSEN,
                 )
             )
         with self._lock:
-            self.answers.add(answers, self.who, self.run)
-            self._reload_entries(e for _, e, _ in given)
+            self.answers.add(answers, who or self.who, self.run)
+            self._reload_entries((e for _, e, _ in given), tab)
 
-    def undo(self, keys: Sequence[str], tab: str = "") -> None:
+    def undo(self, keys: Sequence[str], tab: str = "", who: str = "") -> None:
         """Undo answers: earlier answers hold again, or the question is open again, reserved for `tab`."""
         with self._lock:
-            self.answers.undo(keys, self.who)
-            changed = {e for e, answer in self._answers.items() if answer.key in keys}
+            self.answers.undo(keys, who or self.who)
+            changed = self.team.entries_of(keys)
             self._reload_entries(changed)
             if tab:
                 self.renew(tab, changed)
@@ -256,8 +287,9 @@ class ReviewSession:
     def entry_answers(self) -> list[tuple[int, int, int, str]]:
         """Return the current answers: image, class, value and why it was asked."""
         with self._lock:
-            self._reload_if_changed()
-            return [(*self._split(e), item.value, item.why) for e, item in self._answers.items()]
+            self.team.reload_if_changed()
+            self.team.weigh()
+            return [(*self._split(e), item.value, item.why) for e, item in self.team.holding.items()]
 
     def apply_update(
         self, scores: NDArray[np.float32], threshold: float, queue: Sequence[Question], controls: Sequence[Question]
@@ -272,43 +304,46 @@ class ReviewSession:
             kept = {e: question for e, question in self.pool.items() if self._is_in_use(e, now)}
             self.pool = {self._entry(q.image, q.column): q for q in queue} | kept
             for question in controls:
-                answer = self._answers.get(self._entry(question.image, question.column))
-                if answer is not None and answer.value:
+                e = self._entry(question.image, question.column)
+                answer = next((item for item in self.team.votes(e) if item.value), None)
+                if answer is not None:
                     again = Answer(
                         secrets.token_hex(16), answer.image, answer.label, answer.value, answer.score, question.why
                     )
                     self.answers.add([again], answer.who, self.run)
-                    self._reload_entries([self._entry(question.image, question.column)])
+                    self._reload_entries([e])
 
     def _is_in_use(self, e: int, now: float) -> bool:
-        return e in self._answers or self._leases.get(e, ("", 0.0))[1] > now
+        return e in self.team.holding or self._leases.get(e, ("", 0.0))[1] > now
 
     def has_entry(self, e: int) -> bool:
         """Whether there is an entry with that number."""
         return 0 <= e < len(self.images) * len(self.classes)
 
-    def progress(self) -> dict[str, Any]:
+    def progress(self, who: str = "") -> dict[str, Any]:
         """Return how many questions are answered, in total and per class, and the estimates from control answers."""
+        who = who or self.who
         with self._lock:
-            self._reload_if_changed()
+            self.team.reload_if_changed()
             # The counts of the class filter: a filter hides open control questions.
             counts = {c: dict.fromkeys(("open", "present", "absent", "unsure"), 0) for c in range(len(self.classes))}
             asked_classes = set()
             for e, question in self.pool.items():
                 asked_classes.add(question.column)
-                if e in self._answers:
-                    counts[question.column][_STATES[self._answers[e].value]] += 1
+                if (answer := self.team.visible(e, who)) is not None:
+                    counts[question.column][_STATES[answer.value]] += 1
                 elif not question.is_control:
                     counts[question.column]["open"] += 1
-            values = [answer.value for answer in self._answers.values()]
+            values = [answer.value for answer in self.team.holding.values()]
             return {
-                "answered": sum(e in self._answers for e in self.pool),
+                "answered": sum(not self.team.is_open(e, who) for e in self.pool),
                 "questions": len(self.pool),
                 "values": {"present": values.count(1), "absent": values.count(-1), "unsure": values.count(0)},
                 "classes": [{"name": name, **counts[c]} for c, name in enumerate(self.classes) if c in asked_classes],
                 "estimate": self._estimate(),
                 "assumption": self.scored.assumption,
                 "next": self.next_command,
+                "shared_changes": self.team.shared_changes,
             }
 
     def _estimate(self) -> dict[str, Any]:
@@ -316,18 +351,25 @@ class ReviewSession:
         estimates = {}
         for name, why in (("precision", CONTROL_PRESENT), ("missed", CONTROL_ABSENT), ("fillable", CONTROL_FILL)):
             asked = [e for e, question in self.pool.items() if question.why == why]
-            answers = [self._answers[e] for e in asked if e in self._answers]
+            answers = [self.team.holding[e] for e in asked if e in self.team.holding]
             counted = [item.value for item in answers if item.value and item.why == why and item.run == self.run]
             proportion = Proportion.estimate(counted.count(1), len(counted)).as_dict()
             estimates[name] = proportion | {"asked": len(asked), "unsure": sum(not item.value for item in answers)}
         return estimates
 
-    def gallery(self, kind: str, label: str = "", start: int = 0, count: int = 24) -> dict[str, Any]:
-        """Return entries of a gallery: likely missing positives, or known labels that look wrong."""
+    def agreement(self) -> dict[str, Any]:
+        """Return how people agree and how many conflicts are open."""
         with self._lock:
-            self._reload_if_changed()
+            self.team.reload_if_changed()
+            return self.team.agreement()
+
+    def gallery(self, kind: str, label: str = "", start: int = 0, count: int = 24, who: str = "") -> dict[str, Any]:
+        """Return entries of a gallery: likely missing positives, known labels that look wrong, or conflicts."""
+        who = who or self.who
+        with self._lock:
+            self.team.reload_if_changed()
             controls = {e for e, question in self.pool.items() if question.is_control}
-            skip = [self._split(e) for e in (*self._answers, *controls)]
+            skip = [self._split(e) for e in (*self.team.holding, *controls)]
             column = self.classes.index(label) if label in self.classes else None
             scored = self.scored
             if kind == "wrong":
@@ -336,9 +378,15 @@ class ReviewSession:
                     scored.scores, scored.table, _GALLERY_ENTRIES, trained_on=trained_on, skip=skip
                 )
                 entries = [item for item in entries if column is None or item.column == column]
+            elif kind == "conflicts":
+                pairs = [self._split(e) for e in self.team.conflicts() if column in (None, e % len(self.classes))]
+                entries = [Question(i, c, float(scored.scores[i, c]), SETTLED) for i, c in pairs]
             else:
                 entries = self._missing_positives(skip, column)
-            items = [self._show(self._entry(q.image, q.column), q) for q in entries[start : start + count]]
+            items = [self._show(self._entry(q.image, q.column), who, q) for q in entries[start : start + count]]
+            for item in items if kind == "conflicts" else ():
+                votes = self.team.votes(item["entry"])
+                item["answers"] = [{"who": each.who, "value": each.value} for each in votes]
             return {"items": items, "total": len(entries), "start": start}
 
     def _missing_positives(self, skip: Sequence[tuple[int, int]], column: int | None) -> list[Question]:
@@ -353,10 +401,10 @@ class ReviewSession:
         ranked.sort(key=lambda pair: pair[0])
         return [item for _, item in ranked[:_GALLERY_ENTRIES]]
 
-    def _show(self, e: int, question: Question | None = None) -> dict[str, Any]:
+    def _show(self, e: int, who: str, question: Question | None = None) -> dict[str, Any]:
         image, column = self._split(e)
         asked = question or self.pool[e]
-        answer = self._answers.get(e)
+        answer = self.team.visible(e, who)
         held_out = bool(self.scored.held_out[image])
         label = int(self.scored.table.rows([image])[0, column])
         score = float(self.scored.scores[image, column])
@@ -380,30 +428,13 @@ class ReviewSession:
     def _split(self, e: int) -> tuple[int, int]:
         return divmod(e, len(self.classes))
 
-    def _reload_entries(self, entries: Iterable[int]) -> None:
-        for e in entries:
-            image, column = self._split(e)
-            current = self.answers.current((self.images[image], self.classes[column]))
-            if current:
-                self._answers[e] = current[0]
-            else:
-                self._answers.pop(e, None)
-            self._leases.pop(e, None)
-
-    def _reload_if_changed(self) -> None:
-        """Read all answers again if another process has written some."""
-        version = self.answers.version()
-        if version == self._version:
-            return
-        self._version = version
-        current = self.answers.current()
-        images = self.scored.table.images.index([item.image for item in current])
-        columns = self.scored.table.classes.index([item.label for item in current])
-        self._answers = {
-            self._entry(int(i), int(c)): item
-            for i, c, item in zip(images, columns, current, strict=True)
-            if i >= 0 and c >= 0
-        }
+    def _reload_entries(self, entries: Iterable[int], tab: str = "") -> None:
+        """Read answers again; ends reservations, except those of another tab for a second answer."""
+        changed = list(entries)
+        self.team.reload(changed)
+        for e in changed:
+            if e not in self.team.waiting or self._leases.get(e, (tab, 0.0))[0] == tab:
+                self._leases.pop(e, None)
 
 
 def _zero_if_nan(value: float) -> float:

@@ -37,14 +37,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def is_own_host(header: str, host: str, port: int) -> bool:
+def is_own_host(header: str, host: str, port: int, scheme: str = "http") -> bool:
     """Whether a Host header is an IP address or a name of the server that listens on `host` and `port`.
 
     Other names that resolve to this machine (DNS rebinding) are not its own.
     """
     name, _, sent_port = header.rpartition(":") if not header.endswith("]") else (header, "", "")
     if not name:
-        name, sent_port = header, "80"
+        name, sent_port = header, "443" if scheme == "https" else "80"
     if sent_port != str(port):
         return False
     name = name.lower()

@@ -43,10 +43,21 @@ export async function retry(request, wanted, onFailure) {
   }
 }
 
+// ---- who answers: asked once per browser where several people use the server
+
+const NAME_PLACE = "halflabel-reviewer";
+export let reviewer = localStorage.getItem(NAME_PLACE) ?? "";
+
+/** Answer under this name from now on, and in other tabs of this browser once they are loaded. */
+export function setReviewer(name) {
+  reviewer = name;
+  localStorage.setItem(NAME_PLACE, name);
+}
+
 export async function call(path, body) {
   const reply = await fetch(path, {
     method: body ? "POST" : "GET",
-    headers: { "X-Halflabel-Token": token, ...(body ? { "Content-Type": "application/json" } : {}) },
+    headers: { "X-Halflabel-Token": token, "X-Halflabel-Reviewer": encodeURIComponent(reviewer), ...(body ? { "Content-Type": "application/json" } : {}) },
     body: body ? JSON.stringify(body) : undefined,
   });
   if (reply.status === 401) {
@@ -186,7 +197,8 @@ async function send() {
 /** Answer questions; `chosen` says that the person chose what to answer, so that it is no random check. */
 export function answer(questions, values, chosen = false) {
   const steps = questions.map((question, index) => (
-    { kind: "answer", key: newKey(), entry: question.entry, value: values[index], chosen }
+    // A question with `answers` is a conflict.
+    { kind: "answer", key: newKey(), entry: question.entry, value: values[index], chosen, settles: Boolean(question.answers), who: reviewer }
   ));
   undoStack = [...undoStack, { keys: steps.map((step) => step.key), questions, values }].slice(-100);
   outbox.push(...steps);
@@ -217,7 +229,7 @@ export function onAnswers(call) { listener = call; }
 export function undoLast() {
   const last = undoStack.pop();
   if (!last) return null;
-  outbox.push(...last.keys.map((key, index) => ({ kind: "undo", key, entry: last.questions[index].entry })));
+  outbox.push(...last.keys.map((key, index) => ({ kind: "undo", key, entry: last.questions[index].entry, who: reviewer })));
   saveOutbox();
   send();
   listener();

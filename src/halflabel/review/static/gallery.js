@@ -1,4 +1,4 @@
-// Two galleries: labels that are likely missing, and labels that are likely wrong.
+// Three galleries: labels that are likely missing, labels that are likely wrong, and answers of two people that differ.
 import { $, ANSWER_WORDS, shorten, el, startTurn, announce, showOnly, toggle, view } from "/screen.js";
 import { answer, call, retry, isReady, smallPhoto } from "/connection.js";
 import { modelOpinion, showWaiting, showStopped } from "/questions.js";
@@ -6,6 +6,7 @@ import { modelOpinion, showWaiting, showStopped } from "/questions.js";
 const TEXTS = {
   missing: ["Likely missing", "Nobody has labelled these, and the model thinks that the class may be present; most probable first. Is the class in the photo?"],
   wrong: ["Likely wrong", "Labels that the model contradicts; either may be right. Yes: the class is in the photo. No: it is not."],
+  conflicts: ["Conflicts", "Two people gave different answers. Your answer settles it and holds against both; ? leaves the label unknown."],
 };
 
 export async function openGallery(more = false) {
@@ -39,8 +40,9 @@ function makeCard(question) {
   card.setAttribute("aria-label", `${question.class} in ${question.name}`);
   const state = question.label > 0 ? "labelled present" : question.label < 0 ? "labelled absent" : "unknown";
   const seenIn = question.held_out ? "held out" : "trained on";
-  const about = el("div", { class: "about" }, el("b", {}, question.class),
-    el("span", {}, `${state}, ${seenIn}`), el("br"), el("span", {}, modelOpinion(question)));
+  const about = el("div", { class: "about" }, el("b", {}, question.class));
+  if (question.answers) about.append(...question.answers.map(({ who, value }) => el("span", { class: "line" }, `${who}: ${ANSWER_WORDS.get(value)}`)));
+  else about.append(el("span", { class: "line" }, `${state}, ${seenIn}`), el("span", { class: "line" }, modelOpinion(question)));
   const row = el("div", { class: "row" });
   for (const [value, word, kind] of [[1, "Yes", "yes"], [-1, "No", "no"], [0, "?", "unsure"]]) {
     const button = el("button", { type: "button", class: kind, "data-value": String(value), "aria-pressed": "false" }, word);

@@ -10,6 +10,7 @@ import { follow, startLive } from "/live.js";
 import { clearPhoto, openPhoto, photoQuestions, restorePhoto, savePhoto, toggleClass } from "/photo.js";
 import { startSwipes, toggleZoom } from "/gestures.js";
 import "/recent.js";
+import { followTeam, startTeam } from "/team.js";
 
 const reservedQuestions = () => [...singleQuestions(), ...gridQuestions(), ...photoQuestions()];
 
@@ -21,7 +22,7 @@ function open(name) {
     if (button.dataset.view === name) button.setAttribute("aria-current", "page");
     else button.removeAttribute("aria-current");
   }
-  for (const part of document.querySelectorAll(".asks")) part.hidden = name === "missing" || name === "wrong";
+  for (const part of document.querySelectorAll(".asks")) part.hidden = ["missing", "wrong", "conflicts"].includes(name);
   for (const part of document.querySelectorAll(".browses")) part.hidden = name !== "grid";
   restart();
 }
@@ -134,7 +135,8 @@ async function start() {
     $("title").textContent = state.run ? `Review: ${state.run}` : "Review";
     document.title = `${state.run || "halflabel"} · review`;
     showProgress(state);
-    startSending(state.project, (reply) => { showProgress(reply); follow(reply.live); }, showStopped);
+    startSending(state.project, (reply) => { showProgress(reply); follow(reply.live); followTeam(reply); }, showStopped);
+    startTeam(state, restart);
     if (state.live) startLive(state.live, renewQueue);
     if (wantedClass) openClass(decodeURIComponent(wantedClass));
   } catch (error) { showStopped(error); }

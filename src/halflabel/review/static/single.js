@@ -1,6 +1,6 @@
 // One question at a time; the next questions and photos are fetched in advance.
 import { $, ANSWER_WORDS, shorten, el, startTurn, announce, setTitle, showOnly, toggle, view } from "/screen.js";
-import { Refused, answer, retry, isReady, largePhoto, loadImage, reason } from "/connection.js";
+import { Refused, answer, retry, isReady, largePhoto, loadImage, reason, reviewer } from "/connection.js";
 import { fetchQuestions, showFinished, modelOpinion, release, shownEntries, showWaiting, showStopped } from "/questions.js";
 
 const AHEAD = 8; // questions fetched in advance, with their photos
@@ -118,7 +118,7 @@ function enableAnswers(enabled) {
 function showCaption(question) {
   const parts = [];
   if (question.label) parts.push(question.label > 0 ? "labelled present" : "labelled absent");
-  if (question.answer) parts.push(`your answer: ${ANSWER_WORDS.get(question.answer.value)}`);
+  if (question.answer) parts.push(`${question.answer.who === reviewer || !reviewer ? "your answer" : question.answer.who}: ${ANSWER_WORDS.get(question.answer.value)}`);
   if (showsScore) parts.push(modelOpinion(question), question.why);
   parts.push(question.name);
   $("caption").textContent = parts.join(" · ");

@@ -1,0 +1,116 @@
+"""The databases that hold people's answers: a SQLite file, or PostgreSQL for a team. `AnswerStore` uses both alike.
+
+Statements have `?` for values. Writers take turns, so that the numbers of rows grow in the order of their commits.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from halflabel.errors import missing_package
+
+__all__ = ["Database", "database_name", "open_database"]
+
+_POSTGRESQL = ("postgresql://", "postgres://")
+_LOCK = 0x68616C66  # number of the advisory lock that a writer holds
+Values = Sequence[object]
+
+
+class Database(Protocol):
+    """A connection; used by one thread at a time."""
+
+    number_column: str  # type of a column that counts rows
+    errors: tuple[type[Exception], ...]
+
+    def read(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
+
+    def write(self, statement: str, rows: Sequence[Values]) -> int:
+        """Run a statement for each row in one transaction; returns how many rows of the table changed.
+
+        On return the change survives a power failure.
+        """
+
+    def close(self) -> None: ...
+
+
+def open_database(place: str | Path) -> Database:
+    """Open a PostgreSQL database by its URL, or else a SQLite file, which is created."""
+    return _PostgreSQL(place) if isinstance(place, str) and place.startswith(_POSTGRESQL) else _SQLite(Path(place))
+
+
+def database_name(place: str | Path) -> str:
+    """Return a file, or the URL of a database without name, password and options.
+
+    >>> database_name("postgresql://ann:secret@db.example/photos?sslmode=require")
+    'postgresql://db.example/photos'
+    """
+    return re.sub(r"(?<=://)[^@/]*@", "", str(place)).partition("?")[0] if "://" in str(place) else str(place)
+
+
+class _SQLite:
+    number_column = "INTEGER PRIMARY KEY AUTOINCREMENT"
+    errors: tuple[type[Exception], ...] = (sqlite3.Error, ValueError)
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        self.connection.execute("PRAGMA journal_mode=WAL")
+        self.connection.execute("PRAGMA synchronous=FULL")
+
+    def read(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        return self.connection.execute(statement, values).fetchall()
+
+    def write(self, statement: str, rows: Sequence[Values]) -> int:
+        self.connection.execute("BEGIN IMMEDIATE")
+        try:
+            before = self.connection.total_changes
+            for row in rows:
+                self.connection.execute(statement, row)
+            self.connection.execute("COMMIT")
+            return self.connection.total_changes - before
+        except BaseException:
+            if self.connection.in_transaction:  # SQLite may have ended it already
+                self.connection.execute("ROLLBACK")
+            raise
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+class _PostgreSQL:
+    number_column = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
+
+    def __init__(self, url: str) -> None:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise missing_package(error, "postgres") from None
+        self.errors: tuple[type[Exception], ...] = (psycopg.Error, ValueError)
+        self.connect = partial(psycopg.connect, url, autocommit=True, connect_timeout=10)
+        self.connection: Any = self.connect()
+
+    def _open(self) -> Any:
+        """Return the connection; a lost one is opened again."""
+        if self.connection.closed:
+            self.connection = self.connect()
+        return self.connection
+
+    def read(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        cursor = self._open().execute(statement.replace("?", "%s"), values)
+        return list(cursor.fetchall()) if cursor.description else []
+
+    def write(self, statement: str, rows: Sequence[Values]) -> int:
+        with self._open().transaction(), self.connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+            if rows:
+                cursor.executemany(statement.replace("?", "%s"), rows)
+            return int(cursor.rowcount) if rows else 0
+
+    def close(self) -> None:
+        self.connection.close()

@@ -1,0 +1,120 @@
+"""All people's answers about the entries of a table, in memory: which holds, and who is still to be asked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from halflabel.labels.table import LabelTable
+from halflabel.review.agreement import (
+    SETTLED,
+    expected_errors,
+    group_by_entry,
+    holding_answer,
+    is_conflict,
+    measure_agreement,
+)
+from halflabel.review.answers import AnswerStore, CurrentAnswer
+
+__all__ = ["TeamAnswers"]
+
+
+class TeamAnswers:
+    """Follows a store of answers, also those that other processes write; an entry has the number image · C + class.
+
+    The share `twice` of all entries, drawn at random, is asked to two people.
+    """
+
+    def __init__(self, store: AnswerStore, table: LabelTable, project: str, twice: float) -> None:
+        self.store, self.table, self.project, self.twice = store, table, project, twice
+        self.given: dict[int, list[CurrentAnswer]] = {}  # by all people
+        self.holding: dict[int, CurrentAnswer] = {}
+        self.waiting: dict[int, CurrentAnswer] = {}  # answered by one person, to be asked to a second one
+        self.errors: dict[str, float] = {}  # expected error of each person
+        self.shared_changes = 0  # counts changes of entries that several people answered
+        self._seen = (0, 0)  # how far the store was read
+        self.reload_if_changed()
+
+    def wants_answer(self, e: int) -> bool:
+        """Whether nobody has answered, or only one person and the question is for two."""
+        return e in self.waiting or e not in self.given
+
+    def is_open(self, e: int, who: str) -> bool:
+        """Whether a person is to be asked."""
+        return self.waiting[e].who != who if e in self.waiting else e not in self.given
+
+    def _is_for_two(self, e: int) -> bool:
+        drawn = hashlib.blake2b(f"{self.project}-{e}".encode(), digest_size=4).digest()
+        return int.from_bytes(drawn, "big") < self.twice * 2**32
+
+    def visible(self, e: int, who: str) -> CurrentAnswer | None:
+        """Return a person's own answer, or else the one that holds, unless the person is still to be asked."""
+        own = [item for item in self.given.get(e, ()) if item.who == who and item.why != SETTLED]
+        return own[0] if own else None if self.is_open(e, who) else self.holding.get(e)
+
+    def votes(self, e: int) -> list[CurrentAnswer]:
+        """Return the answers about an entry, without the one that settled a conflict."""
+        return [item for item in self.given.get(e, ()) if item.why != SETTLED]
+
+    def entries_of(self, keys: Iterable[str]) -> set[int]:
+        """Return the entries that the answers with these keys are about."""
+        wanted = set(keys)
+        return {e for e, given in self.given.items() if any(item.key in wanted for item in given)}
+
+    def conflicts(self) -> list[int]:
+        """Return the entries that people differ about, oldest first."""
+        return [e for e, given in self.given.items() if len(given) > 1 and is_conflict(given)]
+
+    def agreement(self) -> dict[str, Any]:
+        """Return how people agree, for all classes and for each, their expected errors, and the number of conflicts."""
+        self.weigh()
+        agreement = measure_agreement(self.given.values())
+        people = Counter(item.who for e in self.given for item in self.votes(e))
+        return {
+            "all": agreement[""]._asdict() if agreement else None,
+            "classes": [{"name": c, **agreement[c]._asdict()} for c in self.table.classes if c in agreement],
+            "people": [
+                {"name": who, "answers": number, "error": self.errors.get(who)} for who, number in people.most_common()
+            ],
+            "conflicts": len(self.conflicts()),
+        }
+
+    def reload(self, entries: Iterable[int]) -> None:
+        """Read the answers about some entries again."""
+        for e in entries:
+            image, column = divmod(e, len(self.table.classes))
+            self._replace(e, self.store.current((self.table.images[image], self.table.classes[column])))
+
+    def reload_if_changed(self) -> None:
+        """Read what was written since, by this process or another."""
+        is_first = self._seen == (0, 0)
+        changed, self._seen = self.store.changed_since(self._seen)
+        if is_first:
+            groups = group_by_entry(self.store.current())
+        else:
+            groups = {entry: self.store.current(entry) for entry in changed}
+        images = self.table.images.index([image for image, _ in groups])
+        columns = self.table.classes.index([label for _, label in groups])
+        for i, c, given in zip(images.tolist(), columns.tolist(), groups.values(), strict=True):
+            if i >= 0 and c >= 0:
+                self._replace(i * len(self.table.classes) + c, given)
+
+    def _replace(self, e: int, given: list[CurrentAnswer]) -> None:
+        self.shared_changes += max(len(given), len(self.given.get(e, ()))) > 1
+        if given:
+            self.given[e], self.holding[e] = given, holding_answer(given, self.errors)
+        else:
+            self.given.pop(e, None)
+            self.holding.pop(e, None)
+        if len(given) == 1 and self._is_for_two(e):
+            self.waiting[e] = given[0]
+        else:
+            self.waiting.pop(e, None)
+
+    def weigh(self) -> None:
+        """Estimate each person's error again; where people differ, another answer may then hold."""
+        shared = [e for e, given in self.given.items() if len(given) > 1]
+        self.errors = expected_errors(self.given[e] for e in shared)
+        self.holding |= {e: holding_answer(self.given[e], self.errors) for e in shared}
