@@ -4,7 +4,9 @@ import { lockName, newKey, tab } from "/tab.js";
 
 // The token is in the address after #, which browsers never send; it is sent as a header.
 // &class=… after it opens the photos of a class.
-export const [token, wantedClass] = location.hash.slice(1).split("&class=");
+const [givenToken, givenClass] = location.hash.slice(1).split("&class=");
+export const token = givenToken;
+export const wantedClass = givenClass;
 
 /** The server refused a request; has the reason and the HTTP status. */
 export class Refused extends Error {
