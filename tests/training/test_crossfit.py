@@ -94,13 +94,17 @@ def test_groups_are_never_divided() -> None:
     assert all(len(set(fitted.fold[first : first + 5])) == 1 for first in range(0, len(table), 5))
 
 
-def test_similar_images_help_where_labels_follow_clusters_and_are_saved_with_the_head() -> None:
+def clustered_data() -> tuple[torch.Tensor, LabelTable]:
     generator = np.random.default_rng(1)
     centres = generator.normal(size=(30, 12))
     cluster = generator.integers(0, 30, 400)
     features = torch.from_numpy((centres[cluster] + 0.1 * generator.normal(size=(400, 12))).astype(np.float32))
     truth = np.where(generator.random((30, 2)) < 0.4, 1, -1)[cluster].astype(np.int8)
-    table = LabelTable.from_dense(np.where(generator.random(truth.shape) < 0.5, truth, 0).astype(np.int8))
+    return features, LabelTable.from_dense(np.where(generator.random(truth.shape) < 0.5, truth, 0).astype(np.int8))
+
+
+def test_similar_images_help_where_labels_follow_clusters_and_are_saved_with_the_head() -> None:
+    features, table = clustered_data()
     plain = crossfit(features, table, recipe("bce").make, use_similar=False)
     mixed = crossfit(features, table, recipe("bce").make)
     assert mixed.similar is not None
@@ -159,23 +163,29 @@ def test_labels_made_by_a_model_choose_nothing() -> None:
     assert fitted.tried[fitted.strength] == pytest.approx(quality, abs=1e-6)
 
 
-def test_large_tables_have_three_folds_and_the_first_chooses_the_strength(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tables_have_three_folds_and_a_sample_chooses_the_strength(monkeypatch: pytest.MonkeyPatch) -> None:
     features, table = make_data()
     monkeypatch.setattr("halflabel.training.crossfit.LARGE", 100)
+    monkeypatch.setattr("halflabel.training.crossfit._SORTED_ENTRIES", 300)
     fits: list[tuple[int, int]] = []
     fitted = crossfit(
         features, table, recipe("bce").make, progress=lambda *state: fits.append(state), use_similar=False
     )
     assert set(fitted.fold) == {0, 1, 2}
-    assert len(fits) == len(fitted.tried) + 3  # two other folds, and the final head
+    assert len(fits) == len(fitted.tried) + 4  # three folds of all classes, and the final head
     assert "3 folds" in fitted.choice
+    assert "2 of the classes" in fitted.choice
     assert np.isfinite(fitted.logits).all()
     assert metrics.mean_average_precision(fitted.logits, table.dense()) > 0.8
 
 
-def test_similar_images_are_not_searched_among_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    features, table = make_data()
-    monkeypatch.setattr("halflabel.training.crossfit.MOST_SIMILAR", len(table) - 1)
+@pytest.mark.parametrize("references", [40, 1000])
+def test_similar_images_are_searched_among_a_limited_number(references: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, table = clustered_data()
+    monkeypatch.setattr("halflabel.training.crossfit.REFERENCES", references)
+    plain = crossfit(features, table, recipe("bce").make, strength=1e-3, use_similar=False)
     fitted = crossfit(features, table, recipe("bce").make, strength=1e-3)
-    assert fitted.similar is None
-    assert "no similar images" in fitted.choice
+    assert fitted.quality > plain.quality
+    assert fitted.head.similar is not None
+    assert len(fitted.head.similar.keys) == min(references, len(table))
+    assert ("chosen at random" in fitted.choice) == (references < len(table))

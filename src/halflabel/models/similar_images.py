@@ -73,15 +73,18 @@ class SimilarImages(nn.Module):
         return (1 - self.weight) * own + self.weight * (shares[:, :, None] * others).sum(1)
 
 
-def nearest_images(keys: Tensor, fold: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the cosines and indices (N, count) of the most similar images outside the fold of each image."""
+def nearest_images(keys: Tensor, fold: Tensor, references: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the cosines (N, count) of the most similar images outside the fold of each image, and which they are.
+
+    Only images in `references` (R,) are compared with. Which they are: indices into `references`. Time: N · R.
+    """
     keys = normalize(keys, dim=1)
-    values, indices = [], []
-    for start in range(0, len(keys), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        similarity = keys[block] @ keys.T
-        similarity.masked_fill_(fold[block, None] == fold[None], -torch.inf)
-        value, index = similarity.topk(count, dim=1)
-        values.append(value)
-        indices.append(index)
-    return torch.cat(values), torch.cat(indices)
+    values = torch.empty(len(keys), count, device=keys.device)
+    indices = torch.empty(len(keys), count, dtype=torch.int64, device=keys.device)
+    for number in range(int(fold.max()) + 1):
+        others = (fold[references] != number).nonzero()[:, 0]
+        compared = keys[references[others]].T
+        for rows in torch.split((fold == number).nonzero()[:, 0], _BLOCK):
+            values[rows], nearest = (keys[rows] @ compared).topk(count, dim=1)
+            indices[rows] = others[nearest]
+    return values, indices

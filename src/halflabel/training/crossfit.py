@@ -24,21 +24,30 @@ from halflabel.models.heads import NormalisedLinear
 from halflabel.models.similar_images import KEY_SIZE, SimilarImages, nearest_images
 from halflabel.system.threads import use_free_cores
 from halflabel.training.callbacks import EpochLog
-from halflabel.training.solver import ROUNDS, TOLERANCE, LinearSolver
+from halflabel.training.solver import ROUNDS, LinearSolver
 
-__all__ = ["FOLDS", "CrossFit", "SimilarChoice", "crossfit", "default_folds", "ranking_quality"]
+__all__ = [
+    "FOLDS",
+    "CrossFit",
+    "MakeMethod",
+    "SimilarChoice",
+    "best_strength",
+    "crossfit",
+    "default_folds",
+    "ranking_quality",
+    "to_components",
+]
 
 FOLDS = 5
 STRENGTHS = (1e-3, 3e-4, 1e-4, 3e-5)
 COMPONENTS = 768  # principal components of the normalised features that heads are fitted on
 WEAKEST, STRONGEST = 1e-6, 3e-2  # how far the path of strengths is extended when its end is best
 _COUNTS, _SHARPNESS, _WEIGHTS = (10, 20, 40, 80), (5.0, 10.0, 20.0), (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
-MOST_SIMILAR = 100_000  # training images up to which similar ones are searched: each is compared with all others
+REFERENCES = 100_000  # images at most that similar ones are searched among: a random choice of more
 _GAIN = 1e-3  # similar images are used only if they raise the quality by more than this
 _LARGEST_SAMPLE = 16384  # images that the principal components are computed from
-LARGE = 10**7  # entries (images × classes) from which on fewer folds are fitted
+LARGE = 10**7  # entries (images × classes) from which on there are fewer folds, and a sample of classes chooses
 LARGE_FOLDS = 3
-_LARGE_TOLERANCE = 0.1  # of the solver
 _SORTED_ENTRIES = 4_000_000  # at most this many scores are sorted to measure the quality of one choice
 
 MakeMethod = Callable[[], Method]
@@ -78,10 +87,14 @@ class CrossFit:
         """What the out-of-fold scores chose, in words."""
         similar = self.similar
         mixed = f", {similar.count} similar images with weight {similar.weight:g}" if similar is not None else ""
-        if len(self.fold) > MOST_SIMILAR:
-            mixed = f", no similar images (there are more than {MOST_SIMILAR:,} training images)"
-        folds = f" ({LARGE_FOLDS} folds: the table is large)" if self.logits.size >= LARGE else ""
-        return f"chosen by out-of-fold scores{folds}: strength {self.strength:g}{mixed}"
+        if similar is not None and len(self.fold) > REFERENCES:
+            mixed += f" (among {REFERENCES:,} training images, chosen at random)"
+        reduced = ""
+        if self.logits.size >= LARGE:
+            step = sampling_step(self.logits.shape)
+            classes = f" and {len(range(0, self.logits.shape[1], step)):,} of the classes" if step > 1 else ""
+            reduced = f" (a large table: {LARGE_FOLDS} folds; the first one{classes} chose the strength)"
+        return f"chosen by out-of-fold scores{reduced}: strength {self.strength:g}{mixed}"
 
 
 def crossfit(
@@ -109,7 +122,9 @@ def crossfit(
     for each pair of folds a model is fitted without both. The final head is fitted on all images.
     `of_backbone` False is for features that are any numbers (see FeatureTransform).
 
-    Images are divided into `folds`, by default 5. Large tables have 3, of which the first alone chooses the strength.
+    Images are divided into `folds`, by default 5. Large tables have 3, of which the first alone chooses the strength,
+    on classes at equal distances, which also choose the similar images: most losses are solved class by class, so that
+    a sample of classes chooses like all of them.
     """
     folds = folds or default_folds(table)
     readable = ~torch.isnan(features).any(1)
@@ -124,20 +139,28 @@ def crossfit(
     raw = features[readable].to(device)
     transform = FeatureTransform.fit(raw, classifier, of_backbone=of_backbone)
     judged = (table if evaluation is None else evaluation).subset(rows)
-    use_similar = use_similar and len(table) <= MOST_SIMILAR
+    is_large = table.shape[0] * table.shape[1] >= LARGE
     pairs = folds * (folds - 1) // 2
-    steps = _Steps(progress, folds * len(STRENGTHS if strength is None else (strength,)) + 1 + pairs * use_similar)
+    attempts = 0 if strength is not None else len(STRENGTHS) * (1 if is_large else folds)
+    fold_fits = folds if is_large or strength is not None else 0
+    steps = _Steps(progress, attempts + fold_fits + 1 + pairs * use_similar)
+    tried: dict[float, float] = {}
 
     with use_free_cores():
-        sample = raw[:: -(-len(raw) // _LARGEST_SAMPLE)]
-        directions, variance = principal_components(transform(sample), COMPONENTS)
-        components = torch.cat([transform(block) @ directions for block in torch.split(raw, BLOCK)])
+        components, directions, variance = to_components(transform, raw)
         del raw
         task = _Task(make_method, components, variance, known_table, fold, folds, rounds, judged)
-        strength, logits, tried = _choose_strength(task, strength, steps)
-        similar, quality = None, tried[strength]
+        if strength is None and not is_large:
+            strength, task.out_of_fold, tried = _choose_strength(task, steps)
+        else:
+            if strength is None:
+                strength, tried = _choose_strength_by_sample(task.sample(), steps)
+            task.out_of_fold = _score_folds(task, strength, steps)
+        logits, similar = task.out_of_fold, None
+        quality = task.quality(logits)
+        tried = tried or {strength: quality}
         if use_similar:
-            similar, logits, quality = _choose_similar(task, strength, logits, quality, steps)
+            similar, logits, quality = _choose_similar(task, strength, quality, is_large, steps)
         final = task.solver(torch.ones_like(fold, dtype=torch.bool))
         final.fit(strength)
     steps.done()
@@ -148,8 +171,8 @@ def crossfit(
         # Guesses for new images: known labels, and out-of-fold scores elsewhere.
         head.similar = SimilarImages.build(
             directions[:, :KEY_SIZE],
-            task.keys,
-            task.known_or(torch.sigmoid(task.out_of_fold)),
+            task.keys[task.references],
+            task.known_or(torch.sigmoid(task.out_of_fold[task.references])),
             weight=similar.weight,
             count=similar.count,
             sharpness=similar.sharpness,
@@ -157,6 +180,17 @@ def crossfit(
     all_logits = np.full(table.shape, np.nan, np.float32)
     all_logits[rows] = logits.cpu().numpy()
     return CrossFit(head.cpu().eval(), all_logits, fold_of_all, strength, tried, similar, quality)
+
+
+def to_components(transform: FeatureTransform, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the principal components (N, k) of normalised features (N, D), their directions (D, k) and variances (k,).
+
+    The directions come from a sample of the images.
+    """
+    sample = features[:: -(-len(features) // _LARGEST_SAMPLE)]
+    directions, variance = principal_components(transform(sample), COMPONENTS)
+    components = [transform(block) @ directions for block in torch.split(features, BLOCK)]
+    return torch.cat(components), directions, variance
 
 
 def default_folds(table: LabelTable) -> int:
@@ -194,13 +228,27 @@ class _Task:
         self.features = features
         self.variance = variance
         self.table = table
-        self.labels = torch.from_numpy(table.dense()).to(features.device)
+        self.evaluation = evaluation
         self.evaluation_labels = torch.from_numpy(evaluation.dense()).to(features.device)
         self.fold = fold
         self.folds = folds
         self.rows_of_fold = [(fold == number).nonzero()[:, 0] for number in range(folds)]
         self.rounds = rounds
-        self.out_of_fold = torch.zeros(self.labels.shape, device=features.device)
+        self.out_of_fold = torch.empty(0)  # (N, C) logits
+        # The images that similar ones are searched among, and their labels.
+        chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:REFERENCES]
+        self.references = chosen.sort()[0].to(features.device)
+        self.reference_labels = torch.from_numpy(table.subset(chosen.sort()[0].numpy()).dense()).to(features.device)
+
+    def sample(self) -> _Task:
+        """Return the same task for the classes that the quality is measured on."""
+        columns = np.arange(0, self.table.shape[1], sampling_step(self.table.shape))
+        table, evaluation = (table.subset(classes=columns) for table in (self.table, self.evaluation))
+        shared = self.make_method, self.features, self.variance
+        sampled = _Task(*shared, table, self.fold, self.folds, self.rounds, evaluation)
+        if len(self.out_of_fold):
+            sampled.out_of_fold = self.out_of_fold[:, torch.from_numpy(columns).to(self.fold.device)]
+        return sampled
 
     def solver(self, rows: Tensor) -> LinearSolver:
         """Return a solver for the images of a (N,) mask."""
@@ -212,12 +260,7 @@ class _Task:
             table,
             variance=self.variance,
             rounds=self.rounds,
-            tolerance=_LARGE_TOLERANCE if self.is_large else TOLERANCE,
         )
-
-    @property
-    def is_large(self) -> bool:
-        return self.labels.numel() >= LARGE
 
     @property
     def keys(self) -> Tensor:
@@ -225,73 +268,109 @@ class _Task:
         return self.features[:, :KEY_SIZE]
 
     def known_or(self, probabilities: Tensor) -> Tensor:
-        """Replace the probabilities (…, N, C) of known entries by 1 and 0."""
-        return torch.where(self.labels == 0, probabilities, (self.labels > 0).to(probabilities.dtype))
+        """Replace the probabilities (R, C) of known entries of the references by 1 and 0."""
+        labels = self.reference_labels
+        return torch.where(labels == 0, probabilities, (labels > 0).to(probabilities.dtype))
 
     def quality(self, scores: Tensor) -> float:
         return ranking_quality(scores, self.evaluation_labels)
 
 
-def _choose_strength(task: _Task, strength: float | None, steps: _Steps) -> tuple[float, Tensor, dict[float, float]]:
-    """Return the best strength, its out-of-fold logits, and the quality of every strength that was tried."""
-    solvers = {number: task.solver(task.fold != number) for number in range(1 if task.is_large else task.folds)}
-    tried: dict[float, float] = {}
-    best: tuple[float, Tensor] | None = None
+def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, Tensor, dict[float, float]]:
+    """Return the best strength, its out-of-fold logits, and the quality of every strength that was tried.
 
-    def fit(number: int, value: float, logits: Tensor) -> None:
-        solvers[number].fit(value)
-        held_out = task.fold == number
-        logits[held_out] = solvers[number].score(task.features[held_out])
-        steps.done()
+    Each fit starts from the solution of the last strength.
+    """
+    solvers = [task.solver(task.fold != number) for number in range(task.folds)]
+    best = 0.0, torch.empty(0)
 
-    def attempt(value: float) -> None:
+    def quality(strength: float) -> float:
         nonlocal best
-        logits = torch.full_like(task.out_of_fold, torch.nan)
-        for number in solvers:
-            fit(number, value, logits)
-        tried[value] = task.quality(logits)
-        if best is None or tried[value] > tried[best[0]]:
-            best = value, logits
+        logits = torch.empty(task.table.shape, device=task.features.device)
+        for rows, solver in zip(task.rows_of_fold, solvers, strict=True):
+            solver.fit(strength)
+            logits[rows] = solver.score(task.features[rows])
+            steps.done()
+        reached = task.quality(logits)
+        best = max(best, (reached, logits), key=lambda pair: pair[0])
+        return reached
 
-    for value in (strength,) if strength is not None else STRENGTHS:
-        attempt(value)
-    assert best is not None
-    while strength is None and best[0] == min(tried) >= 3 * WEAKEST:
-        attempt(min(tried) / 3)
-    while strength is None and best[0] == max(tried) <= STRONGEST / 3:
-        attempt(max(tried) * 3)
-    for number in range(len(solvers), task.folds):
-        solvers = {number: task.solver(task.fold != number)}  # one at a time: they hold large tables
-        fit(number, *best)
-    task.out_of_fold = best[1]
-    return best[0], best[1], tried
+    strength, tried = best_strength(quality)
+    return strength, best[1], tried
+
+
+def _choose_strength_by_sample(task: _Task, steps: _Steps) -> tuple[float, dict[float, float]]:
+    """Return the strength that is best for the first fold of a sample of classes, and the quality of each one tried.
+
+    Each fit starts from zero, as that of all classes does: with few labels a fit that ends by the tolerance depends on
+    where it starts.
+    """
+    rows = task.rows_of_fold[0]
+
+    def quality(strength: float) -> float:
+        solver = task.solver(task.fold != 0)
+        solver.fit(strength)
+        steps.done()
+        return ranking_quality(solver.score(task.features[rows]), task.evaluation_labels[rows])
+
+    return best_strength(quality)
+
+
+def best_strength(quality: Callable[[float], float]) -> tuple[float, dict[float, float]]:
+    """Return the strength of the highest quality, and the quality of each one tried, in falling order at first."""
+    tried = {strength: quality(strength) for strength in STRENGTHS}
+
+    def best() -> float:
+        return max(tried, key=lambda strength: tried[strength])
+
+    while best() == min(tried) >= 3 * WEAKEST:
+        tried[min(tried) / 3] = quality(min(tried) / 3)
+    while best() == max(tried) <= STRONGEST / 3:
+        tried[max(tried) * 3] = quality(max(tried) * 3)
+    return best(), tried
+
+
+def _score_folds(task: _Task, strength: float, steps: _Steps) -> Tensor:
+    """Return the out-of-fold logits (N, C) of one strength."""
+    logits = torch.empty(task.table.shape, device=task.features.device)
+    for number, rows in enumerate(task.rows_of_fold):
+        solver = task.solver(task.fold != number)
+        solver.fit(strength)
+        logits[rows] = solver.score(task.features[rows])
+        steps.done()
+    return logits
 
 
 def _choose_similar(
-    task: _Task, strength: float, logits: Tensor, quality: float, steps: _Steps
+    task: _Task, strength: float, quality: float, is_large: bool, steps: _Steps
 ) -> tuple[SimilarChoice | None, Tensor, float]:
-    """Return the best use of similar images, or None; the out-of-fold logits with it; and their quality."""
-    count = min(max(_COUNTS), int(torch.bincount(task.fold).sum() - torch.bincount(task.fold).max()))
+    """Return the best use of similar images, or None; the out-of-fold logits with it; and their quality.
+
+    Of a large table a sample of the classes decides, with fewer choices.
+    """
+    fold_sizes = torch.bincount(task.fold[task.references])
+    count = min(max(_COUNTS), int(fold_sizes.sum() - fold_sizes.max()))
     counts = [number for number in _COUNTS if number <= count] or [count]
-    similarity, index = nearest_images(task.keys, task.fold, count)
-    guesses = _guesses_by_fold(task, strength, steps)
-    columns = slice(None, None, sampling_step(logits))  # the classes that the quality is measured on
-    own, labels = torch.sigmoid(logits[:, columns]), task.evaluation_labels[:, columns]
-    sampled = [part[:, columns].contiguous() for part in guesses]
+    similarity, index = nearest_images(task.keys, task.fold, task.references, count)
+    sample = task.sample() if is_large else task
+    guesses = _guesses_by_fold(sample, strength, steps)
+    own = torch.sigmoid(sample.out_of_fold)
     best: tuple[float, SimilarChoice | None] = (quality + _GAIN, None)
-    sharpnesses, weights = (_SHARPNESS[1:2], _WEIGHTS[::2]) if task.is_large else (_SHARPNESS, _WEIGHTS)
-    counts = counts[1::2] if task.is_large and len(counts) > 1 else counts
+    sharpnesses, weights = (_SHARPNESS[1:2], _WEIGHTS[::2]) if is_large else (_SHARPNESS, _WEIGHTS)
+    counts = counts[1::2] if is_large and len(counts) > 1 else counts
     for sharpness in sharpnesses:
-        for number, passed_on in _passed_on(task, similarity, index, sampled, sharpness, counts):
+        for number, passed_on in _passed_on(task, similarity, index, guesses, sharpness, counts):
             for weight in weights:
-                reached = ranking_quality((1 - weight) * own + weight * passed_on, labels)
+                reached = sample.quality((1 - weight) * own + weight * passed_on)
                 if reached > best[0]:
                     best = reached, SimilarChoice(number, sharpness, weight)
     reached, chosen = best
     if chosen is None:
-        return None, logits, quality
+        return None, task.out_of_fold, quality
+    if is_large:
+        guesses = _guesses_by_fold(task, strength, steps)
     _, passed_on = next(_passed_on(task, similarity, index, guesses, chosen.sharpness, [chosen.count]))
-    mixed = torch.sigmoid(logits).mul_(1 - chosen.weight).add_(passed_on, alpha=chosen.weight)
+    mixed = torch.sigmoid(task.out_of_fold).mul_(1 - chosen.weight).add_(passed_on, alpha=chosen.weight)
     return chosen, torch.logit(mixed.clamp_(1e-7, 1 - 1e-6)), reached
 
 
@@ -300,7 +379,8 @@ def _passed_on(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (count, (N, C) mean guess of so many similar images of each image, weighted by their similarity).
 
-    Similar images (N, k) come in falling order, counts in rising order. `guesses` holds those (N, C) for each fold.
+    Similar images (N, k) come in falling order, counts in rising order. `guesses` holds those of the references (R, C)
+    for each fold.
     """
     shares = torch.exp(sharpness * (similarity - similarity[:, :1]))
     total = torch.zeros(len(index), guesses[0].shape[1], device=index.device)
@@ -313,17 +393,20 @@ def _passed_on(
 
 
 def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor]:
-    """Return (N, C) for each fold k: known labels; elsewhere the guess of a model without fold k and the image's own.
+    """Return guesses for the references (R, C), for each fold k by a model without fold k and the image's own.
 
-    In half precision, which is what the index of similar images stores.
+    Known labels take the place of guesses. In half precision, which is what the index of similar images stores.
     """
-    guesses = torch.zeros(task.folds, *task.labels.shape, dtype=torch.float16, device=task.features.device)
+    device = task.features.device
+    guesses = torch.zeros(task.folds, *task.reference_labels.shape, dtype=torch.float16, device=device)
+    reference_fold = task.fold[task.references]
     for first, second in _pairs(task.folds):
         solver = task.solver((task.fold != first) & (task.fold != second))
         solver.fit(strength)
         for fold, other in ((first, second), (second, first)):
-            images = task.rows_of_fold[other]
-            guesses[fold, images] = torch.sigmoid(solver.score(task.features[images])).half()
+            places = (reference_fold == other).nonzero()[:, 0]
+            scores = solver.score(task.features[task.references[places]])
+            guesses[fold, places] = torch.sigmoid(scores).half()
         steps.done()
     return [task.known_or(guess) for guess in guesses]
 
@@ -332,9 +415,9 @@ def _pairs(folds: int) -> Iterator[tuple[int, int]]:
     return ((first, second) for second in range(folds) for first in range(second))
 
 
-def sampling_step(scores: Tensor) -> int:
-    """Return the distance of the classes that the quality of scores (N, C) is measured on."""
-    return max(1, -(-scores.numel() // _SORTED_ENTRIES))
+def sampling_step(shape: tuple[int, ...]) -> int:
+    """Return the distance of the classes that the quality of scores of this shape (N, C) is measured on."""
+    return max(1, -(-shape[0] * shape[1] // _SORTED_ENTRIES))
 
 
 def ranking_quality(scores: Tensor, labels: Tensor) -> float:
@@ -345,7 +428,7 @@ def ranking_quality(scores: Tensor, labels: Tensor) -> float:
     little, and those that a person was asked about are the difficult ones. At most 4 million entries are sorted: of
     larger tables classes are taken at equal distances. Images whose first score is NaN are left out.
     """
-    step = sampling_step(scores)
+    step = sampling_step(scores.shape)
     scored = ~torch.isnan(scores[:, 0])
     scores, labels = scores[scored, ::step], labels[scored, ::step]
     scores, labels = scores.T.contiguous(), labels.T.contiguous()  # sorting along rows is faster

@@ -172,25 +172,24 @@ class LinearSolver:
         self.method.start(self.table, self.model)
         self.method.to(self.features.device)
         for epoch in range(1, self.rounds + 1):
+            self.gradients = None  # of the last round: frees its targets
             with torch.no_grad():
-                logits = self.model(self.features).logits
-                if epoch == 1 and relabel.wants_sweep_first():
-                    relabel.absorb(Sweep(logits.float(), self.features), 0)
+                logits = self.model(self.features).logits.float()
+                if relabel.wants_sweep_first() if epoch == 1 else relabel.wants_sweep(epoch - 1):
+                    relabel.absorb(Sweep(logits, self.features), epoch - 1)
                 targets = relabel(self.batch, logits, epoch)
                 del logits
             if is_separable(self.method):
                 self.gradients = _ClassGradients.of(self.method, self.features, targets)
+                del targets
                 self._solve_classes(self.gradients, strength, iterations or _ITERATIONS)
             else:
                 self._solve_jointly(targets, strength, epoch, iterations or self._iterations(epoch))
-            if epoch < self.rounds and relabel.wants_sweep(epoch):
-                with torch.no_grad():
-                    relabel.absorb(Sweep(self.model(self.features).logits.float(), self.features), epoch)
 
     def _start_from_bce(self, strength: float, iterations: int | None) -> None:
         if self.base is None:
             bce = Method(BCE(), UnknownAs("auto"), reduce=over_known)
-            self.base = LinearSolver(bce, self.features, self.table, variance=self.variance)
+            self.base = LinearSolver(bce, self.features, self.table, variance=self.variance, tolerance=self.tolerance)
         self.base.fit(strength, iterations)
         self.head.rescale(self.base.head.scale)
         self.head.load_state_dict(self.base.head.state_dict())
@@ -308,14 +307,14 @@ class _ClassGradients:
         with torch.enable_grad():
             losses = torch.zeros_like(targets.pos, requires_grad=True)
             weights = torch.autograd.grad(method.reduce(losses, targets), losses)[0]
-        positive, negative = (torch.einsum("nc,nc->c", part, weights) for part in targets)
-        factor = classes / max(float((positive + negative).sum()), 1e-30)
         size = max(1, _BLOCK_ENTRIES // classes)
+        parts = list(zip(*(torch.split(part, size) for part in (features, weights, *targets)), strict=True))
+        positive = torch.stack([(weight * pos).sum(0) for _, weight, pos, _ in parts]).sum(0)
+        negative = torch.stack([(weight * neg).sum(0) for _, weight, _, neg in parts]).sum(0)
+        factor = classes / max(float((positive + negative).sum()), 1e-30)
         blocks = []
-        for rows, weight, *parts in zip(
-            *(torch.split(part, size) for part in (features, weights, *targets)), strict=True
-        ):
-            pos, neg = (factor * weight * part for part in parts)
+        for rows, weight, *weighted in parts:
+            pos, neg = (factor * weight * part for part in weighted)
             index = ((pos != 0) | (neg != 0)).view(-1).nonzero()[:, 0]
             if method.terms or len(index) > _SPARSE * pos.numel():
                 blocks.append(_Block(rows, Targets(pos, neg), None))
