@@ -3,11 +3,9 @@
     python benchmarks/tuned_refit.py LABELS.csv PHOTOS [--regimes single,2of20,50%,all] [--seeds 1] [--method an]
         [--backbone fast] [--epochs 10] [--limit 0] [--out FILE.jsonl]
 
-LABELS.csv is that of `strong_base.py`; PHOTOS holds its photos. `frozen` and `tuned` are `halflabel.train` with
---tune head and --tune all. `refit`: a linear head on the features of the tuned backbone, fitted by L-BFGS on the images
-that tuning did not hold out; the strength is the one that ranks the held-out images best, because the features of the
-other images have seen their labels. `chosen` says whether the refit ranks the held-out images better than the tuned
-head: the test mAP of the better one is what a rule by held-out images would reach.
+LABELS.csv is that of `strong_base.py`; PHOTOS holds its photos. `frozen` is `halflabel.train` with --tune head. `tuned`
+and `refit` are the two heads of --tune all: as tuned, and fitted again by L-BFGS (`training.refit`). `chosen` is the
+one that `halflabel.train` uses, by the held-out images.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 import halflabel
 from halflabel import metrics
@@ -27,12 +26,10 @@ from halflabel.data.sources import open_images
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.models.feature_transform import FeatureTransform, principal_components
 from halflabel.models.scoring import score_source
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.new_run import TrainedRun
-from halflabel.training.crossfit import COMPONENTS, STRENGTHS, ranking_quality
-from halflabel.training.solver import LinearSolver
+from halflabel.training.refit import refit_head
 from strong_base import REGIMES, read_labels
 
 
@@ -42,24 +39,6 @@ def score(run: TrainedRun, table: LabelTable, photos: Path) -> Any:
     source = open_images(table.images, photos, model.views, workers=4)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return score_source(model.model.to(device), source, device=device)
-
-
-def refit(
-    name: str, known: LabelTable, features: torch.Tensor, held_out: np.ndarray[Any, Any], test: torch.Tensor
-) -> tuple[float, float, torch.Tensor]:
-    """Return the best strength, the ranking quality on the held-out images, and the logits of the test images."""
-    inside, outside = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-    transform = FeatureTransform.fit(features[inside])
-    directions, variance = principal_components(transform(features[inside]), COMPONENTS)
-    training, judging, tested = (transform(part) @ directions for part in (features[inside], features[outside], test))
-    solver = LinearSolver(recipe(name).make(), training, known.subset(inside), variance=variance)
-    labels = torch.from_numpy(known.subset(outside).dense())
-    tried = []
-    for strength in (*[30 * value for value in STRENGTHS[:2]], *STRENGTHS):
-        solver.fit(strength)
-        tried.append((ranking_quality(solver.score(judging), labels), strength, solver.score(tested)))
-    quality, strength, logits = max(tried, key=lambda each: each[0])
-    return strength, quality, logits
 
 
 def measure(options: argparse.Namespace, regime: str, seed: int) -> dict[str, Any]:
@@ -81,13 +60,19 @@ def measure(options: argparse.Namespace, regime: str, seed: int) -> dict[str, An
         tuned = halflabel.train(
             known, options.photos, out / "tuned", options.method, tune="all", epochs=options.epochs, **shared
         )
+        run = RunFolder.open(out / "tuned")
+        model = tuned.model.model
+        line["chosen"] = "tuned"
+        if run.tuned_head.exists():
+            line["chosen"] = "refit"
+            model.head = recipe(options.method).make().head(model.backbone.channels, len(known.classes))
+            model.head.load_state_dict(load_file(run.tuned_head))
         tested, trained = (score(tuned, part, options.photos) for part in (test, known))
-        held_out = RunFolder.open(out / "tuned").split_of(known.images) == 1
         line["tuned"] = points(tested.logits)
-        strength, quality, logits = refit(options.method, known, trained.features, held_out, tested.features)
-        labels = torch.from_numpy(known.subset(np.flatnonzero(held_out)).dense())
-        line["refit"], line["strength"] = points(logits), strength
-        line["chosen"] = "refit" if quality > ranking_quality(trained.logits[held_out], labels) else "tuned"
+        held_out = np.flatnonzero(run.split_of(known.images) == 1)
+        refitted = refit_head(trained.features, known, recipe(options.method).make, held_out, evaluation=known)
+        with torch.no_grad():
+            line["refit"], line["strength"] = points(refitted.head(tested.features).logits), refitted.strength
     return line
 
 

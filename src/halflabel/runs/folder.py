@@ -40,6 +40,7 @@ __all__ = ["RunFolder", "model_kind"]
 _START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash", "split.parquet")
 _RESULT_FILES = (
     "best.safetensors",
+    "tuned_head.safetensors",
     "log.jsonl",
     "log.csv",
     "metrics.json",
@@ -97,9 +98,11 @@ class RunFolder:
     model_card.md, report.html, repro.sh                    filled.csv           labels filled by `fill`
     answers.sqlite  people's answers; never deleted         scores.parquet       scores for choosing questions
     out_of_fold.parquet  logits by models without the image
+    tuned_head.safetensors  the head before it was fitted again, for --continue
     """
 
     weights = _PathInRun("best.safetensors")
+    tuned_head = _PathInRun("tuned_head.safetensors")
     checkpoints = _PathInRun("last")
     labels = _PathInRun("labels.parquet")
     split = _PathInRun("split.parquet")

@@ -31,18 +31,20 @@ from halflabel.labels.table import LabelTable
 from halflabel.labels.uncertain import describe_reading
 from halflabel.models.heads import Head, Model
 from halflabel.models.scoring import score_source
-from halflabel.runs.assembly import Assembly
+from halflabel.runs.assembly import Assembly, solver_hindrance
 from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.folder_integrity import write_checksums
+from halflabel.runs.folder_integrity import verify_checksum, write_checksums
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, CallbackList, EpochLog
 from halflabel.training.checkpoint import load_newest, load_state, save_tensors
 from halflabel.training.config import Config, Settings
+from halflabel.training.crossfit import ranking_quality
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
+from halflabel.training.refit import Refit, refit_head
 
 __all__ = ["train"]
 
@@ -275,10 +277,43 @@ def _fit_in_epochs(job: _Job, part: NDArray[np.int8], init_callback: Callback | 
         log = tune(tuned, source, settings, run.checkpoints / "all", reporter.callback)
     if not len(held_out):
         return _Fitted(head, log, None, held_out, "")
+    if config.tune == "all" and (refitted := _refit(job, tuned, source, held_out)) is not None:
+        return _Fitted(refitted.head, log, refitted.logits, held_out, "held-out images")
     if config.mirror:  # features of mirror images are not cached
         tuned, source = Model(job.backbone.to(job.device), head), source if config.tune == "all" else job.source
     logits = score_source(tuned, Subset(source, held_out), device=job.device, mirror=config.mirror).logits
     return _Fitted(head, log, logits, held_out, "held-out images")
+
+
+def _refit(job: _Job, tuned: Model, source: Source, held_out: NDArray[np.int64]) -> Refit | None:
+    """Fit the head again by L-BFGS on the features of the tuned network; None if held-out images are ranked no better.
+
+    None also with mirror images, which have features of their own, and where L-BFGS cannot fit the method. The tuned
+    head is stored beside the new one: training continues from it.
+    """
+    config, assembly = job.config, job.assembly
+    training = job.table.subset(np.setdiff1d(np.arange(len(job.table)), held_out))
+    if config.mirror or solver_hindrance(assembly.make_method(), config.method, training) is not None:
+        return None
+    job.reporter.message("fitting the head again by L-BFGS on the features of the tuned network")
+    scored = score_source(tuned, source, device=job.device, reporter=job.reporter)
+    if scored.features.shape[1] != job.backbone.channels:  # the head changes them
+        return None
+    evaluation = job.evaluation_table
+    refitted = refit_head(
+        scored.features, job.table, assembly.make_method, held_out, evaluation=evaluation, device=assembly.device
+    )
+    labels = torch.from_numpy(evaluation.subset(held_out).dense())
+    before = ranking_quality(scored.logits[torch.from_numpy(held_out)], labels)
+    qualities = f"ranking quality of the held-out images {before:.4f} before, {refitted.quality:.4f} after"
+    if refitted.quality <= before:
+        job.reporter.message(f"the tuned head is kept: {qualities}")
+        return None
+    job.reporter.message(f"the head fitted again is used: {qualities}, strength {refitted.strength:g}")
+    if distributed.is_main():
+        save_tensors(tuned.head.state_dict(), job.run.tuned_head)
+        write_checksums(job.run.folder, job.run.tuned_head.name)
+    return refitted
 
 
 def _training_source(job: _Job) -> Source:
@@ -293,13 +328,20 @@ def _training_source(job: _Job) -> Source:
 
 def _start_from(run: RunFolder, model: Model, classes: Names) -> None:
     """Put the weights of a finished run into a model for the same classes."""
+    from safetensors.torch import load_file
+
     before = Predictor.from_run(run)
     if list(before.classes) != list(classes):
         raise UserError(
             f"{run.folder} was trained on other classes", "go on with the same classes in the same order, or start anew"
         )
+    state = before.model.state_dict()
+    if run.tuned_head.exists():  # its head was fitted again after training: go on from the one before
+        verify_checksum(run.tuned_head)
+        head = {f"head.{name}": tensor for name, tensor in load_file(run.tuned_head).items()}
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")} | head
     try:
-        load_state(model, before.model.state_dict())
+        load_state(model, state)
     except RuntimeError as error:
         reason = error_summary(error)
         raise UserError(
