@@ -10,7 +10,7 @@ import torch
 
 from halflabel import metrics
 from halflabel.errors import UserError
-from halflabel.labels.groups import absolute_group, image_groups, suggest_groups
+from halflabel.labels.groups import absolute_group, column_group, image_groups, suggest_groups
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.runs.assembly import Assembly
@@ -26,6 +26,19 @@ def test_groups_are_stated_by_a_pattern_or_a_file(tmp_path: Path) -> None:
     assert image_groups(f"{file}", NAMES) == ["x", "x", "y", None]
     assert image_groups(f"{file}:patient", NAMES) == ["1", "1", "2", None]
     assert image_groups(None, NAMES) is None
+    file.write_text("site;photo;patient\nx;p1_a.jpg;1\nx;p1_b.jpg;1\ny;p2_a.jpg;2\n")  # the images in any column
+    assert image_groups(f"{file}:patient", NAMES) == ["1", "1", "2", None]
+
+
+def test_a_column_of_the_label_file_states_groups(tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text("image,patient,cat\np1_a.jpg,1,1\np1_b.jpg,1,0\np2_a.jpg,2,1\n")
+    assert column_group("patient", file) == f"{file}:patient"
+    assert column_group("patient", tmp_path) == f"{file}:patient"
+    assert column_group("^(p[0-9]+)_", file) == "^(p[0-9]+)_"
+    assert column_group(f"{file}:cat", file) == f"{file}:cat"
+    assert image_groups(column_group("patient", file), NAMES) == ["1", "1", "2", None]
+    assert image_groups(f"{file}:patient", Names(["q.jpg"]), required=False) == [None]
 
 
 def test_the_path_of_a_file_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +73,7 @@ def test_a_watermark_of_each_patient_is_worth_nothing_with_groups() -> None:
     quality = {}
     for group in (None, "^(p[0-9]+)_"):
         config = Config(method="bce", solver="lbfgs", l2_strength=1e-3, group=group)
-        fitted = Assembly(config).solve(features, table, None)
+        fitted = Assembly(config).solve(features, table, None, groups=image_groups(group, table.images))
         quality[group] = metrics.mean_average_precision(fitted.logits, labels)
         if group is not None:
             assert all(len(set(fitted.fold[at : at + views])) == 1 for at in range(0, len(names), views))

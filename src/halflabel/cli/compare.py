@@ -35,6 +35,7 @@ from halflabel.cli.options import (
     check_image_folder,
     check_method,
     panel,
+    read_grouped,
     takes_label_options,
     takes_training_options,
 )
@@ -129,7 +130,8 @@ def compare(
     check_image_folder(images, test_images)
     label_shares = parse_shares(shares or "", "--shares")
     _check_methods(methods)
-    label_import = read(labels)
+    group = training["group"]
+    label_import, training["group"] = read_grouped(read, labels, group)
     show_audit(label_import.audit, table := label_import.table())
 
     from halflabel.cli.progress import Bar
@@ -144,7 +146,7 @@ def compare(
             shares=label_shares,
             protocols=protocol or (),
             seeds=seeds,
-            test=read(test).rows if test is not None else None,
+            test=read_grouped(read, test, group)[0].rows if test is not None else None,
             test_images=test_images,
             test_share=test_share,
             select=select.value,  # type: ignore[arg-type]  # typer has checked it

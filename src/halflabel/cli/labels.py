@@ -21,6 +21,7 @@ from halflabel.system.format import counted, printable
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
     from halflabel.labels.rows import Rows
+    from halflabel.labels.table import LabelTable
 
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
@@ -32,6 +33,10 @@ def inspect(
     read: ReadLabels,
     top: Annotated[int, typer.Option(help="Number of classes and pairs to show.", min=1)] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Also look for nearly identical photos in this folder, by features that train uses again."),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(help="Also write an HTML page with charts of the labels and of which classes occur together."),
@@ -67,10 +72,30 @@ def inspect(
             markup=False,
             soft_wrap=True,
         )
+    if images is not None and (warning := _near_copies(table, images)) is not None:
+        console.print(f"\n{warning}", markup=False, soft_wrap=True)
     console.print()
     if plot is not None:
         console.print(f"Wrote {escape(str(plot))}", soft_wrap=True)
-    show_next("halflabel", "train", labels, "PHOTOS", *words_of(read), "--out", "runs/first")
+    show_next("halflabel", "train", labels, images or "PHOTOS", *words_of(read), "--out", "runs/first")
+
+
+def _near_copies(table: LabelTable, images: Path) -> str | None:
+    """The warning of nearly identical photos; their features are cached where `train` looks for them."""
+    from halflabel.cli.progress import Bar
+    from halflabel.data.sources import open_images
+    from halflabel.models.near_copies import describe_near_copies
+    from halflabel.runs.assembly import Assembly, pooled_features
+    from halflabel.system.reporter import Reporter
+    from halflabel.training.config import Config
+
+    assembly = Assembly(config := Config())
+    backbone = assembly.make_backbone()
+    views = config.views(backbone.preprocess.size, backbone)
+    source = open_images(table.images, images, views, max_bad=1.0)
+    with Bar("features") as bar:
+        features = assembly.features(backbone, source, len(table.classes), Path("runs/cache"), reporter=Reporter(bar))
+    return describe_near_copies(pooled_features(features))
 
 
 @app.command("import")

@@ -38,6 +38,7 @@ __all__ = [
     "check_image_folder",
     "check_method",
     "panel",
+    "read_grouped",
     "takes_label_options",
     "takes_training_options",
     "words_of",
@@ -251,6 +252,18 @@ def _read(path: Path, *, format: str, value: list[str] | None, where: list[str] 
     values["ignore"] = tuple(values["ignore"] or ())
     policy = Policy(values=_pairs("--value", value, set(Meaning)), where=_pairs("--where", where), **values)
     return formats.read(path, policy, format=format)
+
+
+def read_grouped(read: ReadLabels, labels: Path, group: str | None) -> tuple[LabelImport, str | None]:
+    """Read labels and complete --group: a column of the label file becomes FILE:COLUMN, and is not a class."""
+    from halflabel.labels.formats import can_ignore_columns
+    from halflabel.labels.groups import column_group
+
+    stated = column_group(group, labels)
+    keywords = read.keywords  # type: ignore[attr-defined]
+    if group is not None and stated != group and can_ignore_columns(labels, keywords["format"]):
+        read = functools.partial(_read, **{**keywords, "ignore": [*(keywords["ignore"] or ()), group]})
+    return read(labels), stated
 
 
 def words_of(read: ReadLabels) -> list[str]:

@@ -24,6 +24,7 @@ from halflabel.cli.options import (
     RunFolder,
     Threshold,
     check_image_folder,
+    read_grouped,
     takes_label_options,
 )
 from halflabel.cli.terminal import console, show_audit, show_evaluation, show_next
@@ -76,7 +77,7 @@ def evaluate(
         raise UserError(
             f"{out} exists and is not an evaluation", "choose another --out, or add --force to overwrite it"
         )
-    label_import = read(labels)
+    label_import, group = read_grouped(read, labels, group)
     table = label_import.table()
 
     from halflabel.cli.progress import Bar

@@ -27,6 +27,7 @@ from halflabel.cli.options import (
     ReadLabels,
     check_image_folder,
     panel,
+    read_grouped,
     takes_label_options,
     takes_training_options,
 )
@@ -92,8 +93,9 @@ def study(
     """
     check_image_folder(images, test_images)
     shares = parse_shares(budgets, "--budgets") if budgets is not None else None
-    label_import = read(labels)
-    test_rows = read(test).rows if test is not None else None
+    group = training["group"]
+    label_import, training["group"] = read_grouped(read, labels, group)
+    test_rows = read_grouped(read, test, group)[0].rows if test is not None else None
     table = label_import.table()
     show_audit(label_import.audit, table)
 

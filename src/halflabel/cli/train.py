@@ -24,6 +24,7 @@ from halflabel.cli.options import (
     check_image_folder,
     check_method,
     panel,
+    read_grouped,
     takes_label_options,
     takes_training_options,
 )
@@ -161,7 +162,7 @@ def _new_job(
         method = str(earlier.get("method"))
         check_method(method)
     run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
-    label_import = read(labels)
+    label_import, training["group"] = read_grouped(read, labels, training["group"])
     table = label_import.table()
     show_audit(label_import.audit, table)
 

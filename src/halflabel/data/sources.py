@@ -17,11 +17,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from halflabel.data.decode import MAX_PIXELS, BadImage, locate_images, read_image
+from halflabel.data.file_identity import group_copies
 from halflabel.data.quarantine import Quarantine, TooManyBadImages
 from halflabel.data.views import View, view_keys
 from halflabel.errors import UserError
+from halflabel.labels.groups import image_groups
 from halflabel.labels.names import Names
+from halflabel.labels.split import group_numbers, join_groups
 from halflabel.system import distributed
+from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import hash_names
 
 __all__ = [
@@ -32,6 +36,7 @@ __all__ = [
     "Plan",
     "Source",
     "Subset",
+    "group_images",
     "open_images",
     "preferred_order",
     "sequential_plan",
@@ -258,6 +263,10 @@ class Images:
         """Return the dataset that the workers hold, which turns an item of the plan into views."""
         return _Files(self.paths, self.views, self.max_pixels)
 
+    def group_copies(self) -> NDArray[np.int64]:
+        """Return the group of each image (N,): images with the same bytes are in one group."""
+        return group_copies(self.paths)
+
     def mark_unreadable(self, number: int, path: str, reason: str) -> None:
         """Add an unreadable image to the quarantine, once; too many raise TooManyBadImages."""
         if self._note(number, path, reason):
@@ -364,3 +373,21 @@ def _collate(items: list[Any]) -> tuple[list[int], list[Tensor], list[tuple[int,
     good = [(number, views) for number, views, bad in items if bad is None]
     stacked = [torch.stack(same) for same in zip(*(views for _, views in good), strict=True)]
     return [number for number, _ in good], stacked, [bad for _, _, bad in items if bad is not None]
+
+
+def group_images(
+    stated: str | None, names: Names, source: Images | Arrays, reporter: Reporter = SILENT, *, required: bool = True
+) -> NDArray[np.int64] | None:
+    """Return the number of the group of each image (N,), None if each is alone.
+
+    Images of a group that the option `stated` names belong together, and so do copies of one file. The option must
+    find groups if they are `required`.
+    """
+    by_option = image_groups(stated, names, required=required)
+    groups = group_numbers(by_option, len(names))
+    if isinstance(source, Images):
+        of_file = source.group_copies()
+        groups = join_groups(groups, of_file)
+        if copies := int(np.count_nonzero(of_file != np.arange(len(of_file)))):
+            reporter.message(f"{copies} images are copies of other images: they are held out together")
+    return groups if by_option is not None or len(np.unique(groups)) < len(groups) else None

@@ -32,7 +32,6 @@ from halflabel.experiments.shared_start import (
     write_start,
 )
 from halflabel.experiments.sources import ExperimentSources, Parts
-from halflabel.labels.groups import image_groups
 from halflabel.labels.split import assign_parts
 from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
@@ -124,6 +123,11 @@ class Bench:
         return self.data.test
 
     @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """The groups of the images that are not for the test."""
+        return None if self.data.groups is None else self.data.groups[self.data.inside]
+
+    @property
     def device(self) -> str:
         return choose_device(self.config.settings.device)
 
@@ -134,7 +138,7 @@ class Bench:
             part = np.zeros(len(known), np.int8)
             if self.config.held_out and self.data.validation is None:
                 shares = (1 - self.config.held_out, self.config.held_out)
-                part = assign_parts(known, shares, groups=image_groups(self.config.group, known.images), seed=seed)
+                part = assign_parts(known, shares, groups=self.groups, seed=seed)
             division = Division(known, np.flatnonzero(part == 0), np.flatnonzero(part == 1))
             # Only the latest is stored: tasks come in rounds, and tables can be large.
             self._divisions = {(label_mask, seed): division.labelled() if self.labelled_only else division}
@@ -272,6 +276,7 @@ class Bench:
                 known,
                 self.sources.backbone.classifier,
                 evaluation=evaluation,
+                groups=self.groups,
                 reporter=Reporter(progress=report),
             )
             model = Model(None, fitted.head).to(self.device)

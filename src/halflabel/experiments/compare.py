@@ -19,6 +19,7 @@ from halflabel.experiments.result import Comparison, Failure, LeftOut, TaskScore
 from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.setup import ExperimentOptions, make_bench, open_store
 from halflabel.labels.rows import Rows
+from halflabel.labels.split import group_numbers
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import Choice, short_list, suited
 from halflabel.methods.base import recipe
@@ -71,7 +72,7 @@ def compare(
     further = _references(candidates, label_masks, bench, options.get("lr")) if references else ()
     grid = Grid(candidates, label_masks, seeds, search, frozenset(unfit), further)
     store = open_store(out, "comparison", bench, options)
-    store.write_csv("split.csv", ["image", "part"], _split(bench))
+    store.write_csv("split.csv", ["image", "part", "group"], _split(bench))
     store.write_test(bench.test)
     try:
         outcomes, not_run = run_grid(grid, bench, store, bench.reporter)
@@ -206,6 +207,11 @@ def _left_out(tasks: Sequence[Task]) -> tuple[LeftOut, ...]:
     )
 
 
-def _split(bench: Bench) -> list[tuple[str, str]]:
-    rows = [(name, "train") for name in bench.rest.images]
-    return rows + [(name, "test") for name in bench.test.images]
+def _split(bench: Bench) -> list[tuple[str, str, int]]:
+    """Return the image, the part and the number of the group of each image."""
+    parts = (("train", bench.rest.images, bench.groups), ("test", bench.test.images, bench.data.test_groups))
+    return [
+        (name, part, group)
+        for part, names, groups in parts
+        for name, group in zip(names, group_numbers(groups, len(names)).tolist(), strict=True)
+    ]

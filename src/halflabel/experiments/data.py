@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from halflabel.data.sources import Arrays, group_images, open_images
 from halflabel.errors import UserError
-from halflabel.labels.groups import image_groups
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
@@ -31,6 +31,8 @@ class ExperimentData:
     test: LabelTable
     inside: NDArray[np.int64]  # the images of `rest`, as numbers in `table`
     outside: NDArray[np.int64]  # the test images, as numbers in `table`, or in `test` where it has its own images
+    groups: NDArray[np.int64] | None = None  # of the images of `table`; of one group all are in one part
+    test_groups: NDArray[np.int64] | None = None
     has_own_test: bool = False
     test_images: Path | Tensor | None = None
     validation: LabelTable | None = None
@@ -47,23 +49,27 @@ def split_data(
     validation: LabelTable | None = None,
     validation_images: Path | Tensor | None = None,
     group: str | None = None,
+    reporter: Reporter = SILENT,
 ) -> ExperimentData:
     """Split the labels; `test` and `validation` are labels of other images, without `test` a share is set aside.
 
     The images of `test` and `validation` are in `test_images` and `validation_images`, or in `images`. Images of one
-    group, see `labels.groups`, stay together.
+    group, see `labels.groups`, and copies of one file stay together.
     """
     validation = None if validation is None else _matched(validation, table, "validation")
     for labels, own_images, name in ((test, test_images, "test"), (validation, validation_images, "validation")):
         if labels is not None and own_images is None and isinstance(images, Tensor):
             raise UserError(f"the {name} labels come without images", f"give {name}_images too")
+    groups = _group(table, images, group, reporter)
     if test is None:
-        part = assign_parts(table, (1 - test_share, test_share), groups=image_groups(group, table.images))
+        part = assign_parts(table, (1 - test_share, test_share), groups=groups)
         inside, outside = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
         rest, test_table = table.subset(inside), table.subset(outside)
+        test_groups = None if groups is None else groups[outside]
     else:
         inside, outside = np.arange(len(table)), np.arange(len(test))
         rest, test_table = table, _matched(test, table, "test")
+        test_groups = _group(test, images if test_images is None else test_images, group, required=False)
     _check_evaluable(test_table)
     return ExperimentData(
         table,
@@ -72,6 +78,8 @@ def split_data(
         test_table,
         inside,
         outside,
+        groups,
+        test_groups,
         has_own_test=test is not None,
         test_images=test_images,
         validation=validation,
@@ -95,6 +103,14 @@ def image_identity(images: Path | Tensor | None) -> str:
     if isinstance(images, Tensor):
         return hashlib.sha256(images.contiguous().numpy().data).hexdigest()[:16]
     return "" if images is None else str(images.absolute())
+
+
+def _group(
+    table: LabelTable, images: Path | Tensor, group: str | None, reporter: Reporter = SILENT, *, required: bool = True
+) -> NDArray[np.int64] | None:
+    names, source = table.images, None
+    source = Arrays(images, names, {}) if isinstance(images, Tensor) else open_images(names, images, {}, max_bad=1.0)
+    return group_images(group, names, source, reporter, required=required)
 
 
 def _matched(labels: LabelTable, table: LabelTable, name: str) -> LabelTable:

@@ -15,7 +15,6 @@ from halflabel import metrics
 from halflabel.experiments.bench import Bench
 from halflabel.experiments.grid import NAIVE, Candidate, Grid, LabelMask, Outcome, Results, Task
 from halflabel.experiments.store import Store
-from halflabel.labels.groups import image_groups
 from halflabel.labels.split import group_numbers
 from halflabel.methods.base import recipe
 from halflabel.metrics.registry import mean_of
@@ -377,7 +376,7 @@ class TaskScorer:
         labels = torch.from_numpy(bench.test.dense())
         self.useful = (labels > 0).any(0) & (labels < 0).any(0)
         self.labels = torch.where(self.useful, labels, torch.zeros((), dtype=labels.dtype))
-        self.groups = group_numbers(image_groups(bench.config.group, bench.test.images), len(labels))
+        self.groups = group_numbers(bench.data.test_groups, len(labels))
         self.unreadable = 0
         self._scores: dict[str, TaskScore] = {}
 

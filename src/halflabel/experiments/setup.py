@@ -97,6 +97,7 @@ def make_bench(
         test_images=options.get("test_images"),
         test_share=test_share,
         group=config.group,
+        reporter=reporter,
     )
     bench = Bench(
         data,

@@ -1,12 +1,11 @@
 """Groups of images that belong together, such as those of one patient: never divided between folds or splits.
 
-`--group` states them as a regular expression on the image names or as a CSV file; `suggest_groups` finds names that
-look as if there were groups.
+`--group` states them as a regular expression on the image names, as a column of the label file or as another file;
+`suggest_groups` finds names that look as if there were groups.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,12 +15,14 @@ from typing import TYPE_CHECKING
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
+    from halflabel.labels.formats._csv import CsvTable
     from halflabel.labels.names import Names
 
-__all__ = ["absolute_group", "image_groups", "suggest_groups"]
+__all__ = ["absolute_group", "column_group", "image_groups", "suggest_groups"]
 
 # The part of a name before its last number, folder or letter: what frames, views and bursts of one thing share.
 _PATTERNS = (r"^(.*)/[^/]*$", r"^(.*?)[_-][^_/-]*$")
+_LOOKED_AT = 10_000  # rows of a file, to find the column with the images
 _MOST_IMAGES = 50  # of a group; more are a folder per class or a prefix of all names
 
 
@@ -31,17 +32,31 @@ def absolute_group(group: str | None) -> str | None:
     return group if place is None else ":".join(filter(None, (str(place[0].absolute()), place[1])))
 
 
-def image_groups(group: str | None, images: Names) -> list[str | None] | None:
+def column_group(group: str | None, labels: Path) -> str | None:
+    """Return FILE:COLUMN for an option that names a column of the label file, or of a table in a folder of labels."""
+    if not group or _file(group) is not None:
+        return group
+    from halflabel.labels.formats._csv import first_line, header_fields
+
+    for path in sorted(labels.glob("*.csv")) if labels.is_dir() else [labels]:
+        is_parquet = path.suffix == ".parquet"
+        if group in (_open(path).header if is_parquet else header_fields(first_line(path))):
+            return f"{path}:{group}"
+    return group
+
+
+def image_groups(group: str | None, images: Names, *, required: bool = True) -> list[str | None] | None:
     """Return the group of each image, None for an image that belongs to no other; None if no groups are stated.
 
-    `group` is FILE or FILE:COLUMN, a CSV file with the image in its first column and the group in the named or second
-    one; or a regular expression, which is searched in the name: its first group, or the whole match, is the group.
+    `group` is FILE or FILE:COLUMN, a CSV or Parquet file with the group in the named or second column and the image in
+    another one; or a regular expression, which is searched in the name: its first group, or the whole match, is the
+    group. Groups of no image at all are refused, unless they are not `required`.
     """
     if not group:
         return None
     place = _file(group)
-    groups = [_match(group, name) for name in images] if place is None else _read(*place, list(images))
-    if len(images) and not any(each is not None for each in groups):
+    groups = [_match(group, name) for name in images] if place is None else _read(*place, images)
+    if required and len(images) and not any(each is not None for each in groups):
         raise UserError(
             f"--group {group} finds the group of no image (first: {images[0]!r})",
             "give a CSV file with columns image and group, FILE:COLUMN, or a regular expression such as '^(p[0-9]+)_'",
@@ -85,13 +100,20 @@ def _match(pattern: str, name: str) -> str | None:
     return match and match[min(1, match.re.groups)]
 
 
-def _read(path: Path, column: str, images: Sequence[str]) -> list[str | None]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file)
-        header = next(rows, [])
-        if len(header) < 2 or (column and column not in header):
-            missing = f"no column {column!r}" if column else "no second column"
-            raise UserError(f"{path} has {missing}", f"its columns: {', '.join(header) or 'none'}")
-        place = header.index(column) if column else 1
-        group_of = {row[0]: row[place] for row in rows if len(row) > place}
+def _read(path: Path, column: str, images: Names) -> list[str | None]:
+    """Return the group of each image by a file; the images are in the column that names most of them."""
+    sheet = _open(path)
+    if len(sheet.header) < 2 or (column and column not in sheet.header):
+        missing = f"no column {column!r}" if column else "no second column"
+        raise UserError(f"{path} has {missing}", f"its columns: {', '.join(sheet.header) or 'none'}")
+    beginnings = [sheet.column(name).slice(0, _LOOKED_AT) for name in sheet.header]
+    named = [int((images.index(cells) >= 0).sum()) for cells in beginnings]
+    cells = (sheet.column(sheet.header[named.index(max(named))]), sheet.column(column or sheet.header[1]))
+    group_of = dict(zip(*(part.to_pylist() for part in cells), strict=True))
     return [group_of.get(name) or None for name in images]
+
+
+def _open(path: Path) -> CsvTable:
+    from halflabel.labels.formats._csv import CsvTable, ParquetTable
+
+    return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path)

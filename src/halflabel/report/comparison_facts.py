@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Mapping
@@ -148,6 +149,7 @@ def class_gaps(
     logits = [[torch.from_numpy(np.load(paths[seed], allow_pickle=False)) for seed in seeds] for paths in tasks]
     readable = ~torch.stack([torch.isnan(run).any(1) for runs in logits for run in runs]).any(0)
     labels = labels[readable]
+    groups = _read_groups(facts.folder, len(readable))[readable.numpy()]
     logits = [[run[readable] for run in runs] for runs in logits]
     measured = torch.nonzero((labels > 0).any(0) & (labels < 0).any(0)).flatten()
     ap = np.array([[metrics.average_precision(run, labels)[measured].numpy() for run in runs] for runs in logits])
@@ -158,8 +160,7 @@ def class_gaps(
     for k in dict.fromkeys(ends):
         column = int(measured[k])
         draws = [
-            np.stack([_replicates(run[:, column : column + 1], labels[:, column : column + 1]) for run in runs])
-            for runs in logits
+            np.stack([_replicates(run[:, [column]], labels[:, [column]], groups) for run in runs]) for runs in logits
         ]
         name, mean_ap = facts.test.classes[column], ap[:, :, k].mean(1)
         present = int((labels[:, column] > 0).sum())
@@ -168,9 +169,17 @@ def class_gaps(
     return differing
 
 
-def _replicates(logits: torch.Tensor, labels: torch.Tensor) -> NDArray[np.float64]:
-    replicates: NDArray[np.float64] = metrics.bootstrap(logits, labels, n=RESAMPLES).replicates.double().numpy()
+def _replicates(logits: torch.Tensor, labels: torch.Tensor, groups: NDArray[np.int64]) -> NDArray[np.float64]:
+    resampled = metrics.bootstrap(logits, labels, n=RESAMPLES, groups=groups)
+    replicates: NDArray[np.float64] = resampled.replicates.double().numpy()
     return replicates
+
+
+def _read_groups(folder: Path, images: int) -> NDArray[np.int64]:
+    """Return the group of each test image (N,); each is alone where the folder does not say."""
+    with open(folder / "split.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        groups = [int(row["group"]) for row in csv.DictReader(file) if row["part"] == "test" and "group" in row]
+    return np.array(groups) if len(groups) == images else np.arange(images)
 
 
 def _tasks(facts: ComparisonFacts, row: ComparisonRow) -> dict[int, Path]:

@@ -48,11 +48,13 @@ class LiveModel:
         strength: float = STRENGTH,
         folds: int = FOLDS,
         components: int = COMPONENTS,
+        groups: NDArray[np.int64] | None = None,
         seed: int = 0,
     ) -> None:
         """Take pooled features (N, D), NaN rows for unreadable images, and the labels before any answer.
 
-        Without a method, for reviews that start without labels, it is `wan` with the weight `unknown_weight`.
+        Images of one of the `groups` (N,) are in the same fold. Without a method, for reviews that start without
+        labels, it is `wan` with the weight `unknown_weight`.
         """
         readable = ~torch.isnan(features).any(1)
         self.rows = np.flatnonzero(readable.numpy())
@@ -63,7 +65,7 @@ class LiveModel:
             directions, self.variance = principal_components(normalised, components)
             self.features = normalised @ directions
         self.make_method, self.strength = make_method, strength
-        self.fold = assign_parts(table, [1 / folds] * folds, seed=seed)[self.rows]
+        self.fold = assign_parts(table, [1 / folds] * folds, groups=groups, seed=seed)[self.rows]
         self.heads: list[tuple[Tensor, Tensor]] = []
 
     @property

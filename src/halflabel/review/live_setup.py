@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from halflabel.data.decode import list_images
-from halflabel.data.sources import open_images
+from halflabel.data.sources import group_images, open_images
 from halflabel.errors import UserError
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.provenance import training_and_evaluation_tables
@@ -64,6 +64,7 @@ def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveRevi
         assembly.make_method if table.known else None,
         classifier=backbone.classifier,
         strength=_strength(run, config),
+        groups=group_images(config.group, table.images, source),
         seed=config.settings.seed,
     )
     return LiveReview(

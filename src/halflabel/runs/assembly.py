@@ -12,11 +12,11 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.data.sources import Arrays, Features, Images
 from halflabel.errors import UserError
-from halflabel.labels.groups import image_groups
 from halflabel.labels.table import LabelTable
 from halflabel.labels.uncertain import decide_uncertain
 from halflabel.methods.base import Method, Recipe, recipe, seeded
@@ -76,10 +76,6 @@ class Assembly:
         """Return the labels to train on: uncertain ones as the configuration states."""
         return decide_uncertain(table, self.config.uncertain)
 
-    def groups(self, table: LabelTable) -> list[str | None] | None:
-        """Return the group of each image, if the configuration states groups."""
-        return image_groups(self.config.group, table.images)
-
     def feature_kind(self, channels: int, classes: int) -> tuple[bool, int]:
         """Return whether the head needs maps instead of pooled features, and the number of strong views to cache."""
         method = self.make_method()
@@ -118,7 +114,7 @@ class Assembly:
         *,
         evaluation: LabelTable | None = None,
         of_backbone: bool = True,
-        groups: Sequence[object] | None = None,
+        groups: Sequence[object] | NDArray[np.int64] | None = None,
         folds: int | None = None,
         reporter: Reporter = SILENT,
     ) -> CrossFit:
@@ -137,7 +133,7 @@ class Assembly:
             use_similar=config.similar,
             evaluation=table if evaluation is None else evaluation,
             of_backbone=of_backbone,
-            groups=self.groups(table) if groups is None else groups,
+            groups=groups,
             folds=folds,
             seed=config.settings.seed,
             device=self.device,

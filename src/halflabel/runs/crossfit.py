@@ -15,10 +15,10 @@ from halflabel.data.decode import locate_images
 from halflabel.data.pack.read import is_pack, open_pack
 from halflabel.data.pack.source import open_packed_images
 from halflabel.data.quarantine import Quarantine
-from halflabel.data.sources import Features, Images, Source, Subset
+from halflabel.data.sources import Features, Images, Source, Subset, group_images
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.labels.names import Names
-from halflabel.labels.split import assign_parts
+from halflabel.labels.split import assign_parts, group_numbers
 from halflabel.labels.table import LabelTable
 from halflabel.models.backbones import Backbone
 from halflabel.models.heads import Model
@@ -88,7 +88,8 @@ def score_run(
     source = _files(table.images, images, config, config.views(size, backbone))
     features = run_features(run, config, backbone, source, len(table.classes), reporter=reporter)
     reporter.message(f"training the head in {count} folds")
-    return cross_fit(features, table, config, folds=count, protocol=protocol, backbone=backbone)
+    groups = group_images(config.group, table.images, source)
+    return cross_fit(features, table, config, folds=count, protocol=protocol, backbone=backbone, groups=groups)
 
 
 def run_features(
@@ -117,10 +118,12 @@ def cross_fit(
     folds: int = FOLDS,
     protocol: str = "cross-fitting",
     backbone: Backbone | None = None,
+    groups: NDArray[np.int64] | None = None,
 ) -> Scores:
     """Fit the head of a configuration once per fold of the images, without that fold, and score the fold.
 
-    `backbone` is the one that the features come from; None for features of any other kind.
+    `backbone` is the one that the features come from; None for features of any other kind. Images of one of the
+    `groups` (N,) are in the same fold.
     """
     if len(table) < folds:
         raise UserError(f"{len(table)} images cannot be dealt into {folds} folds", "use fewer --folds, or more images")
@@ -128,10 +131,11 @@ def cross_fit(
     training = assembly.training_table(table)
     assembly.recipe.check_regime(training.stats().regime)
     if assembly.uses_solver(table):
-        solved = assembly.solve(features, table, None if backbone is None else backbone.classifier, folds=folds)
+        classifier = None if backbone is None else backbone.classifier
+        solved = assembly.solve(features, table, classifier, groups=groups, folds=folds)
         return Scores(solved.logits, solved.fold, protocol)
     channels = int(features.values.shape[1]) if backbone is None else backbone.channels
-    part = assign_parts(table, [1 / folds] * folds, groups=assembly.groups(table), seed=config.settings.seed)
+    part = assign_parts(table, [1 / folds] * folds, groups=groups, seed=config.settings.seed)
     logits = memory.scratch_zeros(table.shape, what=f"the scores of {len(table)} images take")
     for number in range(folds):
         inside, outside = np.flatnonzero(part != number), np.flatnonzero(part == number)
@@ -186,10 +190,9 @@ def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTa
     part = np.full(len(table), -1, np.int8)
     held = np.flatnonzero(judges)
     few = min(FOLDS, len(held))
-    judging = table.subset(held)
-    groups = Assembly(predictor.config).groups(judging)
-    part[held] = assign_parts(judging, [1 / few] * few, groups=groups, seed=0) if few > 1 else 0
     source = _files(table.images, images, predictor.config, predictor.views)
+    groups = group_numbers(group_images(predictor.config.group, table.images, source), len(table))[held]
+    part[held] = assign_parts(table.subset(held), [1 / few] * few, groups=groups, seed=0) if few > 1 else 0
     logits = predictor.logits(source, reporter).numpy()
     protocol = (
         f"the tuned run's own scores, judged on the {len(held)} images it held out, which also chose its best epoch; "

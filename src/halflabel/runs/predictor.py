@@ -18,10 +18,9 @@ from torch import Tensor
 
 from halflabel.data.decode import find_images
 from halflabel.data.pack.read import images_not_packed
-from halflabel.data.sources import Images, Source, open_images
+from halflabel.data.sources import Images, Source, group_images, open_images
 from halflabel.data.views import Plain, View
 from halflabel.errors import UserError, error_summary
-from halflabel.labels.groups import image_groups
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
@@ -279,7 +278,7 @@ class Predictor:
                 thresholds=self.thresholds if threshold is None else threshold,
                 platt=self.platt,
                 annotations=annotations,
-                groups=image_groups(group, table.images),
+                groups=group_images(group, table.images, source),
             )
         )
         return evaluation.noting_excluded(with_model_made.known - table.known)

@@ -17,21 +17,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.data.file_identity import group_copies
 from halflabel.data.gpu_views import load_to_device
-from halflabel.data.pack.source import DeviceViews, PackedImages
+from halflabel.data.pack.source import DeviceViews
 from halflabel.data.quarantine import TooManyBadImages
-from halflabel.data.sources import Arrays, Features, Images, Source, Subset, open_images
+from halflabel.data.sources import Arrays, Features, Images, Source, Subset, group_images, open_images
 from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
-from halflabel.labels.split import assign_parts, group_numbers, join_groups
+from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.labels.uncertain import describe_reading
 from halflabel.models.heads import Head, Model
+from halflabel.models.near_copies import describe_near_copies
 from halflabel.models.scoring import score_source
-from halflabel.runs.assembly import Assembly, solver_hindrance
+from halflabel.runs.assembly import Assembly, pooled_features, solver_hindrance
 from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.folder_integrity import verify_checksum, write_checksums
@@ -155,11 +155,9 @@ class _Job:
     def open_images(self) -> None:
         views = self.config.views(self.size, self.backbone)
         self.source: Images | Arrays
-        stated = self.assembly.groups(self.table)
-        # Images that belong together: by the option --group, or files with the same bytes.
-        self.groups = None if stated is None else group_numbers(stated, len(self.table))
         if isinstance(self.image_folder, Tensor):
             self.source = Arrays(self.image_folder, self.table.images, views)
+            self.groups = group_images(self.config.group, self.table.images, self.source)
             return
         # The list of an older run stays as it is until this one starts.
         bad_images = self.run.bad_images if self.resume or not self.run.is_started else None
@@ -172,18 +170,17 @@ class _Job:
             bad_images=bad_images,
         )
         self.source.quarantine.path = self.run.bad_images
-        groups = (
-            self.source.group_copies() if isinstance(self.source, PackedImages) else group_copies(self.source.paths)
-        )
-        if copies := int(np.count_nonzero(groups != np.arange(len(groups)))):
-            self.groups = groups if self.groups is None else join_groups(self.groups, groups)
-            self.reporter.message(f"{copies} images are copies of other images: they are held out together")
+        self.groups = group_images(self.config.group, self.table.images, self.source, self.reporter)
 
     def features(self) -> Features:
         folder = self.cache if self.cache is not None else self.run.folder.parent / "cache"
-        return self.assembly.features(
+        features = self.assembly.features(
             self.backbone, self.source, len(self.table.classes), folder, reporter=self.reporter
         )
+        may_hint = self.config.group is None and features.values.ndim == 2
+        if may_hint and (warning := describe_near_copies(pooled_features(features))) is not None:
+            self.reporter.message(warning)
+        return features
 
     def write_bad_images(self) -> None:
         if isinstance(self.source, Images) and distributed.is_main():
@@ -212,7 +209,7 @@ def _solve(job: _Job) -> _Fitted:
         job.table,
         job.backbone.classifier,
         evaluation=job.evaluation_table,
-        groups=None if job.groups is None else job.groups.tolist(),
+        groups=job.groups,
         reporter=job.reporter,
     )
     job.reporter.message(fitted.choice)
@@ -292,7 +289,7 @@ def _refit(job: _Job, tuned: Model, source: Source, held_out: NDArray[np.int64])
     head is stored beside the new one: training continues from it.
     """
     config, assembly = job.config, job.assembly
-    training = job.table.subset(np.setdiff1d(np.arange(len(job.table)), held_out))
+    training = job.assembly.training_table(job.table).subset(np.setdiff1d(np.arange(len(job.table)), held_out))
     if config.mirror or solver_hindrance(assembly.make_method(), config.method, training) is not None:
         return None
     job.reporter.message("fitting the head again by L-BFGS on the features of the tuned network")

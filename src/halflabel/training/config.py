@@ -249,7 +249,8 @@ class Config:
         str | None,
         Option(
             "Images that belong together, such as those of one patient: folds, splits and intervals never separate "
-            "them. A CSV file of images and groups, FILE:COLUMN, or a regular expression on the image names.",
+            "them. A column of the label file, a CSV file of images and groups, FILE:COLUMN, or a regular expression "
+            "on the image names.",
             OPTIMIZATION,
             EXPERIMENTS,
         ),

@@ -109,7 +109,7 @@ def crossfit(
     evaluation: LabelTable | None = None,
     rounds: int = ROUNDS,
     folds: int | None = None,
-    groups: Sequence[object] | None = None,
+    groups: Sequence[object] | NDArray[np.int64] | None = None,
     seed: int = 0,
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,

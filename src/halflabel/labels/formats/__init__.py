@@ -22,7 +22,16 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.system.plugin_sources import remember
 
-__all__ = ["FORMATS", "add_format", "default_format", "detect_format", "known_formats", "read", "write"]
+__all__ = [
+    "FORMATS",
+    "add_format",
+    "can_ignore_columns",
+    "default_format",
+    "detect_format",
+    "known_formats",
+    "read",
+    "write",
+]
 
 # Name -> description for users. Formats are detected in this order: specific ones before general ones.
 FORMATS = {
@@ -111,6 +120,11 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
             first, second = map(ascii, example)
             result.audit.note(f"some {several} look the same but are not, such as {first} and {second}: write one name")
     return result
+
+
+def can_ignore_columns(path: Path, format: str = "auto") -> bool:
+    """Whether the format of a label file takes the option to ignore a column."""
+    return "ignore" in _module(detect_format(path) if format == "auto" else format).USES
 
 
 def default_format(path: str | Path) -> str:

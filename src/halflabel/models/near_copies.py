@@ -1,0 +1,37 @@
+"""Nearly identical photos, such as bursts or views of one thing, by their features: a hint at groups nobody stated."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+__all__ = ["describe_near_copies", "near_copy_share"]
+
+SIMILARITY = 0.93  # cosine; of 1,000 VOC photos 2 are as similar to any other, of slightly moved photos 9 in 10 are
+_SAMPLE = 1000  # images that are compared with all others
+_BLOCK = 1 << 14  # images that the sample is compared with at once
+_LEAST_SHARE = 0.02
+
+
+def near_copy_share(features: Tensor) -> float:
+    """Return the share of the images, of a sample, that are nearly identical to another one: features (N, D)."""
+    unit = normalize(features[~torch.isnan(features).any(1)].float(), dim=1)
+    if len(unit) < 2:
+        return 0.0
+    rows = torch.arange(0, len(unit), -(-len(unit) // _SAMPLE))
+    similar = torch.zeros(len(rows), dtype=torch.int64)
+    for block in torch.split(unit, _BLOCK):
+        similar += (unit[rows] @ block.T > SIMILARITY).sum(1)
+    return float((similar > 1).float().mean())  # each is similar to itself
+
+
+def describe_near_copies(features: Tensor) -> str | None:
+    """Return a warning where many images are nearly identical to another one, else None."""
+    share = near_copy_share(features)
+    if share < _LEAST_SHARE:
+        return None
+    return (
+        f"{100 * share:.0f} % of the images are nearly identical to another one: if they are of one patient, camera or "
+        "burst, state --group, or the measured quality is too high"
+    )
