@@ -101,6 +101,18 @@ def test_page_says_what_the_table_says(made: Path) -> None:
     assert str(made.parent) not in text
 
 
+def test_the_page_begins_with_the_answer_and_compares_the_best_with_the_naive_reading(made: Path) -> None:
+    text = build_comparison(made)
+    header = check(text).text.partition("Methods")[0]
+    for rows in read_comparison(made).panels:
+        naive = next(row for row in rows if row.role == "naive")
+        if naive is not rows[0]:
+            assert f"over an (unknown = absent) {points(-naive.behind, 2, signed=True)}" in header
+            assert f"{rows[0].method} against an, labels: {naive.labels}" in text
+    assert header.index(read_comparison(made).conclusions[0]) < header.index("best with labels")
+    assert text.index("<summary>The whole protocol") > text.index("Class by class")
+
+
 def test_a_method_from_which_nothing_is_hidden_ends_each_table(edited: Callable[..., Path]) -> None:
     def change(content: dict[str, Any]) -> None:
         hidden = [row for row in content["rows"] if row["labels"] != "all"]

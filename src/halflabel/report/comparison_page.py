@@ -46,13 +46,13 @@ FEW_SEEDS = (
     f"With fewer than {ENOUGH_SEEDS} seeds, most of such an interval is uncertainty about seeds: more seeds narrow it."
 )
 _LINKS = {
-    "judged": "Protocol",
     "methods": "Methods",
-    "missing": "Missing",
+    "classes": "Classes",
     "shares": "Labels",
     "seeds": "Seeds",
     "cost": "Cost",
-    "classes": "Classes",
+    "missing": "Missing",
+    "judged": "Protocol",
 }
 
 
@@ -65,23 +65,23 @@ def build_comparison(folder: Path) -> str:
     """Return the page of a comparison as HTML text. It holds no folder names of this machine."""
     facts = read_comparison(folder)
     sections = [
-        _protocol(facts),
         _methods(facts),
-        _missing(facts),
+        _classes(facts),
         _shares(facts),
         _seeds(facts),
         _cost(facts),
-        _classes(facts),
+        _missing(facts),
+        _protocol(facts),
     ]
     shown = [part for part in sections if part is not None]
     title = f"{shorten(facts.folder.resolve().name, 60)} · comparison"
     header = el(
         "header",
         el("h1", title),
-        el("p", _subtitle(facts), class_="muted"),
         el("p", el("b", facts.caution), class_="warn", role="note") if facts.caution else None,
-        _cards(facts),
-        *(el("p", sentence) for sentence in facts.conclusions),
+        *(el("p", sentence, class_="found") for sentence in facts.conclusions),
+        *(_cards(facts, rows) for rows in facts.panels[:PANELS]),
+        el("p", _subtitle(facts), class_="muted"),
     )
     footer = comparison_footer(
         facts.config, "the methods were compared", ("entry", "AP", "mAP", "95 % interval", "epoch")
@@ -97,17 +97,30 @@ def _subtitle(facts: ComparisonFacts) -> str:
     )
 
 
-def _cards(facts: ComparisonFacts) -> Html:
-    """Return the best method of each set of labels, and how many others are not significantly worse."""
-    items = []
-    for rows in facts.panels[:PANELS]:
-        best, ties = rows[0], sum(is_tie(row) for row in rows[1:])
-        note = f"mAP {points(best.mAP)} ({points(best.mAP_low)} – {points(best.mAP_high)})"
-        note += f"; not significantly worse: {ties} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
-        note += f" ({best.seeds} seed{'s' * (best.seeds > 1)})" if ties and best.seeds < ENOUGH_SEEDS else ""
-        title = f"best with labels: {shorten(best.labels, 30)}"
-        items.append((title, shorten(best.method, 22), note))
+def _cards(facts: ComparisonFacts, rows: Sequence[ComparisonRow]) -> Html:
+    """Return the best method of a set of labels, its lead over the next and over the naive reading, and the limit."""
+    best, ties = rows[0], sum(is_tie(row) for row in rows[1:])
+    note = f"mAP {points(best.mAP)} ({points(best.mAP_low)} – {points(best.mAP_high)})"
+    note += f"; not significantly worse: {ties} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
+    note += f" ({best.seeds} seed{'s' * (best.seeds > 1)})" if ties and best.seeds < ENOUGH_SEEDS else ""
+    items = [(f"best with labels: {shorten(best.labels, 30)}", shorten(best.method, 22), note)]
+    for row in (*rows[1:2], *(row for row in rows[2:] if row.role == "naive")):
+        if not math.isnan(row.behind):
+            name = f"over {shorten(row.method, 22)}" + (f" ({row.reference})" if row.reference else "")
+            items.append((name, signed_points(-row.behind), _certainty(best, row)))
+    if facts.oracle is not None:
+        gap = signed_points(best.mAP - facts.oracle.mAP)
+        items.append((f"{facts.oracle.reference}: the limit", points(facts.oracle.mAP), f"the best method: {gap}"))
     return cards(items)
+
+
+def _certainty(best: ComparisonRow, row: ComparisonRow) -> str:
+    """Return how sure the lead of the best method is: its paired interval, and in how many seeds it leads."""
+    text = f"points of mAP; 95 % interval {signed_points(-row.behind_high)} to {signed_points(-row.behind_low)}"
+    if best.judged_by == row.judged_by and len(best.per_seed) == len(row.per_seed) == best.seeds > 1:
+        leads = sum(a > b for a, b in zip(best.per_seed, row.per_seed, strict=True))
+        text += f"; ahead in {leads} of {best.seeds} seeds"
+    return text + ("; may be chance" if is_tie(row) else "")
 
 
 def _few_seeds_note(rows: Sequence[ComparisonRow]) -> str:
@@ -140,8 +153,12 @@ def _protocol(facts: ComparisonFacts) -> Html:
             ".",
             class_="warn" if facts.caution else None,
         ),
-        el("ul", *(el("li", _emphasised(sentence)) for sentence in facts.protocol), class_="notes"),
-        join([el("h3", "Why these methods"), el("ul", *reasons, class_="notes")]) if reasons else None,
+        el(
+            "details",
+            el("summary", "The whole protocol"),
+            el("ul", *(el("li", _emphasised(sentence)) for sentence in facts.protocol), class_="notes"),
+            join([el("h3", "Why these methods"), el("ul", *reasons, class_="notes")]) if reasons else None,
+        ),
     )
 
 
@@ -183,9 +200,13 @@ def _methods(facts: ComparisonFacts) -> Html:
     return section(
         "methods",
         "The methods",
-        _method_summaries(facts),
-        el("p", notes, class_="muted"),
         *tables,
+        el(
+            "details",
+            el("summary", "What the columns mean, and what each method does"),
+            el("p", notes, class_="muted"),
+            _method_summaries(facts),
+        ),
         truncation_note(PANELS, len(facts.panels), "are drawn; the tables hold all", thing="sets of labels"),
         truncation_note(CHART_ROWS, max(map(len, facts.panels)), "are drawn; the tables hold all", thing="methods"),
         el("div", *charts, class_="grid two"),
@@ -343,7 +364,7 @@ def _cost(facts: ComparisonFacts) -> Html | None:
 
 
 def _classes(facts: ComparisonFacts) -> Html | None:
-    """Compare the best two methods of each set of labels, class by class, where they differ most."""
+    """Compare the best method of each set of labels with the naive reading, or the next, where they differ most."""
     pairs = [rows for rows in facts.panels[:PANELS] if len(rows) > 1]
     if not pairs:
         return None
@@ -352,7 +373,8 @@ def _classes(facts: ComparisonFacts) -> Html | None:
         return section("classes", "Class by class", el("p", text, class_="none"))
     parts: list[object] = []
     for rows in pairs:
-        first, second = rows[0], rows[1]
+        first = rows[0]
+        second = next((row for row in rows[1:] if row.role == "naive"), rows[1])
         gaps = class_gaps(facts, first, second, GAPS)
         title = f"{shorten(first.method, 30)} against {shorten(second.method, 30)}, labels: {shorten(first.labels, 30)}"
         if not gaps:
@@ -369,13 +391,7 @@ def _classes(facts: ComparisonFacts) -> Html | None:
         )
         note = f"difference of AP: right of the line {shorten(first.method, 30)} is better"
         legend = [("ring round", f"fewer than {FEW_POSITIVES} known positives")] * any(hollow)
-        parts.append(
-            el(
-                "div",
-                figure(chart, title, note, legend),
-                _gap_table(title, gaps, first, second),
-            )
-        )
+        parts += [figure(chart, title, note, legend), _gap_table(title, gaps, first, second)]
     caution = (
         "The classes with the largest differences were chosen, so they are partly luck: the intervals are for "
         "single classes, and of twenty classes without any difference about one would seem to have one."
@@ -385,7 +401,9 @@ def _classes(facts: ComparisonFacts) -> Html | None:
         "Class by class",
         el("p", caution, class_="muted"),
         el("div", *parts, class_="grid"),
-        on=_with_caution(facts, f"The best two methods of each set of labels; at most {GAPS} gains and {GAPS} losses."),
+        on=_with_caution(
+            facts, f"The best method and the naive reading, or the next best; at most {GAPS} gains and {GAPS} losses."
+        ),
     )
 
 

@@ -51,19 +51,21 @@ def el(name: str, /, *children: object, **attributes: object) -> Html:
     return Html("".join(parts))
 
 
-def document(title: str, body: Sequence[Html], *, scripts: Sequence[str] = SCRIPTS, forms: str = "'none'") -> str:
+def document(title: str, body: Sequence[Html], *, scripts: Sequence[str] = SCRIPTS, served: bool = False) -> str:
     """Return a complete page with our style sheet and a security policy that forbids everything from elsewhere.
 
-    `scripts` are names of files in scripts/, `forms` says where forms may be sent. The placeholder `PAGE_SIZE`
-    in the body becomes the size of the page.
+    `scripts` are names of files in scripts/; a `served` page may call its server and show photos that the browser has.
+    The placeholder `PAGE_SIZE` in the body becomes the size of the page.
     """
     style = _read_asset("page.css")
     code = '"use strict";\n' + "".join(f"{{\n{_read_asset(f'scripts/{name}.js')}}}\n" for name in scripts)
-    rules = f"default-src 'none'; img-src data:; style-src {_csp_hash(style)}; script-src {_csp_hash(code)}; "
+    rules = f"default-src 'none'; img-src data:{' blob:' if served else ''}; style-src {_csp_hash(style)}; "
+    rules += f"script-src {_csp_hash(code)}; "
+    rules += "connect-src 'self'; " if served else ""
     head = el(
         "head",
         el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=f"{rules}base-uri 'none'; form-action {forms}"),
+        el("meta", http_equiv="Content-Security-Policy", content=f"{rules}base-uri 'none'; form-action 'none'"),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
         el("meta", name="referrer", content="no-referrer"),

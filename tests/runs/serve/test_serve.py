@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
-import io
 import random
 import re
 import socket
@@ -19,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from PIL import Image
 from typer.testing import CliRunner
 
 from halflabel.cli import app as cli
@@ -201,36 +198,34 @@ def test_health_classes_and_docs(client: TestClient, predictor: Predictor, photo
     assert set(schema["components"]["schemas"]["Label"]["properties"]) == {"class", "probability", "present"}
 
 
-def test_the_form_is_answered_with_a_page(client: TestClient, photo: Path) -> None:
-    sent = {"files": files(photo.read_bytes(), b"x")}
-    expected = client.post("/predict?top=5", **sent).json()["images"]
-    page = client.post("/try", **sent)
-    assert page.status_code == 200
-    assert page.headers["content-type"].startswith("text/html")
-    table = re.findall(r'<table class="answer">(.*?)</table>', page.text, re.S)
-    assert len(table) == 1
-    rows = re.findall(r"<tr><th[^>]*>(?:<b>)?([^<]*).*?class=\"area (\w+)\".*?<td>([\d.]+)</td></tr>", table[0], re.S)
-    assert rows == [
-        (one["class"], "present" if one["present"] else "unknown", f"{one['probability']:.3f}")
-        for one in expected[0]["labels"]
-    ]
-    assert expected[1]["error"] in page.text
-    (shown,) = re.findall(r'<img src="data:image/jpeg;base64,([^"]+)"', page.text)
-    with Image.open(photo) as sent_one, Image.open(io.BytesIO(base64.b64decode(shown))) as shown_one:
-        assert shown_one.size == sent_one.size  # small as it is, it is not made smaller
-    assert "photo" not in expected[0]
-    assert "<script" not in page.text
-    refused = client.post("/try", files=files(b"x"))
-    assert refused.status_code == 415
-    assert "Refused" in refused.text
-    assert client.get("/try").text == client.get("/").text
-
-
-def test_the_form_shows_names_as_text(client: TestClient, photo: Path) -> None:
-    name = "<script>alert(1)</script>.png"
-    page = client.post("/try", files=[("files", (name, photo.read_bytes())), ("files", (name, b"x"))])
-    assert "<script" not in page.text
-    assert page.text.count("&lt;script&gt;alert(1)") == 2
+def test_photos_are_decided_by_the_slider(browser: Any, bench: Any, model: Path, photo: Path) -> None:
+    server = bench.Server(model)
+    tab = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
+    try:
+        told: list[str] = []
+        tab.on("console", lambda message: told.append(message.text))
+        tab.on("pageerror", lambda error: told.append(str(error)))
+        tab.goto(f"http://127.0.0.1:{server.port}/")
+        named = {"name": "<b>one</b>.png", "mimeType": "image/png", "buffer": photo.read_bytes()}
+        tab.locator("#files").set_input_files([named, {**named, "name": "two.png"}])
+        tab.locator(".result").nth(1).locator(".bars li").first.wait_for()
+        tab.locator(".result").nth(0).locator(".bars li").first.wait_for()
+        assert tab.locator(".result b").all_inner_texts() == ["two.png", "<b>one</b>.png"]
+        tab.locator("#threshold").fill("100")
+        assert tab.locator(".bars li.on").count() == 0
+        assert tab.locator(".result .count").first.inner_text() == "no classes"
+        tab.locator("#threshold").fill("0")
+        assert tab.locator(".result").first.locator(".bars li.on").count() == 10
+        tab.locator("#reset").click()
+        assert not tab.is_visible("#reset")
+        assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        assert told == []
+        dropped = "const data = new DataTransfer(); data.items.add(new File(['no image'], 'three.png')); "
+        tab.evaluate(f"() => {{ {dropped} document.dispatchEvent(new DragEvent('drop', {{ dataTransfer: data }})); }}")
+        tab.get_by_role("alert").get_by_text("Refused: three.png: not an image").wait_for()
+    finally:
+        tab.close()
+        server.stop()
 
 
 @pytest.mark.parametrize(
@@ -318,9 +313,6 @@ def test_a_model_that_fails_is_said_as_all_faults_are(
         answer = opened.post("/predict", files=files(photo.read_bytes()))
         assert (answer.status_code, answer.json()) == (status, {"detail": says})
         assert ("retry-after" in answer.headers) == (status == 503)
-        shown = opened.post("/try", files=files(photo.read_bytes()))
-        assert shown.status_code == status
-        assert says in shown.text
         assert opened.get("/health").status_code == 200
     assert ("secret" in caplog.text) == (raised is not None)
 

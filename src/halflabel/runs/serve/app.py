@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import ctypes
-import io
 import logging
 import re
 import signal
@@ -43,7 +41,6 @@ __all__ = ["make_app", "serve"]
 
 _LOG = logging.getLogger(__name__)
 _LARGE_IMAGE = 3 * 8_000_000  # bytes of a decoded image after which freed memory is returned to the system
-_PHOTO_SIDE = 480  # longer side of a photo on the page, in pixels
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _FILE = {"type": "string", "format": "binary"}
 _BODY = {
@@ -162,29 +159,6 @@ class _Service:
             error = item.reason if isinstance(item, Upload) else ""
             predictions.append({"image": upload.name, "labels": labels, "error": error})
         return predictions
-
-    async def photos(self, uploads: Sequence[Upload]) -> list[str]:
-        """Return a small copy of each file as a data URL, for the page; empty for files that cannot be read."""
-        loop = asyncio.get_running_loop()
-        return await asyncio.gather(*(loop.run_in_executor(self.decoders, self._photo, upload) for upload in uploads))
-
-    def _photo(self, upload: Upload) -> str:
-        from PIL import Image
-
-        if upload.path is None:
-            return ""
-        try:
-            image = read_image(upload.path, max_pixels=self.limits.pixels)
-        except BadImage:
-            return ""
-        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-        picture.thumbnail((_PHOTO_SIDE, _PHOTO_SIDE))
-        stream = io.BytesIO()
-        picture.save(stream, "JPEG", quality=80)
-        if image.numel() > _LARGE_IMAGE:
-            del image
-            _return_memory()
-        return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
 
     async def _await_scores(self, futures: Sequence[asyncio.Future[Tensor]]) -> list[Tensor]:
         """Wait for scores; an exception of the model becomes status 500 or 503, as it is not the client's fault."""
@@ -307,32 +281,18 @@ def _add_page(app: FastAPI, service: _Service) -> None:
     """Add the page on which people try photos."""
     predictor = service.predictor
 
-    def page(request: Request, **content: Any) -> str:
-        return try_page(service.name, len(predictor.classes), service.limits, _base_url(request), **content)
-
-    @app.post("/try", include_in_schema=False)
-    async def try_photos(request: Request) -> Response:
-        predictions = await _handle(service, request, 5, False, with_photos=True)
-        if isinstance(predictions, _ErrorResponse):
-            content = page(request, refused=predictions.reason)
-            return HTMLResponse(content, predictions.status, predictions.headers)
-        thresholds = dict(zip(predictor.classes, predictor.thresholds.tolist(), strict=True))
-        return HTMLResponse(page(request, predictions=predictions or (), thresholds=thresholds))
+    thresholds = dict(zip(predictor.classes, predictor.thresholds.tolist(), strict=True))
 
     @app.get("/", include_in_schema=False)
     @app.get("/docs", include_in_schema=False)
-    @app.get("/try", include_in_schema=False)
     async def show_page(request: Request) -> HTMLResponse:
-        return HTMLResponse(page(request))
+        return HTMLResponse(try_page(service.name, thresholds, service.limits, _base_url(request)))
 
 
 async def _handle(
-    service: _Service, request: Request, top: int, every: bool, *, with_photos: bool = False
+    service: _Service, request: Request, top: int, every: bool
 ) -> list[dict[str, Any]] | _ErrorResponse | None:
-    """Return the predictions for a request, the error response, or None if the client has disconnected.
-
-    `with_photos` adds a small copy of each image, for the page.
-    """
+    """Return the predictions for a request, the error response, or None if the client has disconnected."""
     limits = service.limits
     body = Body(request.receive, limits.request_bytes)
     uploads: list[Upload] = []
@@ -349,11 +309,7 @@ async def _handle(
             raise RequestRefused(503, f"no space to store the request ({error.strerror})") from None
         try:
             async with asyncio.timeout(limits.seconds):
-                predictions = await service.predict(uploads, top, every)
-                if not with_photos:
-                    return predictions
-                photos = await service.photos(uploads)
-                return [{**image, "photo": photo} for image, photo in zip(predictions, photos, strict=True)]
+                return await service.predict(uploads, top, every)
         except TimeoutError:
             raise RequestRefused(503, f"no result within {limits.seconds:g} s: the server is overloaded") from None
     except RequestRefused as refused:
