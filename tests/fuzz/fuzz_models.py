@@ -144,7 +144,8 @@ def review_client(place: Path) -> Any:
     scored = ScoredImages(table, scores, features, np.zeros(4, bool), np.full(3, 0.5), place, paths)
     asked = choose_questions(scores, table, scored.thresholds, 6, control=0.5)
     desk = ReviewSession(scored, asked, AnswerStore(place / "answers.sqlite"), who="me", run="first")
-    app: Any = make_app(desk, Thumbnails(place, paths), None, token="t" * 43, host="127.0.0.1", port=8765)
+    address = {"token": "t" * 43, "host": "127.0.0.1", "port": 8765}
+    app: Any = make_app(desk, Thumbnails(place, paths), None, layout=place / "map.npz", **address)
     return TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: "t" * 43})
 
 

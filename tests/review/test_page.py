@@ -642,3 +642,59 @@ def test_an_address_with_a_class_opens_its_photos(server, context) -> None:
     expect(page.locator("#gallery-title")).to_have_text("Likely missing")
     expect(page.locator("#filter-class")).to_have_value("7")
     expect(page.locator("#gallery-tiles .about b").first).to_have_text("7")
+
+
+def open_map(page):
+    page.click('nav [data-view="map"]')
+    page.wait_for_selector("#map-key li")
+    box = page.locator("#map-canvas").bounding_box()
+    return box["x"], box["y"], box["width"], box["height"]
+
+
+def test_a_line_round_photos_on_the_map_opens_them_in_the_grid(server, context) -> None:
+    page = open_page(context, server.url)
+    left, top, width, height = open_map(page)
+    page.select_option("#filter-class", "7")
+    page.wait_for_selector("#map-colour:visible")
+    expect(page.locator("#map-key li").first).to_have_text("7: 0 %")
+    page.click("#map-colour")
+    expect(page.locator("#map-key li").first).to_have_text("7: present")
+    page.mouse.move(left + 2, top + 2)
+    page.mouse.down()
+    for x, y in ((width - 4, 2), (width - 4, height - 4), (2, height - 4), (2, 6)):
+        page.mouse.move(left + x, top + y, steps=4)
+    page.mouse.up()
+    expect(page.locator("#grid-like")).to_contain_text("From the map: 80 photos")
+    expect(page.locator("#grid-class")).to_have_text("7")
+    expect(page.locator("#grid-tiles img[src]")).to_have_count(15)
+    page.keyboard.press("Enter")  # nobody has seen the last row yet
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_contain_text("Saved 15 new answers on 7")
+    expect(page.locator("#grid-like")).to_contain_text("From the map")
+    assert len(server.values()) == 15
+    assert (server.answers.parent / "map.npz").exists()
+    assert page.faults == []
+
+
+def test_the_map_by_keys_hover_and_click(server, context) -> None:
+    page = open_page(context, server.url)
+    left, top, width, height = open_map(page)
+    page.focus("#map-canvas")
+    for _ in range(12):
+        page.keyboard.press("+")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("0")
+    for step in range(60):  # some photo stands on this line
+        page.mouse.move(left + width * step / 60, top + height / 2)
+        if page.is_visible("#map-tip"):
+            break
+    page.wait_for_selector("#map-tip img[src]")
+    name = page.inner_text("#map-tip figcaption")
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.locator("#grid-like")).to_contain_text(f"Most similar to {name}")
+    open_map(page)
+    page.focus("#map-canvas")
+    page.keyboard.press("Enter")
+    expect(page.locator("#grid-like")).to_contain_text("From the map: 80 photos")
+    assert page.faults == []

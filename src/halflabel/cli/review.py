@@ -294,7 +294,15 @@ def _serve(
             live = stack.enter_context(closing(LiveLoop(session, setup)))
         maps = ClassMaps(run, thumbnails) if run.weights.exists() else None
         app = server.make_app(
-            session, thumbnails, maps, token=token, host=host, port=number, live=live, tls=access.tls is not None
+            session,
+            thumbnails,
+            maps,
+            token=token,
+            host=host,
+            port=number,
+            layout=run / "map.npz",
+            live=live,
+            tls=access.tls is not None,
         )
         shown = f"[{host}]" if ":" in host else host
         # Plain print: no line break and no markup in an address that people click on or copy.

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from halflabel.errors import UserError, missing_package
 from halflabel.review.agreement import holding_answers
 from halflabel.review.live_process import LiveLoop
+from halflabel.review.photo_map import PhotoMap
 from halflabel.review.security import Guard
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailable, Thumbnails
@@ -52,6 +53,8 @@ _SCRIPTS = (
     "gestures",
     "recent",
     "team",
+    "dots",
+    "map",
     "page",
 )
 _STATIC |= {f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in _SCRIPTS}
@@ -92,6 +95,7 @@ class QuestionRequest(_StrictModel):
     order: Literal["useful", "high", "low"] = "useful"
     like: str = Field("", max_length=64)
     name: str = Field("", max_length=200)
+    within: list[Key] = Field(default_factory=list, max_length=2000)  # public ids
 
 
 class ReservedEntries(_StrictModel):
@@ -133,10 +137,14 @@ def make_app(
     token: str,
     host: str,
     port: int,
+    layout: Path,
     live: LiveLoop | None = None,
     tls: bool = False,
 ) -> Guard:
-    """Return the page and its API behind the guard; `tls` says that it is served over https."""
+    """Return the page and its API behind the guard.
+
+    `layout` is the file that stores the places of the map; `tls` says that the page is served over https.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     folder = files("halflabel.review") / "static"
 
@@ -150,6 +158,7 @@ def make_app(
     if live is not None:
         _add_live_routes(app, live)
     _add_image_routes(app, session, thumbnails, maps)
+    _add_map_routes(app, PhotoMap(session, layout))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -183,7 +192,7 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
 
     @app.post("/api/questions")
     def questions(request: QuestionRequest, who: Reviewer = "") -> JSONResponse:
-        if request.one_class and (request.order != "useful" or request.like or request.name):
+        if request.one_class and (request.order != "useful" or request.like or request.name or request.within):
             browsed = session.browse(
                 request.tab,
                 request.count,
@@ -191,6 +200,7 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
                 order=request.order,
                 like=request.like,
                 name=request.name,
+                within=request.within,
                 skip=request.skip,
             )
             return JSONResponse({"questions": browsed})
@@ -299,6 +309,18 @@ def _add_image_routes(app: FastAPI, session: ReviewSession, thumbnails: Thumbnai
         if maps is None or not 0 <= column < len(session.classes):
             return JSONResponse({"error": "no such map"}, 404)
         return _image_response(session, public, lambda index: maps.png(index, column), "image/png")
+
+
+def _add_map_routes(app: FastAPI, photo_map: PhotoMap) -> None:
+    """Add the API of the map: where photos stand, and what colours them."""
+
+    @app.get("/api/points")
+    def points() -> JSONResponse:
+        return JSONResponse(photo_map.points())
+
+    @app.get("/api/colours")
+    def colours(label: Annotated[str, Query(max_length=500)] = "") -> JSONResponse:
+        return JSONResponse(photo_map.colours(label))
 
 
 def _image_response(session: ReviewSession, public: str, make: Callable[[int], bytes], kind: str) -> Response:

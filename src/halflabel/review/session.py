@@ -103,6 +103,23 @@ class ReviewSession:
         self._leases: dict[int, tuple[str, float]] = {}
         self.team = TeamAnswers(answers, scored.table, self.project, twice)
 
+    def public_id(self, image: int) -> str:
+        """Return the id by which the page knows an image."""
+        return self._public_ids[image]
+
+    def states(self, column: int) -> NDArray[np.int8]:
+        """Return what is known of a class for each image (N,), answers included: 1, −1, or 0 for unknown."""
+        with self._lock:
+            self.team.reload_if_changed()
+            table = self.scored.table
+            states = np.zeros(len(table), np.int8)
+            known = np.flatnonzero(table.column == column)
+            states[np.searchsorted(table.start, known, side="right") - 1] = table.value[known]
+            for e, answer in self.team.holding.items():
+                if e % len(self.classes) == column:
+                    states[e // len(self.classes)] = answer.value
+            return states
+
     def image(self, public: str) -> int | None:
         """Return the index of an image by its public id."""
         return self._image_of.get(public)
@@ -156,26 +173,37 @@ class ReviewSession:
             return [self._show(e, who) for e in chosen]
 
     def browse(
-        self, tab: str, count: int, *, label: str, order: str, like: str, name: str, skip: Iterable[int] = ()
+        self,
+        tab: str,
+        count: int,
+        *,
+        label: str,
+        order: str,
+        like: str,
+        name: str,
+        within: Sequence[str] = (),
+        skip: Iterable[int] = (),
     ) -> list[dict[str, Any]]:
         """Return open entries of one class for a tab, reserved for it: by score, or most like a photo first.
 
-        Without a label it is the class with the most open questions. `name` is a part of the image's name.
+        Without a label it is the class with the most open questions. `name` is a part of the image's name, and
+        `within` are public ids: other images are left out.
         """
         with self._lock:
             self.team.reload_if_changed()
-            table, classes = self.scored.table, len(self.classes)
+            classes = len(self.classes)
             open_questions = Counter(e % classes for e in self.pool if e not in self.team.holding)
             column = self.classes.index(label) if label in self.classes else next(iter(open_questions), 0)
             scores = np.asarray(self.scored.scores[:, column], np.float64)
             taken = [e // classes for e in (*self.team.holding, *skip, *self._leases) if e % classes == column]
             taken += [q.image for q in self.pool.values() if q.is_control and q.column == column]
-            known = np.searchsorted(table.start, np.flatnonzero(table.column == column), side="right") - 1
-            is_open = np.ones(len(table), bool)
-            is_open[known] = is_open[taken] = False
+            is_open = self.states(column) == 0
+            is_open[taken] = False
             if name:
                 is_open &= np.array([name.casefold() in image.casefold() for image in self.images])
             index = np.flatnonzero(is_open)
+            if within:
+                index = np.intersect1d(index, [self._image_of[public] for public in within if public in self._image_of])
             rank = np.nan_to_num(scores) if order == "low" else -np.nan_to_num(scores)
             if (photo := self._image_of.get(like)) is not None:
                 rank = -self._similarity(photo)

@@ -5,14 +5,13 @@ import { fetchQuestions, showFinished, release, shownEntries, showWaiting, showS
 
 const narrow = matchMedia("(max-width: 820px)");
 
-const grid = { questions: [], values: [], marksNegatives: true, hasScrolled: false, photos: [], like: null, last: 0 };
+const grid = { questions: [], values: [], marksNegatives: true, hasScrolled: false, photos: [], origin: null, last: 0 }; // origin: {text, options} of photos chosen elsewhere
 
 export async function openGrid() {
   const isCurrent = startTurn();
   const count = narrow.matches ? 12 : 15; // what a screen shows at once
   try {
-    const like = grid.like ? { like: grid.like.image, label: grid.like.class } : {};
-    const options = { one_class: true, order: $("filter-order").value, name: $("filter-name").value, ...like };
+    const options = { one_class: true, order: $("filter-order").value, name: $("filter-name").value, ...grid.origin?.options };
     const reply = await retry(() => fetchQuestions(count, [], options), isCurrent, showWaiting);
     if (isCurrent()) showGrid(reply.questions);
     else if (reply) release(reply.questions);
@@ -24,13 +23,14 @@ export const gridQuestions = () => grid.questions;
 
 export function clearGrid() {
   grid.questions = [];
-  setAlike(null);
+  setOrigin(null);
 }
 
-function setAlike(question) {
-  grid.like = question;
-  $("grid-like").hidden = !question;
-  if (question) $("grid-like").firstChild.textContent = `Most similar to ${question.name} first.`;
+/** Show photos that were chosen elsewhere: `options` of the request, and a text that describes them. */
+export function setOrigin(origin) {
+  grid.origin = origin;
+  $("grid-like").hidden = !origin;
+  if (origin) $("grid-like").firstChild.textContent = origin.text;
 }
 
 /** Show photos like the focused one; false if there is none. */
@@ -38,7 +38,7 @@ export function showAlike(index = Number(document.activeElement.closest("#grid-t
   const question = grid.questions[index];
   if (!question) return false;
   release(grid.questions);
-  setAlike(question);
+  setOrigin({ text: `Most similar to ${question.name} first.`, options: { like: question.image, label: question.class } });
   openGrid();
   return true;
 }
@@ -156,6 +156,6 @@ export function saveGrid() {
 }
 
 $("grid-all").addEventListener("click", markAll);
-$("grid-unlike").addEventListener("click", () => { release(grid.questions); setAlike(null); openGrid(); });
+$("grid-unlike").addEventListener("click", () => { release(grid.questions); setOrigin(null); openGrid(); });
 $("grid-save").addEventListener("click", saveGrid);
 $("grid-flip").addEventListener("click", () => { grid.marksNegatives = !grid.marksNegatives; startGrid(); });

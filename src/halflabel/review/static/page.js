@@ -4,17 +4,18 @@ import { tab } from "/tab.js";
 import { Refused, startSending, call, retry, isReady, undoLast, token, wantedClass } from "/connection.js";
 import { release, shownEntries, showProgress, showWaiting, showStopped } from "/questions.js";
 import { advance, answerSingle, renewQueue, clearSingle, singleQuestions, enableMaps, restoreSingle } from "/single.js";
-import { clearGrid, gridQuestions, markFocused, openGrid, restoreGrid, saveGrid, showAlike } from "/grid.js";
+import { clearGrid, gridQuestions, markFocused, openGrid, restoreGrid, saveGrid, setOrigin, showAlike } from "/grid.js";
 import { answerFocused, openGallery, restoreCards } from "/gallery.js";
 import { follow, startLive } from "/live.js";
 import { clearPhoto, openPhoto, photoQuestions, restorePhoto, savePhoto, toggleClass } from "/photo.js";
 import { startSwipes, toggleZoom } from "/gestures.js";
+import { leaveMap, onSelect, openMap } from "/map.js";
 import "/recent.js";
 import { followTeam, startTeam } from "/team.js";
 
 const reservedQuestions = () => [...singleQuestions(), ...gridQuestions(), ...photoQuestions()];
 
-function open(name) {
+function open(name, origin = null) {
   setView(name);
   $("main").focus({ preventScroll: true }); // so that Enter saves instead of opening the view again
   announce(""); // the status belongs to the previous view
@@ -22,9 +23,9 @@ function open(name) {
     if (button.dataset.view === name) button.setAttribute("aria-current", "page");
     else button.removeAttribute("aria-current");
   }
-  for (const part of document.querySelectorAll(".asks")) part.hidden = ["missing", "wrong", "conflicts"].includes(name);
+  for (const part of document.querySelectorAll(".asks")) part.hidden = ["missing", "wrong", "conflicts", "map"].includes(name);
   for (const part of document.querySelectorAll(".browses")) part.hidden = name !== "grid";
-  restart();
+  restart(origin);
 }
 
 function openClass(name) {
@@ -33,14 +34,17 @@ function openClass(name) {
   restart();
 }
 
-function restart() {
+function restart(origin = null) {
   shownEntries.clear();
   showProgress();
   release(reservedQuestions());
   clearSingle();
   clearGrid();
   clearPhoto();
+  leaveMap();
+  if (origin) setOrigin(origin);
   if (view === "one") advance();
+  else if (view === "map") openMap();
   else if (view === "photo") openPhoto();
   else if (view === "grid") openGrid();
   else openGallery();
@@ -83,7 +87,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target.closest?.("select, input, textarea")) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-  const targetView = { 1: "one", 2: "grid", 3: "missing", 4: "wrong" }[key];
+  const targetView = { 1: "one", 2: "grid", 3: "missing", 4: "wrong", 5: "map" }[key];
   let handled = true;
   if (event.repeat && (KEYS.has(key) || key === "Enter" || /^[1-9]$/.test(key))) return event.preventDefault(); // a key that is held down is one answer
   if (KEYS.has(key)) handled = answerKey(KEYS.get(key));
@@ -97,7 +101,7 @@ document.addEventListener("keydown", (event) => {
   else if (key === "c" && view === "one") $("score").click();
   else if (key === "i" && view === "grid") $("grid-flip").click();
   else if (key === "Enter" && view === "grid" && !$("view-grid").hidden && !event.target.closest?.("button:not(.tile), a")) saveGrid();
-  else if (key.startsWith("Arrow") && view !== "one") step(key);
+  else if (key.startsWith("Arrow") && view !== "one" && view !== "map") step(key);
   else if (targetView) open(targetView);
   else if (key === "r" && !$("live").hidden) $("live-learn").click();
   else if (key === "?") $("help").showModal();
@@ -109,6 +113,7 @@ for (const button of document.querySelectorAll("nav button")) {
   button.addEventListener("click", () => open(button.dataset.view));
 }
 startSwipes(answerSingle);
+onSelect((origin) => open("grid", origin));
 $("undo").addEventListener("click", undo);
 $("grid-undo").addEventListener("click", undo);
 $("help-close").addEventListener("click", () => $("help").close());

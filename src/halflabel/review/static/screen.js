@@ -32,7 +32,7 @@ export function announce(text) {
   place.classList.toggle("fresh", text !== "");
 }
 
-export let view = "one"; // or photo, grid, missing, wrong, conflicts
+export let view = "one"; // or photo, grid, map, missing, wrong, conflicts
 
 export function setView(name) { view = name; }
 
@@ -51,7 +51,7 @@ export function currentTurn() {
 }
 
 export function showOnly(id) {
-  for (const name of ["view-one", "view-photo", "view-grid", "view-gallery", "view-message"]) $(name).hidden = name !== id;
+  for (const name of ["view-one", "view-photo", "view-grid", "view-map", "view-gallery", "view-message"]) $(name).hidden = name !== id;
 }
 
 /** Show a message instead of photos, with a button where the user can do something. */
