@@ -85,8 +85,8 @@ class PhotoMap:
         session = self.session
         return {
             "ready": True,
-            "images": [session.public_id(int(i)) for i in self.images],
-            "names": [session.images[int(i)] for i in self.images],
+            "images": [session.public_ids[i] for i in self.images],
+            "names": [session.images[i] for i in self.images],
             "x": places[:, 0].tolist(),
             "y": places[:, 1].tolist(),
             "photos": len(session.images),

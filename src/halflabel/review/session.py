@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,33 +29,12 @@ from halflabel.review.questions import (
 from halflabel.review.scores import ScoredImages
 from halflabel.review.team_answers import TeamAnswers
 
-__all__ = ["Proportion", "ReviewSession"]
+__all__ = ["ReviewSession"]
 
 LEASE_SECONDS = 90.0  # a question is reserved this long for the tab that shows it
 _GALLERY_ENTRIES = 240  # that a gallery can show
 _CHOSEN = "chosen by the person"
 _STATES = {1: "present", -1: "absent", 0: "unsure"}
-
-
-class Proportion(NamedTuple):
-    """A proportion, `part` of `total`, with its 95 % interval; NaN where the total is 0."""
-
-    part: int
-    total: int
-    low: float
-    high: float
-
-    @classmethod
-    def estimate(cls, part: int, total: int) -> Proportion:
-        """Return the proportion with its Wilson interval."""
-        return cls(part, total, *map(float, wilson(part, total)))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return what the page shows; null where nothing was counted."""
-        if not self.total:
-            return {"part": 0, "total": 0, "share": None, "low": None, "high": None}
-        share = self.part / self.total
-        return {"part": self.part, "total": self.total, "share": share, "low": self.low, "high": self.high}
 
 
 class ReviewSession:
@@ -95,17 +74,13 @@ class ReviewSession:
         self._lock = threading.RLock()
         # The same after a restart of the server: a page that is open can still undo and show its last answers.
         secret = self.project.encode()[:64]
-        self._public_ids = [
+        self.public_ids = [
             hashlib.blake2b(f"{i}".encode(), key=secret, digest_size=9).hexdigest() for i in range(len(self.images))
         ]
-        self._image_of = {public: i for i, public in enumerate(self._public_ids)}
+        self._image_of = {public: i for i, public in enumerate(self.public_ids)}
         self.pool = {self._entry(q.image, q.column): q for q in questions}  # in their order
         self._leases: dict[int, tuple[str, float]] = {}
         self.team = TeamAnswers(answers, scored.table, self.project, twice)
-
-    def public_id(self, image: int) -> str:
-        """Return the id by which the page knows an image."""
-        return self._public_ids[image]
 
     def states(self, column: int) -> NDArray[np.int8]:
         """Return what is known of a class for each image (N,), answers included: 1, −1, or 0 for unknown."""
@@ -381,7 +356,7 @@ class ReviewSession:
             asked = [e for e, question in self.pool.items() if question.why == why]
             answers = [self.team.holding[e] for e in asked if e in self.team.holding]
             counted = [item.value for item in answers if item.value and item.why == why and item.run == self.run]
-            proportion = Proportion.estimate(counted.count(1), len(counted)).as_dict()
+            proportion = _proportion(counted.count(1), len(counted))
             estimates[name] = proportion | {"asked": len(asked), "unsure": sum(not item.value for item in answers)}
         return estimates
 
@@ -438,7 +413,7 @@ class ReviewSession:
         score = float(self.scored.scores[image, column])
         return {
             "entry": e,
-            "image": self._public_ids[image],
+            "image": self.public_ids[image],
             "name": self.images[image],
             "column": column,
             "class": self.classes[column],
@@ -467,3 +442,9 @@ class ReviewSession:
 
 def _zero_if_nan(value: float) -> float:
     return 0.0 if math.isnan(value) else value
+
+
+def _proportion(part: int, total: int) -> dict[str, Any]:
+    """Return a proportion with its 95 % interval; null where nothing was counted."""
+    share = (part / total, *map(float, wilson(part, total))) if total else (None, None, None)
+    return {"part": part, "total": total, **dict(zip(("share", "low", "high"), share, strict=True))}
