@@ -49,7 +49,7 @@ MAP_SIDE = 28  # pixels of the class map over a photo; the browser scales it up 
 _MAP_COLOUR = (255, 64, 0)
 _SAMPLE = 0x72657074  # random stream: sample of the training images to score
 _STATE_TEXT = {1: "labelled present", -1: "labelled absent", 0: "unknown"}
-_STATE_CLASS = {1: "present", -1: "absent", 0: "unknown"}
+_STATE_CLASS = {1: "present", -1: "absent"}
 
 
 class GalleryEntry(NamedTuple):
@@ -275,12 +275,13 @@ class _TileMaker:
         alt = f"Photo {shorten(photo.name, 60)}: {shorten(name, 60)} scored {probability(p)}, {_STATE_TEXT[label]}"
         box = f"0 0 {photo.width} {photo.height}"
         svg = el("svg", picture, overlay, viewBox=box, role="img", aria_label=alt, class_="photo")
+        state = el("span", _STATE_TEXT[label], class_=f"tag {_STATE_CLASS[label]}") if label else None
         part = None
         if self.scored.held_out < len(self.facts.table):
             part = el("span", "held\u2011out" if entry.row < self.scored.held_out else "training", class_="tag part")
         caption = [
             el("div", el("b", shorten(name, 28), class_="name", title=shorten(name, 200))),
-            el("div", f"score {probability(p)} ", el("span", _STATE_TEXT[label], class_=f"tag {_STATE_CLASS[label]}")),
+            el("div", f"score {probability(p)} ", state),
             el("div", part, " ", el("span", shorten(photo.name, 30), title=shorten(photo.name, 200)), class_="file"),
         ]
         return el("figure", svg, el("figcaption", *caption), class_="tile", data_class=entry.column)

@@ -38,10 +38,11 @@ def lay_out(features: NDArray[Any], embedded: int = _EMBEDDED) -> Floats:
 
     if len(features) < 5:  # t-SNE needs more
         return np.stack([np.linspace(0.1, 0.9, len(features)), np.full(len(features), 0.5)], 1).astype(np.float32)
+    draw = np.random.default_rng(0)
     unit = np.nan_to_num(features.astype(np.float32))
+    unit += 1e-4 * draw.normal(size=unit.shape)  # copies of a photo stand side by side
     unit -= unit.mean(0)
     unit /= np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-9)
-    draw = np.random.default_rng(0)
     chosen = np.sort(draw.permutation(len(unit))[:embedded])
     components = PCA(min(30, len(chosen) - 1, unit.shape[1]), random_state=0).fit_transform(unit[chosen])
     perplexity = min(30.0, (len(chosen) - 1) / 3)

@@ -212,10 +212,10 @@ def test_photos_are_decided_by_the_slider(browser: Any, bench: Any, model: Path,
         tab.locator(".result").nth(0).locator(".bars li").first.wait_for()
         assert tab.locator(".result b").all_inner_texts() == ["two.png", "<b>one</b>.png"]
         tab.locator("#threshold").fill("100")
-        assert tab.locator(".bars li.on").count() == 0
+        assert tab.locator(".bars li.called").count() == 0
         assert tab.locator(".result .count").first.inner_text() == "no classes"
         tab.locator("#threshold").fill("0")
-        assert tab.locator(".result").first.locator(".bars li.on").count() == 10
+        assert tab.locator(".result").first.locator(".bars li.called").count() == 10
         tab.locator("#reset").click()
         assert not tab.is_visible("#reset")
         assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

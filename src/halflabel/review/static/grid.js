@@ -1,25 +1,40 @@
 // The grid: photos of one class; the user marks the exceptions and saves all answers at once.
-import { $, ANSWER_WORDS, shorten, el, startTurn, announce, setTitle, showOnly } from "/screen.js";
+import { $, ANSWER_WORDS, shorten, el, startTurn, announce, currentTurn, setTitle, showOnly } from "/screen.js";
 import { answer, retry, isReady, smallPhoto } from "/connection.js";
 import { fetchQuestions, showFinished, release, shownEntries, showWaiting, showStopped } from "/questions.js";
 
 const narrow = matchMedia("(max-width: 820px)");
 
-const grid = { questions: [], values: [], marksNegatives: true, hasScrolled: false, photos: [], origin: null, last: 0 }; // origin: {text, options} of photos chosen elsewhere
+const grid = { questions: [], values: [], marksNegatives: true, hasScrolled: false, photos: [], origin: null, last: 0, ahead: null }; // origin: {text, options} of photos chosen elsewhere
+
+async function fetchPage(excluded = []) {
+  const count = narrow.matches ? 12 : 15; // what a screen shows at once
+  const options = { one_class: true, order: $("filter-order").value, name: $("filter-name").value, ...grid.origin?.options };
+  return (await fetchQuestions(count, excluded, options)).questions;
+}
 
 export async function openGrid() {
   const isCurrent = startTurn();
-  const count = narrow.matches ? 12 : 15; // what a screen shows at once
+  const { ahead } = grid;
+  grid.ahead = null;
   try {
-    const options = { one_class: true, order: $("filter-order").value, name: $("filter-name").value, ...grid.origin?.options };
-    const reply = await retry(() => fetchQuestions(count, [], options), isCurrent, showWaiting);
-    if (isCurrent()) showGrid(reply.questions);
-    else if (reply) release(reply.questions);
+    const questions = ahead?.length ? ahead : await retry(fetchPage, isCurrent, showWaiting);
+    if (isCurrent()) showGrid(questions);
+    else if (questions) release(questions);
   } catch (error) { if (isCurrent()) showStopped(error); }
 }
 
+/** Fetch the next page with its photos while the user looks at this one. */
+async function loadAhead(isCurrent) {
+  if (!isCurrent()) return;
+  const questions = await fetchPage(grid.questions.map((question) => question.entry)).catch(() => []);
+  if (!isCurrent() || !questions.length) return release(questions);
+  grid.ahead = questions;
+  for (const question of questions) smallPhoto(question).catch(() => {});
+}
+
 /** The questions that are reserved for this view. */
-export const gridQuestions = () => grid.questions;
+export const gridQuestions = () => [...grid.questions, ...(grid.ahead ?? [])];
 
 export function clearGrid() {
   grid.questions = [];
@@ -28,6 +43,7 @@ export function clearGrid() {
 
 /** Show photos that were chosen elsewhere: `options` of the request, and a text that describes them. */
 export function setOrigin(origin) {
+  grid.ahead = null;
   grid.origin = origin;
   $("grid-like").hidden = !origin;
   if (origin) $("grid-like").firstChild.textContent = origin.text;
@@ -37,7 +53,7 @@ export function setOrigin(origin) {
 export function showAlike(index = Number(document.activeElement.closest("#grid-tiles .tile")?.dataset.index ?? -1)) {
   const question = grid.questions[index];
   if (!question) return false;
-  release(grid.questions);
+  release(gridQuestions());
   setOrigin({ text: `Most similar to ${question.name} first.`, options: { like: question.image, label: question.class } });
   openGrid();
   return true;
@@ -45,7 +61,8 @@ export function showAlike(index = Number(document.activeElement.closest("#grid-t
 
 export function restoreGrid(questions) {
   startTurn();
-  release(grid.questions);
+  release(gridQuestions());
+  grid.ahead = null;
   showGrid(questions);
 }
 
@@ -57,6 +74,8 @@ function showGrid(questions) {
   grid.marksNegatives = chances.reduce((sum, p) => sum + p, 0) / chances.length >= 0.4;
   startGrid();
   showOnly("view-grid");
+  const isCurrent = currentTurn();
+  Promise.allSettled(questions.map(smallPhoto)).then(() => loadAhead(isCurrent)); // the photos on the screen come first
 }
 
 function startGrid() {
@@ -156,6 +175,6 @@ export function saveGrid() {
 }
 
 $("grid-all").addEventListener("click", markAll);
-$("grid-unlike").addEventListener("click", () => { release(grid.questions); setOrigin(null); openGrid(); });
+$("grid-unlike").addEventListener("click", () => { release(gridQuestions()); setOrigin(null); openGrid(); });
 $("grid-save").addEventListener("click", saveGrid);
 $("grid-flip").addEventListener("click", () => { grid.marksNegatives = !grid.marksNegatives; startGrid(); });

@@ -32,7 +32,7 @@ function draw(card) {
     fill.style.width = `${100 * label.probability}%`;
     const mark = make("span", { class: "at" });
     mark.style.left = `${100 * thresholdOf(label.class)}%`;
-    return make("li", { class: on ? "on" : "" }, make("span", { class: "name" }, label.class),
+    return make("li", { class: on ? "called" : "" }, make("span", { class: "name" }, label.class),
       make("span", { class: "track", "aria-hidden": "true" }, fill, mark),
       make("span", { class: "number" }, percent(label.probability)),
       make("span", { class: "unseen" }, on ? "present" : "not called present"));
