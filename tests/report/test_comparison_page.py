@@ -105,8 +105,7 @@ def test_the_page_begins_with_the_answer_and_compares_the_best_with_the_naive_re
     text = build_comparison(made)
     header = check(text).text.partition("Methods")[0]
     for rows in read_comparison(made).panels:
-        naive = next(row for row in rows if row.role == "naive")
-        if naive is not rows[0]:
+        for naive in (row for row in rows[1:] if row.role == "naive"):
             assert f"over an (unknown = absent) {points(-naive.behind, 2, signed=True)}" in header
             assert f"{rows[0].method} against an, labels: {naive.labels}" in text
     assert header.index(read_comparison(made).conclusions[0]) < header.index("best with labels")
