@@ -269,4 +269,67 @@ def voc(path: Path, policy: dict[str, Any]) -> Labels:
     return labels
 
 
-READERS = {"long": long, "wide": wide, "tags": tags, "coco": coco, "lvis": coco, "open-images": open_images, "voc": voc}
+def camtrap(path: Path, policy: dict[str, Any]) -> Labels | None:
+    folder = path if path.is_dir() else path.parent
+    tables = []
+    for name in ("media.csv", "observations.csv"):
+        header, rows = csv_rows(folder / name, {})
+        tables.append([dict(zip(header, row, strict=True)) for row in rows])
+    media, observations = tables
+    ids = [medium["mediaID"] for medium in media]
+    if len(set(ids)) < len(ids) or "" in ids:
+        raise MustRefuse("media")
+    names = [medium["filePath"] for medium in media]
+    if any("://" in name for name in names):
+        names = [medium.get("fileName", "") for medium in media]
+    names = names if all(names) and len(set(names)) == len(names) else ids
+    seen, open_, entries = set(), set(), []
+    for row in observations:
+        about = [
+            name
+            for name, medium in zip(names, media, strict=True)
+            if (row["mediaID"] == medium["mediaID"])
+            or (
+                not row["mediaID"]
+                and row.get("deploymentID", "") == medium.get("deploymentID", "")
+                and row.get("eventStart", "") <= medium.get("timestamp", "") <= row.get("eventEnd", "")
+            )
+        ]
+        if row["mediaID"] and not about:
+            raise MustRefuse("mediaID")
+        kind = row["observationType"]
+        name = row.get("scientificName", "") or (kind if kind in ("human", "vehicle") else "")
+        if not name and kind not in ("blank", "animal", "unknown", "unclassified"):
+            raise MustRefuse(kind)
+        (seen if name or kind == "blank" else open_).update(about)
+        by = row.get("classifiedBy", "")
+        is_machine = row.get("classificationMethod") == "machine"
+        entries += [(image, name, 1, f"model:{by}" if is_machine else by) for image in about if name]
+    labels = resolve(entries)
+    if policy.get("unlisted") != "unknown":
+        classes = {name for _, name, _, _ in entries}
+        labels = {**{(image, name): -1 for image in seen - open_ for name in classes}, **labels}
+    return labels
+
+
+def bigearthnet(path: Path, policy: dict[str, Any]) -> Labels | None:
+    if not path.is_dir():
+        return None
+    labels: Labels = {}
+    patches = list(path.glob("*/*_labels_metadata.json"))
+    for file in patches:
+        labels |= {(file.parent.name, name): 1 for name in json.loads(file.read_text())["labels"]}
+    return mark_unlisted(labels, set(labels), [file.parent.name for file in patches], {"unlisted": "absent", **policy})
+
+
+READERS = {
+    "camtrap-dp": camtrap,
+    "bigearthnet": bigearthnet,
+    "long": long,
+    "wide": wide,
+    "tags": tags,
+    "coco": coco,
+    "lvis": coco,
+    "open-images": open_images,
+    "voc": voc,
+}

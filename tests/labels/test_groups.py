@@ -34,7 +34,9 @@ def test_a_column_of_the_label_file_states_groups(tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     file.write_text("image,patient,cat\np1_a.jpg,1,1\np1_b.jpg,1,0\np2_a.jpg,2,1\n")
     assert column_group("patient", file) == f"{file}:patient"
-    assert column_group("patient", tmp_path) == f"{file}:patient"
+    (tmp_path / "sites.csv").write_text("patient,place\n1,x\n2,y\n")
+    assert column_group("patient", tmp_path) == f"{tmp_path}:patient"
+    assert image_groups(f"{tmp_path}:patient", NAMES) == ["1", "1", "2", None]
     assert column_group("^(p[0-9]+)_", file) == "^(p[0-9]+)_"
     assert column_group(f"{file}:cat", file) == f"{file}:cat"
     assert image_groups(column_group("patient", file), NAMES) == ["1", "1", "2", None]

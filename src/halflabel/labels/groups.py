@@ -36,13 +36,7 @@ def column_group(group: str | None, labels: Path) -> str | None:
     """Return FILE:COLUMN for an option that names a column of the label file, or of a table in a folder of labels."""
     if not group or _file(group) is not None:
         return group
-    from halflabel.labels.formats._csv import first_line, header_fields
-
-    for path in sorted(labels.glob("*.csv")) if labels.is_dir() else [labels]:
-        is_parquet = path.suffix == ".parquet"
-        if group in (_open(path).header if is_parquet else header_fields(first_line(path))):
-            return f"{path}:{group}"
-    return group
+    return f"{labels}:{group}" if _tables_with(group, labels) else group
 
 
 def image_groups(group: str | None, images: Names, *, required: bool = True) -> list[str | None] | None:
@@ -86,7 +80,7 @@ def _file(group: str) -> tuple[Path, str] | None:
     if Path(group).is_file():
         return Path(group), ""
     path, _, column = group.rpartition(":")
-    return (Path(path), column) if path and Path(path).is_file() else None
+    return (Path(path), column) if path and (Path(path).is_file() or Path(path).is_dir()) else None
 
 
 def _match(pattern: str, name: str) -> str | None:
@@ -101,16 +95,28 @@ def _match(pattern: str, name: str) -> str | None:
 
 
 def _read(path: Path, column: str, images: Names) -> list[str | None]:
-    """Return the group of each image by a file; the images are in the column that names most of them."""
-    sheet = _open(path)
-    if len(sheet.header) < 2 or (column and column not in sheet.header):
-        missing = f"no column {column!r}" if column else "no second column"
-        raise UserError(f"{path} has {missing}", f"its columns: {', '.join(sheet.header) or 'none'}")
-    beginnings = [sheet.column(name).slice(0, _LOOKED_AT) for name in sheet.header]
-    named = [int((images.index(cells) >= 0).sum()) for cells in beginnings]
-    cells = (sheet.column(sheet.header[named.index(max(named))]), sheet.column(column or sheet.header[1]))
+    """Return the group of each image by a file or a table in a folder: the one with a column that names most images."""
+    sheets = [_open(each) for each in (_tables_with(column, path) if path.is_dir() else [path])]
+    for sheet in sheets:
+        if len(sheet.header) < 2 or (column and column not in sheet.header):
+            missing = f"no column {column!r}" if column else "no second column"
+            raise UserError(f"{path} has {missing}", f"its columns: {', '.join(sheet.header) or 'none'}")
+    places = [(sheet, name) for sheet in sheets for name in sheet.header]
+    named = [int((images.index(sheet.column(name).slice(0, _LOOKED_AT)) >= 0).sum()) for sheet, name in places]
+    sheet, name = places[named.index(max(named))]
+    cells = (sheet.column(name), sheet.column(column or sheet.header[1]))
     group_of = dict(zip(*(part.to_pylist() for part in cells), strict=True))
     return [group_of.get(name) or None for name in images]
+
+
+def _tables_with(column: str, labels: Path) -> list[Path]:
+    """The CSV files of a folder, or the label file itself, that have a column."""
+    from halflabel.labels.formats._csv import first_line, header_fields
+
+    def header(path: Path) -> list[str]:
+        return _open(path).header if path.suffix == ".parquet" else header_fields(first_line(path))
+
+    return [path for path in (sorted(labels.glob("*.csv")) if labels.is_dir() else [labels]) if column in header(path)]
 
 
 def _open(path: Path) -> CsvTable:

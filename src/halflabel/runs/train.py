@@ -289,7 +289,8 @@ def _refit(job: _Job, tuned: Model, source: Source, held_out: NDArray[np.int64])
     head is stored beside the new one: training continues from it.
     """
     config, assembly = job.config, job.assembly
-    training = job.assembly.training_table(job.table).subset(np.setdiff1d(np.arange(len(job.table)), held_out))
+    table = assembly.training_table(job.table)
+    training = table.subset(np.setdiff1d(np.arange(len(table)), held_out))
     if config.mirror or solver_hindrance(assembly.make_method(), config.method, training) is not None:
         return None
     job.reporter.message("fitting the head again by L-BFGS on the features of the tuned network")
@@ -298,7 +299,7 @@ def _refit(job: _Job, tuned: Model, source: Source, held_out: NDArray[np.int64])
         return None
     evaluation = job.evaluation_table
     refitted = refit_head(
-        scored.features, job.table, assembly.make_method, held_out, evaluation=evaluation, device=assembly.device
+        scored.features, table, assembly.make_method, held_out, evaluation=evaluation, device=assembly.device
     )
     labels = torch.from_numpy(evaluation.subset(held_out).dense())
     before = ranking_quality(scored.logits[torch.from_numpy(held_out)], labels)

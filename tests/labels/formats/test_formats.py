@@ -27,6 +27,8 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "open-images": ("**/train-annotations-*.csv", Policy()),
     "chexpert": ("*.csv", Policy()),
     "nih-chestxray": ("*.csv", Policy()),
+    "camtrap-dp": (".", Policy()),
+    "bigearthnet": ("*", Policy()),
     "voc": ("VOC*", Policy(split="trainval")),
     "cub": ("CUB*", Policy()),
     "nus-wide": (".", Policy()),
@@ -99,7 +101,7 @@ b.jpg,cat,1,bob,0.5
 """
 
 
-NOT_WRITTEN = ("class-folders", "chexpert", "nih-chestxray", "webdataset")
+NOT_WRITTEN = ("class-folders", "chexpert", "nih-chestxray", "webdataset", "camtrap-dp", "bigearthnet")
 
 
 @pytest.mark.parametrize("name", [name for name in formats.FORMATS if name not in (*NOT_WRITTEN, "coco")])

@@ -43,6 +43,8 @@ FORMATS = {
     "open-images": "Open Images CSV: ImageID,Source,LabelName,Confidence",
     "chexpert": "CheXpert CSV: X-ray findings 1, 0, -1 (uncertain) and blank, beside columns about the patient",
     "nih-chestxray": "NIH ChestX-ray14 CSV: Image Index,Finding Labels",
+    "camtrap-dp": "Camtrap DP folder of camera traps: media.csv and observations.csv",
+    "bigearthnet": "BigEarthNet metadata.parquet, or a folder of its patches",
     "voc": "Pascal VOC folder: ImageSets/Main/<class>_<split>.txt",
     "cub": "CUB-200 attributes folder: attributes/image_attribute_labels.txt",
     "nus-wide": "NUS-WIDE folder: Labels_<class>.txt beside an image list",

@@ -1,0 +1,107 @@
+"""BigEarthNet: metadata.parquet with the lists of land-cover classes of each patch, or a folder of patches with JSON.
+
+Version 2 has one Parquet file (patch_id, labels, split, …), version 1 a file PATCH_labels_metadata.json in the folder
+of each patch. The lists are complete: a class that is not listed is absent, unless `unlisted` states otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+
+from halflabel.errors import LabelError, UserError, error_summary
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import read_parquet
+from halflabel.labels.formats._unlisted import apply_unlisted_policy
+from halflabel.labels.names import Names
+from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
+
+__all__ = ["USES", "read", "sniff", "write"]
+
+USES = ("unlisted", "split")
+
+_JSON = "*/*_labels_metadata.json"
+_COLUMNS = {"patch_id", "labels"}
+
+
+def sniff(path: Path) -> bool:
+    """A Parquet file with the two columns, or a folder of patches."""
+    if path.is_dir():
+        return next(path.glob(_JSON), None) is not None
+    if path.suffix != ".parquet":
+        return False
+    import pyarrow.parquet as pq
+
+    try:
+        return set(pq.read_schema(path).names) >= _COLUMNS
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def read(path: Path, policy: Policy) -> LabelImport:
+    """Read the list of each patch."""
+    patches, lists = _read_folder(path, policy) if path.is_dir() else _read_table(path, policy)
+    column = {name: number for number, name in enumerate(sorted(set(chain(*lists))))}
+    if not column:
+        raise LabelError("no patch has a label", "check the file", path)
+    audit = Audit("bigearthnet", [str(path)])
+    image = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
+    columns = np.array([column[name] for name in chain(*lists)])
+    audit.add("listed", "present", len(image))
+    rows = Rows.build(Names(patches), Names(column), image, columns, np.ones(len(image)))
+    policy = policy if policy.unlisted is not None else Policy(unlisted="absent")
+    rows = apply_unlisted_policy(rows, policy, audit)
+    audit.note("neighbouring patches look alike: train with --group '^(.*)_[0-9]+_[0-9]+$', which is the tile")
+    return LabelImport(rows, audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Refuse: places and times of the patches are not part of the labels."""
+    raise UserError("the places and times of the patches are not known", "write the long form (--to long)")
+
+
+def _read_table(path: Path, policy: Policy) -> tuple[list[str], list[list[str]]]:
+    table = read_parquet(path)
+    if missing := sorted(_COLUMNS - set(table.column_names)):
+        raise LabelError(f"there is no column {missing[0]!r}", "name the metadata.parquet of BigEarthNet", path)
+    if policy.split is not None:
+        splits = table.column("split").to_pylist() if "split" in table.column_names else []
+        if policy.split not in splits:
+            known = ", ".join(sorted({name for name in splits if isinstance(name, str)}))
+            raise LabelError(f"there is no split {policy.split!r}", f"use one of: {known}", path)
+        table = table.filter(pa.array([name == policy.split for name in splits]))
+    patches, lists = (table.column(name).to_pylist() for name in ("patch_id", "labels"))
+    for row, (patch, labels) in enumerate(zip(patches, lists, strict=True), 1):
+        _check(labels, path, patch, line=row)
+    return patches, lists
+
+
+def _read_folder(path: Path, policy: Policy) -> tuple[list[str], list[list[str]]]:
+    policy.check({"unlisted"}, "bigearthnet, as a folder of patches")
+    patches, lists = [], []
+    for file in sorted(path.glob(_JSON)):
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise LabelError(
+                f"this cannot be read as JSON ({error_summary(error)})", "copy the patch again", file
+            ) from None
+        labels = content.get("labels") if isinstance(content, dict) else None
+        _check(labels, file, file.parent.name)
+        patches.append(file.parent.name)
+        lists.append(labels)
+    return patches, lists
+
+
+def _check(labels: object, path: Path, patch: object, line: int | None = None) -> None:
+    is_list = isinstance(labels, list) and all(isinstance(name, str) and name for name in labels)
+    if not is_list or not isinstance(patch, str) or not patch:
+        raise LabelError(f"the labels of {patch!r:.60} are not a list of names", "check the file", path, line=line)
+    if len(set(cast(list[str], labels))) < len(cast(list[str], labels)):
+        raise LabelError(f"the patch {patch!r:.60} has a label twice", "list each label once", path, line=line)

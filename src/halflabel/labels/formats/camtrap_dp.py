@@ -1,0 +1,132 @@
+"""Camtrap DP: a folder with media.csv and observations.csv of camera traps (deployments.csv is not needed).
+
+An observation says that a species was seen in a medium. A medium that people or models have classified lacks all other
+species, and a blank one all of them, unless `unlisted` states otherwise; where an animal could not be identified, other
+species are unknown. Observations of a whole event are those of all its media. Observations made by a machine are those
+of a model. Images are named by filePath; where that is a URL, by fileName, or by mediaID if file names repeat.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import CsvTable, first_line, header_fields
+from halflabel.labels.formats._unlisted import apply_unlisted_policy
+from halflabel.labels.names import Names, first_duplicate
+from halflabel.labels.policy import Policy
+from halflabel.labels.provenance import model_source
+from halflabel.labels.rows import Rows
+
+__all__ = ["USES", "read", "sniff", "write"]
+
+USES = ("unlisted",)
+
+_MEDIA, _OBSERVATIONS = "media.csv", "observations.csv"
+_NAMELESS = ("human", "vehicle")  # types of observations that are classes where they name no species
+_OPEN = ("animal", "unknown", "unclassified")  # without a species these say nothing of the classes
+
+
+def sniff(path: Path) -> bool:
+    """A folder with both tables, or one of its files."""
+    folder = path if path.is_dir() else path.parent
+    if path.is_file() and path.name not in (_MEDIA, _OBSERVATIONS, "datapackage.json"):
+        return False
+    needed = ((_MEDIA, {"mediaID", "filePath"}), (_OBSERVATIONS, {"observationType", "mediaID"}))
+    return all(columns <= set(header_fields(first_line(folder / name))) for name, columns in needed)
+
+
+def read(path: Path, policy: Policy) -> LabelImport:
+    """Read what was seen in each medium."""
+    folder = path if path.is_dir() else path.parent
+    media, observations = CsvTable(folder / _MEDIA), CsvTable(folder / _OBSERVATIONS)
+    images = _image_names(media)
+    number = {name: row for row, name in enumerate(media.column("mediaID").to_pylist())}
+    audit = Audit("camtrap-dp", [str(folder / _OBSERVATIONS), str(folder / _MEDIA)])
+    kinds, species = (_cells(observations, name) for name in ("observationType", "scientificName"))
+    places = _places(media, observations, number, audit)
+    methods, people, scores = (
+        _cells(observations, name) for name in ("classificationMethod", "classifiedBy", "classificationProbability")
+    )
+    classes: dict[str, int] = {}
+    sources: dict[str, int] = {}
+    entries: list[tuple[int, int, int, float]] = []
+    is_listed, is_open = np.zeros((2, len(images)), bool)
+    for row, (kind, name) in enumerate(zip(kinds, species, strict=True)):
+        name = name or (kind if kind in _NAMELESS else "")
+        if not name and kind not in ("blank", *_OPEN):
+            raise observations.error(
+                f"observation type {kind!r} is not known", "use animal, human, vehicle, blank, unknown", row=row
+            )
+        (is_listed if name or kind == "blank" else is_open)[places[row]] = True
+        if name:
+            by = model_source(people[row]) if methods[row] == "machine" else people[row]
+            about = classes.setdefault(name, len(classes)), sources.setdefault(by, len(sources)), _score(scores[row])
+            entries += [(place, *about) for place in places[row]]
+    if not classes:
+        raise LabelError("no observation names a species", "export the observations again", folder / _OBSERVATIONS)
+    audit.add("species", "present", len(entries))
+    image, column, source, score = (np.array(part) for part in zip(*entries, strict=True))
+    rows = Rows.build(
+        images, Names(classes), image, column, np.ones(len(image)), source, score.astype(np.float32), tuple(sources)
+    )
+    policy = policy if policy.unlisted is not None else Policy(unlisted="absent")
+    rows = apply_unlisted_policy(rows, policy, audit, images=is_listed & ~is_open)
+    audit.note("images of one camera look alike: train with --group deploymentID")
+    return LabelImport(rows, audit)
+
+
+def write(rows: Rows, path: Path) -> None:
+    """Refuse: deployments and times are not part of the labels."""
+    raise UserError("the deployments and times of the images are not known", "write the long form (--to long)")
+
+
+def _cells(sheet: CsvTable, name: str) -> list[str]:
+    if name not in sheet:
+        return [""] * len(sheet)
+    cells: list[str] = sheet.column(name).to_pylist()
+    return cells
+
+
+def _image_names(media: CsvTable) -> Names:
+    names, ids = media.column("filePath").to_pylist(), media.column("mediaID").to_pylist()
+    if (twice := first_duplicate(ids)) is not None or "" in ids:
+        row = ids.index(twice or "")
+        raise media.error(f"medium {ids[row]!r:.60} is not unique", "export the media again", row=row, column="mediaID")
+    if any("://" in name for name in names):
+        names = _cells(media, "fileName")
+    return Names(names if all(names) and len(set(names)) == len(names) else ids)
+
+
+def _places(media: CsvTable, observations: CsvTable, number: dict[str, int], audit: Audit) -> list[list[int]]:
+    """The media of each observation; those of an event are of the same deployment, between its start and its end."""
+    deployments, times = _cells(media, "deploymentID"), _cells(media, "timestamp")
+    of_deployment: dict[str, list[tuple[str, int]]] = {}
+    for place, (deployment, time) in enumerate(zip(deployments, times, strict=True)):
+        of_deployment.setdefault(deployment, []).append((time, place))
+    places, events = [], 0
+    about = ("mediaID", "deploymentID", "eventStart", "eventEnd")
+    for row, (medium, deployment, start, end) in enumerate(zip(*(_cells(observations, a) for a in about), strict=True)):
+        if medium:
+            if medium not in number:
+                raise observations.error(
+                    f"{_MEDIA} has no medium {medium!r}", "export both tables again", row=row, column="mediaID"
+                )
+            places.append([number[medium]])
+        else:
+            # Times are written in the same way, so that their order is that of the text.
+            places.append([place for time, place in of_deployment.get(deployment, ()) if start <= time <= end])
+            events += 1
+    if events:
+        audit.note(f"{events} observations of whole events are taken for each of their images")
+    return places
+
+
+def _score(text: str) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return float("nan")
