@@ -323,8 +323,6 @@ def bigearthnet(path: Path, policy: dict[str, Any]) -> Labels | None:
 
 
 READERS = {
-    "camtrap-dp": camtrap,
-    "bigearthnet": bigearthnet,
     "long": long,
     "wide": wide,
     "tags": tags,
@@ -332,4 +330,6 @@ READERS = {
     "lvis": coco,
     "open-images": open_images,
     "voc": voc,
+    "camtrap-dp": camtrap,
+    "bigearthnet": bigearthnet,
 }

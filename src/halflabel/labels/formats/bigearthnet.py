@@ -95,7 +95,7 @@ def _read_folder(path: Path, policy: Policy) -> tuple[list[str], list[list[str]]
         labels = content.get("labels") if isinstance(content, dict) else None
         _check(labels, file, file.parent.name)
         patches.append(file.parent.name)
-        lists.append(labels)
+        lists.append(cast(list[str], labels))
     return patches, lists
 
 
