@@ -25,6 +25,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from halflabel.data.bands import NPY_MARK, TIFF_MARKS, decode_bands
 from halflabel.data.file_identity import refuse_twins
 from halflabel.errors import UserError
 
@@ -50,7 +51,7 @@ __all__ = [
 MAX_PIXELS = 100_000_000
 _WIDE_MODE_COST = 2  # memory per pixel of 16 and 32-bit grey, beside 8-bit pixels
 
-_ENDINGS = "jpg jpeg png webp gif bmp tif tiff jpe jfif mpo avif heic heif dcm"
+_ENDINGS = "jpg jpeg png webp gif bmp tif tiff jpe jfif mpo avif heic heif dcm npy"
 #: File name endings of images in order of preference: where `cat.jpg` and `cat.png` both exist, `cat` is the first.
 SUFFIXES = tuple(f".{ending}" for ending in _ENDINGS.split())
 _RANK = {suffix: rank for rank, suffix in enumerate(SUFFIXES)}
@@ -113,7 +114,7 @@ def open_image(path: str | Path) -> IO[bytes]:
     return open(path, "rb")
 
 
-def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0) -> torch.Tensor:
+def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0, channels: int = 3) -> torch.Tensor:
     """Decode a JPEG, PNG, WebP, AVIF, GIF (first frame), BMP, TIFF, HEIC or DICOM file: uint8 (3, H, W), RGB, upright.
 
     Transparent pixels become white. 16-bit grey is divided by 257; 32-bit grey is read on the scale 0..65535, and
@@ -121,21 +122,23 @@ def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int 
     minimum to its maximum. The size is checked from the header, before any pixel is decoded. The memory layout is
     (H, W, 3), as decoded: resizing is four times as fast on it, and views return contiguous tensors. With `min_side`, a
     JPEG may be decoded at a half, a quarter or an eighth of its size, in a fraction of the time, as long as no side
-    falls below `min_side`.
+    falls below `min_side`. With other `channels` than 3 it is the bands of a .npy or TIFF file: see `decode_bands`.
 
     Raises BadImage, and nothing else, for anything that is wrong with the file.
     """
-    pixels = read_pixels(path, max_pixels=max_pixels, min_side=min_side)
+    pixels = read_pixels(path, max_pixels=max_pixels, min_side=min_side, channels=channels)
     import torch  # imported late: finding files does not need it
 
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def read_pixels(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0) -> NDArray[np.uint8]:
+def read_pixels(
+    path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0, channels: int = 3
+) -> NDArray[np.uint8]:
     """Decode a file as `read_image` does, to (H, W, 3), without torch."""
     try:
         with open_image(path) as file:
-            return decode_image(file, path, max_pixels=max_pixels, min_side=min_side)
+            return decode_image(file, path, max_pixels=max_pixels, min_side=min_side, channels=channels)
     except BadImage:
         raise
     except Exception as error:
@@ -150,7 +153,7 @@ def image_pixels(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def decode_image(
-    file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0
+    file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0, channels: int = 3
 ) -> NDArray[np.uint8]:
     """Decode an open file as `read_pixels` does; BadImage reports `path`."""
     try:
@@ -161,7 +164,17 @@ def decode_image(
                 from halflabel.data.dicom import decode_dicom
 
                 return decode_dicom(file, path, max_pixels=max_pixels)
-            image = _header(path, file, prefix)
+            if prefix.startswith(NPY_MARK) or (channels != 3 and prefix.startswith(TIFF_MARKS)):
+                return decode_bands(file, path, channels, max_pixels=max_pixels)
+            if channels != 3:
+                raise BadImage(path, f"neither a .npy nor a TIFF file, which can have {channels} bands")
+            try:
+                image = _header(path, file, prefix)
+            except SyntaxError:  # Pillow knows no such pixels
+                if not prefix.startswith(TIFF_MARKS):
+                    raise
+                file.seek(0)
+                return decode_bands(file, path, channels, max_pixels=max_pixels)
             width, height = image.size
             if width < 1 or height < 1:
                 raise BadImage(path, "no pixels")

@@ -363,7 +363,8 @@ class _Files(Dataset[Any]):
     def __getitem__(self, item: _Item) -> Any:
         number, names, keys = item
         try:
-            image = read_image(self.paths[number], max_pixels=self.max_pixels)
+            channels = getattr(self.views[names[0]], "channels", 3)
+            image = read_image(self.paths[number], max_pixels=self.max_pixels, channels=channels)
         except BadImage as bad:
             return number, None, (number, str(bad.path), bad.reason)
         return number, tuple(self.views[name](image, key) for name, key in zip(names, keys, strict=True)), None

@@ -74,6 +74,7 @@ class Plain:
     resize: Resize = "squash"
     interpolation: Interpolation = "bilinear"
     crop_pct: float = 0.875
+    channels: int = 3
 
     def __call__(self, image: torch.Tensor, key: int = 0) -> torch.Tensor:
         height, width = image.shape[-2:]
@@ -100,6 +101,7 @@ class Weak:
     interpolation: Interpolation = "bilinear"
     least: float = 0.8
     flip: float = 0.5
+    channels: int = 3
 
     def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
         return self._weak(image, _draws(key, 4))
@@ -151,21 +153,27 @@ def make_views(
     crop_pct: float = 0.875,
     *,
     crop: float = 0.8,
+    channels: int = 3,
     **strong: Any,
 ) -> dict[str, View]:
-    """Return the views "plain", "weak" and "strong" of size × size pixels.
+    """Return the views "plain", "weak" and "strong" of size × size pixels; "strong" only of RGB images.
 
     crop: the smallest share of the image that a random crop covers. strong: further fields of `Strong`.
     """
-    return {
-        "plain": Plain(size, resize, interpolation, crop_pct),
-        "weak": Weak(size, resize, interpolation, least=crop),
-        "strong": Strong(size, resize, interpolation, least=crop, **strong),
+    views: dict[str, View] = {
+        "plain": Plain(size, resize, interpolation, crop_pct, channels),
+        "weak": Weak(size, resize, interpolation, least=crop, channels=channels),
     }
+    if channels == 3:
+        views["strong"] = Strong(size, resize, interpolation, least=crop, **strong)
+    return views
 
 
 def _describe(view: Plain | Weak) -> str:
-    parts = [f"{field.name}={getattr(view, field.name)}" for field in fields(view)]
+    values = {field.name: getattr(view, field.name) for field in fields(view)}
+    if view.channels == 3:  # as in the caches of versions without it
+        del values["channels"]
+    parts = [f"{name}={value}" for name, value in values.items()]
     return f"{type(view).__name__}({','.join(parts)},version={_VERSION})"
 
 
@@ -204,8 +212,8 @@ def _resized(
 
     if interpolation not in _INTERPOLATIONS:
         raise UserError(f"there is no interpolation {interpolation!r}", "use bilinear or bicubic")
-    if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-        raise ValueError(f"a view takes uint8 (3, H, W), not {image.dtype} {tuple(image.shape)}")
+    if image.dtype != torch.uint8 or image.ndim != 3:
+        raise ValueError(f"a view takes uint8 (C, H, W), not {image.dtype} {tuple(image.shape)}")
     # Resizing bytes is vectorised for channels last only; a crop must be dense to count as channels last.
     box = image.permute(1, 2, 0)[top : top + height, left : left + width].contiguous().permute(2, 0, 1)
     out: torch.Tensor = resize(box, [size, size], interpolation=InterpolationMode(interpolation), antialias=True)

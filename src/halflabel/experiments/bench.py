@@ -153,7 +153,7 @@ class Bench:
         config = self.config.as_dict()
         for name in ("method", "options", "linear_init", "images", "workers", "max_bad"):
             config.pop(name)
-        for name in (*STRONG_VIEW_FIELDS, "group", "uncertain"):  # as the rare ones below
+        for name in (*STRONG_VIEW_FIELDS, "group", "uncertain", "channels"):  # as the rare ones below
             if config[name] == getattr(Config, name):
                 config.pop(name)
         if self.config.weights:  # by content: the file may have been replaced

@@ -45,12 +45,12 @@ _CLASSIFIERS = ("fc.", "_fc.", "head.", "heads.", "head_dist.", "classifier.")
 class Preprocess:
     """The input of a backbone: resize the shorter side to size / crop_pct, crop size x size, normalize.
 
-    x = (image / 255 - mean) / std, per RGB channel. Views resize and crop; the backbone normalizes.
+    x = (image / 255 - mean) / std, per channel. Views resize and crop; the backbone normalizes.
     """
 
     size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     interpolation: Literal["bicubic", "bilinear"]
     crop_pct: float
 
@@ -72,14 +72,14 @@ class Backbone(nn.Module):
         self.model = model
         self.channels = channels
         self.preprocess = preprocess
-        self.register_buffer("mean", torch.tensor(preprocess.mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(preprocess.std).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(preprocess.mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(preprocess.std).view(-1, 1, 1), persistent=False)
         # The linear classifier on pooled features that the weights were trained with; not part of the backbone's state.
         self.classifier: tuple[Tensor, Tensor] | None = None
 
     def forward(self, images: Tensor) -> Tensor:
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images must have shape (B, 3, H, W), not {tuple(images.shape)}")
+        if images.ndim != 4 or images.shape[1] != len(self.mean):
+            raise ValueError(f"images must have shape (B, {len(self.mean)}, H, W), not {tuple(images.shape)}")
         x = (images.to(self.mean.dtype) / 255 - self.mean) / self.std
         features = self._channels_last(self.model.forward_features(x), images.shape[-2], images.shape[-1])  # type: ignore[operator]
         norm = _pooled_norm(self.model, self.channels)
@@ -129,11 +129,17 @@ class _Tiny(nn.Module):
 
 
 def build_backbone(
-    name: str = DEFAULT, *, weights: Path | None = None, pretrained: bool = True, size: int | None = None
+    name: str = DEFAULT,
+    *,
+    weights: Path | None = None,
+    pretrained: bool = True,
+    size: int | None = None,
+    bands: int = 3,
 ) -> Backbone:
     """The backbone called `name`, on the CPU and in evaluation mode.
 
-    `weights` is a local file, used instead of the pretrained weights; `size` overrides the side of the input.
+    `weights` is a local file, used instead of the pretrained weights; `size` overrides the side of the input. For other
+    `bands` than 3 the first convolution is adapted, see `_adapt_first_convolution`.
     Untrained weights come from a fixed seed: they are the same at every call, and the global random state is unused.
 
     >>> backbone = build_backbone("tiny")
@@ -168,7 +174,25 @@ def build_backbone(
     if fetch and name != "tiny":
         backbone.classifier = _pooled_classifier(backbone)
         model.reset_classifier(0)  # type: ignore[operator]
+    if bands != 3:
+        _adapt_first_convolution(model, bands)
+        mean, std = (tuple((bands * part)[:bands]) for part in (list(preprocess.mean), list(preprocess.std)))
+        preprocess = replace(preprocess, mean=mean, std=std)
+        backbone = Backbone(name, model, channels, preprocess).eval()
     return backbone
+
+
+def _adapt_first_convolution(model: nn.Module, bands: int) -> None:
+    """Let a network of RGB images take N bands: band k gets the weights of colour k mod 3, all scaled by 3 / N.
+
+    The scale keeps the size of the activations, as timm does with in_chans.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels == 3 and module.groups == 1:
+            weight = module.weight.data[:, torch.arange(bands) % 3] * (3 / bands)
+            module.in_channels, module.weight = bands, nn.Parameter(weight)
+            return
+    raise UserError("the backbone has no first convolution of 3 channels to adapt", f"use {DEFAULT}")
 
 
 def _pooled_classifier(backbone: Backbone) -> tuple[Tensor, Tensor] | None:

@@ -67,12 +67,14 @@ def find_onnx_backbone(
 ) -> OnnxBackbone | None:
     """The backbone for images of `size` pixels, run by ONNX Runtime; None where torch is to be used.
 
-    That is on a GPU, for fewer than FEWEST_IMAGES `images`, and for networks that are not mostly convolutions, such as
-    ViTs, which gain nothing; and, with a message, without the packages or where the exported network computes something
-    else. The exported file is kept in `folder` under a digest of weights and preprocessing, and checked when it is
-    opened. It uses as many threads as cores are free, and no more than torch may use.
+    That is on a GPU, for fewer than FEWEST_IMAGES `images`, for images that are not RGB, and for networks that are not
+    mostly convolutions, such as ViTs, which gain nothing; and, with a message, without the packages or where the
+    exported network computes something else. The exported file is kept in `folder` under a digest of weights and
+    preprocessing, and checked when it is opened. It uses as many threads as cores are free, and no more than torch may
+    use.
     """
-    if torch.device(device).type != "cpu" or images < FEWEST_IMAGES or not _is_convolutional(backbone):
+    is_rgb = len(backbone.mean) == 3
+    if torch.device(device).type != "cpu" or images < FEWEST_IMAGES or not is_rgb or not _is_convolutional(backbone):
         return None
     try:
         return _load(_Pooled(backbone).eval(), size, folder)

@@ -59,7 +59,10 @@ class Assembly:
 
     def make_backbone(self, *, pretrained: bool = True) -> Backbone:
         weights = Path(self.config.weights) if self.config.weights else None
-        return build_backbone(self.config.backbone, weights=weights, pretrained=pretrained, size=self.config.size)
+        config = self.config
+        return build_backbone(
+            config.backbone, weights=weights, pretrained=pretrained, size=config.size, bands=config.channels
+        )
 
     def uses_solver(self, table: LabelTable) -> bool:
         """Return whether L-BFGS fits the head: on a frozen backbone, for methods and tables that allow it."""

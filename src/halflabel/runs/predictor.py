@@ -90,7 +90,7 @@ class Predictor:
             classes = Names(json.loads(metadata["halflabel"])["classes"])
         except (KeyError, TypeError, ValueError, RecursionError):
             raise UserError(f"{run.weights} does not name its classes", "train again") from None
-        backbone = build_backbone(config.backbone, pretrained=False, size=config.size)
+        backbone = build_backbone(config.backbone, pretrained=False, size=config.size, bands=config.channels)
         try:
             model = _build_model(backbone, config.method, config.options, classes, weights)
             load_state(model, weights)
@@ -120,7 +120,8 @@ class Predictor:
         weights = folder / "model.safetensors"
         if not weights.is_file():
             raise UserError(f"{folder} has no model.safetensors", "export the run again, or download the whole folder")
-        backbone = build_backbone(metadata.backbone, pretrained=False, size=metadata.view.size)
+        view = metadata.view
+        backbone = build_backbone(metadata.backbone, pretrained=False, size=view.size, bands=view.channels)
         # The normalisation used in training, even if another version of timm has other values.
         for buffer, values in ((backbone.mean, metadata.mean), (backbone.std, metadata.std)):
             buffer.copy_(torch.tensor(values).view(3, 1, 1))
@@ -401,6 +402,7 @@ def _described_by(metadata: ModelMetadata, where: str) -> dict[str, Any]:
         resize=view.resize,
         tune=cast(Literal["head", "all"], metadata.tune),
         mirror=metadata.mirror,
+        channels=view.channels,
     )
     return {
         "config": config,

@@ -173,6 +173,15 @@ class Config:
         int | None,
         Option("Image size in pixels.", IMAGES, EVERY_COMMAND, decided_by="the size the backbone was trained on"),
     ] = None
+    channels: Annotated[
+        Positive,
+        Option(
+            "Bands of each image: other than 3, images are .npy arrays or TIFF files, and the backbone's first "
+            "convolution is adapted.",
+            IMAGES,
+            EXPERIMENTS,
+        ),
+    ] = 3
     resize: Annotated[
         Literal["squash", "crop"],
         Option("squash: the whole image, squeezed to a square; crop: the centre square.", IMAGES, EXPERIMENTS),
@@ -347,9 +356,10 @@ class Config:
         """The plain, weak and strong views of images at `size` pixels."""
         from halflabel.data.views import make_views
 
-        strong = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
+        strong: dict[str, Any] = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
         preprocess = backbone.preprocess
-        return make_views(size, self.resize, preprocess.interpolation, preprocess.crop_pct, crop=self.crop, **strong)
+        strong |= {"crop": self.crop, "channels": self.channels}
+        return make_views(size, self.resize, preprocess.interpolation, preprocess.crop_pct, **strong)
 
 
 # Options that only training in epochs of batches has: giving one of them is a choice of sgd.

@@ -137,6 +137,8 @@ def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **
     """
     pack = open_pack(folder)
     for view in views.values():
+        if getattr(view, "channels", 3) != 3:
+            raise UserError(f"the pack {folder} holds RGB images, and other --channels are needed", "name the folder")
         if view.size > pack.settings.size:
             raise UserError(
                 f"the pack {folder} holds images of {pack.settings.size} px, but {view.size} px are needed",

@@ -113,6 +113,11 @@ def export_onnx(predictor: Predictor, path: Path, *, tolerance: float = TOLERANC
     """Write a trained model to an .onnx file if ONNX Runtime and PyTorch agree; returns their difference."""
     if isinstance(predictor.model.head, OnnxHead):
         raise UserError("this is an ONNX file already", "name the run, or the folder that was exported for the Hub")
+    if predictor.config.channels != 3:
+        raise UserError(
+            f"a model of {predictor.config.channels} bands cannot be exported to ONNX",
+            "export it with halflabel export hub",
+        )
     if not isinstance(predictor.model.head, NormalisedLinear):  # which L-BFGS fits, whatever the method
         recipe(predictor.config.method).check_supports("onnx")
     return write_onnx(predictor.model, ModelMetadata.of(predictor), path, tolerance=tolerance)

@@ -178,7 +178,8 @@ class _Service:
         if upload.path is None:
             return upload
         try:
-            image = read_image(upload.path, max_pixels=self.limits.pixels)
+            channels = self.predictor.config.channels
+            image = read_image(upload.path, max_pixels=self.limits.pixels, channels=channels)
             view, is_large = self.view(image, 0), image.numel() > _LARGE_IMAGE
             del image
             if is_large:
