@@ -12,10 +12,14 @@ __all__ = ["free_cores", "use_free_cores"]
 
 
 def free_cores() -> int:
-    """Return the number of cores that other processes leave free, by the load of the last minute; at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many cores of this process other processes leave free, by the load of the last minute; at least 1.
+
+    The load is that of the whole machine: a process that may use 2 of 16 cores has both while 14 others are busy.
+    """
+    machine = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return max(1, min(cores, round(cores - load + 1)))  # this process is part of the load
+    return max(1, min(cores, round(machine - load + 1)))  # this process is part of the load
 
 
 @contextmanager
