@@ -187,11 +187,12 @@ def evaluate(
     overall["images"] = float(len(labels))
     counts = metrics.decision_counts(scores, labels, thresholds)
     threshold_of = np.broadcast_to(np.asarray(thresholds), (len(classes),))
+    present, absent = (labels > 0).sum(0).tolist(), (labels < 0).sum(0).tolist()
     per_class: list[dict[str, Any]] = [
         {
             "class": name,
-            "present": int((labels[:, c] > 0).sum()),
-            "absent": int((labels[:, c] < 0).sum()),
+            "present": present[c],
+            "absent": absent[c],
             "AP": float(intervals.ap[c]),
             "AP_low": float(intervals.ap_low[c]),
             "AP_high": float(intervals.ap_high[c]),
@@ -218,8 +219,8 @@ def evaluate(
         overall |= _estimate_precision(scores, labels, thresholds, group)
         unmeasured = dict.fromkeys(("AP", "AP_low", "AP_high", "precision"), math.nan)
         per_class = [row | unmeasured | {"recall": float(recall[c])} for c, row in enumerate(per_class)]
-        absent = int((labels < 0).sum())
-        few = f"only {absent} labels are known to be absent" if absent else "no label is known to be absent"
+        count = sum(absent)
+        few = f"only {count} labels are known to be absent" if count else "no label is known to be absent"
         assumption = platt.assumption if platt is not None and platt.assumption else "scores are probabilities"
         protocol += f"; {few}, so recall is measured and precision is estimated, assuming that {assumption}"
     if unreadable:
