@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+from halflabel.data.sources import Arrays
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.models.heads import Linear, NormalisedLinear
+from halflabel.runs.export.hub import export_hub
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
+from halflabel.training.config import Config, Settings, choose_solver
 from halflabel.training.refit import Refit, refit_head
 
 SETTINGS = Settings(epochs=1, batch_size=16, lr=1e-5, device="cpu")  # the tuned head learns next to nothing
-CONFIG = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, tune="all", settings=SETTINGS)
+CONFIG = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, tune="all", solver="auto", settings=SETTINGS)
 
 
 def paint(count: int = 48) -> tuple[torch.Tensor, LabelTable]:
@@ -45,7 +47,7 @@ def refitted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return go(tmp_path_factory.mktemp("runs") / "run")
 
 
-def test_the_run_predicts_with_the_head_that_was_fitted_again(refitted: RunFolder) -> None:
+def test_the_run_predicts_with_the_head_that_was_fitted_again(refitted: RunFolder, tmp_path: Path) -> None:
     predictor = Predictor.from_run(refitted)
     assert isinstance(predictor.model.head, NormalisedLinear)
     assert refitted.tuned_head.exists()
@@ -53,13 +55,14 @@ def test_the_run_predicts_with_the_head_that_was_fitted_again(refitted: RunFolde
     import pyarrow.parquet as pq
 
     stored = np.array(pq.read_table(refitted.predictions)["scores"].to_pylist())
-    with torch.no_grad():
-        view = predictor.views["plain"]
-        logits = predictor.model(
-            torch.stack([view(picture) for picture in PICTURES[torch.from_numpy(held_out)]])
-        ).logits
+    pictures = PICTURES[torch.from_numpy(held_out)]
+    source = Arrays(pictures, TABLE.images.take(np.flatnonzero(held_out)), predictor.views)
+    logits = predictor.logits(source)
     np.testing.assert_allclose(predictor.platt.scores(logits).numpy(), stored, atol=1e-3)
     assert refitted.read_json("metrics.json")["mAP"] > 0.9
+    export_hub(refitted, tmp_path / "hub")
+    opened = Predictor.from_hub(tmp_path / "hub")
+    torch.testing.assert_close(opened.logits(source), logits)
 
 
 def test_training_continues_from_the_tuned_head(refitted: RunFolder, tmp_path: Path) -> None:
@@ -92,6 +95,17 @@ def test_the_tuned_head_is_kept_where_it_ranks_held_out_images_as_well(
     run = go(tmp_path / "run")
     assert isinstance(Predictor.from_run(run).model.head, Linear)
     assert not run.tuned_head.exists()
+
+
+def test_the_solver_sgd_keeps_the_tuned_head(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", dataclasses.replace(CONFIG, solver="sgd"))
+    assert isinstance(Predictor.from_run(run).model.head, Linear)
+    assert "--solver sgd" in (run / "repro.sh").read_text()
+
+
+def test_epochs_do_not_ask_for_the_solver_sgd_where_the_network_is_tuned() -> None:
+    assert choose_solver({"solver": "auto", "tune": "all", "epochs": 3}) == "auto"
+    assert choose_solver({"solver": "auto", "tune": "head", "epochs": 3}) == "sgd"
 
 
 def test_labels_of_held_out_images_are_not_fitted() -> None:

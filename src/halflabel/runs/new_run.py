@@ -135,7 +135,7 @@ def change_config(
     kept = earlier.options if method == earlier.method else {}
     values = {**vars(earlier.settings), **vars(earlier), **given}
     values.pop("settings")
-    solver = choose_solver({"solver": earlier.solver, **given})
+    solver = choose_solver({"solver": earlier.solver, "tune": earlier.tune, **given})
     return Config.from_options(
         {**values, "solver": solver, "method": method, "options": {**kept, **options}, "images": images}
     )

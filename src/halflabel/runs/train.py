@@ -100,7 +100,9 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
     run.write_log(fitted.log)
     if distributed.is_main():
         _write_model(run, Model(job.backbone, fitted.head), job.table.classes, config, job.size)
-    repeated = dataclasses.replace(config, solver="lbfgs" if solves else "sgd")  # with every option given, auto is sgd
+    # With every option given, auto is sgd, except where the whole network is tuned.
+    solver = config.solver if config.tune == "all" else "lbfgs" if solves else "sgd"
+    repeated = dataclasses.replace(config, solver=solver)
     images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
     run.write_text("repro.sh", _repro(run, repeated, images))
     run.write_completion()
@@ -285,13 +287,14 @@ def _fit_in_epochs(job: _Job, part: NDArray[np.int8], init_callback: Callback | 
 def _refit(job: _Job, tuned: Model, source: Source, held_out: NDArray[np.int64]) -> Refit | None:
     """Fit the head again by L-BFGS on the features of the tuned network; None if held-out images are ranked no better.
 
-    None also with mirror images, which have features of their own, and where L-BFGS cannot fit the method. The tuned
-    head is stored beside the new one: training continues from it.
+    None also with the solver sgd, with mirror images, which have features of their own, and where L-BFGS cannot fit the
+    method. The tuned head is stored beside the new one: training continues from it.
     """
     config, assembly = job.config, job.assembly
     table = assembly.training_table(job.table)
     training = table.subset(np.setdiff1d(np.arange(len(table)), held_out))
-    if config.mirror or solver_hindrance(assembly.make_method(), config.method, training) is not None:
+    hindrance = solver_hindrance(assembly.make_method(), config.method, training)
+    if hindrance is not None or config.solver == "sgd" or config.mirror:
         return None
     job.reporter.message("fitting the head again by L-BFGS on the features of the tuned network")
     scored = score_source(tuned, source, device=job.device, reporter=job.reporter)

@@ -199,7 +199,8 @@ class Config:
         Option(
             "lbfgs: fit the head on all images at once, with out-of-fold scores instead of held-out images; sgd: in "
             "epochs of batches; auto: lbfgs where the backbone is frozen, the method allows it and no option of sgd, "
-            "such as --epochs or --lr, is given.",
+            "such as --epochs or --lr, is given. After --tune all, auto fits the head again by lbfgs and keeps the "
+            "better one; sgd does not.",
             OPTIMIZATION,
             EXPERIMENTS,
             command_default="auto",
@@ -387,6 +388,8 @@ _SGD_OPTIONS = (
 def choose_solver(options: Mapping[str, Any]) -> str:
     """Return the solver that given options ask for: auto becomes sgd where an option of sgd alone is given.
 
+    With --tune all it stays auto: the head is fitted again by L-BFGS after the epochs.
+
     >>> choose_solver({"solver": "auto", "held_out": 0.2}), choose_solver({"solver": "auto", "held_out": None})
     ('sgd', 'auto')
     """
@@ -394,7 +397,8 @@ def choose_solver(options: Mapping[str, Any]) -> str:
     given = (name for name in _SGD_OPTIONS if options.get(name) is not None and options[name] != declared[name].default)
     # These have no default on the command line, so that even the default value is a choice.
     epochs_given = any(options.get(name) is not None for name in ("epochs", "lr", "held_out"))
-    return "sgd" if options["solver"] == "auto" and (epochs_given or any(given)) else str(options["solver"])
+    is_sgd = options["solver"] == "auto" and options.get("tune") != "all" and (epochs_given or any(given))
+    return "sgd" if is_sgd else str(options["solver"])
 
 
 STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")
