@@ -29,6 +29,13 @@ def next_command(
     wrong: Annotated[
         bool, typer.Option("--wrong", help="Ask about known labels that look wrong instead of unknown labels.")
     ] = (False),
+    disagree: Annotated[
+        Path | None,
+        typer.Option(
+            help="Ask where this run differs most from another run or from a CSV file image,class,probability.",
+            metavar="RUN|FILE",
+        ),
+    ] = None,
     control: Annotated[
         float, typer.Option(help="Share of questions drawn at random, for unbiased estimates.", min=0, max=1)
     ] = 0.1,
@@ -58,12 +65,15 @@ def next_command(
     opened = RunFolder.open(run)
     if out.exists() and first_line(out) != ",".join(QUESTION_COLUMNS):
         raise UserError(f"{out} exists and is not a list of questions", "choose another --out")
+    if wrong and disagree is not None:
+        raise UserError("--wrong and --disagree ask different questions", "give one of them")
     with Bar("scores") as bar:
         found = next_questions(
             opened,
             images,
             count,
             wrong=wrong,
+            disagree=disagree,
             control=control,
             per_image=per_image,
             folds=folds,
@@ -81,7 +91,8 @@ def next_command(
     questions = found.questions
     write_questions(questions, found.table, out)
     if not questions:
-        console.print("No label looks wrong" if wrong else "Nothing is unknown: there is nothing to ask")
+        nothing = "No label looks wrong" if wrong else "Nothing is unknown: there is nothing to ask"
+        console.print("They differ nowhere" if disagree is not None else nothing)
         return
     kinds = Counter(
         "control" if item.is_control else item.why.partition(",")[0].partition(";")[0] for item in questions

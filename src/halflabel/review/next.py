@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from halflabel.labels.table import LabelTable
 from halflabel.review.answers import answered_entries
+from halflabel.review.disagreement import largest_differences, other_scores
 from halflabel.review.questions import Question, choose_questions, doubtful_labels
 from halflabel.review.scores import cached_scores, crossfit_scores
 from halflabel.runs.folder import RunFolder
@@ -30,6 +31,7 @@ def next_questions(
     count: int = 200,
     *,
     wrong: bool = False,
+    disagree: str | Path | None = None,
     control: float = 0.1,
     per_image: int = 2,
     folds: int = 3,
@@ -38,6 +40,7 @@ def next_questions(
 ) -> NextQuestions:
     """Return the unknown entries most worth asking about, or with `wrong` the known labels that look wrong.
 
+    With `disagree`, another run or a file of probabilities, the unknown entries where both differ most.
     Entries answered in `halflabel review` are left out. Labels made by a model do not count as known. `control` and
     `seed` are for unknown entries; `folds` is for labels that look wrong, which are scored by heads that were trained
     without them (0: scored by the model itself).
@@ -47,6 +50,10 @@ def next_questions(
     scored = cached_scores(run, images, reporter)
     table, held_out = scored.table, int(scored.held_out.sum())
     skip = answered_entries(run.answers, table)
+    if disagree is not None:
+        other = other_scores(Path(disagree), scored, reporter)
+        questions = largest_differences(scored.scores, other, table, count, per_image=per_image, skip=skip)
+        return NextQuestions(questions, table, held_out, crossfitted=False)
     if not wrong:
         questions = choose_questions(
             scored.scores,

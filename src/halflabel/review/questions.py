@@ -28,11 +28,14 @@ __all__ = [
     "CONTROL_ABSENT",
     "CONTROL_FILL",
     "CONTROL_PRESENT",
+    "LowestCost",
     "Question",
     "choose_questions",
     "doubtful_labels",
     "likely_positives",
+    "open_blocks",
     "read_questions",
+    "sorted_entries",
     "write_questions",
 ]
 
@@ -60,7 +63,7 @@ class Question(NamedTuple):
         return self.why.startswith(CONTROL)
 
 
-class _LowestCost:
+class LowestCost:
     """Collects the `most` entries of each group with the lowest cost; ties go to the first image.
 
     Blocks must come in ascending order of images. Memory: about 60 bytes per kept entry and per entry of a block.
@@ -151,7 +154,7 @@ class _OpenEntries(NamedTuple):
     """The unknown entries: their number per class (C,), the best of each class, and a way to get all of a class."""
 
     remaining: NDArray[np.int64]
-    best: _LowestCost
+    best: LowestCost
     all_of_class: Callable[[int], tuple[NDArray[np.int64], NDArray[np.float64]]]  # images by cost, and the costs
 
 
@@ -164,15 +167,15 @@ def _scan_entries(
     count: int,
     skip: Iterable[tuple[int, int]],
     seed: int,
-) -> tuple[_LowestCost, _OpenEntries]:
+) -> tuple[LowestCost, _OpenEntries]:
     """Scan all entries once; return a random sample below (group 0) and above (1) the threshold, and open entries."""
     classes = len(table.classes)
-    answered = _sorted_entries(skip)
+    answered = sorted_entries(skip)
     names = hash_names(table.images.array)
-    drawn = _LowestCost(2, control, np.uint64(0xFFFFFFFFFFFFFFFF))
-    best = _LowestCost(classes, min(max(_CANDIDATES, 2 * count // max(classes, 1)), len(table)), np.inf)
+    drawn = LowestCost(2, control, np.uint64(0xFFFFFFFFFFFFFFFF))
+    best = LowestCost(classes, min(max(_CANDIDATES, 2 * count // max(classes, 1)), len(table)), np.inf)
     remaining = np.zeros(classes, np.int64)
-    for index, block, unknown in _open_blocks(scores, table, answered):
+    for index, block, unknown in open_blocks(scores, table, answered):
         remaining += unknown.sum(0)
         cost = -answer_value(block.astype(np.float64))
         row, column = np.nonzero(unknown & (cost < best.limit))
@@ -195,7 +198,7 @@ def _scan_entries(
     return drawn, _OpenEntries(remaining, best, all_of_class)
 
 
-def _control_sample(drawn: _LowestCost, seed: int) -> list[Question]:
+def _control_sample(drawn: LowestCost, seed: int) -> list[Question]:
     """Return a random sample of the unknown entries, half from each side of the threshold.
 
     It depends only on the image names, the class indices and the seed.
@@ -311,8 +314,8 @@ def likely_positives(
     column: int | None = None,
 ) -> list[Question]:
     """Return unknown entries with a probability of at least 0.1, most probable first; of one class, or of all."""
-    best = _LowestCost(1, count, np.nextafter(-0.1, 0))
-    for index, block, unknown in _open_blocks(scores, table, _sorted_entries(skip)):
+    best = LowestCost(1, count, np.nextafter(-0.1, 0))
+    for index, block, unknown in open_blocks(scores, table, sorted_entries(skip)):
         if column is not None:
             unknown[:, np.arange(unknown.shape[1]) != column] = False
         cost = -block.astype(np.float64)
@@ -322,12 +325,12 @@ def likely_positives(
     return [Question(i, c, -cost, "likely missing") for i, c, cost in entries]
 
 
-def _sorted_entries(entries: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+def sorted_entries(entries: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
     """Return (image, class) indices as an array (n, 2), sorted by image."""
     return np.array(sorted(entries), np.int64).reshape(-1, 2)
 
 
-def _open_blocks(
+def open_blocks(
     scores: NDArray[Any], table: LabelTable, answered: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.bool_]]]:
     """Yield blocks of images: indices, scores, and which entries are unknown, scored and not answered."""
