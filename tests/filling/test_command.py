@@ -29,7 +29,7 @@ def test_fill_append_and_undo(frozen: RunFolder, pictures: Path, digits: LabelTa
     labels, out = tmp_path / "labels.csv", tmp_path / "filled.csv"
     formats.write(digits, labels)
     before = labels.read_text()
-    shown = done("fill", frozen.folder, pictures / "images", "--out", out, *EASY)
+    shown = done("fill", frozen.folder, pictures / "images", "--out", out, "--only-filled", *EASY)
     assert "filled present" in shown
     assert "left unknown" in shown
     assert f"source model:bn-bce:{frozen.folder.as_posix()}" in shown
@@ -52,6 +52,22 @@ def test_a_whole_file_and_other_labels(frozen: RunFolder, pictures: Path, digits
     known = digits.subset(list(range(30))).dense()
     assert (table.dense()[at][known != 0] == known[known != 0]).all()
     assert table.known > digits.subset(list(range(30))).known
+
+
+def test_photos_without_a_row_are_filled_if_asked_for(frozen: RunFolder, pictures: Path, tmp_path: Path) -> None:
+    images, out = tmp_path / "images", tmp_path / "filled.csv"
+    shutil.copytree(pictures / "images", images)
+    first = next(images.iterdir())
+    (images / "more").mkdir()
+    for number in range(5):
+        shutil.copy(first, images / "more" / f"{number}.png")
+    words = ("fill", frozen.folder, images, "--out", out, "--force", *EASY[:4])
+    assert "5 photos" in done(*words)
+    assert not [name for name in formats.read(out).rows.images if name.startswith("more/")]
+    done(*words, "--all-photos")
+    rows = formats.read(out).rows
+    new = [rows.images[i] for i in rows.image.tolist() if rows.images[i].startswith("more/")]
+    assert set(new) == {f"more/{number}.png" for number in range(5)}
 
 
 def test_earlier_model_labels_are_not_used_for_evaluation(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +89,7 @@ def test_questions_are_a_random_sample_of_what_may_be_filled() -> None:
     assert all(table.dense()[i, c] == 0 and p >= 0.5 for i, c, p in first)
     assert np.mean([p for _, _, p in first]) == pytest.approx(0.9, abs=0.03)  # twice the allowed error
     assert abs(np.corrcoef(np.arange(60), [p for _, _, p in first])[0, 1]) < 0.4  # answering may stop anywhere
-    with pytest.raises(UserError, match="high enough"):
+    with pytest.raises(UserError, match="probable enough"):
         draw_control(scores._replace(logits=scores.logits - 30), table, PLATT, precision=0.95, count=60)
 
 
@@ -130,7 +133,7 @@ def call(*words: object) -> str:
 
 def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, np.ndarray]) -> None:
     run, images, _ = project
-    words = ("fill", run.folder, images, "--precision", 0.6, "--control", 40)
+    words = ("fill", run.folder, images, "--only-filled", "--precision", 0.6, "--control", 40)
     assert "--questions" in call(*words)
     assert not run.filled.exists()
     table = run.read_labels()
@@ -156,10 +159,26 @@ def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, n
     run.filled.unlink()
 
 
+def test_a_precision_that_no_label_reaches_names_one_that_works(
+    project: tuple[RunFolder, Path, np.ndarray], tmp_path: Path
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(
+        project[0].folder, run.folder, ignore=shutil.ignore_patterns("control.csv", "filled.csv", "answers.sqlite*")
+    )
+    run.write_calibration(Platt(0.3, 1.5, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))
+    result = CliRunner().invoke(app, ["fill", str(run.folder), str(project[1]), "--precision", "0.999"])
+    assert result.exit_code == 2
+    match = re.search(r"fix: halflabel (fill .*?) +\((\d+) label", result.stderr)
+    assert match is not None, result.stderr
+    call(*shlex.split(match[1]))
+    assert len(read_questions(run.control, run.read_labels())) == int(match[2])
+
+
 def test_assumed_labels_say_so_and_can_be_undone(project: tuple[RunFolder, Path, np.ndarray], tmp_path: Path) -> None:
     run, images, _ = project
-    out = tmp_path / "filled.csv"
-    assert "given at random" in call("fill", run.folder, images, "--assume-random", "--precision", 0.6, "--out", out)
+    out, words = tmp_path / "filled.csv", ("fill", run.folder, images, "--only-filled")
+    assert "given at random" in call(*words, "--assume-random", "--precision", 0.6, "--out", out)
     rows = formats.read(out, format="long").rows
     assert len(rows)
     assumed = f"model:wan+assumed:{run.folder.as_posix()}"

@@ -201,6 +201,17 @@ def test_files_append_to_the_labels_or_are_complete(tmp_path: Path) -> None:
     assert formats.read(labels, format="long").table() == expected
 
 
+def test_the_highest_precision_that_fills_something_fills_it_and_a_higher_one_nothing() -> None:
+    world = worlds.make_world(3, images=600, known=0.1, sharp=0.5)
+    plan = plan_fill(world.scores, world.table, precision=0.99)
+    assert not len(plan.rows())
+    lower = plan.highest_precision()
+    assert lower is not None
+    precision, count = lower
+    assert len(plan_fill(world.scores, world.table, precision=precision).rows()) == count > 0
+    assert not len(plan_fill(world.scores, world.table, precision=precision + 0.01).rows())
+
+
 def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
     frozen: RunFolder, pictures: Path, digits: LabelTable
 ) -> None:

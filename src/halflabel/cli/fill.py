@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from halflabel.cli import app
-from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options
-from halflabel.cli.sequence import after_fill_questions
-from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, show_command
+from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options, words_of
+from halflabel.cli.sequence import after_fill_questions, after_report
+from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, show_command, show_next
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
@@ -71,7 +71,13 @@ def fill(
             "present ones. The source of the rows says so.",
         ),
     ] = False,
-    complete: Annotated[bool, typer.Option("--complete", help="Also write the known labels.")] = False,
+    all_photos: Annotated[
+        bool, typer.Option("--all-photos", help="Also fill the photos of IMAGES that have no row in the labels.")
+    ] = False,
+    complete: Annotated[
+        bool,
+        typer.Option("--complete/--only-filled", help="Write known and filled labels, or only the filled ones."),
+    ] = True,
     undo: Annotated[Path | None, typer.Option(help="Remove the filled labels from this file.", metavar="FILE")] = None,
     source: Annotated[
         str | None, typer.Option(help="With --undo: the source of the rows, such as model:bn-bce:runs/first, or rule.")
@@ -118,28 +124,30 @@ def fill(
         if checked is None:
             _ask(opened, images, rows, path, precision, confidence, control)
             return
-    filling = _plan(opened, images, rows, rules, (checked, given), (precision, confidence), folds, assume_random)
+    options = {"labels": rows, "rules": rules, "folds": folds, "assume_random": assume_random, "all_photos": all_photos}
+    filling = _plan(opened, images, (checked, given), (precision, confidence), **options)
     tally = _write(filling, path, (rows if rows is not None else opened.read_rows()) if complete else None, given)
     _show(filling, tally, top)
-    _show_left_out(filling, images)
+    _show_photos(filling, images, all_photos)
     if given is not None:
         console.print(f"{counted(len(given), 'answer')} of people kept: nothing was filled there")
-    _show_next_step(filling, tally, run, path, complete)
+    again: list[str | Path] = [] if labels is None else ["--labels", labels, *words_of(read)]
+    again += [] if rules is None else ["--rules", rules]
+    again += [flag for flag, is_set in (("--all-photos", all_photos), ("--assume-random", assume_random)) if is_set]
+    _show_next_step(filling, tally, run, images, path, complete, again)
 
 
 def _plan(
     run: RunFolder,
     images: Path,
-    rows: Rows | None,
-    rules: Path | None,
     answers: tuple[Rows | None, Rows | None],
     wanted: tuple[float, float],
-    folds: int | None,
-    assume_random: bool,
+    **options: Any,
 ) -> FillPlan:
     """Decide which labels to fill, with progress bars.
 
-    `answers` are those to control questions, and all; `wanted` are the precision and the confidence.
+    `answers` are those to control questions, and all; `wanted` are the precision and the confidence; `options` are
+    those of `filling.fill`.
     """
     from halflabel.cli.progress import Bar
     from halflabel.filling import fill as fill_labels
@@ -148,14 +156,11 @@ def _plan(
         return fill_labels(
             run,
             images,
-            labels=rows,
             precision=wanted[0],
             confidence=wanted[1],
-            rules=rules,
-            folds=folds,
             control=answers[0],
             answers=answers[1],
-            assume_random=assume_random,
+            **options,
             reporter=Reporter(bar, console.print),
             plan_progress=deciding,
         )
@@ -186,15 +191,16 @@ def _control_answers(run: RunFolder, answers: Rows | None) -> Rows | None:
     return rows if len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
 
 
-def _show_left_out(filling: FillPlan, images: Path) -> None:
-    """Print how many images of the folder the labels do not name."""
-    from halflabel.data.decode import find_images
+def _show_photos(filling: FillPlan, images: Path, all_photos: bool) -> None:
+    """Print how many photos were filled, or how many of the folder the labels do not name."""
+    from halflabel.data.decode import unlisted_images
 
-    missing = len(find_images(images)) - len(filling.table)
-    if missing > 0:
+    if all_photos:
+        console.print(f"photos: {group_digits(len(filling.images_to_fill))}, with or without a row in the labels")
+    elif missing := len(unlisted_images(list(filling.table.images), images)):
         console.print(
-            f"{counted(missing, 'image')} of {escape(str(images))} without a row in the labels: not filled. "
-            "`halflabel predict` scores them; to fill them too, train with a row without labels for each.",
+            f"{counted(missing, 'photo')} of {escape(str(images))} without a row in the labels: not filled. "
+            "Add --all-photos to fill them too.",
             soft_wrap=True,
         )
 
@@ -204,16 +210,23 @@ def _ask(
 ) -> None:
     """Write the control questions, unless they are written already, and say how to answer them."""
     from halflabel.cli.progress import Bar
-    from halflabel.filling.control import FEWEST_ANSWERS
+    from halflabel.filling.control import FEWEST_ANSWERS, NothingToFill
     from halflabel.filling.run import control_questions
     from halflabel.review.questions import CONTROL_FILL, Question, write_questions
 
     which = "a random sample of the labels that could be filled, over the whole range of probabilities."
     if not run.control.exists():
-        with Bar("scores") as bar:
-            table, drawn = control_questions(
-                run, images, labels=labels, precision=precision, count=count, reporter=Reporter(bar, console.print)
-            )
+        try:
+            with Bar("scores") as bar:
+                table, drawn = control_questions(
+                    run, images, labels=labels, precision=precision, count=count, reporter=Reporter(bar, console.print)
+                )
+        except NothingToFill as error:
+            if not error.count:
+                raise
+            command = after_fill_questions(run.folder, images, run.control, error.precision, out)[1]
+            fix = f"{command}  ({counted(error.count, 'label is', 'labels are')} probable enough for that)"
+            raise UserError(error.message, fix) from None
         write_questions([Question(i, c, p, CONTROL_FILL) for i, c, p in drawn], table, run.control)
         if len(drawn) < count:
             which = (
@@ -265,10 +278,18 @@ def _check_inputs(images: Path, rules: Path | None) -> None:
         existing_path(rules)
 
 
-def _show_next_step(filling: FillPlan, tally: FillCounts, run: Path, path: Path, complete: bool) -> None:
-    """Print what was written, the next command, and how to undo."""
+def _show_next_step(
+    filling: FillPlan,
+    tally: FillCounts,
+    run: Path,
+    images: Path,
+    path: Path,
+    complete: bool,
+    again: list[str | Path],
+) -> None:
+    """Print what was written, the next command, and how to undo; `again` are options to fill the same labels."""
     quoted_path, quoted_run = shlex.quote(str(path)), shlex.quote(str(run))
-    content = "the known labels and the filled ones" if complete else "rows to append to the label file"
+    content = "the known labels and the filled ones" if complete else "only the filled labels"
     ruled, by_model = int(tally.by_rule.sum()), int(tally.by_model.sum())
     fills = int((tally.present + tally.absent).sum()) - ruled - by_model
     sources = " and ".join(name for name, count in ((filling.source, fills), ("rule", ruled)) if count)
@@ -276,17 +297,22 @@ def _show_next_step(filling: FillPlan, tally: FillCounts, run: Path, path: Path,
         f"\nWrote [bold]{escape(quoted_path)}[/]: {content}{escape(sources and f', source {sources}')}", soft_wrap=True
     )
     if not fills + ruled + by_model:
+        _show_lower_precision(filling, run, images, ["--out", path, "--force", *again])
         return
-    if complete:
-        console.print(f"Next:  halflabel inspect {escape(quoted_path)}", soft_wrap=True)
-        _show_undo(quoted_run, quoted_path, fills, ruled)
-    elif path.suffix != ".parquet":
-        console.print(f"Next:  tail -n +2 {escape(quoted_path)} >> LABELS.csv", soft_wrap=True)
-        _show_undo(quoted_run, "LABELS.csv", fills, ruled)
-        console.print(
-            "(if LABELS.csv has the columns image,class,value,source,score; for other files, fill with --complete)",
-            soft_wrap=True,
-        )
+    _show_undo(quoted_run, quoted_path, fills, ruled)
+    show_next("halflabel", "inspect", path)
+
+
+def _show_lower_precision(filling: FillPlan, run: Path, images: Path, options: list[str | Path]) -> None:
+    """Print the highest precision at which labels would be filled, as a command."""
+    lower = filling.highest_precision()
+    if lower is None:
+        console.print("No lower precision fills anything either: label more photos, or answer questions, and train.")
+        show_command(after_report(run, images))
+        return
+    precision, count = lower
+    console.print(f"At a precision of {100 * precision:g} %, {counted(count, 'label')} would be filled.")
+    show_next("halflabel", "fill", run, images, "--precision", f"{precision:g}", *options)
 
 
 def _show_undo(run: str, file: str, fills: int, ruled: int) -> None:
@@ -312,32 +338,42 @@ def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> No
 
 
 def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
+    import numpy as np
+
     sides = (filling.present, filling.absent)
     console.print(f"\n[bright_black]{escape(filling.scores.protocol)}[/]", soft_wrap=True)
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     rows.add_column("class", overflow="fold")
-    for title in ("filled +", "precision", "filled −", "precision", "left unknown"):
-        rows.add_column(title, justify="right")
-    order = (-(tally.present + tally.absent)).argsort(kind="stable")
+    filled = [int(part.sum()) for part in (tally.present, tally.absent)]
+    shown_sides = [side for side in (0, 1) if filled[side]]
+    for side in shown_sides:
+        rows.add_column(("filled +", "filled −")[side], justify="right")
+        rows.add_column("precision", justify="right")
+    rows.add_column("left unknown", justify="right")
+    total = tally.present + tally.absent
+    order = np.flatnonzero(total)[(-total[total > 0]).argsort(kind="stable")]
     for c in order[:top].tolist():
-        rows.add_row(
-            Text(filling.table.classes[c]),
-            Text(group_digits(int(tally.present[c])), PRESENT),
-            _class_precision(filling, 0, c),
-            Text(group_digits(int(tally.absent[c])), ABSENT),
-            _class_precision(filling, 1, c),
-            Text(group_digits(int(tally.unknown[c])), UNKNOWN),
-        )
-    console.print(rows)
+        cells: list[Text | str] = [Text(filling.table.classes[c])]
+        for side in shown_sides:
+            count = int((tally.present, tally.absent)[side][c])
+            cells += [Text(group_digits(count), (PRESENT, ABSENT)[side]), _class_precision(filling, side, c)]
+        rows.add_row(*cells, Text(group_digits(int(tally.unknown[c])), UNKNOWN))
+    if len(order):
+        console.print(rows)
     if len(order) > top:
         rest = counted(len(order) - top, "more class", "more classes")
         console.print(f"  … and {rest} (--top {len(order)} shows all)")
-    console.print(
-        "[bright_black]* estimated from the known labels of the class; otherwise from all classes together[/]"
-    )
-    filled = [int(part.sum()) for part in (tally.present, tally.absent)]
+    if any((side.low >= filling.precision).any() for side in sides):
+        console.print(
+            "[bright_black]* estimated from the known labels of the class; otherwise from all classes together[/]"
+        )
+    if len(order) and (empty := [filling.table.classes[c] for c in np.flatnonzero(total == 0).tolist()]):
+        more = " …" if len(empty) > 8 else ""
+        console.print(f"nothing filled: {escape(', '.join(empty[:8]))}{more}")
     unknown = int(tally.unknown.sum())
     for word, side, count in zip(("present", "absent"), sides, filled, strict=True):
+        if side is filling.absent and (filling.check or filling.assumption):
+            continue  # only present labels are filled
         line = f"filled {word} [bold]{group_digits(count)}[/]"
         if side.filled.any() and filling.assumption:
             line += f": {100 * side.precision:.1f} % are right if {filling.assumption}"
@@ -379,7 +415,7 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
     if filling.check:
         console.print(filling.check, soft_wrap=True)
     if (filling.check or filling.assumption) and not filled[0]:
-        console.print("[yellow]warning:[/] nothing reaches this precision: lower --precision, or answer more questions")
+        console.print("[yellow]warning:[/] nothing reaches this precision")
     for warning in filling.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
 

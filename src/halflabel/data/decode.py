@@ -46,6 +46,7 @@ __all__ = [
     "read_image",
     "read_pixels",
     "split_suffixes",
+    "unlisted_images",
 ]
 
 MAX_PIXELS = 100_000_000
@@ -390,6 +391,13 @@ def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]
     paths = match_names(names, sorted(_walk(folder)), folder.resolve().parts)
     refuse_twins(names, paths)
     return [None if path is None else folder / path for path in paths]
+
+
+def unlisted_images(names: Sequence[str], folder: str | Path) -> list[str]:
+    """Return the relative paths of the images below `folder` that none of the ids `names` stands for."""
+    listed = set(locate_images(names, folder))
+    paths = [path for path in find_images(folder) if path not in listed]
+    return [name for path in paths if _is_utf8(name := path.relative_to(folder).as_posix())]
 
 
 def match_names(names: Sequence[str], files: Sequence[str], tail: tuple[str, ...]) -> list[str | None]:

@@ -6,6 +6,7 @@ probability, of the entries that would be filled. Without answers, fills rest on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,11 +24,31 @@ from halflabel.metrics.calibration import ClassPlatt, Platt, Recalibration, reca
 from halflabel.metrics.positives_only import log_odds_of_unknown
 from halflabel.runs.crossfit import Scores
 
-__all__ = ["FEWEST_ANSWERS", "ControlAnswers", "are_nearly_all_positive", "draw_control", "plan_present"]
+__all__ = [
+    "FEWEST_ANSWERS",
+    "ControlAnswers",
+    "NothingToFill",
+    "are_nearly_all_positive",
+    "draw_control",
+    "plan_present",
+]
 
 FEWEST_ANSWERS = 30
 _STREAM = 0x66696C6C  # random stream of the control questions
 _DRAWS = 1000  # of the curve after the answers, for the confidence bound
+
+
+class NothingToFill(UserError):
+    """No unknown label is probable enough for the wanted precision; `count` labels are at `precision`, if any."""
+
+    def __init__(self, wanted: float, precision: float, count: int) -> None:
+        super().__init__(
+            f"no unknown label is probable enough to be filled at a precision of {100 * wanted:g} %",
+            f"--precision {precision:g}, for which {count} labels are"
+            if count
+            else "label more photos, and train again",
+        )
+        self.precision, self.count = precision, count
 
 
 class ControlAnswers(NamedTuple):
@@ -72,11 +93,12 @@ def draw_control(
     image, column, p = (np.concatenate(part) for part in zip(*parts, strict=True))
     order = np.argsort(-p, kind="stable")
     image, column, p = image[order], column[order], p[order]
-    size = int((np.cumsum(p) / np.arange(1, len(p) + 1) >= 1 - 2 * (1 - precision)).sum())
+    mean = np.cumsum(p) / np.arange(1, len(p) + 1)
+    size = int((mean >= 1 - 2 * (1 - precision)).sum())
     if not size:
-        raise UserError(
-            "no unknown label has a probability that is high enough to be filled", "lower --precision, or label more"
-        )
+        # The mean falls with the number of entries, so the first entry has the highest.
+        lower = math.floor(100 * (1 + mean[0]) / 2 + 1e-9) / 100 if len(p) else 0.0
+        raise NothingToFill(precision, lower, int((mean >= 2 * lower - 1).sum()))
     edges = np.linspace(0, size, min(count, size) + 1).astype(np.int64)
     generator = np.random.default_rng([seed, _STREAM])
     drawn = generator.permutation(generator.integers(edges[:-1], edges[1:]))
@@ -119,14 +141,18 @@ def plan_present(
         counts.add(curve.scores(scores.logits[index]), free, np.zeros_like(free, np.int8))
         if progress is not None:
             progress(int(index[-1]) + 1, len(table))
-    decision = _cut(counts, change, answers, curve, scores, floor, precision, confidence)
     nothing = _nothing(classes)
+
+    def decide(target: float) -> tuple[FillDecision, FillDecision]:
+        return _cut(counts, change, answers, curve, scores, floor, target, confidence), nothing
+
     return FillPlan(
         scores=scores,
         table=table,
         platts=[curve] * (int(scores.part.max()) + 2),
         bin_counts=counts,
-        present=decision,
+        decide=decide,
+        present=decide(precision)[0],
         absent=nothing,
         rules=rules,
         source=source,

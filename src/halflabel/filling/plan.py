@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -49,6 +50,7 @@ class FillPlan:
     table: LabelTable
     platts: list[ClassPlatt]  # one per part, fitted on the other parts; the last on all, for part −1
     bin_counts: BinCounts
+    decide: Callable[[float], tuple[FillDecision, FillDecision]]  # present and absent fills that reach a precision
     present: FillDecision
     absent: FillDecision
     rules: Rules | None
@@ -62,6 +64,21 @@ class FillPlan:
     assumption: str = ""  # under which the fills are right, where no label shows it
     check: str = ""  # what control answers say about the assumption
     answered: LabelTable | None = None  # `table` with answers that are not evidence: nothing is filled there either
+
+    def highest_precision(self) -> tuple[float, int] | None:
+        """Return the highest precision below the wanted one at which labels are filled, in steps of 0.01, and how many.
+
+        None where nothing would be filled at 0.5 either.
+        """
+        for hundredths in range(math.ceil(100 * self.precision - 1e-9) - 1, 49, -1):
+            present, absent = self.decide(hundredths / 100)
+            if present.filled.any() or absent.filled.any():
+                counts = self.empty_counts()
+                for _ in replace(self, present=present, absent=absent).blocks(counts):
+                    pass
+                if filled := int((counts.present + counts.absent).sum()):
+                    return hundredths / 100, filled
+        return None
 
     def empty_counts(self) -> FillCounts:
         """Return counts of zero, for `blocks`."""
@@ -226,16 +243,22 @@ def plan_fill(
         counts.add(_probabilities(scores, platts, index), free, known)
         if progress is not None:
             progress(int(index[-1]) + 1, len(table))
-    decisions = [
-        choose_thresholds(counts, positive=positive, target=precision, confidence=confidence)
-        for positive in (True, False)
-    ]
+
+    def decide(target: float) -> tuple[FillDecision, FillDecision]:
+        present, absent = (
+            choose_thresholds(counts, positive=positive, target=target, confidence=confidence)
+            for positive in (True, False)
+        )
+        return present, absent
+
+    decisions = decide(precision)
     warnings = sampling_warnings(counts, table.classes, unfillable, decisions, precision)
     return FillPlan(
         scores=scores,
         table=table,
         platts=platts,
         bin_counts=counts,
+        decide=decide,
         present=decisions[0],
         absent=decisions[1],
         rules=rules,

@@ -41,6 +41,7 @@ def fill(
     control: Rows | None = None,
     answers: Rows | None = None,
     assume_random: bool = False,
+    all_photos: bool = False,
     reporter: Reporter = SILENT,
     plan_progress: Callable[[int, int], None] | None = None,
 ) -> FillPlan:
@@ -54,6 +55,8 @@ def fill(
     Where only positives are known, present labels are filled if `control` holds answers to the questions of
     `control_questions`, or with `assume_random` under the assumption of the run's calibration.
 
+    With `all_photos` the photos of the folder that no label names are filled too; the final model scores them.
+
     `answers` are further labels by people, such as those of `review`: nothing is filled there. They are not evidence,
     because a model may have chosen the questions.
     """
@@ -63,13 +66,16 @@ def fill(
     from halflabel.runs import crossfit
 
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    rows, table, evidence = _open_labels(run, labels)
+    further_photos = _unlisted_rows(run, labels, Path(images)) if all_photos else None
+    rows, table, evidence = _open_labels(run, labels, further_photos)
     config = run.read_config()
     rule_set = read_rules(rules, rows.classes) if rules is not None else None
     to_fill = np.ones(len(table), bool)
     if labels is not None:
         to_fill[:] = False
-        to_fill[table.images.index(labels.images.array)] = True
+        for filled in (labels, further_photos):
+            if filled is not None:
+                to_fill[table.images.index(filled.images.array)] = True
     only_positives = are_nearly_all_positive(evidence)
     if only_positives:
         _check_probabilities(run, folds)
@@ -133,11 +139,26 @@ def has_only_positives(run: RunFolder, labels: Rows | None = None) -> bool:
     return are_nearly_all_positive(_open_labels(run, labels)[2])
 
 
-def _open_labels(run: RunFolder, labels: Rows | None) -> tuple[Rows, LabelTable, LabelTable]:
+def _unlisted_rows(run: RunFolder, labels: Rows | None, folder: Path) -> Rows:
+    """Return rows without a label, whose images are the photos of the folder that neither run nor `labels` name."""
+    from halflabel.data.decode import unlisted_images
+
+    rows = run.read_rows()
+    names = rows.images if labels is None else rows.images.union(labels.images)
+    none = np.zeros(0, np.int32)
+    return Rows.build(Names(unlisted_images(list(names), folder)), rows.classes, none, none, none, none, None, ())
+
+
+def _open_labels(
+    run: RunFolder, labels: Rows | None, further_photos: Rows | None = None
+) -> tuple[Rows, LabelTable, LabelTable]:
     """Return the rows of a run and of `labels`, their table, and the table of the labels that no model made."""
     run.check_finished()
-    run_rows = run.read_rows()
-    rows = _align(run_rows if labels is None else run_rows.append(labels), run_rows.classes).drop_overridden()
+    rows = run_rows = run.read_rows()
+    for more in (labels, further_photos):
+        if more is not None:
+            rows = rows.append(more)
+    rows = _align(rows, run_rows.classes).drop_overridden()
     table, evidence, _ = calibration_tables(rows)
     return rows, table, evidence
 
@@ -178,22 +199,28 @@ def write_filled(
     """
     check_output_name(path)
     counts = plan.empty_counts()
+    has_row = np.zeros(0 if base is None else len(base.images), bool)
+
+    def write(rows: Rows) -> Iterator[Any]:
+        if base is not None:
+            place = base.images.index(rows.images.take(np.unique(rows.image)).array)
+            has_row[place[place >= 0]] = True
+        yield from long.row_blocks(rows)
 
     def blocks() -> Iterator[Any]:
-        if base is not None:
-            yield from long.row_blocks(base)
-        if answers is not None:
-            yield from long.row_blocks(answers)
+        for rows in (base, answers):
+            if rows is not None:
+                yield from write(rows)
         done = 0
         for rows in plan.blocks(counts):
-            yield from long.row_blocks(rows)
+            yield from write(rows)
             done += len(rows.images)
             if progress is not None:
                 progress(done, len(plan.images_to_fill))
         if base is not None:
-            unlabelled = np.bincount(base.image, minlength=len(base.images)) == 0
-            yield from long.declaration_blocks("class", base.classes)
-            yield from long.declaration_blocks("image", base.images.take(np.flatnonzero(unlabelled)))
+            if not long.appear_in_order(base.column, len(base.classes)):
+                yield from long.declaration_blocks("class", base.classes)
+            yield from long.declaration_blocks("image", base.images.take(np.flatnonzero(~has_row)))
 
     long.write_blocks(blocks(), path)
     return counts

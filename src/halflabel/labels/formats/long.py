@@ -52,6 +52,7 @@ __all__ = [
     "COLUMNS",
     "IMAGE_COLUMNS",
     "USES",
+    "appear_in_order",
     "csv_text",
     "declaration_blocks",
     "has_values",
@@ -207,14 +208,14 @@ def write(rows: Rows, path: Path) -> None:
     that declare all of them follow at the end.
     """
     check_names(rows)
-    classes = Names([]) if _appear_in_order(rows.column, len(rows.classes)) else rows.classes
-    images = Names([]) if _appear_in_order(rows.image, len(rows.images)) else rows.images
+    classes = Names([]) if appear_in_order(rows.column, len(rows.classes)) else rows.classes
+    images = Names([]) if appear_in_order(rows.image, len(rows.images)) else rows.images
     write_blocks(
         chain(row_blocks(rows), declaration_blocks("class", classes), declaration_blocks("image", images)), path
     )
 
 
-def _appear_in_order(index: NDArray[np.int32], count: int) -> bool:
+def appear_in_order(index: NDArray[np.int32], count: int) -> bool:
     """Whether all of 0 … count − 1 appear, each for the first time after the one before."""
     first = np.full(count, -1)
     seen, first_row = np.unique(index, return_index=True)
