@@ -47,13 +47,19 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Rewrite the links that `LINKS` names."""
+    """Rewrite the links that `LINKS` names, and links to the source of a method or of the commands."""
 
     def rewrite(match: re.Match[str]) -> str:
-        target = match[1]
+        text, target = match[1], match[2]
+        up, _, source = target.partition("src/halflabel/")
+        if source.startswith(("methods/", "cli/")) and up:
+            name = text.strip("`")
+            page = f"methods/{file_name(name) if name in recipes() else 'index.md'}"
+            page = page if source.startswith("methods/") else "reference/commands.md"
+            return f"[{text}]({up.removeprefix('../')}{page})"
         for repository, site in LINKS.items():
             if target.startswith(repository):
-                return f"]({site}{target.removeprefix(repository)})"
+                return f"[{text}]({site}{target.removeprefix(repository)})"
         return match[0]
 
-    return re.sub(r"\]\(([^)\s]+)\)", rewrite, markdown)
+    return re.sub(r"\[([^\]]*)\]\(([^)\s]+)\)", rewrite, markdown)

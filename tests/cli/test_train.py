@@ -55,7 +55,7 @@ def test_train_shows_epochs_and_writes_a_run(data: Path, tmp_path: Path) -> None
     assert "epoch   1/2" in text
     assert "epoch   2/2" in text
     assert "images/s" in text
-    assert "halflabel predict" in text
+    assert "halflabel report" in text
     written = RunFolder.open(tmp_path / "run")
     for line in written.read_log():  # 0 … 1 in files, points of 100 on the screen
         assert f"epoch {line['epoch']:>3}/2  loss {line['loss']:.4f}  mAP {100 * line['mAP']:.1f}  " in text

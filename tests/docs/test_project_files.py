@@ -73,9 +73,9 @@ def test_figures_of_fill_and_of_the_frozen_recipe_are_those_of_the_measurements(
         assert mean in row
 
 
-def test_links_of_pages_outside_the_site_exist() -> None:
-    for page in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"):
-        text = (ROOT / page).read_text(encoding="utf-8")
+def test_links_hold_for_somebody_who_reads_the_clone() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
         for link in re.findall(r"\]\(([^)\s]+)\)", text):
             path = link.partition("#")[0]
-            assert link.startswith("https://") or (ROOT / path).exists(), f"{page}: {link}"
+            assert link.startswith("https://") or (page.parent / path).exists(), f"{page}: {link}"

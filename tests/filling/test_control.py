@@ -15,7 +15,7 @@ from halflabel.cli import app
 from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.filling import fill
-from halflabel.filling.control import ControlAnswers, draw_control, plan_present
+from halflabel.filling.control import ControlAnswers, draw_control, plan_present, unknown_curve
 from halflabel.filling.run import control_questions
 from halflabel.labels import drop, formats
 from halflabel.labels.rows import Rows
@@ -24,6 +24,7 @@ from halflabel.metrics.calibration import Platt, recalibrate
 from halflabel.metrics.positives_only import log_odds_of_unknown
 from halflabel.review.answers import Answer, AnswerStore
 from halflabel.review.questions import read_questions
+from halflabel.review.scores import cached_scores
 from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
@@ -87,7 +88,9 @@ def test_questions_are_a_random_sample_of_what_may_be_filled() -> None:
     assert first == again != other
     assert len({item[:2] for item in first}) == 60
     assert all(table.dense()[i, c] == 0 and p >= 0.5 for i, c, p in first)
-    assert np.mean([p for _, _, p in first]) == pytest.approx(0.9, abs=0.03)  # twice the allowed error
+    image, column = np.array([item[:2] for item in first]).T
+    p = unknown_curve(PLATT, scores, table).scores(scores.logits[image, column], column)
+    assert p.mean() == pytest.approx(0.9, abs=0.03)  # twice the allowed error
     assert abs(np.corrcoef(np.arange(60), [p for _, _, p in first])[0, 1]) < 0.4  # answering may stop anywhere
     with pytest.raises(UserError, match="probable enough"):
         draw_control(scores._replace(logits=scores.logits - 30), table, PLATT, precision=0.95, count=60)
@@ -139,6 +142,8 @@ def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, n
     table = run.read_labels()
     asked = read_questions(run.control, table)
     assert all(question.is_control for question in asked)
+    scores = cached_scores(run, images).scores  # what `next`, `review` and the report show
+    assert all(q.probability == pytest.approx(scores[q.image, q.column], abs=1e-3) for q in asked)
     store = AnswerStore(run.answers)
     store.add(
         [Answer(str(k), table.images[q.image], table.classes[q.column], 1 if k else -1) for k, q in enumerate(asked)],

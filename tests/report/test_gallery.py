@@ -12,13 +12,18 @@ import pytest
 import torch
 from page_checks import check
 
+from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
+from halflabel.labels import drop
+from halflabel.labels.table import LabelTable
 from halflabel.models.class_maps import visible_box
 from halflabel.report import gallery
 from halflabel.report.run_facts import read_run_facts
 from halflabel.report.run_page import build_page
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 from halflabel.system.rng import uniform
+from halflabel.training.config import Config, Settings
 
 
 def entries(rank: np.ndarray, most: int = gallery.TILES) -> list[tuple[int, int]]:
@@ -84,8 +89,10 @@ def test_only_the_part_that_was_seen_is_covered() -> None:
 def test_galleries_hold_photos_with_maps(trained: tuple[Path, Path]) -> None:
     folder, photos = trained
     done: list[tuple[int, int]] = []
-    text = build_page(RunFolder.open(folder), images=photos, reporter=Reporter(lambda *how: done.append(how)))
+    run = RunFolder.open(folder)
+    text = build_page(run, images=photos, maps=True, reporter=Reporter(lambda *how: done.append(how)))
     page = check(text)
+    assert check(build_page(run, images=photos)).count("image", "map") == 0
     training = len(read_run_facts(RunFolder.open(folder)).training)
     assert (training, training) in done
     assert done[-1] == (page.count("image") - page.count("image", "map"),) * 2  # each photo is read once
@@ -115,3 +122,16 @@ def test_scan_limits_what_is_scored(trained: tuple[Path, Path]) -> None:
     )
     assert len(done) == page.count("image") - page.count("image", "map")  # photos, no scores
     assert re.search(r"and 0 of 4\d training images", page.text)
+
+
+def test_a_run_of_positives_shows_the_photos_of_its_questions(tmp_path: Path) -> None:
+    write_folder(tmp_path, 40, size=32)
+    names = sorted(path.name for path in (tmp_path / "images").iterdir())
+    table = drop.single_positive(LabelTable.from_dense(scenes(40, size=32).labels, names, CLASSES))
+    run = RunFolder(tmp_path / "run")
+    shape = {"backbone": "tiny", "size": 32, "solver": "lbfgs", "l2_strength": 1e-3}
+    train(table, tmp_path / "images", Config(method="wan", settings=Settings(device="cpu"), **shape), run)
+    text = build_page(run, images=tmp_path / "images")
+    asked = text.partition('<div id="questions"')[2].partition("<div id=")[0]
+    assert asked.count("<figure") == 10
+    assert "held-out" not in check(text).text.partition("Words on this page")[0]

@@ -225,7 +225,7 @@ def pages(trained: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) 
     place = tmp_path_factory.mktemp("pages")
     names = [HOSTILE, "</script>", "a class whose name is long" * 12] + [f"class {i}" for i in range(70)]
     return [
-        write_report(RunFolder.open(folder), place / "photos.html", images=photos).path,
+        write_report(RunFolder.open(folder), place / "photos.html", images=photos, maps=True).path,
         write_report(random_run(place / "many", classes=names), place / "many.html").path,
     ]
 

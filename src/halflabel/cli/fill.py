@@ -345,18 +345,18 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     rows.add_column("class", overflow="fold")
     filled = [int(part.sum()) for part in (tally.present, tally.absent)]
-    shown_sides = [side for side in (0, 1) if filled[side]]
-    for side in shown_sides:
-        rows.add_column(("filled +", "filled −")[side], justify="right")
+    shown_sides = [number for number in (0, 1) if filled[number]]
+    for number in shown_sides:
+        rows.add_column(("filled +", "filled −")[number], justify="right")
         rows.add_column("precision", justify="right")
     rows.add_column("left unknown", justify="right")
     total = tally.present + tally.absent
     order = np.flatnonzero(total)[(-total[total > 0]).argsort(kind="stable")]
     for c in order[:top].tolist():
         cells: list[Text | str] = [Text(filling.table.classes[c])]
-        for side in shown_sides:
-            count = int((tally.present, tally.absent)[side][c])
-            cells += [Text(group_digits(count), (PRESENT, ABSENT)[side]), _class_precision(filling, side, c)]
+        for number in shown_sides:
+            count = int((tally.present, tally.absent)[number][c])
+            cells += [Text(group_digits(count), (PRESENT, ABSENT)[number]), _class_precision(filling, number, c)]
         rows.add_row(*cells, Text(group_digits(int(tally.unknown[c])), UNKNOWN))
     if len(order):
         console.print(rows)

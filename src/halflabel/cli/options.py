@@ -67,7 +67,8 @@ RunFolder = Annotated[
 Threshold = Annotated[
     str | None,
     typer.Option(
-        help="Call a class present from this probability on, or so that precision=0.9 or recall=0.8 is expected.",
+        help="Call a class present from this probability on, or so that precision=0.9 or recall=0.8 is expected: a "
+        "mean by the probabilities, not a bound (`fill` gives bounds).",
         show_default="the model's threshold",
     ),
 ]

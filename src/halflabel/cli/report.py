@@ -26,6 +26,9 @@ def report(
             help="Largest number of training images to score for the galleries; 0: only held-out images.", min=0
         ),
     ] = 20_000,
+    maps: Annotated[
+        bool, typer.Option("--maps", help="Colour where the model sees the class in each photo; takes longer.")
+    ] = False,
 ) -> None:
     """Write an HTML report of a run: the known labels, the training, the evaluation and labels to check.
 
@@ -63,7 +66,7 @@ def report(
         return
 
     with Bar("scores") as bar:
-        made = write_report(RunFolder.open(run), out, images=images, scan=scan, reporter=Reporter(bar))
+        made = write_report(RunFolder.open(run), out, images=images, scan=scan, maps=maps, reporter=Reporter(bar))
     console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
     if images is None:
         show_next("halflabel", "report", run, "--images", "PHOTOS", why="galleries of likely missing and wrong labels")

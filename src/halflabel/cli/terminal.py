@@ -180,19 +180,20 @@ def show_stats(stats: Stats, pairs: list[Pair], *, most: int) -> None:
         rest = counted(stats.classes - most, "more class", "more classes")
         console.print(f"  … and {rest} (--top {stats.classes} shows all)")
     _show_histogram("positives per image", stats.positives_per_image.tolist())
-    _show_histogram("known labels per image", stats.known_per_image.tolist())
+    certain = bool(stats.negatives.any())
+    if certain:
+        _show_histogram("known labels per image", stats.known_per_image.tolist())
     if pairs:
         console.print("\n[bold]present together[/]")
         together = Table(box=None, padding=(0, 1), header_style="bold")
         for title in ("A", "B"):
             together.add_column(title)
-        for title in ("images", "P(B given A)", "lift"):
+        # Without known negatives, a conditional probability would always be 1.
+        for title in ("images", "P(B given A)", "lift") if certain else ("images",):
             together.add_column(title, justify="right")
-        certain = stats.negatives.any()
         for pair in pairs:
-            # Without known negatives, a conditional probability would always be 1.
-            shown = (f"{pair.probability:.2f}", f"{pair.lift:.1f}") if certain else ("—", "—")
-            together.add_row(Text(pair.first), Text(pair.second), group_digits(pair.together), *shown)
+            estimates = (f"{pair.probability:.2f}", f"{pair.lift:.1f}") if certain else ()
+            together.add_row(Text(pair.first), Text(pair.second), group_digits(pair.together), *estimates)
         console.print(together)
 
 
@@ -224,15 +225,19 @@ def show_advice(advice: Advice) -> None:
         console.print(rows)
 
 
-def show_evaluation(evaluation: Evaluation) -> None:
-    """Print mAP with its interval, F1, the calibration error and the weakest classes."""
+def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> None:
+    """Print mAP with its interval, F1, the calibration error and the weakest classes.
+
+    `of_training`: in place of the whole protocol, print what it was measured on.
+    """
     value = evaluation.overall
     if "estimated_precision" in value:
         low, high = (points(value[f"estimated_precision_{end}"]) for end in ("low", "high"))
         console.print(
-            f"\n[bold]recall {points(value['OR'])}[/] of the known positives   estimated precision "
-            f"{points(value['estimated_precision'])} ({low} – {high})   estimated F1 {points(value['estimated_f1'])}   "
-            f"{decimal(value['called_present'], 2)} classes called present per image"
+            f"\n[bold]recall {points(value['OR'])}[/] of the known positives   [bold]precision "
+            f"{points(value['estimated_precision'])}[/] by estimate ({low} – {high})\n"
+            f"estimated F1 {points(value['estimated_f1'])}   {decimal(value['called_present'], 2)} classes called "
+            f"present per image, those with a probability of {_thresholds(evaluation)} or more"
         )
     else:
         low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
@@ -241,7 +246,14 @@ def show_evaluation(evaluation: Evaluation) -> None:
     if any(value.get(f"G{number}", math.nan) == value.get(f"G{number}", math.nan) for number in range(1, 6)):
         groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
         console.print(f"mAP of fifths of the classes, fewest training labels first: {groups}")
-    console.print(f"[bright_black]{escape(evaluation.protocol)}[/]")
+    if of_training:
+        known = sum(row["present"] + row["absent"] for row in evaluation.per_class)
+        console.print(
+            f"[bright_black]measured on {counted(known, 'known label')} of {counted(int(value['images']), 'image')}, "
+            "scored by models that had not seen them[/]"
+        )
+    else:
+        console.print(f"[bright_black]{escape(evaluation.protocol)}[/]")
     weakest = sorted((row for row in evaluation.per_class if row["AP"] == row["AP"]), key=lambda row: float(row["AP"]))
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     rows.add_column("weakest classes")
@@ -267,6 +279,13 @@ def show_evaluation(evaluation: Evaluation) -> None:
         shown = ", ".join(blind[:8]) + (" …" if len(blind) > 8 else "")
         those = counted(len(blind), "class", "classes")
         console.print(f"— for {those} without a known positive or negative here: {escape(shown)}")
+
+
+def _thresholds(evaluation: Evaluation) -> str:
+    """The threshold of all classes, or the range of those of single classes."""
+    values = [row["threshold"] for row in evaluation.per_class]
+    low, high = (decimal(value, 2) for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}, depending on the class,"
 
 
 def _show_rarely_found(evaluation: Evaluation) -> None:

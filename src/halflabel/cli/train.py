@@ -36,6 +36,7 @@ from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
+    from halflabel.labels.rows import Rows
     from halflabel.methods.base import Recipe
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.resume import TrainingJob
@@ -282,9 +283,32 @@ def _run_job(job: TrainingJob, tensorboard: bool) -> None:
     with _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, features, fits:
         evaluation = job.start(Reporter(features, say, callback, fits=fits), init_callback=head_bar)
     if evaluation is not None:
-        show_evaluation(evaluation)
+        show_evaluation(evaluation, of_training=True)
+        _show_random_answers(job)
     console.print(f"Wrote [bold]{escape(str(run.folder))}[/]", soft_wrap=True)
     show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from)))
+
+
+def _show_random_answers(job: TrainingJob) -> None:
+    """Say why the figures of a continued run differ from those of the run before, where random answers came in."""
+    from halflabel.labels.provenance import CONTROL_SOURCE
+    from halflabel.runs.folder import RunFolder
+
+    if not job.config.begin_from:
+        return
+
+    def count_random(rows: Rows) -> int:
+        return sum(
+            int((rows.source == n).sum()) for n, name in enumerate(rows.sources) if name.startswith(CONTROL_SOURCE)
+        )
+
+    before = RunFolder(Path(job.config.begin_from))
+    if added := count_random(job.labels) - count_random(before.read_rows()):
+        console.print(
+            f"Not comparable with the figures of {escape(before.folder.name)}: {counted(added, 'random answer')} now "
+            "count here too, which include what the model got wrong.",
+            soft_wrap=True,
+        )
 
 
 def _moved_images(labels: Path | None, images: Path | None, flag: str) -> Path | None:

@@ -65,16 +65,21 @@ def are_nearly_all_positive(table: LabelTable) -> bool:
     return 10 * absent < present or not absent
 
 
+def _class_curve(platt: Platt, classes: int) -> ClassPlatt:
+    """Return `platt` with one curve per class."""
+    slope, offset = np.array(platt.class_slope or np.ones(classes)), np.array(platt.class_offset or np.zeros(classes))
+    return ClassPlatt(slope, offset, (platt.slope, platt.offset), (1.0, platt.bend))
+
+
 def unknown_curve(platt: Platt, scores: Scores, table: LabelTable) -> ClassPlatt:
     """Return P(present) of an unknown entry by its logit: lower than `platt`, as the label was not given."""
     classes = len(table.classes)
-    slope, offset = np.array(platt.class_slope or np.ones(classes)), np.array(platt.class_offset or np.zeros(classes))
-    shared = ClassPlatt(slope, offset, (platt.slope, platt.offset), (1.0, platt.bend))
+    shared = _class_curve(platt, classes)
     expected = sum(
         float(np.nansum(shared.scores(scores.logits[index]))) for index in image_blocks(np.arange(len(table)), classes)
     )
     positives = np.bincount(table.entries()[0][table.value > 0], minlength=len(table))
-    return shared._replace(offset=offset + log_odds_of_unknown(positives, classes, expected))
+    return shared._replace(offset=shared.offset + log_odds_of_unknown(positives, classes, expected))
 
 
 def draw_control(
@@ -83,7 +88,8 @@ def draw_control(
     """Return `count` random unknown entries (image, class, probability) that might be filled, in random order.
 
     Entries are ranked by probability, down to where the expected share of wrong ones is twice the allowed one, and
-    divided into `count` groups of equal size; one entry is drawn from each. Memory: 24 bytes per such entry.
+    divided into `count` groups of equal size; one entry is drawn from each. Memory: 24 bytes per such entry. The
+    probability returned is the one that `next`, `review` and the report show: that of `platt`.
     """
     curve, parts = unknown_curve(platt, scores, table), []
     for index in image_blocks(np.arange(len(table)), len(table.classes)):
@@ -102,7 +108,9 @@ def draw_control(
     edges = np.linspace(0, size, min(count, size) + 1).astype(np.int64)
     generator = np.random.default_rng([seed, _STREAM])
     drawn = generator.permutation(generator.integers(edges[:-1], edges[1:]))
-    return [(int(image[k]), int(column[k]), float(p[k])) for k in drawn]
+    image, column = image[drawn], column[drawn]
+    shown = _class_curve(platt, len(table.classes)).scores(scores.logits[image, column], column)
+    return list(zip(image.tolist(), column.tolist(), shown.astype(np.float64).tolist(), strict=True))
 
 
 def plan_present(

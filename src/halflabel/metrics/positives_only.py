@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from halflabel.metrics.calibration import Platt, sigmoid
 
@@ -213,6 +212,8 @@ def _prior(parameters: Floats) -> float:
 
 
 def _minimise(function: Callable[[Floats], float], *starts: list[float]) -> list[float]:
+    from scipy.optimize import minimize  # imported late: predicting does not need it
+
     options = {"maxiter": 400, "xatol": 0.01, "fatol": 1e-6}
     results = []
     for start in starts:

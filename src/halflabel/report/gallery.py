@@ -45,6 +45,12 @@ TILES = 150  # of a gallery at most
 PHOTO_BUDGET = 2_000_000  # bytes of all photos of a page
 PHOTO_BYTES = 24_000  # limit of one photo
 PHOTO_SIDES = (320, 200)  # pixels of a photo's longer side: with few photos, with many
+QUESTIONS = 10  # that are shown where precision can only be estimated
+_QUESTIONS_TEXT = (
+    "Questions that would tell most",
+    "Unknown labels whose answers would teach most, at most one per photo. halflabel next chooses more of them, and "
+    "random ones that show how often the model is right.",
+)
 MAP_SIDE = 28  # pixels of the class map over a photo; the browser scales it up smoothly
 _MAP_COLOUR = (255, 64, 0)
 _SAMPLE = 0x72657074  # random stream: sample of the training images to score
@@ -124,9 +130,20 @@ def score_images(
 
 
 def galleries(
-    facts: RunFacts, run: RunFolder, folder: Path, *, scan: int, tiles: int = TILES, reporter: Reporter = SILENT
+    facts: RunFacts,
+    run: RunFolder,
+    folder: Path,
+    *,
+    scan: int,
+    maps: bool = False,
+    tiles: int = TILES,
+    reporter: Reporter = SILENT,
 ) -> Html | None:
-    """Return two galleries with photos of a folder; at most `scan` training images are scored for them."""
+    """Return galleries with photos of a folder; at most `scan` training images are scored for them.
+
+    `maps` draws where the model sees the class, which takes a pass through the network per photo. Where precision can
+    only be estimated, the questions that would tell most come first.
+    """
     from halflabel.data.sources import open_images
     from halflabel.runs.predictor import Predictor
 
@@ -151,8 +168,11 @@ def galleries(
         ),
     )
     chosen = [choose_entries(rank, tiles) for *_, rank in kinds]
-    maker = _TileMaker(facts, predictor, source, scored, [entry for entries in chosen for entry in entries], reporter)
-    shown = [
+    asked = _question_entries(facts, scored)
+    drawn = [entry for entries in (asked, *chosen) for entry in entries]
+    maker = _TileMaker(facts, predictor, source, scored, drawn, maps, reporter)
+    shown = [maker.gallery("questions", *_QUESTIONS_TEXT, asked, len(asked))] if asked else []
+    shown += [
         maker.gallery(name, title, caption, entries, int((rank > -np.inf).sum()))
         for (name, title, caption, rank), entries in zip(kinds, chosen, strict=True)
         if entries
@@ -168,6 +188,19 @@ def galleries(
         else f"Chosen by score from {count(scored.held_out)} images, each scored by a model without its labels."
     )
     return section("photos", "Labels to check", *shown, on=on)
+
+
+def _question_entries(facts: RunFacts, scored: GalleryScores) -> list[GalleryEntry]:
+    """Return the unknown entries whose answers would tell most, one per image, if precision is only estimated."""
+    from halflabel.review.questions import choose_questions
+
+    results = facts.held_out
+    if results is None or results.knows_absence or not len(results.images):
+        return []
+    table = facts.table.subset(results.images)
+    asked = choose_questions(results.scores, table, results.thresholds, QUESTIONS, control=0, per_image=1)
+    row = {int(image): number for number, image in enumerate(scored.images)}
+    return [GalleryEntry(row[int(results.images[item.image])], item.column) for item in asked]
 
 
 def no_galleries() -> Html:
@@ -198,9 +231,11 @@ class _TileMaker:
         source: Images,
         scored: GalleryScores,
         entries: Sequence[GalleryEntry],
+        with_maps: bool,
         reporter: Reporter,
     ) -> None:
         self.facts, self.predictor, self.source, self.scored = facts, predictor, source, scored
+        self.with_maps = with_maps
         columns: dict[int, list[int]] = {}
         for entry in entries:
             columns.setdefault(entry.row, []).append(entry.column)
@@ -256,7 +291,7 @@ class _TileMaker:
             "height": round((bottom - top) * small_height, 1),
         }
         address = _jpeg(image, small_width, small_height, self.photo_bytes)
-        maps = self._class_maps(torch.as_tensor(view(image, 0)), columns)
+        maps = self._class_maps(torch.as_tensor(view(image, 0)), columns) if self.with_maps else {}
         return _Photo(self.facts.table.images[number], address, small_width, small_height, box, maps)
 
     def _tile(self, entry: GalleryEntry) -> Html:

@@ -72,11 +72,12 @@ def write_report(
     *,
     images: Path | None = None,
     scan: int = SCAN_IMAGES,
+    maps: bool = False,
     reporter: Reporter = SILENT,
 ) -> WrittenPage:
     """Write the page of a run, by default as report.html in its folder; arguments as for `build_page`."""
     path = out if out is not None else run / "report.html"
-    return write_page(path, lambda: build_page(run, images=images, scan=scan, reporter=reporter))
+    return write_page(path, lambda: build_page(run, images=images, scan=scan, maps=maps, reporter=reporter))
 
 
 def build_page(
@@ -84,13 +85,14 @@ def build_page(
     *,
     images: Path | None = None,
     scan: int = SCAN_IMAGES,
+    maps: bool = False,
     reporter: Reporter = SILENT,
 ) -> str:
     """Return the page of a run as HTML text.
 
     With `images`, the folder of the photos, the page has galleries: held-out images with the scores in the run, and at
-    most `scan` training images, which are scored now (`reporter` gets the progress). The page holds
-    no folder names of this machine.
+    most `scan` training images, which are scored now (`reporter` gets the progress); with `maps`, they show where the
+    model sees the class. The page holds no folder names of this machine.
     """
     if images is not None and not images.is_dir():
         raise UserError(f"{images} is not a folder", "name the folder with the images")
@@ -98,7 +100,7 @@ def build_page(
     results = facts.held_out
     listed = np.argsort(-facts.table.stats().positives, kind="stable")[:TABLE_CLASSES]
     sections = [
-        gallery.galleries(facts, run, images, scan=scan, reporter=reporter) if images else None,
+        gallery.galleries(facts, run, images, scan=scan, maps=maps, reporter=reporter) if images else None,
         _class_section(facts, listed),
         threshold_section(results) if results is not None else None,
         precision_recall_section(results) if results is not None and results.knows_absence else None,
@@ -189,7 +191,7 @@ def _findings(facts: RunFacts) -> Html | None:
     if not unknown:
         return el("p", text, class_="found")
     following = f" {count(unknown)} labels are unknown. To let the model learn what it needs most: "
-    return el("p", text, following, el("code", "halflabel review RUN PHOTOS"), ".", class_="found")
+    return el("p", text, following, el("code", "halflabel next RUN PHOTOS"), ".", class_="found")
 
 
 def _headline(facts: RunFacts) -> Html:
@@ -249,13 +251,13 @@ def _cautions(facts: RunFacts) -> list[str]:
         without_positive = sum(not row["present"] > 0 for row in results.per_class)
         if without_positive:
             cautions.append(
-                "Not measured, as the held-out images have no known positive (shown as a dash): "
+                "Not measured, as these images have no known positive (shown as a dash): "
                 f"{count(without_positive)} of {classes} classes."
             )
         without_negative = int(((results.labels > 0).any(axis=0) & ~(results.labels < 0).any(axis=0)).sum())
         if without_negative and results.knows_absence:
             cautions.append(
-                f"Without a known negative among the held-out images: {count(without_negative)} classes. They have no "
+                f"Without a known negative among these images: {count(without_negative)} classes. They have no "
                 "AP (a dash) and are left out of mAP."
             )
     if facts.unreadable:

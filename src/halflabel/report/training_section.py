@@ -75,7 +75,11 @@ def _strength_section(log: Sequence[dict[str, Any]]) -> Html:
         "learning",
         "How it learned",
         el("p", f"L-BFGS fitted the head to all images; the strength {best:g} ranked known labels best."),
-        el("div", figure(chart, "Choice of the regularisation strength", "before similar images"), class_="grid"),
+        el(
+            "details",
+            el("summary", "Strengths that were tried"),
+            el("div", figure(chart, "Choice of the regularisation strength", "before similar images"), class_="grid"),
+        ),
         on="Each image scored by a head that was fitted without it.",
     )
 

@@ -209,7 +209,11 @@ def evaluate(
         f"{len(classes)} classes have a known positive and a known negative; 95 % intervals from 400 resamples of the "
         f"{'images' if groups is None else 'groups of images'}, wider where known positives are few; present or absent "
         "by "
-        + (f"one threshold of {thresholds:g}" if isinstance(thresholds, int | float) else "the threshold of each class")
+        + (
+            f"one threshold of {threshold_of[0]:.2g}"
+            if len(np.unique(threshold_of)) == 1
+            else "the threshold of each class"
+        )
     )
     if _are_nearly_all_positive(labels):
         recall = counts.hits.double() / counts.positives  # NaN for a class without known positives
