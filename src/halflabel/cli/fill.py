@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,11 +117,14 @@ def fill(
     path = _output_file(out or opened.filled, labels, force)
     _check_inputs(images, rules)
     rows = read(labels).rows if labels is not None else None
+    again: list[str | Path] = [] if labels is None else ["--labels", labels, *words_of(read)]
+    again += [] if rules is None else ["--rules", rules]
+    again += [flag for flag, is_set in (("--all-photos", all_photos), ("--assume-random", assume_random)) if is_set]
     checked, given = None, read(answers).rows if answers is not None else review_answers(opened)
     if not assume_random and has_only_positives(opened, rows):
         checked = given if answers is not None else _control_answers(opened, given)
         if checked is None:
-            _ask(opened, images, rows, path, precision, confidence, control)
+            _ask(opened, images, rows, precision, control, ["--out", path, *again])
             return
     options = {"labels": rows, "rules": rules, "folds": folds, "assume_random": assume_random, "all_photos": all_photos}
     filling = _plan(opened, images, (checked, given), (precision, confidence), **options)
@@ -131,9 +133,6 @@ def fill(
     _show_photos(filling, images, all_photos)
     if given is not None:
         console.print(f"{counted(len(given), 'answer')} of people kept: nothing was filled there")
-    again: list[str | Path] = [] if labels is None else ["--labels", labels, *words_of(read)]
-    again += [] if rules is None else ["--rules", rules]
-    again += [flag for flag, is_set in (("--all-photos", all_photos), ("--assume-random", assume_random)) if is_set]
     _show_next_step(filling, tally, run, images, path, complete, again)
 
 
@@ -206,15 +205,17 @@ def _show_photos(filling: FillPlan, images: Path, all_photos: bool) -> None:
 
 
 def _ask(
-    run: RunFolder, images: Path, labels: Rows | None, out: Path, precision: float, confidence: float, count: int
+    run: RunFolder, images: Path, labels: Rows | None, precision: float, count: int, again: list[str | Path]
 ) -> None:
-    """Write the control questions, unless they are written already, and say how to answer them."""
+    """Write the control questions, unless they are written already, and say how to answer them.
+
+    `again` are options of the command that fills.
+    """
     from halflabel.cli.progress import Bar
     from halflabel.filling.control import FEWEST_ANSWERS, NothingToFill
     from halflabel.filling.run import control_questions
-    from halflabel.review.questions import CONTROL_FILL, Question, write_questions
+    from halflabel.review.questions import CONTROL_FILL, Question, read_questions, write_questions
 
-    which = "a random sample of the labels that could be filled, over the whole range of probabilities."
     if not run.control.exists():
         try:
             with Bar("scores") as bar:
@@ -224,31 +225,29 @@ def _ask(
         except NothingToFill as error:
             if not error.count:
                 raise
-            command = after_fill_questions(run.folder, images, run.control, error.precision, out)[1]
+            command = after_fill_questions(run.folder, images, run.control, error.precision, again)[1]
             fix = f"{command}  ({counted(error.count, 'label is', 'labels are')} probable enough for that)"
             raise UserError(error.message, fix) from None
         write_questions([Question(i, c, p, CONTROL_FILL) for i, c, p in drawn], table, run.control)
-        if len(drawn) < count:
-            which = (
-                f"all {len(drawn)} labels that are probable enough to be filled: the answers decide them, and no "
-                "others will be filled. To fill more, label more photos or answer the questions of `review`, and train."
-            )
-    certain = math.ceil(math.log(1 - confidence) / math.log(precision))
+        asked = len(drawn)
+    else:
+        asked = len(read_questions(run.control, run.read_labels()))
     console.print(
-        "Hardly any label is known to be absent: no known label shows how often a filled one would be wrong. Answers "
-        "to random questions show it; nothing is filled yet. The questions in "
-        f"[bold]{escape(str(run.control))}[/] are {which}",
+        "Nothing is filled yet. Hardly any label is known to be absent, so no known label shows how often a filled one "
+        f"would be wrong. Answers to the {counted(asked, 'random question')} in "
+        f"[bold]{escape(str(run.control))}[/] will; {min(FEWEST_ANSWERS, asked)} are enough to begin, and with more, "
+        "more can be filled.",
         soft_wrap=True,
     )
-    console.print(
-        f"{FEWEST_ANSWERS} answers are enough to begin; with more, more can be filled at {100 * precision:g} % "
-        f"precision and {100 * confidence:g} % confidence. If all are yes, {certain} answers show it for all "
-        "of these labels without a model of their errors.",
-        soft_wrap=True,
-    )
-    answer, again = after_fill_questions(run.folder, images, run.control, precision, out)
+    if asked < count:
+        console.print(
+            "No other label of these photos is probable enough. To fill more, answer the questions of `halflabel "
+            "next`, and train.",
+            soft_wrap=True,
+        )
+    answer, then = after_fill_questions(run.folder, images, run.control, precision, again)
     show_command(answer)
-    show_command(again, "Then")
+    show_command(then, "Then")
     console.print("Or fill without answers, under an assumption: --assume-random")
 
 

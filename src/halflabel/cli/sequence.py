@@ -6,6 +6,7 @@ inspect → train → report → next → review → train --continue → fill. 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["after_fill_questions", "after_next", "after_report", "after_review", "after_train"]
@@ -33,9 +34,11 @@ def after_review(run: Path, images: Path, *, is_control: bool = False) -> str:
     return after_train(run, images, is_continued=True) if is_control else _join("train", "--continue", run)
 
 
-def after_fill_questions(run: Path, images: Path, questions: Path, precision: float, out: Path) -> tuple[str, str]:
-    """Return the commands after `fill` wrote control questions: answer them, then fill."""
-    again = _join("fill", run, images, "--precision", f"{precision:g}", "--out", out)
+def after_fill_questions(
+    run: Path, images: Path, questions: Path, precision: float, options: Sequence[str | Path]
+) -> tuple[str, str]:
+    """Return the commands after `fill` wrote control questions: answer them, then fill with the same options."""
+    again = _join("fill", run, images, "--precision", f"{precision:g}", *options)
     return after_next(run, images, questions), again
 
 
