@@ -41,11 +41,15 @@ def test_the_printed_commands_lead_from_labels_to_filled_labels(
     first = RunFolder.open("runs/first")
     table, asked = first.read_labels(), read_questions(Path(words[-1]), first.read_labels())
     with closing(AnswerStore(first.answers)) as store:
-        answers = [Answer(f"{k}", table.images[q.image], table.classes[q.column], 1) for k, q in enumerate(asked)]
+        answers = [
+            Answer(f"{k}", table.images[q.image], table.classes[q.column], 1, None, q.why) for k, q in enumerate(asked)
+        ]
         store.add(answers, "somebody")
     after = shlex.split(after_review(first.folder, data / "images"))[1:]
     assert after == ["train", "--continue", "runs/first"]
     output = done(*after)
+    assert sum(question.is_control for question in asked) > 0
+    assert "Not comparable with the figures of first" in output  # random answers now count
     second = RunFolder.open("runs/first-2")
     assert second.read_labels().known == table.known + len(asked)
 
@@ -54,3 +58,11 @@ def test_the_printed_commands_lead_from_labels_to_filled_labels(
     words = next_words(done(*words, "--precision", "0.6", "--confidence", "0.6", "--complete"))
     assert words[0] == "inspect"
     assert formats.read(Path(words[1])).table().known >= second.read_labels().known
+
+
+def test_answers_in_a_database_are_exported_and_its_password_is_not_shown() -> None:
+    command = after_review(Path("runs/a b"), Path("photos"), place="postgresql://me:secret@host/answers")
+    assert command == "halflabel review 'runs/a b' --store URL --export answers.csv"
+    file = Path("team.sqlite")
+    assert "--answers team.sqlite --export" in after_review(Path("runs/first"), Path("photos"), place=file)
+    assert after_review(Path("runs/first"), Path("photos"), is_control=True) == "halflabel fill runs/first photos"

@@ -109,6 +109,8 @@ def import_labels(
 ) -> None:
     """Convert labels of any format to halflabel's long format, and report how each raw value was read.
 
+    Rows at the end that have only a class or only an image name it: nothing is known of it.
+
     Example: halflabel import instances_train.json labels.csv --unlisted absent
     """
     from halflabel.labels import formats

@@ -266,7 +266,8 @@ def _serve(
         if not found and has_labels:
             raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
         is_control = bool(found) and all(question.why == CONTROL_FILL for question in found)
-        after = after_review(run.folder, images, is_control=is_control) if has_labels else ""
+        elsewhere = place if place != run.answers else None
+        after = after_review(run.folder, images, is_control=is_control, place=elsewhere) if has_labels else ""
         session = ReviewSession(
             scored,
             found,

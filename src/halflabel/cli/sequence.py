@@ -29,8 +29,14 @@ def after_next(run: Path, images: Path, questions: Path) -> str:
     return _join("review", run, images, "--questions", questions)
 
 
-def after_review(run: Path, images: Path, *, is_control: bool = False) -> str:
-    """Return the command that uses the answers; those to control questions show the precision of a fill."""
+def after_review(run: Path, images: Path, *, is_control: bool = False, place: str | Path | None = None) -> str:
+    """Return the command that uses the answers; those to control questions show the precision of a fill.
+
+    Answers in a `place` of their own, a file or the URL of a database, are exported first.
+    """
+    if place is not None:
+        where = ("--answers", place) if isinstance(place, Path) else ("--store", "URL")  # which may hold a password
+        return _join("review", run, *where, "--export", "answers.csv")
     return after_train(run, images, is_continued=True) if is_control else _join("train", "--continue", run)
 
 
