@@ -122,6 +122,9 @@ def predict(
     output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
     top: Annotated[int, typer.Option(help="Show at least this many labels per image.", min=0)] = 3,
     all_scores: Annotated[bool, typer.Option("--all", help="Show all classes, not only likely ones.")] = False,
+    items: Annotated[
+        bool, typer.Option("--items", help="Each folder is one item of several images, such as views of a product.")
+    ] = False,
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
     excel_safe: ExcelSafe = False,
@@ -142,7 +145,8 @@ def predict(
     predictor = open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
     names = (line.rstrip("\n") for line in sys.stdin)
     with Bar("scores") as bar:
-        predictions = predict_files(predictor, images, names, top=top, all_scores=all_scores, reporter=Reporter(bar))
+        options: dict[str, Any] = {"top": top, "all_scores": all_scores, "items": items}
+        predictions = predict_files(predictor, images, names, **options, reporter=Reporter(bar))
     if output_format is OutputFormat.csv:
         _print_csv(predictions, excel_safe_cell if excel_safe else str)
     else:

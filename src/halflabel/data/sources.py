@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from halflabel.data.decode import MAX_PIXELS, BadImage, locate_images, read_image
+from halflabel.data.decode import MAX_PIXELS, BadImage, read_image
 from halflabel.data.file_identity import group_copies
 from halflabel.data.quarantine import Quarantine, TooManyBadImages
 from halflabel.data.views import View, view_keys
@@ -302,6 +302,7 @@ def open_images(
 ) -> Images:
     """Open the images of a label table in a folder or a pack; an image without a file counts as unreadable.
 
+    An id that names a folder is an item of several images, see `halflabel.data.items`.
     More missing images than the share `max_bad` raise an error before any image is read; `bad_images` is then written
     to list them.
     """
@@ -315,16 +316,22 @@ def open_images(
         packed = open_packed_images(names, folder, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
         packed.mark_missing(np.flatnonzero(packed.positions < 0).tolist(), folder, "not in the pack")
         return packed
+    from halflabel.data.items import Items, item_files
+
     image_ids = list(names)
-    paths = locate_images(image_ids, folder)
-    missing = [number for number, path in enumerate(paths) if path is None]
+    found = item_files(image_ids, folder)
+    missing = [number for number, files in enumerate(found) if not files]
     if len(missing) == len(image_ids):
         raise UserError(
             f"none of the {len(image_ids)} images of the label file is in {folder} (first: {image_ids[0]!r})",
             "check the folder; names may leave out the ending, such as .jpg",
         )
-    files = [path if path is not None else folder / name for name, path in zip(image_ids, paths, strict=True)]
-    source = Images(files, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+    source: Images
+    if any(len(files) > 1 for files in found):
+        source = Items(found, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+    else:
+        paths = [files[0] if files else folder / name for name, files in zip(image_ids, found, strict=True)]
+        source = Images(paths, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
     source.mark_missing(missing, folder)
     return source
 

@@ -123,13 +123,13 @@ def _features(run: RunFolder, predictor: Predictor, source: Images, reporter: Re
 def _compute(
     run: RunFolder, table: LabelTable, folder: Path, reporter: Reporter
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]]:
-    from halflabel.data.decode import locate_images
+    from halflabel.data.items import first_files
 
     if run.weights.is_file():
         scores, features = _score(run, table, folder, reporter)
     else:
         scores, features = np.full(table.shape, np.nan, np.float32), _first_features(run, table, folder, reporter)
-    located = locate_images(list(table.images), folder)
+    located = first_files(list(table.images), folder)
     paths = [None if path is None else path.relative_to(folder).as_posix() for path in located]
     return paths, scores, features
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from halflabel.data.items import Items, pool_items
 from halflabel.data.sources import Arrays, Features, Images
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
@@ -99,15 +100,17 @@ class Assembly:
     ) -> Features:
         """Return the cached features of a source; with `for_training` also the strong views that the method uses."""
         maps, copies = self.feature_kind(backbone.channels, classes)
-        return cache_features(
+        is_items = isinstance(source, Items)
+        features = cache_features(
             backbone,
-            source,
+            source.images if isinstance(source, Items) else source,
             folder,
             maps=maps,
-            copies=copies if for_training else 0,
+            copies=copies if for_training and not is_items else 0,
             device=self.device,
             reporter=reporter,
         )
+        return pool_items(source, features) if isinstance(source, Items) else features
 
     def solve(
         self,

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.data.decode import find_images
+from halflabel.data.items import Items, pool_items
 from halflabel.data.pack.read import images_not_packed
-from halflabel.data.sources import Images, Source, group_images, open_images
+from halflabel.data.sources import Features, Images, Source, group_images, open_images
 from halflabel.data.views import Plain, View
 from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
@@ -153,6 +154,8 @@ class Predictor:
 
     def logits(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
         """Return the logits (N, C) of the images of a source; NaN for unreadable ones."""
+        if isinstance(source, Items):
+            return self._item_logits(source, reporter)
         return score_source(
             self._fastest_model(len(source), reporter),
             source,
@@ -162,6 +165,16 @@ class Predictor:
             reporter=reporter,
             features=False,
         ).logits
+
+    def _item_logits(self, source: Items, reporter: Reporter) -> Tensor:
+        """Return the logits of items, by the mean of the features of their images."""
+        if self.model.backbone is None or self.model.head.needs_maps or self.config.mirror:
+            raise UserError("this model cannot score items of several images", "use a run on a frozen backbone")
+        model = self._fastest_model(len(source.images), reporter)
+        swept = score_source(model, source.images, device=self.device, batch_size=32, reporter=reporter)
+        bad = torch.isnan(swept.features).any(1).nonzero()[:, 0].numpy()
+        features = pool_items(source, Features(swept.features, source.images.names, bad.tolist()))
+        return score_source(Model(None, self.model.head), features, device=self.device, features=False).logits
 
     def _fastest_model(self, images: int, reporter: Reporter) -> Model:
         """Return the model; ONNX Runtime runs its frozen backbone where that is faster and the head allows it."""
@@ -184,7 +197,9 @@ class Predictor:
             return self.logits(source, reporter)
         assert isinstance(backbone, Backbone)
         folder = run.folder.parent / "cache"
-        features = cache_features(backbone, source, folder, device=self.device, reporter=reporter)
+        images = source.images if isinstance(source, Items) else source
+        features = cache_features(backbone, images, folder, device=self.device, reporter=reporter)
+        features = pool_items(source, features) if isinstance(source, Items) else features
         return score_source(Model(None, head), features, device=self.device, batch_size=256, features=False).logits
 
     def scores(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
@@ -330,9 +345,13 @@ def predict_files(
     *,
     top: int = 3,
     all_scores: bool = False,
+    items: bool = False,
     reporter: Reporter = SILENT,
 ) -> list[Prediction]:
-    """Score image files and the images of folders; the path "-" stands for the file names in `stdin`, one per line."""
+    """Score image files and the images of folders; the path "-" stands for the file names in `stdin`, one per line.
+
+    With `items` each folder is one item, whose images are scored together.
+    """
 
     unpacked: dict[str, str] = {}  # path -> reason
 
@@ -341,7 +360,7 @@ def predict_files(
         for path in map(Path, images):
             if str(path) == "-":
                 paths += [Path(line) for line in stdin if line.strip()]
-            elif path.is_dir():
+            elif path.is_dir() and not items:
                 paths += find_images(path)
                 unpacked.update(images_not_packed(path))
             else:
@@ -352,7 +371,12 @@ def predict_files(
     if not paths:
         raise UserError("there are no images", "name image files, or folders with images")
     workers = predictor.config.workers if len(paths) >= _FEWEST_FOR_WORKERS else 0
-    source = Images(paths, Names.numbered(len(paths)), predictor.views, workers=workers, max_bad=1.0)
+    options: dict[str, Any] = {"workers": workers, "max_bad": 1.0}
+    if items:
+        files = [find_images(path) if path.is_dir() else [path] for path in paths]
+        source: Images = Items(files, Names.numbered(len(paths)), predictor.views, **options)
+    else:
+        source = Images(paths, Names.numbered(len(paths)), predictor.views, **options)
     try:
         scores = predictor.scores(source, reporter)
     except UserError:
