@@ -145,8 +145,9 @@ def predict(
     predictor = open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
     names = (line.rstrip("\n") for line in sys.stdin)
     with Bar("scores") as bar:
-        options: dict[str, Any] = {"top": top, "all_scores": all_scores, "items": items}
-        predictions = predict_files(predictor, images, names, **options, reporter=Reporter(bar))
+        predictions = predict_files(
+            predictor, images, names, top=top, all_scores=all_scores, items=items, reporter=Reporter(bar)
+        )
     if output_format is OutputFormat.csv:
         _print_csv(predictions, excel_safe_cell if excel_safe else str)
     else:

@@ -66,7 +66,8 @@ class Items(Images):
             good = is_good[rows]
             np.add.at(pooled, item[rows][good], np.asarray(values[rows], np.float32)[good])
         count = np.bincount(item[is_good], minlength=len(self))
-        return pooled / np.maximum(count, 1)[:, None], np.flatnonzero(count == 0)
+        pooled /= np.maximum(count, 1)[:, None].astype(np.float32)
+        return pooled, np.flatnonzero(count == 0)
 
 
 def pool_items(source: Items, features: Features) -> Features:
