@@ -93,7 +93,8 @@ class CrossFit:
         if self.logits.size >= LARGE:
             step = sampling_step(self.logits.shape)
             classes = f" and {len(range(0, self.logits.shape[1], step)):,} of the classes" if step > 1 else ""
-            reduced = f" (a large table: {LARGE_FOLDS} folds; the first one{classes} chose the strength)"
+            folds = int(self.fold.max()) + 1
+            reduced = f" (a large table: {folds} folds; the first one{classes} chose the strength)"
         return f"chosen by out-of-fold scores{reduced}: strength {self.strength:g}{mixed}"
 
 
