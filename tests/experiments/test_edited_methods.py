@@ -17,6 +17,7 @@ from halflabel.experiments.source_digest import method_digest
 from halflabel.experiments.store import Store, StoredRun
 from halflabel.methods import base
 from halflabel.methods.base import recipe
+from halflabel.metrics import registry
 from halflabel.system.plugins import load_file
 from halflabel.system.reporter import Reporter
 
@@ -112,3 +113,25 @@ def test_another_default_is_another_run(tmp_path: Path, monkeypatch: pytest.Monk
 def test_methods_of_one_solver_have_digests_of_their_own() -> None:
     assert method_digest("em", "sgd") == method_digest("em", "sgd")
     assert len({method_digest("em", "sgd"), method_digest("em", "lbfgs"), method_digest("asl", "sgd")}) == 3
+
+
+def test_an_edited_metric_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        'from halflabel.metrics.registry import metric\n\n\n@metric("Mine")\ndef mine(scores, labels, thresholds):\n'
+    )
+    monkeypatch.setenv("HALFLABEL_PLUGINS", "")
+    monkeypatch.setattr(registry, "_TABLE", dict(registry._TABLE))
+    store, candidate = Store(tmp_path / "out"), Candidate.parse("em")
+    task = Task(candidate, LabelMask(), 0, candidate.lr, candidate.options)
+    store.write(task, Outcome(), np.zeros((3, 2), np.float32))
+    reasons = []
+    for body in ("return 1.0", "# why\n    return 1.0", "return 2.0"):
+        (tmp_path / "metric.py").write_text(f"{source}    {body}\n")
+        if (earlier := registry._TABLE.pop("mine", None)) is not None:
+            del sys.modules[earlier.compute.__module__]
+        importlib.invalidate_caches()
+        load_file(tmp_path / "metric.py")
+        reasons.append(store.read(task, (3, 2)).reason)
+        store.write(task, Outcome(), np.zeros((3, 2), np.float32))
+    changed = "a metric was added, removed or edited"
+    assert reasons == [changed, "", changed]

@@ -1,4 +1,4 @@
-"""A digest of the code that trains a method: stored runs of a method that was edited since are trained again."""
+"""Digests of the code that trains a method and of own metrics: what was edited since is trained or measured again."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import hashlib
 import inspect
 import sys
 import sysconfig
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import NamedTuple
 
 from halflabel.methods.base import recipe
+from halflabel.metrics.registry import own_functions
 
-__all__ = ["method_digest"]
+__all__ = ["method_digest", "metrics_digest"]
 
 # Code that trains every method of a solver; the modules that it imports are added.
 _TRAINING = {
@@ -39,7 +41,18 @@ def method_digest(method: str, solver: str) -> str:
     Comments and line breaks do not change it. Modules of installed packages, such as torch, are left out.
     """
     build = recipe(method).build
-    modules, to_read = dict[str, str](), [build.__module__, *_TRAINING[solver]]
+    return _digest([build], _TRAINING[solver])
+
+
+def metrics_digest() -> str:
+    """Return a digest of the source of the metrics that plugins have registered, "" without any."""
+    functions = own_functions()
+    return _digest(list(functions.values()), ()) if functions else ""
+
+
+def _digest(functions: Sequence[Callable[..., object]], more: Sequence[str]) -> str:
+    """Return a digest of the modules of these functions, of `more` modules, and of all modules these import."""
+    modules, to_read = dict[str, str](), [*(each.__module__ for each in functions), *more]
     while to_read:
         name = to_read.pop()
         if name not in modules:
@@ -50,7 +63,7 @@ def method_digest(method: str, solver: str) -> str:
             modules[name] = _READ[name][1].digest
             to_read += _READ[name][1].imports
     content = [f"{name} {digest}" for name, digest in sorted(modules.items())]
-    content += [] if modules[build.__module__] else [_source(build)]  # a notebook cell has no file
+    content += [_source(each) for each in functions if not modules[each.__module__]]  # a notebook cell has no file
     return hashlib.sha256("\n".join(content).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 

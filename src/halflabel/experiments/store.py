@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.experiments.grid import Outcome, Task
-from halflabel.experiments.source_digest import method_digest
+from halflabel.experiments.source_digest import method_digest, metrics_digest
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.system.files import atomic_write, to_json_value, write_json
@@ -31,6 +31,7 @@ _FLOATS = tuple(column.name for column in fields(Outcome) if column.type == "flo
 _REASONS = {
     "resolved_options": "an option of {} has another default now",
     "source": "the code that trains {} was edited",
+    "metrics": "a metric was added, removed or edited",
 }
 _DAMAGED = "its files are damaged"
 
@@ -102,7 +103,7 @@ class Store:
         try:
             content = json.loads(self._json(task).read_text(encoding="utf-8"))
             for name, value in _made_by(task).items():
-                if content[name] != value:
+                if content.get(name, "") != value:
                     return StoredRun(None, _REASONS[name].format(task.candidate.method))
             values = content["outcome"]
             numbers = {name: math.nan for name in _FLOATS if values[name] is None}
@@ -175,6 +176,7 @@ def _made_by(task: Task) -> dict[str, Any]:
     return {
         "resolved_options": to_json_value({**defaults, **dict(task.options)}),
         "source": method_digest(method.name, task.candidate.solver),
+        "metrics": metrics_digest(),
     }
 
 

@@ -24,7 +24,7 @@ from halflabel.system.plugin_sources import remember
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Metric", "Shown", "mean_of", "metric", "own_metrics", "shown_metrics"]
+__all__ = ["Metric", "Shown", "mean_of", "metric", "own_functions", "own_metrics", "shown_metrics"]
 
 Compute = Callable[["Tensor", "Tensor", "Tensor"], float]
 
@@ -73,18 +73,22 @@ def metric(title: str, *, note: str = "", is_share: bool = False) -> Callable[[C
     return register
 
 
+def own_functions() -> dict[str, Compute]:
+    """Return the functions of the metrics that plugins have registered, by name."""
+    return {name: each.compute for name, each in sorted(_all().items()) if each.compute is not None}
+
+
 def own_metrics(scores: Tensor, labels: Tensor, thresholds: Tensor) -> dict[str, float]:
     """Compute the metrics that plugins have registered."""
     values = {}
-    for name, each in _all().items():
-        if each.compute is not None:
-            try:
-                values[name] = float(each.compute(scores, labels, thresholds))
-            except Exception as error:  # any error of the user's function
-                raise UserError(
-                    f"the metric {name} fails: {type(error).__name__}: {error}",
-                    f"correct it in {each.compute.__code__.co_filename}",
-                ) from error
+    for name, compute in own_functions().items():
+        try:
+            values[name] = float(compute(scores, labels, thresholds))
+        except Exception as error:  # any error of the user's function
+            raise UserError(
+                f"the metric {name} fails: {type(error).__name__}: {error}",
+                f"correct it in {compute.__code__.co_filename}",
+            ) from error
     return values
 
 
