@@ -155,7 +155,7 @@ def per_class(table: LabelTable, *, positives: int, negatives: int, seed: int = 
     return table.keep(mask)
 
 
-def corrupt(table: LabelTable, share: float, *, seed: int = 0) -> LabelTable:
+def corrupt(table: LabelTable, share: float, *, labelled: float = 1.0, seed: int = 0) -> LabelTable:
     """Exchange the labels of a random share of the images, so that all class counts stay the same.
 
     Exactly ⌊share·N + ½⌋ of the N images with a known label are chosen, and their whole label rows are permuted at
@@ -163,9 +163,13 @@ def corrupt(table: LabelTable, share: float, *, seed: int = 0) -> LabelTable:
     chosen rows are equal: then some cannot change). Known positives, known negatives and co-occurrences of the classes
     are exactly the same afterwards, and no label is hidden. With the same seed, the images chosen at 10 % are among
     those at 20 %. (Cevikalp 2019, §3.3: labels of a random subset are "altered stochastically, while maintaining the
-    class frequencies"; exchanging whole rows is our interpretation.)
+    class frequencies"; exchanging whole rows is our interpretation.) With `labelled` below 1, all other images first
+    lose their labels, as by `semi_supervised`.
     """
     _check_share(share)
+    _check_share(labelled)
+    if labelled < 1:
+        table = semi_supervised(table, share=1 - labelled, seed=seed)
     order = _shuffled_labelled_images(table, seed)
     order = order[: _round_share(share, len(order))]
     if len(order) == 1:

@@ -261,6 +261,30 @@ def test_coco(tmp_path: Path) -> None:
     assert open_dataset("coco2014", tmp_path).splits["train"].images == tmp_path / "images" / "train2014"
 
 
+def test_coco_words_of_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_coco(tmp_path, 2014)
+    captions = {
+        "train": [(9, "A dog, a Dog!"), (9, "The dog runs"), (25, "A man runs"), (30, "A surfer's board")],
+        "val": [(42, "a zebra runs")],
+    }
+    for part, rows in captions.items():
+        images = json.loads((tmp_path / "annotations" / f"instances_{part}2014.json").read_text())["images"]
+        marks = [{"id": n, "image_id": image, "caption": text} for n, (image, text) in enumerate(rows)]
+        put(
+            tmp_path / "annotations" / f"captions_{part}2014.json", json.dumps({"images": images, "annotations": marks})
+        )
+    monkeypatch.setattr("halflabel.data.datasets.coco.WORDS", 4)
+    dataset = open_dataset("coco2014", tmp_path, labels="words")
+    assert list(dataset.classes) == ["a", "runs", "board", "dog"]  # images with it, then the alphabet
+    assert dataset.train.dense().tolist() == [[1, 1, -1, 1], [1, 1, -1, -1], [1, -1, 1, -1]]
+    assert dataset.test.dense().tolist() == [[1, 1, -1, -1]]
+    file = tmp_path / "annotations" / "captions_val2014.json"
+    file.write_text(file.read_text().replace('"image_id": 42', '"image_id": 43'))
+    assert "no image has the id 43" in refusal("coco2014", tmp_path, labels="words")
+    file.unlink()
+    assert "captions_val2014.json" in refusal("coco2014", tmp_path, labels="words")
+
+
 def test_coco_refuses_splits_of_different_classes(tmp_path: Path) -> None:
     write_coco(tmp_path, 2014)
     file = tmp_path / "annotations" / "instances_val2014.json"
