@@ -222,6 +222,10 @@ class Model(nn.Module):
         output: Output = other(view)
         return output
 
+    def take(self, view: Tensor, order: Tensor) -> Tensor:
+        """The views of other images of the batch: row i is that of image order[i], with several processes of any."""
+        return view[order]
+
     def forward(self, view: Tensor) -> Output:
         """The output of the head, in float32 at least, so that methods compute alike in every precision."""
         output = run_head(self.head, self.features(view))

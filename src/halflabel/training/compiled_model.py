@@ -32,6 +32,9 @@ class CompiledModel(nn.Module):
         output: Output = other(view)
         return output
 
+    def take(self, view: Tensor, order: Tensor) -> Tensor:
+        return view[order]
+
     def forward(self, view: Tensor) -> Output:
         if len(view) % self.batch_size or not self.training or not torch.is_grad_enabled():
             return self._run(view, None)

@@ -89,6 +89,12 @@ class WholeBatchParallel(nn.Module):
             }
         )
 
+    def take(self, view: Tensor, order: Tensor) -> Tensor:
+        """Row i of this process's slice of the batch becomes the view of image order[i], of any process."""
+        first, count = sum(self.counts[: distributed.rank()]), self.counts[distributed.rank()]
+        whole = self._gather(view, 0)
+        return whole[order[first : first + count]] if count else view  # without images: the blank row
+
     def _gather(self, value: Tensor, axis: int) -> Tensor:
         whole: Tensor = _Gather.apply(value.movedim(axis, 0), self.counts)
         return whole.movedim(0, axis)

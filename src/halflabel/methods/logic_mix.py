@@ -1,0 +1,74 @@
+"""Images are mixed, and their labels joined by OR, which is right for unknown labels too (Chong 2024, LogicMix)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.losses import BCE, over_known
+from halflabel.methods.parts.ranking import UnknownAs
+from halflabel.models.heads import Model
+from halflabel.system.validate import at_least, between
+from halflabel.types import Batch
+
+__all__ = ["LogicMix", "logic_mix"]
+
+
+@method(
+    serves=REGIMES,
+    paper="Chong, Guo, Yang, Ke, Wang 2024: Free Performance Gain from Mixing Multiple Partially Labeled Samples "
+    "in Multi-label Image Classification (LogicMix)",
+    tune={"weight": (0.3, 1.0)},
+)
+def logic_mix(members: int = 2, weight: float = 1.0, unknown: str = "auto") -> Method:
+    """Besides each image the model learns the mean of it and of other images, whose labels are joined by OR.
+
+    Use it with --tune all, where photos are mixed and the mixtures keep a network from memorising few photos. On a
+    frozen backbone it mixes cached features; it is then trained in batches (--solver sgd).
+
+        x̃ = mean of x_1 … x_k,   ỹ = y_1 OR … OR y_k:   1 if any is 1, absent if all are absent, else unknown
+        L = L_BCE(x, y) + weight · L_BCE(x̃, ỹ),   each divided by the number of labels used
+
+    members (k): images in a mixture, drawn from the batch; weight: of the mixtures; unknown: ignore leaves unknown
+    labels out, negative takes them as absent, auto means negative if no label is known to be absent.
+
+    Measured here on frozen features, where it mixes features (VOC 2012, 3 draws, all by sgd): no gain. 2 of 20 labels
+    known 74.9 against 74.7 of `bce`, one positive 81.6 against 81.9 of `an`. A linear head on mean features scores a
+    mixture by the mean of its images' logits, so mixtures teach it nothing new. Photos have not been mixed here:
+    that needs a GPU.
+
+    Differs from the paper: images and mixtures are in the same batch instead of alternating, and k is fixed.
+    """
+    between(2, 16, members=members)
+    at_least(0, weight=weight)
+    return LogicMix(members, weight, unknown)
+
+
+class LogicMix(Method):
+    """The loss of a batch and that of its mixtures."""
+
+    samples = True
+
+    def __init__(self, members: int, weight: float, unknown: str) -> None:
+        super().__init__(BCE(), UnknownAs(unknown), reduce=over_known)
+        self.members, self.weight = members, weight
+
+    def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
+        view = batch.views[0]
+        mixed, labels = view.float() if not view.is_floating_point() else view, batch.labels
+        for _ in range(self.members - 1):
+            order = torch.randperm(len(labels), device=labels.device)
+            mixed = mixed + model.take(view, order)
+            labels = torch.maximum(labels, batch.labels[order])  # OR, as absent < unknown < present
+        mixed = mixed / self.members
+        if view.dtype == torch.uint8:
+            mixed = mixed.round()
+        outputs = model(torch.cat([view, mixed.to(view.dtype)])).logits.chunk(2)
+        losses = []
+        for logits, joined in zip(outputs, (batch, replace(batch, labels=labels)), strict=True):
+            targets = self.relabel(joined, logits.detach(), epoch)
+            losses.append(self.reduce(self.loss(logits, targets), targets))
+        return losses[0] + self.weight * losses[1]

@@ -1,0 +1,64 @@
+"""LogicMix against the slow loop."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import recipe
+from halflabel.models.heads import Linear, Model
+from halflabel.types import Batch, Output
+
+_spec = importlib.util.spec_from_file_location(
+    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
+)
+checks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checks)
+slow = checks.reference("logic_mix")
+
+
+@pytest.mark.parametrize("images", [2, 3])
+@pytest.mark.parametrize("values", [[-1, 0, 1], [0, 1]])
+def test_loss_is_that_of_the_slow_loop(images, values):
+    rng = np.random.default_rng(0)
+    labels, features = rng.choice(values, (7, 4)), rng.normal(size=(7, 5))
+    torch.manual_seed(0)
+    model = Model(None, Linear(5, 4)).double()
+    method = recipe("logic-mix").make(members=images, weight=0.7)
+    method.start(LabelTable.from_dense(labels), model)
+    weight, bias = model.head.linear.weight.detach().numpy(), model.head.linear.bias.detach().numpy()
+    torch.manual_seed(3)
+    orders = [torch.randperm(7).tolist() for _ in range(images - 1)]
+    expected = slow.loss(lambda x: weight @ x + bias, features.tolist(), labels.tolist(), orders, 0.7, -1 not in values)
+    torch.manual_seed(3)
+    batch = Batch(torch.arange(7), (torch.from_numpy(features),), torch.from_numpy(labels))
+    assert method.step(model, batch, 1).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("one", "other", "joined"), [(1, 0, 1), (1, -1, 1), (0, 0, 0), (0, -1, 0), (-1, -1, -1)])
+def test_unknown_labels_are_joined_correctly(one, other, joined):
+    assert slow.join([one, other]) == slow.join([other, one]) == joined
+    assert int(torch.maximum(torch.tensor(one), torch.tensor(other))) == joined
+
+
+def test_photos_stay_photos(monkeypatch):
+    seen = []
+
+    class Photos(Model):
+        def forward(self, view):
+            seen.append(view)
+            logits = self.head.linear(view.float().mean((2, 3)))
+            return Output(logits, logits)
+
+    model = Photos(None, Linear(3, 2))
+    method = recipe("logic-mix").make()
+    labels = torch.tensor([[1, -1], [-1, 0]])
+    method.start(LabelTable.from_dense(labels.numpy()), model)
+    photos = torch.stack([torch.full((3, 2, 2), 255), torch.full((3, 2, 2), 100)]).to(torch.uint8)
+    monkeypatch.setattr(torch, "randperm", lambda *_, **__: torch.tensor([1, 0]))
+    method.step(model, Batch(torch.arange(2), (photos,), labels), 1)
+    assert seen[0].dtype == torch.uint8
+    assert seen[0][2:].unique().tolist() == [178]
