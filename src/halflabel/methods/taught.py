@@ -72,12 +72,15 @@ class Taught(Relabeler):
 
     def start(self, table: LabelTable) -> None:
         check_size(table, 5, "taught")
-        labels = table.dense()
+        self.set_scores(table.dense(), teacher_probabilities(self.teacher, table) if self.teacher else None)
+
+    def set_scores(self, labels: np.ndarray, t: np.ndarray | None) -> None:
+        """Calibrate the teacher's probabilities (N, C), NaN for none, and weigh its classes by the known labels."""
         has_negatives = has_enough_negatives(labels)
-        q, trust = np.zeros(table.shape, np.float32), np.zeros(len(table.classes))
-        has_score = np.zeros(table.shape, bool)
-        if self.teacher:
-            t = np.clip(teacher_probabilities(self.teacher, table), _SMALLEST, 1 - _SMALLEST)
+        q, trust = np.zeros(labels.shape, np.float32), np.zeros(labels.shape[1])
+        has_score = np.zeros(labels.shape, bool)
+        if t is not None:
+            t = np.clip(t, _SMALLEST, 1 - _SMALLEST)
             has_score = ~np.isnan(t)
             x = logit(t.astype(np.float64))
             scored = np.where(has_score, labels, 0)

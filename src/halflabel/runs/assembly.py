@@ -53,7 +53,15 @@ class Assembly:
 
     def make_method(self) -> Method:
         """Build the method; some methods have weights, which depend on the seed alone."""
-        return seeded(self.config.settings.seed, lambda: self.recipe.make(**self.config.options))
+        method = seeded(self.config.settings.seed, lambda: self.recipe.make(**self.config.options))
+        if method.relabel.needs_group:
+            if not self.config.group:
+                raise UserError(
+                    f"the method {self.config.method!r} needs groups of images",
+                    "state them by --group, a CSV file of images and groups or a regular expression on image names",
+                )
+            method.relabel.group = self.config.group
+        return method
 
     def make_head(self, method: Method, channels: int, classes: int) -> Head:
         return seeded(self.config.settings.seed, lambda: method.head(channels, classes))

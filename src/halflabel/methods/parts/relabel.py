@@ -30,6 +30,8 @@ class Relabeler(nn.Module):
     passes: int = 0  # Monte-Carlo dropout passes that a sweep must include
     is_static = False  # whether targets depend on the known labels alone, not on scores or epoch
     wants_features = True  # whether a sweep must include the features of the images
+    needs_group = False  # whether training is refused without --group
+    group: str | None = None  # the option --group, set before `start` if it is needed
 
     def plan(self, epochs: int) -> None:
         """Set the number of training epochs, for schedules; called before `start`."""
