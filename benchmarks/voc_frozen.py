@@ -2,6 +2,7 @@
 
 python benchmarks/voc_frozen.py --labels labels.csv --photos DIR --cache DIR [--single single_positive.csv]
     [--protocol single-positive|partial] [--methods an,em,...] [--seeds 3] [--lrs 3e-4,1e-3,3e-3] [--select clean|known]
+    [--limit 1500]
 
 `labels.csv` has the columns id, split and one per class (1 present, -1 absent, 0 only difficult objects). Training uses
 the split `train` with labels hidden by the protocol; 20 % of it is held out. The learning rate and the epoch are chosen
@@ -121,10 +122,13 @@ def main() -> None:
         "--copies", type=int, default=0, help="cached strong views per image, for methods with two views"
     )
     parser.add_argument("--maps", action="store_true", help="cache feature maps, for heads that score each place")
+    parser.add_argument("--limit", type=int, help="use only so many photos of each split")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "voc_frozen.json")
     args = parser.parse_args()
 
-    full, whole_test = read_labels(args.labels, "train"), read_labels(args.labels, "val")
+    full, whole_test = (read_labels(args.labels, split) for split in ("train", "val"))
+    if args.limit:
+        full, whole_test = (table.subset(np.arange(min(args.limit, len(table)))) for table in (full, whole_test))
     train = load_features(full, args.photos, args.cache, args.maps, args.copies)
     test = load_features(whole_test, args.photos, args.cache, args.maps)
     if not args.maps:  # small enough to keep in memory
