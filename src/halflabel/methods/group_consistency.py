@@ -60,7 +60,9 @@ class GroupAgreement(Taught):
     def start(self, table: LabelTable) -> None:
         check_size(table, 5, "group-consistency", sweeps=1)
         self.table = table
-        self.numbers = torch.from_numpy(group_numbers(image_groups(self.group, table.images), len(table)))
+        self.numbers = torch.from_numpy(
+            group_numbers(image_groups(self.group, table.images, required=False), len(table))
+        )
         self.set_scores(table.dense(), None)
 
     def wants_sweep(self, epoch: int) -> bool:

@@ -68,7 +68,7 @@ class LogicMix(Method):
             mixed = mixed.round()
         outputs = model(torch.cat([view, mixed.to(view.dtype)])).logits.chunk(2)
         losses = []
-        for logits, joined in zip(outputs, (batch, replace(batch, labels=labels)), strict=True):
+        for logits, joined in zip(outputs, (batch, replace(batch, labels=labels, soft=None)), strict=True):
             targets = self.relabel(joined, logits.detach(), epoch)
             losses.append(self.reduce(self.loss(logits, targets), targets))
         return losses[0] + self.weight * losses[1]
