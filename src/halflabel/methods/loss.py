@@ -161,7 +161,7 @@ class _BatchWithoutIndex(Batch):
     _name: str
 
     def __init__(self, name: str, logits: Tensor, labels: Tensor) -> None:
-        for attribute, value in (("_name", name), ("views", (logits,)), ("labels", labels)):
+        for attribute, value in (("_name", name), ("views", (logits,)), ("labels", labels), ("soft", None)):
             object.__setattr__(self, attribute, value)
 
     @property
