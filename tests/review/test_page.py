@@ -698,3 +698,23 @@ def test_the_map_by_keys_hover_and_click(server, context) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("#grid-like")).to_contain_text("From the map: 80 photos")
     assert page.faults == []
+
+
+def test_the_next_photos_are_there_before_they_are_asked_for(server, context) -> None:
+    page = open_page(context, server.url)
+    small = []
+    page.on("response", lambda reply: small.append(reply.url) if "size=small" in reply.url else None)
+    page.click('nav [data-view="grid"]')
+    expect(page.locator("#grid-tiles img[src]")).to_have_count(15)
+    for _ in range(100):  # some photos are on both pages, with another class
+        page.wait_for_timeout(20)
+        if len(set(small)) > 15:
+            break
+    page.wait_for_timeout(200)
+    first = page.locator("#grid-tiles img").first.get_attribute("src")
+    context.set_offline(True)
+    page.click("#grid-save")
+    page.click("#grid-save")  # nobody had seen the last row
+    expect(page.locator("#grid-tiles img").first).not_to_have_attribute("src", first)
+    expect(page.locator("#grid-tiles img[src]")).to_have_count(page.locator("#grid-tiles .tile").count())
+    context.set_offline(False)

@@ -19,7 +19,7 @@ from halflabel.system.files import atomic_write
 __all__ = ["MAX_POINTS", "PhotoMap", "lay_out"]
 
 MAX_POINTS = 50_000  # photos on a map; of more, a random sample
-_EMBEDDED = 3000  # photos that t-SNE places; the others stand among their most similar ones
+_EMBEDDED = 2000  # photos that t-SNE places; the others stand among their most similar ones
 _NEIGHBOURS = 3
 _GRID = 65535  # places are whole numbers of 0 … _GRID
 _BLOCK = 4096
@@ -47,7 +47,7 @@ def lay_out(features: NDArray[Any], embedded: int = _EMBEDDED) -> Floats:
     components = PCA(min(30, len(chosen) - 1, unit.shape[1]), random_state=0).fit_transform(unit[chosen])
     perplexity = min(30.0, (len(chosen) - 1) / 3)
     places = np.empty((len(unit), 2), np.float32)
-    places[chosen] = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(components)
+    places[chosen] = TSNE(perplexity=perplexity, init="pca", max_iter=500, random_state=0).fit_transform(components)
     rest = np.setdiff1d(np.arange(len(unit)), chosen)
     spread = 0.01 * np.ptp(places[chosen], axis=0)
     for first in range(0, len(rest), _BLOCK):

@@ -5,20 +5,21 @@ import { fetchQuestions, modelOpinion, release, showFinished, shownEntries, show
 
 const FEW = 18; // classes shown at first
 
-const photo = { question: null, items: [], marked: new Set(), count: FEW };
+const photo = { question: null, items: [], marked: new Set(), count: FEW, ahead: null };
 
-/** The question that is reserved for this view. */
-export const photoQuestions = () => (photo.question ? [photo.question] : []);
+/** The questions that are reserved for this view: of the photo on the screen and of the next one. */
+export const photoQuestions = () => [photo.question, photo.ahead].filter(Boolean);
 
-export function clearPhoto() { photo.question = null; }
+export function clearPhoto() { photo.question = photo.ahead = null; }
 
 /** Show the photo of a question, or of the next one. */
 export async function openPhoto(wanted = null) {
   const isCurrent = startTurn();
   try {
-    const question = wanted ?? (await retry(() => fetchQuestions(1, []), isCurrent, showWaiting))?.questions[0];
+    const question = wanted ?? photo.ahead ?? (await retry(() => fetchQuestions(1, []), isCurrent, showWaiting))?.questions[0];
     if (!isCurrent()) return question && release([question]);
     photo.question = question ?? null;
+    if (question === photo.ahead) photo.ahead = null;
     if (!question) return showFinished();
     const reply = await retry(async () => (await call(`/api/photo/${question.image}`)).json(), isCurrent, showWaiting);
     if (!isCurrent()) return;
@@ -30,8 +31,20 @@ export async function openPhoto(wanted = null) {
     draw();
     showOnly("view-photo");
     const url = await retry(() => largePhoto(question), isCurrent, showWaiting);
-    if (isCurrent()) $("photo-large").replaceChildren(el("img", { src: url, alt: `Photo ${question.name}`, draggable: "false" }));
+    if (!isCurrent()) return;
+    $("photo-large").replaceChildren(el("img", { src: url, alt: `Photo ${question.name}`, draggable: "false" }));
+    if (!photo.ahead) await loadAhead(question, isCurrent);
   } catch (error) { if (isCurrent()) showStopped(error); }
+}
+
+/** Fetch the next photo while the user looks at this one. */
+async function loadAhead(shown, isCurrent) {
+  const questions = await fetchQuestions(6, [shown.entry]).then((reply) => reply.questions, () => []);
+  if (!isCurrent()) return release(questions);
+  const next = questions.find((question) => question.image !== shown.image);
+  release(questions.filter((question) => question !== next));
+  photo.ahead = next ?? null;
+  if (next) largePhoto(next).catch(() => {});
 }
 
 const valueOf = (item) => (item.answer ? item.answer.value : item.label);
@@ -87,5 +100,5 @@ export function restorePhoto(questions) { openPhoto(questions[0]); }
 
 $("photo-save").addEventListener("click", () => savePhoto());
 $("photo-marked").addEventListener("click", () => savePhoto(false));
-$("photo-skip").addEventListener("click", () => { if (photo.question) shownEntries.add(photo.question.entry); release(photoQuestions()); openPhoto(); });
+$("photo-skip").addEventListener("click", () => { if (photo.question) { shownEntries.add(photo.question.entry); release([photo.question]); } openPhoto(); });
 $("photo-more").addEventListener("click", () => { photo.count = photo.items.length; draw(); });
