@@ -54,6 +54,7 @@ _SCRIPTS = (
     "recent",
     "team",
     "dots",
+    "map_colours",
     "map",
     "page",
 )

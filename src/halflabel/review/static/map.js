@@ -2,13 +2,12 @@
 import { $, announce, el, startTurn, showOnly, toggle } from "/screen.js";
 import { call, retry, smallPhoto } from "/connection.js";
 import { showStopped, showWaiting } from "/questions.js";
-import { Dots, cssPixel, cssText, ramp } from "/dots.js";
+import { Dots, cssPixel, cssText } from "/dots.js";
+import { colourPhotos } from "/map_colours.js";
 
 const MOST = 2000; // photos that a selection holds
 const SHOWN_PHOTOS = 40; // with so few in view, photos are drawn instead of dots
 const PHOTO_SIDE = 84;
-const SHOWN_CLASSES = 7; // with a colour of their own
-const CLASS_COLOURS = ["#3b7dd8", "#e07b39", "#3a9d6e", "#b05fb8", "#d3a429", "#d6557a", "#38a3b5"];
 
 const canvas = $("map-canvas");
 const dots = new Dots(canvas);
@@ -61,41 +60,16 @@ function fit() {
   draw();
 }
 
-// ---- colours
-
 function recolour() {
-  const isKnown = $("map-colour").getAttribute("aria-pressed") === "true";
-  const count = photos.images.length;
-  const order = Uint32Array.from({ length: count }, (_, index) => index);
-  const grey = ramp(cssPixel("--line"), cssPixel("--soft"), 5)[1];
-  const name = $("filter-class").value;
-  let palette, colour, key;
   $("map-colour").hidden = Boolean(colours.best);
-  if (colours.best) {
-    const counts = new Map();
-    for (const best of colours.best) if (best >= 0) counts.set(best, (counts.get(best) ?? 0) + 1);
-    const common = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a)).slice(0, SHOWN_CLASSES);
-    palette = [grey, ...CLASS_COLOURS.map(cssPixel)];
-    colour = colours.best.map((best) => common.indexOf(best) + 1);
-    key = common.map((best, index) => [palette[index + 1], colours.classes[best]]);
-    if (colour.includes(0)) key.push([grey, "another class, or none"]);
-  } else if (isKnown) {
-    palette = [cssPixel("--no"), grey, cssPixel("--yes")];
-    colour = colours.state.map((state) => state + 1);
-    key = [[palette[2], `${name}: present`], [palette[0], "absent"], [grey, "unknown"]];
-  } else {
-    palette = [grey, ...ramp(cssPixel("--line"), cssPixel("--link"), 101)];
-    colour = colours.chance.map((chance) => chance + 1);
-    key = [0, 50, 100].map((chance) => [palette[chance + 1], `${chance ? "" : `${name}: `}${chance} %`]);
-  }
-  order.sort((a, b) => colour[a] - colour[b]); // what stands out is drawn last
-  if (isKnown && !colours.best) order.sort((a, b) => Math.abs(colour[a] - 1) - Math.abs(colour[b] - 1));
+  const isKnown = $("map-colour").getAttribute("aria-pressed") === "true";
+  const { key, ...dressed } = colourPhotos(colours, $("filter-class").value, isKnown);
   $("map-key").replaceChildren(...key.map(([pixel, text]) => {
     const chip = el("span", { class: "chip", "aria-hidden": "true" });
     chip.style.background = cssText(pixel);
     return el("li", {}, chip, text);
   }));
-  scene = { x: photos.x, y: photos.y, order, colour: Uint8Array.from(colour), palette, background: cssPixel("--card"), radius: 3 };
+  scene = { x: photos.x, y: photos.y, ...dressed, background: cssPixel("--card"), radius: 3 };
   draw();
 }
 
