@@ -25,13 +25,19 @@ from halflabel.system.sockets import open_socket
 TOKEN = "t" * 43
 
 
+def app_of(project, session, port: int = 8765, tls: bool = False):
+    thumbnails, layout = Thumbnails(project.images, session.scored.paths), project.run / "map.npz"
+    return server.make_app(session, thumbnails, None, token=TOKEN, host="127.0.0.1", port=port, layout=layout, tls=tls)
+
+
+def client_of(project, session) -> TestClient:
+    return TestClient(app_of(project, session), base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: TOKEN})
+
+
 @pytest.fixture
 def team(project):
     session = project.session(asks_name=True, twice=1.0)
-    app = server.make_app(
-        session, Thumbnails(project.images, session.scored.paths), None, token=TOKEN, host="127.0.0.1", port=8765
-    )
-    yield session, TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: TOKEN})
+    yield session, client_of(project, session)
     session.answers.close()
 
 
@@ -118,10 +124,7 @@ def test_names_are_checked(team) -> None:
 
 def test_a_given_reviewer_is_not_replaced_by_a_browser(project) -> None:
     session = project.session()
-    app = server.make_app(
-        session, Thumbnails(project.images, session.scored.paths), None, token=TOKEN, host="127.0.0.1", port=8765
-    )
-    client = TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: TOKEN})
+    client = client_of(project, session)
     say(client, "eve", {next(iter(session.pool)): 1})
     assert [item.who for item in session.answers.current()] == ["me"]
     session.answers.close()
@@ -149,25 +152,13 @@ def serving(project, *, tls=None, **more):
     session = project.session(asks_name=True, **more)
     listening = open_socket("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    app = server.make_app(
-        session,
-        Thumbnails(project.images, session.scored.paths),
-        None,
-        token=TOKEN,
-        host="127.0.0.1",
-        port=port,
-        tls=tls is not None,
-    )
+    app = app_of(project, session, port, tls is not None)
     started: list[uvicorn.Server] = []
 
     class Server(uvicorn.Server):
         def __init__(self, config) -> None:
             super().__init__(config)
             started.append(self)
-
-        @contextmanager
-        def capture_signals(self):
-            yield  # only the main thread may handle signals
 
     patch = pytest.MonkeyPatch()
     patch.setattr(uvicorn, "Server", Server)
