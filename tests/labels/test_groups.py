@@ -58,6 +58,8 @@ def test_groups_that_cannot_be_meant_are_refused(group: str) -> None:
 
 def test_groups_are_suggested_by_names_with_few_images_each() -> None:
     assert suggest_groups([f"patient{i // 3}/view{i % 3}.jpg" for i in range(60)]) is not None
+    chexpert = [f"train/patient{i // 4:05d}/study{i // 2 % 2 + 1}/view{i % 2 + 1}_frontal.jpg" for i in range(60)]
+    assert len(set(image_groups(suggest_groups(chexpert), Names(chexpert)) or ())) == 15  # patients, not studies
     assert suggest_groups([f"2008_{i:06d}.jpg" for i in range(200)]) is None
     assert suggest_groups([f"cats/{i}.jpg" for i in range(60)] + [f"dogs/{i}.jpg" for i in range(60)]) is None
 

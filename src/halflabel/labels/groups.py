@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["absolute_group", "column_group", "image_groups", "suggest_groups"]
 
-# The part of a name before its last number, folder or letter: what frames, views and bursts of one thing share.
-_PATTERNS = (r"^(.*)/[^/]*$", r"^(.*?)[_-][^_/-]*$")
-_LOOKED_AT = 10_000  # rows of a file, to find the column with the images
+# A word for those whose images belong together, with its number; then the part of a name before its last folder, number
+# or letter: what frames, views and bursts of one thing share.
+_PATTERNS = (
+    r"((?:patient|subject|participant|case|animal|camera)[_-]?[0-9]+)",
+    r"^(.*)/[^/]*$",
+    r"^(.*?)[_-][^_/-]*$",
+)
+_LOOKED_AT = 10_000  # rows of a file, to find the column with the images; and names, to suggest groups
 _MOST_IMAGES = 50  # of a group; more are a folder per class or a prefix of all names
 
 
@@ -67,6 +72,7 @@ def suggest_groups(images: Sequence[str]) -> str | None:
     '^(.*?)[_-][^_/-]*$'
     >>> suggest_groups(["a.jpg", "b.jpg", "c.jpg"])
     """
+    images = sorted(images)[:_LOOKED_AT]
     for pattern in _PATTERNS:
         sizes = Counter(match[1] for name in images if (match := re.search(pattern, name)))
         together = sum(size for size in sizes.values() if 1 < size <= _MOST_IMAGES)

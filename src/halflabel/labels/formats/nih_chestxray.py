@@ -40,6 +40,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
     )
     result = tags.read(path, stated)
     result.audit.format = "nih-chestxray"
+    if "Patient ID" in others:
+        result.audit.note('images of one patient look alike: train with --group "Patient ID"')
     if policy.unlisted is None:
         result.audit.note("findings that are not listed are read as absent; --unlisted unknown reads them otherwise")
     return result
