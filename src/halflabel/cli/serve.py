@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import PositivesPerImage, Threshold
+from halflabel.cli.options import PositivesPerImage, Threshold, check_image_folder
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -36,6 +36,10 @@ def serve(
             envvar="HALFLABEL_TOKEN",
             show_envvar=True,
         ),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="The folder with the images of a Label Studio project: the server is then its ML backend."),
     ] = None,
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
@@ -88,6 +92,7 @@ def serve(
         "--wait-ms": wait_ms,
     }
     _check_options(limits_by_flag, token)
+    check_image_folder(images)
     model_kind(model)
     with open_socket(host, port) as listening:
         from halflabel.runs import serve as server
@@ -105,7 +110,7 @@ def serve(
             wait=wait_ms / 1000,
         )
         predictor = open_model(model).deciding(threshold=threshold, positives_per_image=positives_per_image)
-        made = server.make_app(predictor, model.resolve().name, limits)
+        made = server.make_app(predictor, model.resolve().name, limits, images)
         address, taken = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         console.print(

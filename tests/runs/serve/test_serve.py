@@ -181,7 +181,7 @@ def test_health_classes_and_docs(client: TestClient, predictor: Predictor, photo
     before = client.get("/health").json()
     client.post("/predict", files=files(photo.read_bytes(), photo.read_bytes()))
     after = client.get("/health").json()
-    assert (after["status"], after["model"], after["classes"]) == ("ok", "run", 10)
+    assert (after["status"], after["model"], after["classes"]) == ("UP", "run", 10)
     assert after["images"] == before["images"] + 2
     listed = client.get("/classes").json()["classes"]
     assert [item["class"] for item in listed] == list(predictor.classes)
@@ -400,7 +400,7 @@ def test_a_real_server_under_fire(bench: Any, model: Path) -> None:
             lines = ("POST /predict HTTP/1.1", f"Host: {host}", "Expect: 100-continue", "Content-Length: 99000000")
             link.sendall("\r\n".join([*lines, "", ""]).encode())
             assert link.recv(1000).startswith(b"HTTP/1.1 413")
-        assert server.ask("/health")["status"] == "ok"
+        assert server.ask("/health")["status"] == "UP"
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
         content = bench.saved(bench.picture(random.Random(3)), "JPEG")
         client.putrequest("POST", "/predict")

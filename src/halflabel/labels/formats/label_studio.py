@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._json import Record, head_and_tail, load_json, read_score, starts_with
+from halflabel.labels.formats._label_studio_names import class_of, image_name_from_url, question_name
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
 from halflabel.labels.names import Names
@@ -47,10 +48,8 @@ _WRITER = "halflabel"  # the model version of predictions that hold known labels
 _ANSWERS = {"yes": 1, "no": -1, "unsure": 0}
 _MEANINGS = {"yes": "present", "no": "absent", "unsure": "retracted"}
 _ANSWER_WORDS = {1: "yes", -1: "no"}
-_QUESTION_PREFIX = "class_"
 _XML_QUOTE = {'"': "&quot;"}
 _IMAGE_KEYS = ("image", "img", "url", "photo", "picture")
-_UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{8}-")  # Label Studio puts this before the name of an uploaded file
 
 
 def sniff(path: Path) -> bool:
@@ -96,7 +95,7 @@ def write(rows: Rows, path: Path, image_url: str = LOCAL_FILES) -> None:
     if path.suffix.lower() != ".json":
         raise UserError(f"Label Studio takes tasks from .json files, not {path.name}", "name the file tasks.json")
     check_names(rows)
-    questions = [_question_name(name) for name in rows.classes]
+    questions = [question_name(name) for name in rows.classes]
     holding = split_by_image(rows, rows.holding())
     with atomic_write(config_path(path)) as interface:
         interface.write_text(_interface(rows.classes, questions), encoding="utf-8")
@@ -123,27 +122,6 @@ def _task(rows: Rows, holding: NDArray[np.int64], name: str, url: str, questions
 def config_path(path: Path) -> Path:
     """The labelling interface of a file of tasks: tasks.json -> tasks.config.xml."""
     return path.with_suffix(".config.xml")
-
-
-def _question_name(name: str) -> str:
-    """The name of a class's question: letters and digits stay, every other byte becomes _ and its hexadecimal code.
-
-    >>> _question_name("traffic light"), _class("class_traffic_20light")
-    ('class_traffic_20light', 'traffic light')
-    """
-    plain = (chr(byte) if chr(byte).isalnum() and byte < 128 else f"_{byte:02X}" for byte in name.encode())
-    return _QUESTION_PREFIX + "".join(plain)
-
-
-def _class(question: str) -> str | None:
-    """The class of a question; None if `_question_name` did not make the name."""
-    if not question.startswith(_QUESTION_PREFIX):
-        return None
-    try:
-        text = unquote(question.removeprefix(_QUESTION_PREFIX).replace("_", "%"), errors="strict")
-    except UnicodeDecodeError:
-        return None
-    return text if text and _question_name(text) == question else None
 
 
 def _interface(classes: Names, questions: list[str]) -> str:
@@ -271,7 +249,7 @@ def _answers(collector: _Collector, annotation: Record, place: str) -> Iterator[
 def _add_answer(collector: _Collector, image: str, question: str, answer: str, source: str, score: float) -> None:
     """Add a row for an answer to one of our questions, or for a choice of another project."""
     if question in collector.own_questions:
-        label, value = _class(question), _ANSWERS[answer]
+        label, value = class_of(question), _ANSWERS[answer]
         assert label is not None
         collector.counts[answer] += 1
     else:
@@ -334,7 +312,7 @@ def _declared_classes(path: Path) -> list[str]:
             return []
         # Our interface is a flat file; the interface of another project names none of our classes.
         tags = ElementTree.parse(config_path(path)).getroot().iter("Choices")
-        classes = [_class(tag.get("name", "")) for tag in tags]
+        classes = [class_of(tag.get("name", "")) for tag in tags]
     except (OSError, ElementTree.ParseError, ValueError):
         return []
     return [name for name in classes if name is not None]
@@ -345,7 +323,7 @@ def _own_questions(tasks: list[Record]) -> set[str]:
     is_own: dict[str, bool] = {}
     for result in _all_results(tasks):
         question = result.get("from_name")
-        if isinstance(question, str) and _class(question) is not None:
+        if isinstance(question, str) and class_of(question) is not None:
             value = result.get("value")
             choices = value.get("choices") if isinstance(value, dict) else None
             fits = isinstance(choices, list) and all(isinstance(c, str) and c in _ANSWERS for c in choices)
@@ -371,7 +349,7 @@ def _image_name(collector: _Collector, data: Record, policy: Policy, place: str)
             f"no field has the URL of the image; found: {keys}", "name it: --image-column FIELD", place
         )
     own_name = data.get("name") if policy.image_column is None else None
-    name = own_name if isinstance(own_name, str) and own_name else _image_name_from_url(url)
+    name = own_name if isinstance(own_name, str) and own_name else image_name_from_url(url)
     if not name or not _is_unicode(name):
         raise collector.error(
             f"the URL {url!r} has no image name", "give the task the URL of the image", f"{place}.{key}"
@@ -380,28 +358,6 @@ def _image_name(collector: _Collector, data: Record, policy: Policy, place: str)
         message = f"{url!r} and {collector.images[name]!r} are both the image {name!r}"
         raise collector.error(message, "rename one of the images", f"{place}.{key}")
     return name
-
-
-def _image_name_from_url(url: str) -> str:
-    """The path of a local file, the name of an uploaded file, else the last part of the URL.
-
-    >>> _image_name_from_url("/data/local-files/?d=a%20b/1%2B1.jpg")
-    'a b/1+1.jpg'
-    >>> _image_name_from_url("/data/upload/3/0a1b2c3d-cat.jpg")
-    'cat.jpg'
-    >>> _image_name_from_url("s3://bucket/x/cat%231.jpg"), _image_name_from_url("photos/100%.jpg")
-    ('cat#1.jpg', 'photos/100%.jpg')
-    """
-    if "?d=" in url:
-        return unquote(url.split("?d=", 1)[1]).replace("\\", "/").lstrip("/")
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return ""
-    last = unquote(parts.path).rsplit("/", 1)[-1]
-    if "/upload/" in parts.path:
-        return _UPLOAD_PREFIX.sub("", last)
-    return last if parts.scheme and parts.netloc else url
 
 
 def _is_unicode(value: str) -> bool:

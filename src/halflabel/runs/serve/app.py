@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.serve.batches import Batcher
+from halflabel.runs.serve.label_studio import TaskImages, answer_setup, answer_tasks, is_json
 from halflabel.runs.serve.limits import Limits, RequestRefused
 from halflabel.runs.serve.page import try_page
 from halflabel.runs.serve.uploads import Body, Upload, Uploads
@@ -111,6 +113,7 @@ class _Service:
     predictor: Predictor
     name: str
     limits: Limits
+    images: TaskImages | None = None  # of Label Studio's tasks
     started: float = field(default_factory=time.monotonic)
     requests: int = 0  # in progress
 
@@ -200,10 +203,15 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(predictor: Predictor, name: str = "model", limits: Limits | None = None) -> FastAPI:
-    """Return the application: POST /predict, GET /health, /classes, /openapi.json, and a page at / and /docs."""
+def make_app(
+    predictor: Predictor, name: str = "model", limits: Limits | None = None, images: Path | None = None
+) -> FastAPI:
+    """Return the application: POST /predict, GET /health, /classes, /openapi.json, and a page at / and /docs.
+
+    `images` is the folder with the images of Label Studio's tasks: the application is then also its ML backend.
+    """
     limits = limits or Limits()
-    service = _Service(predictor, name, limits)
+    service = _Service(predictor, name, limits, None if images is None else TaskImages(images))
     service.check()
 
     @asynccontextmanager
@@ -250,17 +258,26 @@ def _add_api(app: FastAPI, service: _Service) -> None:
     ) -> Response:
         """Labels of the images of a form, or of one image as the body. If at least one file of a form can be read, the
         status is 200, and the other files have the reason why they cannot."""
+        if is_json(request):
+            return await answer_tasks(request, service.limits, service.name, service.images, service.predict)
         predictions = await _handle(service, request, top, every)
         if isinstance(predictions, _ErrorResponse):
             return JSONResponse({"detail": predictions.reason}, predictions.status, predictions.headers)
         return JSONResponse({"images": predictions}) if predictions is not None else Response(status_code=400)
+
+    @app.post("/setup", include_in_schema=False)
+    async def setup(request: Request) -> JSONResponse:
+        try:
+            return await answer_setup(request, service.limits, service.name)
+        except RequestRefused as refused:
+            return JSONResponse({"detail": refused.reason}, refused.status)
 
     @app.get("/health")
     async def health() -> JSONResponse:
         """Whether the model answers, and how much it has done."""
         batcher = service.batcher
         content = {
-            "status": "ok" if batcher.alive else "stopped",
+            "status": "UP" if batcher.alive else "stopped",
             "model": service.name,
             "classes": len(predictor.classes),
             "requests": service.requests,
