@@ -32,7 +32,9 @@ from halflabel.cli.sequence import after_train
 from halflabel.cli.terminal import console, show_audit, show_command, show_evaluation, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.system import distributed, signals
+from halflabel.system.files import absolute_path
 from halflabel.system.format import counted
+from halflabel.system.remote import local_path
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -63,6 +65,9 @@ class TrainCommand(GroupedCommand):
         super().parse_args(ctx, other_words)
         ctx.args = [*method_words, *ctx.args]
         return list(ctx.args)
+
+
+_LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
 @app.command(cls=TrainCommand, context_settings={"allow_extra_args": True})
@@ -111,6 +116,8 @@ def train(
         ),
     ] = None,
     tensorboard: Annotated[bool, panel("Logging", "Also write a TensorBoard log.", "--tensorboard")] = False,
+    mlflow: Annotated[bool, panel("Logging", "Also log to MLflow.", "--mlflow")] = False,
+    wandb: Annotated[bool, panel("Logging", "Also log to Weights & Biases.", "--wandb")] = False,
 ) -> None:
     """Train a classifier from partly known labels, and evaluate it on known labels it did not see.
 
@@ -119,11 +126,12 @@ def train(
     Example: halflabel train labels.csv photos/ --method an --out runs/first
     """
     # Importing torch takes seconds: mistakes that can be found without it are reported first.
+    loggers = [name for name, is_on in zip(_LOGGERS, (tensorboard, mlflow, wandb), strict=True) if is_on]
     if resume is not None:
-        _resume(ctx, resume, _moved_images(labels, images, "--resume"), tensorboard)
+        _resume(ctx, resume, _moved_images(labels, images, "--resume"), loggers)
     elif finished is not None:
         moved = _moved_images(labels, images, "--continue")
-        _continue(ctx, finished, moved, read, answers, out, force, tensorboard)
+        _continue(ctx, finished, moved, read, answers, out, force, loggers)
     elif answers is not None:
         raise UserError("--answers needs --continue", "add --continue RUN to name the finished run")
     else:
@@ -139,7 +147,7 @@ def train(
         if dry_run:
             _show_job(job, images)
         else:
-            _run_job(job, tensorboard)
+            _run_job(job, loggers)
 
 
 def _new_job(
@@ -181,10 +189,10 @@ def _new_job(
         console.print(f"Method: [bold]{choice.method}[/], the first choice for such labels: it {choice.why}.")
     options = _method_options(ctx, recipe(choice.method))
     if earlier is None:
-        config = make_config(choice, training, options, str(images.absolute()))
+        config = make_config(choice, training, options, absolute_path(images))
     else:
         given = {name: value for name, value in training.items() if _is_given(ctx, name)}
-        config = change_config(Config.from_dict(earlier), choice.method, given, options, str(images.absolute()))
+        config = change_config(Config.from_dict(earlier), choice.method, given, options, absolute_path(images))
     true_labels = read(truth).table() if truth is not None else None
     return TrainingJob(label_import.rows, images, config, run, true_labels)
 
@@ -216,16 +224,16 @@ def _show_job(job: TrainingJob, images: Path) -> None:
     )
 
 
-def _resume(ctx: typer.Context, folder: Path, images: Path | None, tensorboard: bool) -> None:
+def _resume(ctx: typer.Context, folder: Path, images: Path | None, loggers: list[str]) -> None:
     """Resume an interrupted run."""
     from halflabel.runs.folder import RunFolder
 
-    _check_no_other_options(ctx, "--resume", {"resume", "images", "labels", "tensorboard"})
+    _check_no_other_options(ctx, "--resume", {"resume", "images", "labels", *_LOGGERS})
     run = RunFolder.open(folder)
 
     from halflabel.runs.resume import resume_training
 
-    _run_job(resume_training(run, images), tensorboard)
+    _run_job(resume_training(run, images), loggers)
 
 
 def _continue(
@@ -236,14 +244,14 @@ def _continue(
     answers: Path | None,
     out: Path | None,
     force: bool,
-    tensorboard: bool,
+    loggers: list[str],
 ) -> None:
     """Start a new run from a finished one, with more labels."""
     from halflabel.review.answers import review_answers
     from halflabel.review.live_finish import next_run_folder
     from halflabel.runs.folder import RunFolder
 
-    allowed = {"finished", "answers", "images", "labels", "out", "force", "tensorboard"}
+    allowed = {"finished", "answers", "images", "labels", "out", "force", *_LOGGERS}
     _check_no_other_options(ctx, "--continue", allowed if answers is None else allowed | LABEL_OPTIONS)
     finished = RunFolder.open(folder)
     run_folder = out or next_run_folder(folder)
@@ -260,19 +268,20 @@ def _continue(
             f"{present} present, {absent} absent",
             soft_wrap=True,
         )
-    _run_job(job, tensorboard)
+    _run_job(job, loggers)
 
 
-def _run_job(job: TrainingJob, tensorboard: bool) -> None:
+def _run_job(job: TrainingJob, loggers: list[str]) -> None:
     """Train with progress bars, then print the evaluation and the next step."""
     from halflabel.cli.progress import Bar, TrainingBar
-    from halflabel.training.callbacks import Callback, CallbackList, TensorBoard
+    from halflabel.training.callbacks import Callback, CallbackList, make_loggers
 
     epoch_bar, head_bar = TrainingBar(), TrainingBar("head")
     callback: Callback = epoch_bar
     run, config = job.run, job.config
-    if tensorboard and distributed.is_main():
-        callback = CallbackList(epoch_bar, TensorBoard(run.tensorboard))
+    if loggers and distributed.is_main():
+        run.folder.mkdir(parents=True, exist_ok=True)
+        callback = CallbackList(epoch_bar, *make_loggers(loggers, run.folder.name, config.as_dict(), run.folder))
     trained = "the head on cached features of" if config.tune == "head" else "all of"
     console.print(f"\nTraining {trained} {config.backbone} by [bold]{config.method}[/] in {escape(str(run.folder))}")
 
@@ -315,7 +324,7 @@ def _moved_images(labels: Path | None, images: Path | None, flag: str) -> Path |
     """The image folder, which --resume and --continue take as their only argument: the run has its own labels."""
     if images is not None:
         raise UserError(f"{flag} takes no LABELS: the run has its own", "name only the image folder")
-    if labels is not None and not labels.is_dir():
+    if labels is not None and not local_path(labels).is_dir():
         raise UserError(f"{labels} is not a folder", f"with {flag}, name only the image folder, or nothing")
     return labels
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import shlex
 import warnings
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.folder_integrity import verify_checksum, write_checksums
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
+from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, CallbackList, EpochLog
 from halflabel.training.checkpoint import load_newest, load_state, save_tensors
@@ -106,9 +106,10 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
     images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
     run.write_text("repro.sh", _repro(run, repeated, images))
     run.write_completion()
-    if fitted.logits is None:
-        return None
-    return distributed.run_on_main(lambda: _finish(job, fitted))
+    evaluation = None if fitted.logits is None else distributed.run_on_main(lambda: _finish(job, fitted))
+    if job.reporter.callback is not None and distributed.is_main():
+        job.reporter.callback.on_training_end({} if evaluation is None else evaluation.overall)
+    return evaluation
 
 
 @dataclass
@@ -418,7 +419,7 @@ def _write_model(run: RunFolder, model: Model, classes: Names, config: Config, s
 
 def _repro(run: RunFolder, config: Config, images: str) -> str:
     """A shell script that repeats the training with the labels of the run folder; it can be called from anywhere."""
-    words = [os.path.abspath(images) if images else "", *config.as_arguments()]  # images in memory have no folder
+    words = [absolute_path(images) if images else "", *config.as_arguments()]  # images in memory have no folder
     command = f'halflabel train "$here"/{run.labels.name} {shlex.join(words)} --out "$here"-again'
     return f'#!/bin/sh\nhere=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd) || exit\n{command}\n'
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from halflabel.errors import UserError
+from halflabel.errors import missing_package
 
-__all__ = ["Callback", "CallbackList", "EpochLog", "TensorBoard"]
+__all__ = ["Callback", "CallbackList", "EpochLog", "MLflow", "TensorBoard", "WeightsAndBiases", "make_loggers"]
 
 
 class EpochLog(dict[str, Any]):
@@ -28,6 +30,9 @@ class Callback:
 
     def on_epoch_end(self, log: EpochLog) -> None:
         """An epoch is finished, and its checkpoint is written."""
+
+    def on_training_end(self, metrics: Mapping[str, Any]) -> None:
+        """A training is finished and evaluated; without held-out labels `metrics` is empty."""
 
     def on_task_start(self, task: Any, number: int, total: int, seconds_left: float | None) -> None:
         """Task `number` of `total` (counted from 1) of a comparison starts; `seconds_left` is None if unknown."""
@@ -54,6 +59,10 @@ class CallbackList(Callback):
         for callback in self.callbacks:
             callback.on_epoch_end(log)
 
+    def on_training_end(self, metrics: Mapping[str, Any]) -> None:
+        for callback in self.callbacks:
+            callback.on_training_end(metrics)
+
     def on_task_start(self, task: Any, number: int, total: int, seconds_left: float | None) -> None:
         for callback in self.callbacks:
             callback.on_task_start(task, number, total, seconds_left)
@@ -64,17 +73,81 @@ class CallbackList(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes the numbers of each epoch to TensorBoard event files; needs the package `tensorboard`."""
+    """Writes the numbers of each epoch, and of the evaluation, to event files; needs the package `tensorboard`."""
 
     def __init__(self, folder: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError("TensorBoard is not installed", "pip install 'halflabel[tensorboard]'") from None
+        except ImportError as error:
+            raise missing_package(error, "tensorboard") from None
         self.writer = SummaryWriter(str(folder))
 
     def on_epoch_end(self, log: EpochLog) -> None:
-        for name, value in log.items():
-            if name != "epoch":
-                self.writer.add_scalar(name, value, log["epoch"])
+        for name, value in _numbers(log).items():
+            self.writer.add_scalar(name, value, log["epoch"])
         self.writer.flush()
+
+    def on_training_end(self, metrics: Mapping[str, Any]) -> None:
+        for name, value in _numbers(metrics).items():
+            self.writer.add_scalar(f"evaluation/{name}", value)
+        self.writer.close()
+
+
+class MLflow(Callback):
+    """Logs a training as an MLflow run: settings, the numbers of each epoch, the evaluation; needs `mlflow`.
+
+    Where it goes is set by MLflow's own variables, such as MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME.
+    """
+
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        try:
+            import mlflow
+        except ImportError as error:
+            raise missing_package(error, "mlflow") from None
+        self.mlflow = mlflow
+        mlflow.start_run(run_name=name)
+        mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
+
+    def on_epoch_end(self, log: EpochLog) -> None:
+        self.mlflow.log_metrics(_numbers(log), step=log["epoch"])
+
+    def on_training_end(self, metrics: Mapping[str, Any]) -> None:
+        self.mlflow.log_metrics({f"evaluation/{name}": value for name, value in _numbers(metrics).items()})
+        self.mlflow.end_run()
+
+
+class WeightsAndBiases(Callback):
+    """Logs a training as a Weights & Biases run: settings, the numbers of each epoch, the evaluation; needs `wandb`.
+
+    Where it goes is set by its own variables, such as WANDB_PROJECT and WANDB_MODE=offline.
+    """
+
+    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise missing_package(error, "wandb") from None
+        self.run = wandb.init(name=name, config=dict(settings), dir=str(folder))
+
+    def on_epoch_end(self, log: EpochLog) -> None:
+        self.run.log(_numbers(log), step=log["epoch"])
+
+    def on_training_end(self, metrics: Mapping[str, Any]) -> None:
+        self.run.summary.update({f"evaluation/{name}": value for name, value in _numbers(metrics).items()})
+        self.run.finish()
+
+
+def make_loggers(names: Iterable[str], run: str, settings: Mapping[str, Any], folder: Path) -> list[Callback]:
+    """Make the named loggers: tensorboard (in `folder`/tensorboard), mlflow and wandb."""
+    makers: dict[str, Callable[[], Callback]] = {
+        "tensorboard": lambda: TensorBoard(folder / "tensorboard"),
+        "mlflow": lambda: MLflow(run, settings),
+        "wandb": lambda: WeightsAndBiases(run, settings, folder),
+    }
+    return [makers[name]() for name in names]
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers, without the epoch itself."""
+    numbers = {key: float(value) for key, value in values.items() if isinstance(value, int | float) and key != "epoch"}
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}
