@@ -30,7 +30,9 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 @takes_label_options
 def pack(
     read: ReadLabels,
-    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with image files or WebDataset tars.")],
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="The folder with image files, WebDataset tars or Parquet files.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for the pack.")],
     size: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images keep their size.", min=8)] = 448,
     resize: Annotated[
@@ -60,6 +62,8 @@ def pack(
     large as the largest --size you will train with, and a seventh larger for `train --resize crop`. With --labels,
     images without labels are left out, and other programs find the labels in the tars.
 
+    Parquet files of Hugging Face datasets are unpacked to a temporary folder beside OUT first, with their labels.
+
     The same command resumes an interrupted packing. The original images are not changed.
 
     Example: halflabel pack photos/ photos.pack --size 448 --workers 8
@@ -76,15 +80,16 @@ def pack(
     rows = None if labels is None else read(labels).rows
 
     from halflabel.cli.progress import Bar
+    from halflabel.data.pack.parquet import unpacked_parquet
     from halflabel.data.pack.write import pack_images
 
     try:
-        with Bar("packing") as bar:
+        with Bar("packing") as bar, unpacked_parquet(images, out) as (folder, parquet_rows):
             about = pack_images(
-                images,
+                folder,
                 out,
                 stored,
-                labels=rows,
+                labels=parquet_rows if rows is None else rows,
                 shard_bytes=shard_bytes,
                 workers=workers,
                 max_bad=max_bad,

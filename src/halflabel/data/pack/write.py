@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import tarfile
 import warnings
 import zlib
 from collections.abc import Callable, Iterable
@@ -37,12 +36,14 @@ from halflabel.data.pack.read import (
     open_pack,
     read_manifest,
 )
+from halflabel.data.pack.tar import append_to_tar, end_tar
 from halflabel.data.quarantine import Quarantine
 from halflabel.errors import UserError
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
 from halflabel.labels.formats.imagefolder_lists import image_records
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write, file_crc32, write_json
+from halflabel.system.files import atomic_write, file_crc32, refuse_remote, write_json
+from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits, hash_names
 
 __all__ = ["encode_image", "pack_images"]
@@ -73,6 +74,8 @@ def pack_images(
     """
     import pyarrow as pa
 
+    refuse_remote(out)
+    folder = local_folder(folder)
     names, not_utf8, image_of = _select_images(folder, labels)
     records = None if labels is None else list(image_records(labels))
     keys = _sample_keys(names)
@@ -235,20 +238,16 @@ class _DataFile:
         """Append a file to the tar and return the place of its bytes."""
         if self._file is None:
             self._file = open(self.partial, "wb")  # noqa: SIM115  # closed by finish or close
-        info = tarfile.TarInfo(member)
-        info.size = len(data)
-        header = info.tobuf(tarfile.PAX_FORMAT)
-        self._file.write(header + data + bytes(-len(data) % tarfile.BLOCKSIZE))
-        offset = self.length + len(header)
-        self.length = offset + len(data) + -len(data) % tarfile.BLOCKSIZE
+        offset = append_to_tar(self._file, member, data)
+        self.length = self._file.tell()
         return offset
 
     def finish(self, done: int) -> Any:
         import pyarrow as pa
 
         if self._file is not None:
-            self._file.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
-            self.length += 2 * tarfile.BLOCKSIZE
+            end_tar(self._file)
+            self.length = self._file.tell()
             self._file.flush()
             os.fsync(self._file.fileno())
             self.close()
