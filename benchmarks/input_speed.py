@@ -42,6 +42,7 @@ from halflabel.data.pack.write import pack_images
 from halflabel.data.sources import Images, Source
 from halflabel.data.views import Plain, Strong, View, Weak
 from halflabel.labels.names import Names
+from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.training.config import Settings
@@ -161,7 +162,7 @@ def main() -> None:
             arguments.photos,
             pack,
             stored,
-            ids=list(names),
+            labels=Rows.build(names, Names(["any"]), np.arange(len(names)), np.zeros(len(names)), np.ones(len(names))),
             workers=arguments.workers,
             max_bad=1.0,
             shard_bytes=64 << 20,

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from halflabel import __version__
 from halflabel.errors import UserError
-from halflabel.system import distributed
+from halflabel.system import distributed, remote
 from halflabel.system.files import DISK_FULL
 from halflabel.system.memory import keep_freed_memory
 
@@ -106,6 +106,12 @@ def start(
         )
 
 
+def _copy_bar(title: str) -> Any:
+    from halflabel.cli.progress import Bar
+
+    return Bar(title, "files")
+
+
 def main() -> None:
     """The `halflabel` command."""
     for stream in (sys.stdout, sys.stderr):
@@ -114,6 +120,7 @@ def main() -> None:
         is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
         stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")  # type: ignore[union-attr]
     keep_freed_memory()
+    remote.show_progress(_copy_bar)
     try:
         if distributed.is_distributed():
             _join()

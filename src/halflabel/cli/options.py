@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from halflabel.errors import UserError
+from halflabel.system.files import absolute_path
 from halflabel.training.config import COMMON, IMAGES, MODEL, OPTIMIZATION, SPEED, DeclaredOption, declared_options
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def takes_training_options(name: str, *, decided_by: str = "", **defaults: Any) 
     parameters = [_training_parameter(each, defaults, decided_by) for each in declared]
 
     def collect(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: str(value.absolute()) if isinstance(value, Path) else value for key, value in values.items()}
+        return {key: absolute_path(value) if isinstance(value, Path) else value for key, value in values.items()}
 
     return lambda command: _add_parameters(command, "training", parameters, collect)
 
@@ -298,7 +299,9 @@ def check_method(name: str) -> None:
 
 
 def check_image_folder(*folders: Path | None) -> None:
-    """Refuse a path that is not a folder; None is skipped."""
+    """Refuse a path that is not a folder, here or in an object store; None is skipped."""
+    from halflabel.system.remote import local_folder
+
     for folder in folders:
-        if folder is not None and not folder.is_dir():
-            raise UserError(f"{folder} is not a folder", "name the folder with the images")
+        if folder is not None:
+            local_folder(folder)

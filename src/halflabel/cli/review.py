@@ -232,11 +232,11 @@ def _serve(
     from halflabel.review.scores import cached_scores
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import ClassMaps, Thumbnails
+    from halflabel.system.remote import local_folder
     from halflabel.system.sockets import is_loopback, open_socket
 
     # Scoring images may take long: mistakes are reported before.
-    if not images.is_dir():
-        raise UserError(f"{images} is not a folder", "name the folder with the images")
+    images = local_folder(images)
     has_labels = run.read_labels().known > 0
     if label is not None and label not in run.read_labels().classes:
         raise UserError(f"the run has no class {label!r}", "name a class of its labels")

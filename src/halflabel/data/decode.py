@@ -28,6 +28,7 @@ from PIL import (
 from halflabel.data.bands import NPY_MARK, TIFF_MARKS, decode_bands
 from halflabel.data.file_identity import refuse_twins
 from halflabel.errors import UserError
+from halflabel.system.remote import local_folder
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_PIXELS",
     "SUFFIXES",
+    "UNAVAILABLE",
     "BadImage",
     "decode_image",
     "find_images",
@@ -50,6 +52,7 @@ __all__ = [
 ]
 
 MAX_PIXELS = 100_000_000
+UNAVAILABLE = "object store: "  # begins the reason of an image whose store failed, which ends a pass over the images
 _WIDE_MODE_COST = 2  # memory per pixel of 16 and 32-bit grey, beside 8-bit pixels
 
 _ENDINGS = "jpg jpeg png webp gif bmp tif tiff jpe jfif mpo avif heic heif dcm npy"
@@ -292,8 +295,6 @@ def _walk(folder: Path) -> Iterator[str]:
 
     Links to folders are followed; each folder is entered once, so that a link to a parent does not loop.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder", "name the folder with the images")
 
     def refuse(error: OSError) -> None:
         raise UserError(f"cannot list {error.filename}: {error.strerror}", "make the folder readable") from error
@@ -339,7 +340,7 @@ def list_images(folder: str | Path) -> tuple[Any, list[str]]:
     """
     import pyarrow as pa
 
-    paths = (path for path in _walk(Path(folder)) if _split(path)[1])
+    paths = (path for path in _walk(local_folder(folder)) if _split(path)[1])
     chunks: list[Any] = []
     not_utf8: list[str] = []
     while block := list(islice(paths, 1 << 16)):
@@ -367,7 +368,7 @@ def find_images(folder: str | Path) -> list[Path]:
     """
     from halflabel.data.pack.read import is_pack, open_pack
 
-    folder = Path(folder)
+    folder = local_folder(folder)
     if is_pack(folder):
         return [folder / name for name in sorted(open_pack(folder).names.to_pylist())]
     return [folder / path for path in sorted(path for path in _walk(folder) if _split(path)[1])]
@@ -384,7 +385,7 @@ def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]
     """
     from halflabel.data.pack.read import is_pack, open_pack
 
-    folder = Path(folder)
+    folder = local_folder(folder)
     if is_pack(folder):
         pack = open_pack(folder)
         return [folder / pack.name(number) if number >= 0 else None for number in pack.find(names).tolist()]
@@ -395,6 +396,7 @@ def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]
 
 def unlisted_images(names: Sequence[str], folder: str | Path) -> list[str]:
     """Return the relative paths of the images below `folder` that none of the ids `names` stands for."""
+    folder = local_folder(folder)
     listed = set(locate_images(names, folder))
     paths = [path for path in find_images(folder) if path not in listed]
     return [name for path in paths if _is_utf8(name := path.relative_to(folder).as_posix())]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from halflabel.data.decode import MAX_PIXELS, BadImage, read_image
+from halflabel.data.decode import MAX_PIXELS, UNAVAILABLE, BadImage, read_image
 from halflabel.data.file_identity import group_copies
 from halflabel.data.quarantine import Quarantine, TooManyBadImages
 from halflabel.data.views import View, view_keys
@@ -25,6 +25,7 @@ from halflabel.labels.groups import image_groups
 from halflabel.labels.names import Names
 from halflabel.labels.split import group_numbers, join_groups
 from halflabel.system import distributed
+from halflabel.system.remote import local_folder
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import hash_names
 
@@ -268,7 +269,12 @@ class Images:
         return group_copies(self.paths)
 
     def mark_unreadable(self, number: int, path: str, reason: str) -> None:
-        """Add an unreadable image to the quarantine, once; too many raise TooManyBadImages."""
+        """Add an unreadable image to the quarantine, once; too many raise TooManyBadImages.
+
+        An image whose object store failed is an error at once: it may be intact.
+        """
+        if reason.startswith(UNAVAILABLE):
+            raise UserError(f"{path} could not be read from its store", reason.removeprefix(UNAVAILABLE))
         if self._note(number, path, reason):
             self.quarantine.check(len(self), self.max_bad, so_far=True)
 
@@ -309,8 +315,7 @@ def open_images(
     from halflabel.data.pack.read import is_pack
     from halflabel.data.pack.source import open_packed_images
 
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder", "name the folder with the images")
+    folder = local_folder(folder)
     quarantine = Quarantine(bad_images)
     if is_pack(folder):
         packed = open_packed_images(names, folder, views, workers=workers, max_bad=max_bad, quarantine=quarantine)

@@ -38,8 +38,6 @@ class LabelledImages(Dataset[Any]):
         *,
         with_index: bool = False,
     ) -> None:
-        if not Path(folder).is_dir():
-            raise UserError(f"{folder} is not a folder", "name the folder with the images")
         names = list(table.images)
         paths = locate_images(names, folder)
         missing = [name for name, path in zip(names, paths, strict=True) if path is None]

@@ -16,6 +16,7 @@ from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
+from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
 
 __all__ = ["ExperimentData", "image_identity", "split_data", "without_model_labels"]
@@ -102,7 +103,7 @@ def image_identity(images: Path | Tensor | None) -> str:
     """Return the folder, or a digest of images in memory."""
     if isinstance(images, Tensor):
         return hashlib.sha256(images.contiguous().numpy().data).hexdigest()[:16]
-    return "" if images is None else str(images.absolute())
+    return "" if images is None else absolute_path(images)
 
 
 def _group(

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import UserError
 from halflabel.metrics.registry import shown_metrics
 from halflabel.report import gallery, svg
 from halflabel.report.labels_page import cooccurrence_section, known_labels_section
@@ -42,6 +41,7 @@ from halflabel.report.training_section import training_section
 from halflabel.runs.folder import RunFolder
 from halflabel.system.format import decimal, points, shorten
 from halflabel.system.html import PAGE_SIZE, Html, count, document, el, join, percent
+from halflabel.system.remote import local_folder
 from halflabel.system.reporter import SILENT, Reporter
 
 __all__ = ["MAX_PAGE_BYTES", "build_page", "write_report"]
@@ -94,8 +94,8 @@ def build_page(
     most `scan` training images, which are scored now (`reporter` gets the progress); with `maps`, they show where the
     model sees the class. The page holds no folder names of this machine.
     """
-    if images is not None and not images.is_dir():
-        raise UserError(f"{images} is not a folder", "name the folder with the images")
+    if images is not None:
+        images = local_folder(images)
     facts = read_run_facts(run)
     results = facts.held_out
     listed = np.argsort(-facts.table.stats().positives, kind="stable")[:TABLE_CLASSES]

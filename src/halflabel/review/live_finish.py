@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from halflabel.errors import UserError
 from halflabel.review.answers import AnswerStore
 from halflabel.runs.folder import RunFolder
+from halflabel.system.files import absolute_path
 
 __all__ = ["FinishedReview", "finish_review", "next_run_folder"]
 
@@ -62,7 +63,7 @@ def finish_review(
     if not len(answered):
         raise UserError("there are no answers yet", "answer some questions first")
     labels = rows.append(answered)
-    config = replace(Config.from_dict(run.read_config()), images=str(images.absolute()))
+    config = replace(Config.from_dict(run.read_config()), images=absolute_path(images))
     if not rows.resolve().known:
         weight = unknown_weight(len(answered), len(rows.images) * len(rows.classes))
         config = replace(config, options={"weight": weight})

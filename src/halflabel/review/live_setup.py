@@ -19,6 +19,7 @@ from halflabel.review.live_model import STRENGTH, LiveModel
 from halflabel.runs.assembly import Assembly, pooled_features
 from halflabel.runs.crossfit import run_features
 from halflabel.runs.folder import RunFolder
+from halflabel.system.files import absolute_path
 from halflabel.training.config import Config
 
 __all__ = ["open_live_review", "read_class_names", "start_without_labels"]
@@ -45,7 +46,7 @@ def start_without_labels(folder: Path, images: Path, classes: Sequence[str], bac
         raise UserError(f"{images} has no images", "name the folder with the photos")
     table = LabelTable.from_entries(Names(names), Names(classes), *np.zeros((3, 0), np.int8))
     run.folder.mkdir(parents=True, exist_ok=True)
-    run.start(table, Config(method="wan", images=str(images.absolute()), backbone=backbone or DEFAULT).as_dict())
+    run.start(table, Config(method="wan", images=absolute_path(images), backbone=backbone or DEFAULT).as_dict())
     return run
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import UserError
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import atomic_write
+from halflabel.system.remote import local_folder
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits
 from halflabel.system.webdataset import tar_files
@@ -60,8 +60,7 @@ def cached_scores(run: RunFolder, folder: Path, reporter: Reporter = SILENT) -> 
     The table holds only labels that people made: labels made by a model are no evidence of what is present. Reading the
     cache does not import torch. A run without any label has no model yet: its scores are NaN.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder", "name the folder with the images")
+    folder = local_folder(folder)
     _, table = training_and_evaluation_tables(run.read_rows())
     if table.known:
         run.check_finished()

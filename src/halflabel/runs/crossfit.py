@@ -27,6 +27,7 @@ from halflabel.runs.assembly import Assembly
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import memory
+from halflabel.system.remote import local_folder, local_path
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
 from halflabel.training.crossfit import FOLDS
@@ -203,9 +204,8 @@ def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTa
 
 def _files(names: Names, folder: Path, config: Config, views: Any) -> Images:
     """The files of all images, in the folder given or else in the one that the run was trained on."""
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder", "name the folder with the images")
-    before = Path(config.images) if config.images else folder
+    before = local_path(config.images) if config.images else local_folder(folder)
+    folder = local_folder(folder)
     if is_pack(folder) and (before == folder or (open_pack(folder).find(names.array) >= 0).all()):
         return open_packed_images(names, folder, views, workers=config.workers, max_bad=1.0)
     listed = list(names)

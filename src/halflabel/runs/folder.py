@@ -27,7 +27,15 @@ from halflabel.runs import folder_tables
 from halflabel.runs.config_file import read_config
 from halflabel.runs.folder_integrity import training_lock, verify_checksum, write_checksums
 from halflabel.system import distributed
-from halflabel.system.files import atomic_write, read_json, read_text, to_json_value, write_csv, write_json
+from halflabel.system.files import (
+    atomic_write,
+    read_json,
+    read_text,
+    refuse_remote,
+    to_json_value,
+    write_csv,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from halflabel.labels.names import Names
@@ -135,6 +143,7 @@ class RunFolder:
     @classmethod
     def create(cls, folder: str | Path, *, force: bool = False) -> RunFolder:
         """Return a new run without writing anything; refuse a folder that holds a run, unless `force` is set."""
+        refuse_remote(folder)
         run = cls(folder, may_replace=force)
         if run.folder.exists() and not run.folder.is_dir():
             raise UserError(f"{run.folder} is a file", "name a folder for the run with --out")

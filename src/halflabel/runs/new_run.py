@@ -25,6 +25,7 @@ from halflabel.runs.predictor import Predictor
 from halflabel.runs.resume import continue_training
 from halflabel.runs.train import train
 from halflabel.system import distributed
+from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config, choose_solver, declared_options
 
@@ -66,7 +67,7 @@ def train_run(
     training = {name: value for name, value in options.items() if name in declared_options()}
     method_options = {name: value for name, value in options.items() if name not in training}
     training.setdefault("solver", "auto")
-    config = make_config(choice, training, method_options, "" if isinstance(folder, Tensor) else str(folder.absolute()))
+    config = make_config(choice, training, method_options, "" if isinstance(folder, Tensor) else absolute_path(folder))
     _check_options(config)
     run = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
     return _open(run, train(rows, folder, config, run, reporter=reporter))

@@ -40,6 +40,7 @@ from halflabel.runs.folder import RunFolder, model_kind
 from halflabel.runs.folder_integrity import verify_checksum
 from halflabel.system import distributed
 from halflabel.system.files import read_json
+from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.validate import check_fields
 from halflabel.training.checkpoint import load_state
@@ -360,7 +361,7 @@ def predict_files(
         for path in map(Path, images):
             if str(path) == "-":
                 paths += [Path(line) for line in stdin if line.strip()]
-            elif path.is_dir() and not items:
+            elif (path := local_path(path)).is_dir() and not items:
                 paths += find_images(path)
                 unpacked.update(images_not_packed(path))
             else:

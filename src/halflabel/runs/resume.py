@@ -11,6 +11,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.runs.evaluate import Evaluation
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
+from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import Config
@@ -57,6 +58,6 @@ def continue_training(
     """
     config = Config.from_dict(finished.read_config())
     folder = images or Path(config.images)
-    config = dataclasses.replace(config, begin_from=str(finished.folder.absolute()), images=str(folder.absolute()))
+    config = dataclasses.replace(config, begin_from=str(finished.folder.absolute()), images=absolute_path(folder))
     rows = finished.read_rows()
     return TrainingJob(rows if answers is None else rows.append(answers), folder, config, run)

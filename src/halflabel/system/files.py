@@ -28,6 +28,7 @@ __all__ = [
     "WRITING_MARK",
     "DuplicateKey",
     "JobLock",
+    "absolute_path",
     "atomic_folder",
     "atomic_write",
     "disk_full_error",
@@ -35,6 +36,8 @@ __all__ = [
     "parse_json",
     "read_json",
     "read_text",
+    "refuse_remote",
+    "remote_url",
     "to_json_value",
     "write_csv",
     "write_json",
@@ -42,8 +45,26 @@ __all__ = [
 
 WRITING_MARK = ".halflabel-writing"  # in a folder whose files are being replaced
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
+_REMOTE = ("s3", "gs", "hf", "https", "http")
 _MAX_TEXT_BYTES = 1 << 28
 _CHECKSUM_BLOCK = 1 << 24  # bytes read at a time
+
+
+def remote_url(path: str | Path) -> str | None:
+    """Return the address if a path is one, such as s3://bucket/folder, else None; `Path` turns `//` into `/`."""
+    scheme, colon, rest = os.fspath(path).partition(":/")
+    return f"{scheme}://{rest.lstrip('/')}" if colon and scheme in _REMOTE else None
+
+
+def absolute_path(path: str | Path) -> str:
+    """Return a path that is valid from any folder; an address stays as it is."""
+    return remote_url(path) or str(Path(path).absolute())
+
+
+def refuse_remote(path: str | Path) -> None:
+    """Raise UserError if a path to write to is an address."""
+    if (url := remote_url(path)) is not None:
+        raise UserError(f"{url} is not a local folder", "write to a local folder, then copy it (aws s3 cp --recursive)")
 
 
 def write_json(path: str | Path, content: Any) -> None:
@@ -179,6 +200,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
     A crash at any moment leaves either the old file or the new one, never a part of one.
     """
+    refuse_remote(path)
     path = Path(path)
     try:
         if path.is_dir():
@@ -219,6 +241,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
     A new folder is renamed as a whole. Into a folder that exists the finished files are moved one by one; a crash in
     this moment leaves the file WRITING_MARK, by which readers know that the folder is a mixture.
     """
+    refuse_remote(path)
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file", "name a folder to write")

@@ -32,10 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from halflabel.data.decode import MAX_PIXELS, SUFFIXES, BadImage, decode_image, match_names, split_suffixes
+from halflabel.data.decode import MAX_PIXELS, SUFFIXES, UNAVAILABLE, BadImage, decode_image, match_names, split_suffixes
 from halflabel.data.file_identity import refuse_twins
 from halflabel.errors import UserError
 from halflabel.system.files import file_crc32
+from halflabel.system.remote import RemoteFolder, StoreError
 from halflabel.system.webdataset import list_members, tar_files
 
 if TYPE_CHECKING:
@@ -122,11 +123,11 @@ def open_pack(folder: str | Path) -> Pack:
         if tars := tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in tar_files(folder)):
             return _open_tars(str(folder), tars)
         raise UserError(f"{folder} is not a pack", "make one: halflabel pack IMAGES OUT")
-    return _open(str(folder), os.stat(folder / "pack.json").st_mtime_ns)
+    return _open(str(folder), os.stat(folder / "pack.json").st_mtime_ns, RemoteFolder.version(folder))
 
 
 @lru_cache(maxsize=8)
-def _open(folder: str, changed: int) -> Pack:
+def _open(folder: str, changed: int, version: int) -> Pack:
     import pyarrow as pa
 
     path = Path(folder)
@@ -189,6 +190,7 @@ class Pack:
         self.settings = settings
         self.tail = tail  # the last folders of the source path: image ids may repeat them
         self.stamp = stamp  # changes when any image changes
+        self.remote = RemoteFolder.of(folder)
         self._files: dict[int, int] = {}
         weakref.finalize(self, _close, self._files)
 
@@ -207,21 +209,41 @@ class Pack:
     def read(self, number: int) -> bytes:
         """Read the stored bytes of one image; BadImage if they differ from what was written."""
         shard, offset, length = (int(self.index[column][number]) for column in ("shard", "offset", "length"))
+        if self.remote is not None:
+            data = self._read_remote(number, self.file_name(shard), offset, length)
+        else:
+            data = self._read_local(number, shard, offset, length)
+        if len(data) < length:
+            raise BadImage(self.folder / self.name(number), "truncated")
+        if not self._is_intact(number, data):
+            raise BadImage(self.folder / self.name(number), "damaged (its bytes do not match their checksum)")
+        return data
+
+    def _is_intact(self, number: int, data: bytes) -> bool:
+        return "crc32" not in self.index or zlib.crc32(data) == int(self.index["crc32"][number])
+
+    def _read_remote(self, number: int, name: str, offset: int, length: int) -> bytes:
+        assert self.remote is not None
+        try:
+            data = self.remote.read(name, offset, length)
+            if not self._is_intact(number, data):  # a damaged copy is fetched again
+                self.remote.discard(name, offset, length)
+                data = self.remote.read(name, offset, length)
+        except StoreError as error:
+            raise BadImage(self.folder / self.name(number), f"{UNAVAILABLE}{error}") from None
+        return data
+
+    def _read_local(self, number: int, shard: int, offset: int, length: int) -> bytes:
         try:
             open_file = self._files.get(shard)
             file = open_file if open_file is not None else self._open(shard)
             try:
-                data = os.pread(file, length, offset)
+                return os.pread(file, length, offset)
             finally:
                 if shard not in self._files:
                     os.close(file)
         except OSError as error:
             raise BadImage(self.folder / self.name(number), f"{self.file_name(shard)}: {error.strerror}") from None
-        if len(data) < length:
-            raise BadImage(self.folder / self.name(number), "truncated")
-        if "crc32" in self.index and zlib.crc32(data) != int(self.index["crc32"][number]):
-            raise BadImage(self.folder / self.name(number), "damaged (its bytes do not match their checksum)")
-        return data
 
     def _open(self, shard: int) -> int:
         file = os.open(self.folder / self.file_name(shard), os.O_RDONLY)
@@ -317,7 +339,7 @@ class Pack:
 
     def read_ahead(self, numbers: NDArray[np.int64]) -> None:
         """Advise the system to read these images ahead; neighbours are combined into one read."""
-        if not hasattr(os, "posix_fadvise") or not len(numbers):
+        if self.remote is not None or not hasattr(os, "posix_fadvise") or not len(numbers):
             return
         shard = self.index["shard"][numbers].astype(np.int64)
         first = self.index["offset"][numbers].astype(np.int64)

@@ -23,6 +23,7 @@ from halflabel.data.sources import FetchedBatch, Images, Plan
 from halflabel.data.views import Plain, View, Weak, view_keys
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
+from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits
 
 __all__ = ["DeviceViews", "PackedImages", "open_packed_images"]
@@ -135,7 +136,7 @@ def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **
 
     `options` are those of `Images`: workers, max_bad, max_pixels, quarantine.
     """
-    pack = open_pack(folder)
+    pack = open_pack(local_folder(folder))
     for view in views.values():
         if getattr(view, "channels", 3) != 3:
             raise UserError(f"the pack {folder} holds RGB images, and other --channels are needed", "name the folder")

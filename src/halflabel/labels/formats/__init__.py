@@ -21,6 +21,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.system.plugin_sources import remember
+from halflabel.system.remote import local_path
 
 __all__ = [
     "FORMATS",
@@ -94,6 +95,7 @@ def _module(name: str) -> ModuleType:
 
 def detect_format(path: Path) -> str:
     """The name of the format of a file or folder; LabelError if no format fits."""
+    path = local_path(path)
     check_exists(path)
     if path.is_file() and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again", path)
@@ -111,7 +113,7 @@ def detect_format(path: Path) -> str:
 
 def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto") -> LabelImport:
     """Read a label file or folder of any known format, with an audit of how each raw value was read."""
-    path, policy = Path(path), policy or Policy()
+    path, policy = local_path(path), policy or Policy()
     name = detect_format(path) if format == "auto" else format
     module = _module(name)
     check_exists(path)

@@ -1,0 +1,328 @@
+"""Label files, image folders and packs in object stores and on the web: s3://, gs://, hf://, https://, through fsspec.
+
+A file or a folder of images is copied to a local cache once; each command compares sizes and ETags with the store and
+fetches only what changed. A pack is not copied: its tars are read in blocks, which stay in the cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+from zlib import crc32
+
+from filelock import FileLock
+
+from halflabel.errors import UserError
+from halflabel.system.files import DISK_FULL, read_json, remote_url, write_json
+
+__all__ = ["RemoteFolder", "StoreError", "cache_folder", "local_folder", "local_path", "show_progress"]
+
+_PACKAGES = {"s3": "halflabel[cloud]", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
+_NOTE = ".halflabel-remote.json"  # where a folder in the cache comes from, with size and ETag of each file
+_STAMPS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "last_modified", "updated", "mtime")
+_ATTEMPTS = 6
+_FIRST_WAIT = 0.5  # seconds; doubled after each attempt
+_THREADS = 16
+_BLOCK = 1 << 22  # bytes of a pack that are fetched at a time
+_LOCKS = 64
+
+_T = TypeVar("_T")
+_Files = dict[str, tuple[int, str]]  # path below the folder -> size (−1 if unknown) and ETag
+
+
+class StoreError(UserError):
+    """An object store that cannot be reached, or an object that is not as expected."""
+
+
+class _Missing(StoreError):
+    pass
+
+
+@contextmanager
+def _no_progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    yield lambda done, total: None
+
+
+_progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _no_progress
+
+
+def show_progress(bar: Callable[[str], AbstractContextManager[Callable[[int, int], None]]]) -> None:
+    """Set the progress bar for copying: `bar(title)` is a context that is called with (done, total)."""
+    global _progress
+    _progress = bar
+
+
+def cache_folder() -> Path:
+    """Return the folder for copies: HALFLABEL_CACHE, or halflabel/remote in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HALFLABEL_CACHE") or Path(base) / "halflabel" / "remote")
+
+
+def local_folder(path: str | Path) -> Path:
+    """Return a folder of images or a pack as a local folder; UserError if it is not a folder."""
+    folder = local_path(path)
+    if not folder.is_dir():
+        raise UserError(f"{remote_url(path) or path} is not a folder", "name the folder with the images")
+    return folder
+
+
+def local_path(path: str | Path) -> Path:
+    """Return a path on this machine: an address is copied to the cache or brought up to date, once per process."""
+    url = remote_url(path)
+    return Path(path) if url is None else _copy(url)
+
+
+@lru_cache(maxsize=64)
+def _copy(url: str) -> Path:
+    place = _place(url)
+    files, root = _file_system(url)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(place.parent / f".{place.name}.lock"):
+        info = _describe(files, url, root)
+        if info["type"] == "file":
+            _update(files, lambda name: root, place.parent, f".{place.name}{_NOTE}", url, {place.name: _state(info)})
+            return place
+        pack = _pack_files(files, root)
+        tars = {name: state for name, state in (pack or {}).items() if name.endswith(".tar")}
+        wanted = _list(files, url, root) if pack is None else {n: pack[n] for n in pack.keys() - tars.keys()}
+        _update(files, lambda name: f"{root}/{name}", place, _NOTE, url, wanted, tars)
+    return place
+
+
+def _describe(files: Any, url: str, root: str) -> dict[str, Any]:
+    """Size, ETag and type of a file; the type of a folder. The web has no folders, but packs."""
+    try:
+        return dict(_try(lambda: files.info(root), url))
+    except _Missing:
+        if url.startswith("http") and _pack_files(files, root) is not None:
+            return {"type": "directory"}
+        raise
+
+
+def _list(files: Any, url: str, root: str) -> _Files:
+    """The files of a folder and all folders in it."""
+    listing = _try(lambda: files.find(root, detail=True), url)
+    names = {path.removeprefix(root).lstrip("/"): info for path, info in listing.items() if info["type"] == "file"}
+    wanted = {name: _state(info) for name, info in names.items() if name and not name.endswith("/")}
+    if any(".." in PurePosixPath(name).parts for name in wanted):
+        raise StoreError(f"{url} holds names with '..'", "rename these objects")
+    if not wanted:
+        raise StoreError(f"{url} is empty", "check the address")
+    return wanted
+
+
+def _place(url: str) -> Path:
+    """The path in the cache: the address, so that names of images may repeat the end of it."""
+    address, _, query = url.partition("?")
+    scheme, _, rest = address.partition("://")
+    parts = [part for part in rest.split("/") if part]
+    if not parts or ".." in parts:
+        raise UserError(f"{url} is not an address", "write it as s3://BUCKET/FOLDER")
+    return Path(cache_folder(), scheme + (sha256(query.encode()).hexdigest()[:8] if query else ""), *parts)
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    scheme = url.partition("://")[0]
+    try:
+        from fsspec.core import url_to_fs
+
+        files, root = url_to_fs(url)
+    except ImportError as error:
+        raise UserError(f"{scheme}:// cannot be read ({error})", f"pip install '{_PACKAGES[scheme]}'") from None
+    # Listings must not be remembered: changes would not be noticed.
+    files.invalidate_cache()
+    return files, str(root).rstrip("/")
+
+
+def _state(info: dict[str, Any]) -> tuple[int, str]:
+    size = info.get("size")
+    stamp = next((str(info[key]) for key in _STAMPS if info.get(key)), "")
+    return (-1 if size is None else int(size)), stamp
+
+
+def _pack_files(files: Any, root: str) -> _Files | None:
+    """The files of a finished pack, by its pack.json; None for anything else."""
+    try:
+        manifest = json.loads(_try(lambda: files.cat_file(f"{root}/pack.json"), _url(files, f"{root}/pack.json")))
+        names = [f"{number:05d}.tar" for number in range(int(manifest["shards"]))]
+    except (_Missing, ValueError, KeyError, TypeError):
+        return None
+
+    def state(name: str) -> tuple[str, tuple[int, str]]:
+        return name, _state(_try(lambda: files.info(f"{root}/{name}"), _url(files, f"{root}/{name}")))
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(pool.map(state, ["pack.json", "index.arrow", "bad_images.csv", *names]))
+
+
+def _url(files: Any, path: str) -> str:
+    return str(files.unstrip_protocol(path))
+
+
+def _update(
+    files: Any,
+    remote: Callable[[str], str],
+    place: Path,
+    note_name: str,
+    url: str,
+    wanted: _Files,
+    in_place: _Files | None = None,
+) -> None:
+    """Bring the copy of some files up to date: fetch what is new or changed, and remove what is gone."""
+    note = place / note_name
+    before: _Files = {}
+    with suppress(UserError, KeyError, TypeError, ValueError):
+        before = {name: (state[0], state[1]) for name, state in read_json(note, "")["files"].items()}
+
+    def is_current(name: str) -> bool:
+        path = place / name
+        return before.get(name) == wanted[name] and path.is_file() and wanted[name][0] in (-1, path.stat().st_size)
+
+    def fetch(name: str) -> None:
+        path = place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.part")
+
+        def get() -> None:
+            files.get_file(remote(name), str(temporary))
+            _check_length(temporary.stat().st_size, wanted[name][0])
+            os.replace(temporary, path)
+
+        _try(get, _url(files, remote(name)))
+
+    missing = [name for name in wanted if not is_current(name)]
+    copied = {name: before[name] for name in wanted.keys() - set(missing)}
+    try:
+        with _progress(f"copying {url}") as progress, ThreadPoolExecutor(_THREADS) as pool:
+            for done, (name, _) in enumerate(zip(missing, pool.map(fetch, missing), strict=True), 1):
+                copied[name] = wanted[name]
+                progress(done, len(missing))
+    finally:  # an interrupted copy is continued
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(note, {"url": url, "files": copied, "in_place": in_place or {}})
+    for name in before.keys() - wanted.keys():
+        (place / name).unlink(missing_ok=True)
+
+
+def _check_length(actual: int, wanted: int) -> None:
+    if wanted not in (-1, actual):
+        raise EOFError(f"{actual} of {wanted} bytes arrived")
+
+
+def _try(call: Callable[[], _T], url: str) -> _T:
+    """Call, and again after a pause where the failure may be a passing one."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            return call()
+        except FileNotFoundError:
+            raise _Missing(f"{url} does not exist", "check the address, and what you may read") from None
+        except Exception as error:
+            if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):
+                raise StoreError(f"{url} may not be read ({error})", "check your credentials for this store") from None
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
+                raise UserError(
+                    f"cannot copy {url}: {error.strerror}", "free disk space, or set HALFLABEL_CACHE"
+                ) from None
+            if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+                fix = (
+                    """set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3='{"anon": true}' for public data"""
+                )
+                raise StoreError(f"{url} needs credentials ({error})", fix) from None
+            if attempt == _ATTEMPTS - 1:
+                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                fix = "run the same command again when the store can be reached: what was copied is kept"
+                raise StoreError(f"{url} could not be read in {_ATTEMPTS} attempts ({reason})", fix) from None
+        time.sleep(_FIRST_WAIT * 2**attempt * random.uniform(0.8, 1.2))
+    raise AssertionError
+
+
+class RemoteFolder:
+    """The tars of a pack in a store, read in blocks that stay in the cache; for any number of threads and processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        note = read_json(folder / _NOTE, "remove the folder: it is copied again")
+        self.url: str = note["url"]
+        self.files: _Files = {name: (state[0], state[1]) for name, state in note["in_place"].items()}
+
+    @classmethod
+    def of(cls, folder: Path) -> RemoteFolder | None:
+        """The remote folder of a copy in the cache; None for a folder on this machine."""
+        return cls(folder) if (folder / _NOTE).exists() else None
+
+    @staticmethod
+    def version(folder: Path) -> int:
+        """A number that changes when a copy is brought up to date; 0 for a folder on this machine."""
+        try:
+            return os.stat(folder / _NOTE).st_mtime_ns
+        except OSError:
+            return 0
+
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Read bytes of a tar; StoreError if they cannot be fetched, or the tar has changed."""
+        parts = []
+        for number in range(offset // _BLOCK, (offset + length - 1) // _BLOCK + 1):
+            first, last = max(offset - number * _BLOCK, 0), min(offset + length - number * _BLOCK, _BLOCK)
+            parts.append(self._read_block(name, number, first, last - first))
+        return b"".join(parts)
+
+    def discard(self, name: str, offset: int, length: int) -> None:
+        """Remove the copies of blocks whose bytes are not as expected."""
+        for number in range(offset // _BLOCK, (offset + length - 1) // _BLOCK + 1):
+            with suppress(OSError):
+                self._path(name, number).unlink()
+
+    def _path(self, name: str, number: int) -> Path:
+        stamp = sha256(repr(self.files[name]).encode()).hexdigest()[:8]  # a changed tar has other blocks
+        return self.folder / ".blocks" / f"{name}.{stamp}" / f"{number:06d}"
+
+    def _read_block(self, name: str, number: int, first: int, length: int) -> bytes:
+        path = self._path(name, number)
+        try:
+            return _read_part(path, first, length)
+        except FileNotFoundError:
+            pass
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / ".blocks" / f"{crc32(path.as_posix().encode()) % _LOCKS}.lock"):
+            if path.exists():
+                return _read_part(path, first, length)
+            block = self._fetch(name, number)
+            temporary = path.with_name(f"{path.name}.part")
+            try:
+                temporary.write_bytes(block)
+                os.replace(temporary, path)
+            except OSError as error:  # without room for copies, blocks are fetched each time
+                if error.errno not in (*DISK_FULL, errno.EROFS):
+                    raise
+                temporary.unlink(missing_ok=True)
+        return block[first : first + length]
+
+    def _fetch(self, name: str, number: int) -> bytes:
+        url = f"{self.url}/{name}"
+        files, path = _file_system(url)
+        size, _ = self.files[name]
+        start, end = number * _BLOCK, min((number + 1) * _BLOCK, size)
+        if _state(_try(lambda: files.info(path), url)) != self.files[name]:
+            raise StoreError(f"{url} has changed since it was opened", "run the same command again")
+
+        def get() -> bytes:
+            data: bytes = files.cat_file(path, start=start, end=end)
+            _check_length(len(data), end - start)
+            return data
+
+        return _try(get, url)
+
+
+def _read_part(path: Path, first: int, length: int) -> bytes:
+    with open(path, "rb") as file:
+        return os.pread(file.fileno(), length, first)

@@ -1,0 +1,222 @@
+"""Object stores: copies, blocks of packs, and stores that are slow, fail, cut off or change what they hold."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pack_examples import VIEWS, N, pixels, write_photos
+from typer.testing import CliRunner
+
+pytest.importorskip("s3fs", reason="the tests of object stores need s3fs")
+pytest.importorskip("moto.server", reason="the tests of object stores need moto, flask and flask-cors")
+from s3_server import S3Server, serve_s3
+
+from halflabel.cli import app
+from halflabel.data.decode import find_images, locate_images, read_image
+from halflabel.data.pack.read import PackSettings, open_pack
+from halflabel.data.pack.source import open_packed_images
+from halflabel.data.pack.write import pack_images
+from halflabel.data.sources import open_images
+from halflabel.errors import UserError
+from halflabel.labels import formats
+from halflabel.labels.names import Names
+from halflabel.system import remote
+from halflabel.system.files import atomic_write, remote_url
+from halflabel.system.remote import local_folder, local_path
+
+NAMES = Names(f"{number:02d}" for number in range(N))
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    from s3fs import S3FileSystem
+
+    write_photos(tmp_path / "src" / "photos")
+    (tmp_path / "src" / "labels.csv").write_text(
+        "image,dog,cat\n" + "".join(f"{number:02d},{number % 2},{number % 3 // 2}\n" for number in range(N))
+    )
+    stored = PackSettings(size=32, store="png")
+    pack_images(tmp_path / "src" / "photos", tmp_path / "src" / "pack", stored, shard_bytes=6000)
+    monkeypatch.setattr(S3FileSystem, "retries", 1)
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
+    with serve_s3(tmp_path / "cache") as running:
+        running.put(tmp_path / "src", "bucket")
+        yield running
+
+
+def again() -> None:
+    """Forget what this process has copied, as the next command does."""
+    remote._copy.cache_clear()
+
+
+def read_pack(url: str = "s3://bucket/pack") -> None:
+    pack = open_pack(local_folder(url))
+    for number in range(N):
+        assert np.array_equal(pack.image(number).permute(1, 2, 0).numpy(), pixels(number))
+
+
+def test_addresses_survive_path() -> None:
+    assert remote_url(Path("s3://bucket/a/b.csv")) == remote_url("s3://bucket/a/b.csv") == "s3://bucket/a/b.csv"
+    assert remote_url(Path("https://host/x?a=1")) == "https://host/x?a=1"
+    assert [remote_url(path) for path in ("a/b", "/s3:/x", "C:/x", "s3", "a:/b")] == [None] * 5
+
+
+def test_labels_photos_and_packs_are_read_and_copied_once(server: S3Server, tmp_path: Path) -> None:
+    assert len(formats.read("s3://bucket/labels.csv").rows.images) == N
+    paths = find_images(Path("s3://bucket/photos"))
+    assert all(np.array_equal(read_image(path).permute(1, 2, 0).numpy(), pixels(n)) for n, path in enumerate(paths))
+    assert locate_images(["photos/03.png", "bucket/photos/04"], "s3://bucket/photos") == [paths[3], paths[4]]
+    read_pack()
+    read_pack(f"http://127.0.0.1:{server.port}/bucket/pack")
+    for source in (open_images(NAMES, Path(f"s3://bucket/{kind}"), VIEWS) for kind in ("photos", "pack")):
+        ((numbers, _),) = source.fetch([np.arange(N)], ("plain",))
+        assert numbers.tolist() == list(range(N))
+    again()
+    server.requests.clear()
+    formats.read("s3://bucket/labels.csv")
+    assert find_images("s3://bucket/photos") == paths
+    read_pack()
+    fetched = [path for method, path in server.requests if method == "GET" and path.endswith((".csv", ".png", ".tar"))]
+    assert fetched == []
+
+
+def test_a_pack_is_read_in_blocks_by_any_number_of_processes(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remote, "_BLOCK", 1000)
+    folder = local_folder("s3://bucket/pack")
+    assert not list(folder.glob("*.tar"))
+    source = open_packed_images(NAMES, folder, VIEWS, workers=2)
+    batches = list(source.fetch([np.arange(first, first + 3) for first in range(0, N, 3)], ("plain",)))
+    assert [batch.images.tolist() for batch in batches] == [[n, n + 1, n + 2] for n in range(0, N, 3)]
+    fetched = [path for method, path in server.requests if method == "GET" and path.endswith(".tar")]
+    blocks = [path for path in (folder / ".blocks").rglob("*") if path.is_file() and path.suffix == ""]
+    assert len(fetched) == len(blocks) > 8
+    # A damaged copy is fetched again.
+    for path in blocks:
+        path.write_bytes(bytes(path.stat().st_size))
+    read_pack()
+
+
+@pytest.mark.parametrize("kind", ["500", "slow", "truncated", "short"])
+def test_passing_faults_are_survived(server: S3Server, kind: str) -> None:
+    failed: set[tuple[str, str]] = set()
+
+    def once(method: str, path: str) -> str | None:
+        if (method, path) in failed or (kind in ("truncated", "short") and method != "GET"):
+            return None
+        failed.add((method, path))
+        return kind if kind != "slow" or path.endswith(("labels.csv", "00000.tar")) else None
+
+    server.fault = once
+    assert len(formats.read("s3://bucket/labels.csv").rows.images) == N
+    assert len(find_images("s3://bucket/photos")) == N
+    read_pack()
+    assert failed
+
+
+@pytest.mark.parametrize(("kind", "words"), [("500", "attempts"), ("short", "attempts"), ("denied", "may not be read")])
+def test_lasting_faults_are_said_with_a_fix(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    monkeypatch.setattr(remote, "_ATTEMPTS", 2)
+    folder = local_folder("s3://bucket/pack")
+    server.fault = lambda method, path: kind if method == "GET" or kind == "denied" else None
+    with pytest.raises(UserError, match=rf"s3://bucket/labels.csv .*{words}"):
+        formats.read("s3://bucket/labels.csv")
+    # An image whose store fails is not a bad image: training stops instead of leaving it out.
+    source = open_packed_images(NAMES, folder, VIEWS, max_bad=1.0)
+    with pytest.raises(UserError, match=rf"could not be read from its store.*s3://bucket/pack/0000.*{words}"):
+        list(source.fetch([np.arange(N)], ("plain",)))
+    server.fault = lambda method, path: None
+    assert len(next(source.fetch([np.arange(N)], ("plain",))).images) == N
+
+
+def test_what_changed_in_the_store_is_noticed(server: S3Server, tmp_path: Path) -> None:
+    folder, labels = local_folder("s3://bucket/photos"), local_path("s3://bucket/labels.csv")
+    pack = open_pack(local_folder("s3://bucket/pack"))
+    pack.read(0)
+    source = tmp_path / "src"
+    shutil.copy(source / "photos" / "01.png", source / "photos" / "00.png")
+    (source / "labels.csv").write_text("image,dog\n00,1\n")
+    for tar in (source / "pack").glob("*.tar"):
+        tar.write_bytes(bytes(tar.stat().st_size))  # of the same size
+    server.put(source, "bucket")
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{server.port}", region_name="us-east-1")
+    client.delete_object(Bucket="bucket", Key="photos/02.png")
+    client.close()
+    with pytest.raises(Exception, match="has changed since it was opened"):
+        pack.read(N - 1)
+    again()
+    assert local_folder("s3://bucket/photos") == folder
+    assert (folder / "00.png").read_bytes() == (folder / "01.png").read_bytes()
+    assert not (folder / "02.png").exists()
+    assert local_path("s3://bucket/labels.csv").read_text() == labels.read_text() == "image,dog\n00,1\n"
+    with pytest.raises(Exception, match="do not match their checksum"):
+        open_pack(local_folder("s3://bucket/pack")).read(N - 1)
+
+
+def test_wrong_addresses(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"s3://bucket/none does not exist.*check the address"):
+        local_folder("s3://bucket/none")
+    with pytest.raises(UserError, match="does not exist"):
+        local_path("s3://other/labels.csv")
+    with pytest.raises(UserError, match=r"s3://bucket/labels.csv is not a folder"):
+        local_folder("s3://bucket/labels.csv")
+    with pytest.raises(UserError, match="not an address"):
+        local_path("s3://bucket/../x")
+    with pytest.raises(UserError, match=r"s3://bucket/x is not a local folder.*copy it"), atomic_write("s3://bucket/x"):
+        pass
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
+    with pytest.raises(UserError, match="pip install 'gcsfs'"):
+        local_path("gs://bucket/labels.csv")
+
+
+def _train(*words: str) -> int:
+    return CliRunner().invoke(app, ["train", *words]).exit_code
+
+
+def test_a_training_continues_when_the_store_is_back(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_ATTEMPTS", 2)
+    monkeypatch.setattr(remote, "_BLOCK", 2000)
+    how = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
+    how += ["--tune", "all", "--epochs", "2", "--method", "bce", "--batch-size", "4"]
+    files = tmp_path / "src"
+    assert _train(f"{files / 'labels.csv'}", f"{files / 'pack'}", "--out", f"{tmp_path / 'here'}", *how) == 0
+    seen: list[str] = []
+
+    def stop(method: str, path: str) -> str | None:
+        seen.append(path)
+        return "500" if sum(path.endswith(".tar") and "pack" in path for path in seen) > 14 else None
+
+    server.fault = stop
+    out = f"{tmp_path / 'there'}"
+    assert _train("s3://bucket/labels.csv", "s3://bucket/pack", "--out", out, *how) == 2
+    again()
+    server.fault = lambda method, path: None
+    assert _train("--resume", out) == 0
+    weights = [(tmp_path / name / "best.safetensors").read_bytes() for name in ("here", "there")]
+    assert weights[0] == weights[1]
+    assert "s3://bucket/pack" in (tmp_path / "there" / "repro.sh").read_text()
+    assert _train("s3://bucket/labels.csv", "s3://bucket/photos", "--out", "s3://bucket/run", *how) == 2
+    assert not Path("s3:").exists()
+
+
+def test_processes_share_the_copies(server: S3Server) -> None:
+    """Forked after the store was used here: a lock or a connection of this process must not be waited for."""
+    local_folder("s3://bucket/pack")
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(_read_one, range(N))
+
+
+def _read_one(number: int) -> None:
+    open_pack(local_folder("s3://bucket/pack")).read(number)
