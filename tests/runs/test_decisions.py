@@ -231,3 +231,19 @@ def test_control_answers_correct_the_probabilities() -> None:
     errors = [float(np.abs(platt.scores(x).numpy() - p).mean()) for platt in (before, after)]
     assert errors[1] < 0.8 * errors[0]
     assert "than" in after.assumption.split(";")[1]
+
+
+def test_no_as_the_answer_to_likely_questions_never_makes_more_labels_present() -> None:
+    """Control questions of `fill` are about likely entries: their answers say nothing about unlikely ones."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(-2, 2, size=(800, 8))
+    p = 1 / (1 + np.exp(-logits))
+    given = (generator.random(p.shape) < p) & (generator.random(p.shape) < 0.5)
+    likely = np.argwhere(~given & (p > 0.9))[:40]
+    asked = np.zeros(p.shape, np.int8)
+    asked[tuple(likely.T)] = np.where(np.arange(len(likely)) % 4 == 0, -1, 1)
+    x, known = torch.from_numpy(logits), torch.from_numpy(given.astype(np.int8))
+    before, after = (
+        fit_decisions(x, known, control=control).platt.scores(x).sum() for control in (None, torch.from_numpy(asked))
+    )
+    assert 0.5 * before < after < before

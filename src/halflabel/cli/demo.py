@@ -168,12 +168,13 @@ def _decided_photos(data: DemoData, bench: TestBench, run: TrainedRun) -> list[D
 
 def _fill(data: DemoData, run: TrainedRun) -> None:
     from halflabel.filling import fill, write_filled
+    from halflabel.runs.folder import RunFolder
 
     _step(4, f"Fill in unknown labels, so that {100 * PRECISION:g} % of them are right")
     path = data.folder / "filled.csv"
     _command("fill", run.folder, data.photos, "--precision", f"{PRECISION:g}", "--out", path)
     plan = fill(run.folder, data.photos, precision=PRECISION)
-    unknown = int(write_filled(plan, path).unknown.sum())
+    unknown = int(write_filled(plan, path, base=RunFolder.open(run.folder).read_rows()).unknown.sum())
     rows = plan.rows()
     right = data.truth.dense()[rows.image, rows.column] == rows.value
     console.print(

@@ -300,7 +300,7 @@ def _run_job(job: TrainingJob, loggers: list[str]) -> None:
 
 def _show_random_answers(job: TrainingJob) -> None:
     """Say why the figures of a continued run differ from those of the run before, where random answers came in."""
-    from halflabel.labels.provenance import CONTROL_SOURCE
+    from halflabel.labels.provenance import CONTROL_SOURCE, calibration_tables
     from halflabel.runs.folder import RunFolder
 
     if not job.config.begin_from:
@@ -311,11 +311,13 @@ def _show_random_answers(job: TrainingJob) -> None:
             int((rows.source == n).sum()) for n, name in enumerate(rows.sources) if name.startswith(CONTROL_SOURCE)
         )
 
+    corrects = calibration_tables(job.labels)[2] is not None
+    change = "changed the probabilities by which precision is estimated" if corrects else "now count here too"
     before = RunFolder(Path(job.config.begin_from))
     if added := count_random(job.labels) - count_random(before.read_rows()):
         console.print(
-            f"Not comparable with the figures of {escape(before.folder.name)}: {counted(added, 'random answer')} now "
-            "count here too, which include what the model got wrong.",
+            f"Not comparable with the figures of {escape(before.folder.name)}: {counted(added, 'random answer')} "
+            f"{change}.",
             soft_wrap=True,
         )
 

@@ -196,13 +196,16 @@ class Recalibration(NamedTuple):
         return generator.multivariate_normal([self.slope, self.offset], self.covariance, count)
 
 
-def recalibrate(p: NDArray[Any], present: NDArray[np.bool_]) -> Recalibration:
+def recalibrate(p: NDArray[Any], present: NDArray[np.bool_], *, keep_slope: bool = False) -> Recalibration:
     """Correct probabilities (n,) by the answers to these n questions, which must be a random sample of entries.
 
     Logistic regression on logit p with a normal prior around no change, so that few answers change little; the
-    uncertainty is that of the normal approximation at the optimum.
+    uncertainty is that of the normal approximation at the optimum. `keep_slope`: answers about likely entries alone
+    would change the slope, and with it the unlikely entries, of which they say nothing.
     """
     design, prior, strength = _with_ones(_logit(p)), np.array([1.0, 0.0]), 1 / _PRIOR_SPREAD**2
+    if keep_slope:
+        strength = np.array([1e9, strength[1]])
     slope, offset = fit_logistic(design, present.astype(np.float64), np.ones(len(p)), prior, strength).tolist()
     curvature = sigmoid(design @ np.array([slope, offset]))
     precision = (design * (curvature * (1 - curvature))[:, None]).T @ design + np.diag(strength)

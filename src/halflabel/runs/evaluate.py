@@ -29,6 +29,7 @@ from halflabel.metrics.registry import own_metrics
 __all__ = ["Decisions", "Evaluation", "ValidationMetric", "evaluate", "fit_decisions"]
 
 _FOLDS = 5  # of the images, in the choice between one curve and one per class
+_FEWEST_UNLIKELY = 10  # random answers about unlikely entries from which on answers change the slope of the curve
 _COMPARED_ENTRIES = 1 << 22  # that the choice looks at
 GROUPED = 10  # from this number of classes on, mAP is also computed for five groups of classes
 
@@ -108,7 +109,9 @@ def _correct(platt: Platt, logits: Tensor, known: NDArray[Any], control: Tensor)
     # The correction is that of unknown entries, whose odds are lower: they were not given.
     shift = log_odds_of_unknown(positives, classes, float(np.nansum(p)))
     unknown = lower_odds(p, shift)
-    change = recalibrate(unknown[asked.numpy()], (control[asked] > 0).numpy())
+    p_asked = unknown[asked.numpy()]
+    is_one_sided = int((p_asked < 0.5).sum()) < _FEWEST_UNLIKELY
+    change = recalibrate(p_asked, (control[asked] > 0).numpy(), keep_slope=is_one_sided)
     expected = positives.sum() + float(np.nansum(change.apply(unknown)[known == 0]))
     after = log_odds_of_unknown(positives, classes, expected)
     slope, offset = np.array(platt.class_slope or np.ones(classes)), np.array(platt.class_offset or np.zeros(classes))

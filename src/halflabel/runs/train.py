@@ -131,12 +131,14 @@ class _Job:
         self.table, people = training_and_evaluation_tables(self.labels)
         _, self.evaluation_table, self.control = calibration_tables(self.labels)
         self.answers_left_out = people.known - self.evaluation_table.known
-        if self.answers_left_out:
+        random = self.control.known if self.control is not None else 0
+        if chosen := self.answers_left_out - random:
             self.reporter.message(
-                f"{self.answers_left_out} answers are trained on, but not used for evaluation: their questions were "
-                "chosen, so they are not a random sample"
-                + (f"; {self.control.known} random ones correct the probabilities" if self.control else "")
+                f"{chosen} answers are trained on, but not used for evaluation: their questions were chosen, so they "
+                "are not a random sample"
             )
+        if random:
+            self.reporter.message(f"{random} answers to random questions are trained on and correct the probabilities")
         if model_made := self.table.known - people.known:
             self.reporter.message(
                 f"{model_made} of {self.table.known} labels were made by a model: they are trained on, but only the "
