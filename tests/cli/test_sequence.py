@@ -66,3 +66,21 @@ def test_answers_in_a_database_are_exported_and_its_password_is_not_shown() -> N
     file = Path("team.sqlite")
     assert "--answers team.sqlite --export" in after_review(Path("runs/first"), Path("photos"), place=file)
     assert after_review(Path("runs/first"), Path("photos"), is_control=True) == "halflabel fill runs/first photos"
+
+
+def test_tables_fit_a_terminal_of_80_columns(data: Path, trained: Path, tmp_path: Path) -> None:
+    long_name = "a class with a name that is far too long for any column of a table"
+    labels = tmp_path / "labels.csv"
+    rows = [f"{n}.jpg,{name},{1 if n % 3 else -1}" for n in range(40) for name in (long_name, "short", long_name[::-1])]
+    labels.write_text("\n".join(["image,class,value", *rows]) + "\n")
+    test = data / "test"
+    for words in (
+        ("inspect", labels),
+        ("methods",),
+        ("evaluate", trained, test / "test.csv", test / "images"),
+        ("predict", trained, test / "images", "--all"),
+        ("cache", trained.parent),
+    ):
+        # Commands to copy are on one line each.
+        lines = [line for line in done(*words).splitlines() if not line.startswith(("Next:", "Then:", "Undo:"))]
+        assert max(map(len, lines)) <= 80, words

@@ -80,7 +80,8 @@ def _print_cache(info: CacheInfo) -> None:
         f"{info.size} px, {info.kind}",
     ]
     parts += [counted(info.strong_views, "strong view")] * bool(info.strong_views)
-    console.print("    " + escape(" · ".join(parts)), soft_wrap=True)
+    for line in (parts[:3], parts[3:]):
+        console.print("    " + escape(" · ".join(line)), soft_wrap=True)
 
 
 def _format_bytes(count: float) -> str:
