@@ -57,11 +57,14 @@ def folder(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def run(words: list[str], place: str) -> None:
+    words, target = (words[:-2], Path(words[-1])) if words[-2:-1] == [">"] else (words, None)
     command = words[1] if len(words) > 1 else ""
     is_new = command == "train" and not NO_TRAINING_OPTIONS & set(words)
     extra = [word for name, value in QUICK.items() for word in (f"--{name}", str(value))] if is_new else []
     result = CliRunner().invoke(app, [*words[1:], *extra])
     assert result.exit_code == 0, f"{place}: {' '.join(words)}\n{result.output}\n{result.exception!r}"
+    if target is not None:
+        target.write_text(result.stdout)
 
 
 def halflabel_words(words: list[str]) -> list[str]:
