@@ -10,12 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
-    from halflabel.labels.formats._csv import CsvTable
     from halflabel.labels.names import Names
 
 __all__ = ["absolute_group", "column_group", "image_groups", "suggest_groups"]
@@ -102,15 +101,15 @@ def _match(pattern: str, name: str) -> str | None:
 
 def _read(path: Path, column: str, images: Names) -> list[str | None]:
     """Return the group of each image by a file or a table in a folder: the one with a column that names most images."""
-    sheets = [_open(each) for each in (_tables_with(column, path) if path.is_dir() else [path])]
-    for sheet in sheets:
-        if len(sheet.header) < 2 or (column and column not in sheet.header):
+    tables = [_columns(each) for each in (_tables_with(column, path) if path.is_dir() else [path])]
+    for table in tables:
+        if len(table) < 2 or (column and column not in table):
             missing = f"no column {column!r}" if column else "no second column"
-            raise UserError(f"{path} has {missing}", f"its columns: {', '.join(sheet.header) or 'none'}")
-    places = [(sheet, name) for sheet in sheets for name in sheet.header]
-    named = [int((images.index(sheet.column(name).slice(0, _LOOKED_AT)) >= 0).sum()) for sheet, name in places]
-    sheet, name = places[named.index(max(named))]
-    cells = (sheet.column(name), sheet.column(column or sheet.header[1]))
+            raise UserError(f"{path} has {missing}", f"its columns: {', '.join(table) or 'none'}")
+    places = [(table, name) for table in tables for name in table]
+    named = [int((images.index(table[name].slice(0, _LOOKED_AT)) >= 0).sum()) for table, name in places]
+    table, name = places[named.index(max(named))]
+    cells = (table[name], table[column or list(table)[1]])
     group_of = dict(zip(*(part.to_pylist() for part in cells), strict=True))
     return [group_of.get(name) or None for name in images]
 
@@ -120,12 +119,20 @@ def _tables_with(column: str, labels: Path) -> list[Path]:
     from halflabel.labels.formats._csv import first_line, header_fields
 
     def header(path: Path) -> list[str]:
-        return _open(path).header if path.suffix == ".parquet" else header_fields(first_line(path))
+        return list(_columns(path)) if path.suffix == ".parquet" else header_fields(first_line(path))
 
     return [path for path in (sorted(labels.glob("*.csv")) if labels.is_dir() else [labels]) if column in header(path)]
 
 
-def _open(path: Path) -> CsvTable:
-    from halflabel.labels.formats._csv import CsvTable, ParquetTable
+def _columns(path: Path) -> dict[str, Any]:
+    """The columns of text and numbers of a table, by name, as Arrow arrays of text."""
+    from halflabel.labels.formats._csv import CsvTable, read_parquet
 
-    return ParquetTable(path) if path.suffix == ".parquet" else CsvTable(path)
+    if path.suffix != ".parquet":
+        sheet = CsvTable(path)
+        return dict(zip(sheet.header, sheet.columns, strict=True))
+    import pyarrow as pa
+
+    table = read_parquet(path)
+    flat = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
+    return {name: table.column(name).cast(pa.string()).combine_chunks() for name in flat}

@@ -75,6 +75,14 @@ def test_patches_have_complete_lists() -> None:
         formats.read(BIGEARTHNET / "metadata.parquet", Policy(split="dev"))
 
 
+def test_the_country_or_the_tile_of_a_patch_is_a_group() -> None:
+    path = BIGEARTHNET / "metadata.parquet"
+    images = formats.read(path).rows.images
+    assert image_groups(column_group("country", path), images) == ["Austria", "Austria", "Finland"]
+    tiles = image_groups(column_group("^(.*)_[0-9]+_[0-9]+$", path), images)
+    assert len(set(tiles or ())) == 2
+
+
 def test_patches_of_the_first_version_are_read_from_their_folders(tmp_path: Path) -> None:
     table = formats.read(BIGEARTHNET / "patches").table()
     assert list(table.images) == [f"S2A_MSIL2A_20170613T101031_0_{n}" for n in (48, 49)]
