@@ -295,6 +295,18 @@ class TestCorrupt:
         assert (corrupted != table.dense()).any(1).sum() == 1000 * share
         assert np.unique(corrupted, axis=0).shape[0] == 10
 
+    def test_some_images_alone_stay_labelled_and_each_seed_draws_others(self) -> None:
+        table = LabelTable.from_dense(np.where(np.arange(10) == np.arange(100)[:, None] % 10, 1, -1))
+        drawn = set()
+        for seed in (0, 1, 2):
+            kept = drop.semi_supervised(table, share=0.6, seed=seed)
+            corrupted = drop.corrupt(table, 0.5, labelled=0.4, seed=seed)
+            np.testing.assert_array_equal((corrupted.dense() == 0).all(1), (kept.dense() == 0).all(1))
+            np.testing.assert_array_equal((corrupted.dense() > 0).sum(0), (kept.dense() > 0).sum(0))
+            assert 0 < (corrupted.dense() != kept.dense()).any(1).sum() <= 20
+            drawn.add(tuple(np.flatnonzero(corrupted.dense().any(1))))
+        assert len(drawn) == 3
+
     def test_wrong_labels_spread_over_all_classes(self) -> None:
         """Not one class taken for one other: each of the 9 wrong classes about equally often."""
         truth = np.arange(5000) % 10
