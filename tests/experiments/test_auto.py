@@ -60,6 +60,16 @@ def test_few_answers_of_no_among_positives_do_not_change_the_method() -> None:
     assert choose(with_answers).method == choose(TABLES["single"].stats()).method
 
 
+def test_more_known_positives_allow_methods_that_learn_from_their_own_guesses() -> None:
+    few, many = full(200), full(4_000)
+    assert choose(drop.single_positive(few).stats()).method == "n-ls"
+    assert choose(drop.single_positive(many).stats()).method == "em"
+    assert choose(drop.single_positive(full(20_000, 250)).stats()).method == "n-ls"  # not measured with so many classes
+    assert choose(drop.partial(few, 0.25).stats()).method == "plcl"
+    assert choose(drop.partial(many, 0.25).stats()).method == "curriculum"
+    assert choose(drop.semi_supervised(many, share=0.8).stats()).method == "curriculum"
+
+
 def test_full_labels_are_compared_with_plain_cross_entropy_and_single_positives_are_not() -> None:
     assert "bce" in {choice.method for choice in short_list(TABLES["full"].stats())}
     assert "bce" not in {choice.method for choice in short_list(TABLES["single"].stats())}
