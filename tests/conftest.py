@@ -96,7 +96,10 @@ def browser() -> Iterator[Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Warn where the tests of the web pages did not run."""
+    """Warn where the tests of the web pages, or of optional packages, did not run."""
+    reasons = {report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()) if len(report.longrepr) == 3}
+    for reason in sorted(reason for reason in reasons if reason.endswith("is not installed")):
+        terminalreporter.write_sep("!", f"WARNING: tests were SKIPPED: {reason.removeprefix('Skipped: ')}", red=True)
     skipped = sum(NO_BROWSER in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
     if skipped:
         text = f"WARNING: {skipped} browser tests were SKIPPED: install Chromium and playwright to test the web pages"

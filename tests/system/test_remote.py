@@ -12,8 +12,8 @@ import pytest
 from pack_examples import VIEWS, N, pixels, write_photos
 from typer.testing import CliRunner
 
-pytest.importorskip("s3fs", reason="the tests of object stores need s3fs")
-pytest.importorskip("moto.server", reason="the tests of object stores need moto, flask and flask-cors")
+pytest.importorskip("s3fs", reason="s3fs, of the extra cloud, is not installed")
+pytest.importorskip("moto.server", reason="moto, with flask and flask-cors, is not installed")
 from s3_server import S3Server, serve_s3
 
 from halflabel.cli import app
