@@ -10,15 +10,23 @@ start is one positive per photo (seed 0: the published choice) or no label at al
 250 answers (--measure) the labels so far train the model of `halflabel train`, which is tested on `val`.
 "decided" counts the unknown entries with a probability of at least 0.95 of being present or absent; "right" is the
 share of these that is. A file of results is reused: finished curves are skipped.
+
+`--latency 500` measures instead how long a person waits: so many answers over HTTP, each followed by a request for the
+next question, while another process fits the model without a pause.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import tempfile
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +37,16 @@ from numpy.typing import NDArray
 from halflabel import metrics
 from halflabel.labels import drop
 from halflabel.methods.base import recipe, seeded
+from halflabel.review.answers import AnswerStore
 from halflabel.review.live import EntryAnswer, LiveReview
 from halflabel.review.live_model import STRENGTH, LiveModel, unknown_weight
 from halflabel.review.questions import choose_questions
+from halflabel.review.scores import ScoredImages
+from halflabel.review.security import TOKEN_HEADER
+from halflabel.review.server import make_app, new_token, serve
+from halflabel.review.session import ReviewSession
+from halflabel.review.thumbnails import Thumbnails
+from halflabel.system.sockets import open_socket
 from halflabel.training.crossfit import crossfit
 from strong_base import read_labels, read_single
 
@@ -51,6 +66,7 @@ class Person:
             self.classifier = (torch.from_numpy(loaded["W"].astype(np.float32)), torch.from_numpy(loaded["b"]))
         self.known = table.subset(np.flatnonzero(training))
         self.truth, self.test_truth = self.known.dense(), table.subset(np.flatnonzero(~training)).dense()
+        self.names = self.known.images, self.known.classes
         self.train, self.test = features[torch.from_numpy(training)], features[torch.from_numpy(~training)]
 
     def measure(self, labels: NDArray[np.int8], start: str, seed: int) -> float:
@@ -159,6 +175,70 @@ def _run(task: tuple[str, str, int]) -> dict[str, Any]:
     return {"start": start, "order": order, "seed": seed, "curve": _person.curve(start, order, seed)}
 
 
+def _fit_forever(connection: Connection, options: argparse.Namespace) -> None:
+    """Fit the model to the answers that come, as the process of a live review does."""
+    os.nice(5)
+    torch.set_num_threads(1)
+    person = Person(options)
+    labels = person.start("single", 0)
+    review = person.review(labels, "single", 0)
+    with contextlib.suppress(EOFError):  # the server has ended
+        while True:
+            update = review.update([EntryAnswer(*item) for item in connection.recv()])
+            connection.send((update.probabilities, update.quality.threshold, update.queue, update.free_controls))
+
+
+def _answer(port: int, token: str, count: int, results: Connection) -> None:
+    """Answer questions over HTTP; send the seconds from each answer to the next question."""
+    import httpx
+
+    seconds = []
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={TOKEN_HEADER: token}, timeout=60) as client:
+        question = {"tab": "person", "count": 1}
+        entry = client.post("/api/questions", json=question).json()["questions"][0]["entry"]
+        for number in range(count):
+            begun = time.perf_counter()
+            step = {"kind": "answer", "key": f"answer-{number:06}", "entry": entry, "value": -1}
+            client.post("/api/answers", json={"tab": "person", "steps": [step]}).raise_for_status()
+            entry = client.post("/api/questions", json=question).json()["questions"][0]["entry"]
+            seconds.append(time.perf_counter() - begun)
+            time.sleep(0.1)
+    results.send(seconds)
+
+
+def measure_latency(options: argparse.Namespace) -> None:
+    """Print percentiles of the time from an answer to the next question while the model is fitted."""
+    person = Person(options)
+    table, context = person.known.from_dense(person.start("single", 0), *map(list, person.names)), get_context("spawn")
+    connection, other = context.Pipe()
+    context.Process(target=_fit_forever, args=(other, options), daemon=True).start()
+    connection.send([])
+    scores, threshold, queue, _ = connection.recv()
+    blank = np.zeros((len(table), 64), np.float16)
+    thresholds, paths = np.full(len(table.classes), threshold), [None] * len(table)
+    scored = ScoredImages(table, scores, blank, np.zeros(len(table), bool), thresholds, Path(), paths)
+    fits = 0
+    with tempfile.TemporaryDirectory() as folder, open_socket("127.0.0.1", 0) as listening:
+        store = AnswerStore(Path(folder) / "answers.sqlite")
+        session = ReviewSession(scored, queue, store, who="person", live=True)
+        port, token = listening.getsockname()[1], new_token()
+        layout = Path(folder) / "map.npz"
+        thumbnails = Thumbnails(Path(), paths)
+        app = make_app(session, thumbnails, None, token=token, host="127.0.0.1", port=port, layout=layout)
+        threading.Thread(target=serve, args=(app, listening), daemon=True).start()
+        receiver, sender = context.Pipe()
+        context.Process(target=_answer, args=(port, token, options.latency, sender), daemon=True).start()
+        while not receiver.poll():
+            connection.send(session.entry_answers())
+            session.apply_update(*connection.recv())
+            fits += 1
+        milliseconds = 1000 * np.array(receiver.recv())
+    middle, high, most = np.percentile(milliseconds, (50, 99, 100)).tolist()
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"{len(milliseconds)} answers during {fits} fits; load {load} on {os.cpu_count()} cores")
+    print(f"median {middle:.1f} ms, 99 % {high:.1f} ms, at most {most:.1f} ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("features", type=Path)
@@ -174,7 +254,11 @@ def main() -> None:
     parser.add_argument("--no-similar", action="store_true", help="measure without similar images, which is quicker")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "live_review.jsonl")
+    parser.add_argument("--latency", type=int, default=0, help="measure the waiting time over so many answers instead")
     options = parser.parse_args()
+    if options.latency:
+        measure_latency(options)
+        return
     options.out.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     done = {(line["start"], line["order"], line["seed"]) for line in lines}

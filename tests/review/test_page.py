@@ -608,6 +608,13 @@ def test_all_classes_of_a_photo_a_range_and_the_last_answers(server, context) ->
     marked = [tiles.nth(k).get_attribute("data-value") for k in range(6)]
     assert marked[0] == marked[5] == ""
     assert len(set(marked[1:5])) == 1
+    first, last = (tiles.nth(k).bounding_box() for k in (7, 9))
+    page.mouse.move(first["x"] + 40, first["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(last["x"] + 40, last["y"] + 40, steps=8)
+    page.mouse.up()
+    dragged = [tiles.nth(k).get_attribute("data-value") for k in range(6, 11)]
+    assert dragged == ["", *[marked[1]] * 3, ""]
     page.click("#grid-all")
     assert {tiles.nth(k).get_attribute("data-value") for k in range(15)} == {marked[1]}
     page.locator(".cell").nth(3).hover()

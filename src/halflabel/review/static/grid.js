@@ -69,6 +69,7 @@ export function restoreGrid(questions) {
 function showGrid(questions) {
   grid.questions = questions;
   grid.hasScrolled = false;
+  grid.last = 0;
   if (!questions.length) return showFinished();
   const chances = questions.map((question) => question.probability ?? 0);
   grid.marksNegatives = chances.reduce((sum, p) => sum + p, 0) / chances.length >= 0.4;
@@ -98,7 +99,9 @@ function startGrid() {
       if (grid.photos === photos) drawTile(index);
     });
     tile.append(picture, el("span", { class: "mark" }));
-    tile.addEventListener("click", (event) => (event.shiftKey ? markRange(index) : cycleTile(index)));
+    tile.addEventListener("click", (event) => {
+      if (!drag?.before) (event.shiftKey ? markRange : cycleTile)(index);
+    });
     const alike = el("button", { type: "button", class: "alike", title: "More like this", "aria-label": `More like photo ${index + 1}` }, "≈");
     alike.addEventListener("click", () => showAlike(index));
     return el("li", { class: "cell" }, tile, alike);
@@ -147,6 +150,28 @@ function markRange(index) {
     drawTile(at);
   }
 }
+
+// Drag with the mouse: the first photo is marked as by a click, and all up to the pointer like it.
+
+let drag = null; // {from, before} while the button is down; `before` are the values once the pointer has left the first photo
+
+const tileOf = (element) => element?.closest("#grid-tiles .tile:enabled");
+
+$("grid-tiles").addEventListener("pointerdown", (event) => {
+  const tile = tileOf(event.target);
+  const starts = tile && event.pointerType === "mouse" && event.button === 0 && !event.shiftKey;
+  drag = starts ? { from: Number(tile.dataset.index), before: null } : null;
+});
+addEventListener("pointermove", (event) => {
+  const tile = drag && tileOf(document.elementFromPoint(event.clientX, event.clientY));
+  if (!tile || (!drag.before && Number(tile.dataset.index) === drag.from)) return;
+  drag.before ??= [...grid.values];
+  grid.values = [...drag.before];
+  cycleTile(drag.from);
+  markRange(Number(tile.dataset.index));
+  grid.values.forEach((_, index) => drawTile(index));
+});
+addEventListener("pointerup", () => setTimeout(() => { drag = null; })); // after the click that ends the drag
 
 function markAll() {
   const [other, plain] = grid.marksNegatives ? [-1, 1] : [1, -1];

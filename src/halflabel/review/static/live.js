@@ -60,14 +60,14 @@ function showState(state) {
 // ---- what the model knows by now
 
 function showQuality({ quality, history, classes, precision }) {
-  const first = history[0] ?? quality;
+  const first = history.find((point) => point.controls >= ENOUGH && point.answers < quality.answers); // earlier ones are no estimates
   const enough = quality.controls >= ENOUGH;
   $("live-answers").textContent = `${number(quality.answers)} ${quality.answers === 1 ? "answer" : "answers"}`;
   $("live-decided").hidden = !enough;
   $("live-decided").replaceChildren(
     el("strong", {}, number(quality.decided)),
     ` of ${number(quality.unknown)} open labels can be decided`,
-    el("span", { class: "muted" }, ` ${percent(precision)} sure or more${first.answers < quality.answers && first.controls >= 0 ? `; ${number(first.decided)} at the start` : ""}`),
+    el("span", { class: "muted" }, ` ${percent(precision)} sure or more${first ? `; ${number(first.decided)} after ${number(first.answers)} answers` : ""}`),
   );
   $("live-map").hidden = !enough;
   if (enough) {
@@ -97,7 +97,7 @@ function showAdvice(history) {
     && last.mean_average_precision[0] - before.mean_average_precision[0] < 0.005;
   $("live-advice").hidden = !isFlat;
   $("live-advice").textContent = isFlat ? `The last ${last.answers - before.answers} answers changed little: a good moment to finish.` : "";
-  $("live-finish").classList.toggle("save", Boolean(isFlat));
+  $("live-finish").className = isFlat ? "save" : "quiet";
 }
 
 function shape(name, attributes) {
@@ -139,7 +139,7 @@ function showClasses(classes) {
       el("td", {}, number(row.absent)), el("td", {}, `≈ ${number(row.expected)}`), el("td", {}, meter, ` ${percent(share)}`));
   });
   const head = ["class", "yes", "no", "photos", "decided"].map((name) => el("th", { scope: "col" }, name));
-  $("live-table").replaceChildren(el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
+  $("live-table").replaceChildren(el("caption", {}, "Known yes and no; photos with the class, estimated; open labels the model can decide"), el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
 }
 
 // ---- buttons

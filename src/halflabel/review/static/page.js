@@ -87,7 +87,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target.closest?.("select, input, textarea")) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-  const targetView = { 1: "one", 2: "grid", 3: "missing", 4: "wrong", 5: "map" }[key];
+  const targetView = { 1: "one", 2: "grid", 3: "missing", 4: "wrong", 5: "map", 6: "conflicts", p: "photo" }[key];
   let handled = true;
   if (event.repeat && (KEYS.has(key) || key === "Enter" || /^[1-9]$/.test(key))) return event.preventDefault(); // a key that is held down is one answer
   if (KEYS.has(key)) handled = answerKey(KEYS.get(key));
@@ -102,7 +102,7 @@ document.addEventListener("keydown", (event) => {
   else if (key === "i" && view === "grid") $("grid-flip").click();
   else if (key === "Enter" && view === "grid" && !$("view-grid").hidden && !event.target.closest?.("button:not(.tile), a")) saveGrid();
   else if (key.startsWith("Arrow") && view !== "one" && view !== "map") step(key);
-  else if (targetView) open(targetView);
+  else if (targetView && !document.querySelector(`nav [data-view="${targetView}"]`).hidden) open(targetView);
   else if (key === "r" && !$("live").hidden) $("live-learn").click();
   else if (key === "?") $("help").showModal();
   else handled = false;

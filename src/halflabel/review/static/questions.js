@@ -135,7 +135,7 @@ export async function showFinished() {
     if (!isCurrent()) return;
   }
   let left = openCount();
-  if (left > 0) { // another page may have answered them since
+  if (left > 0 || !progress) { // another page may have answered them since, or the first state has not arrived
     await call("/api/state").then(async (reply) => showProgress(await reply.json())).catch(() => {});
     if (!isCurrent()) return;
     left = openCount();
@@ -149,5 +149,5 @@ export async function showFinished() {
       "One by one", () => document.querySelector('nav [data-view="one"]').click());
   }
   showMessage("All questions are answered",
-    `Thank you. Next, in the terminal: ${progress.next} (Undo still works here, and the galleries have more.)`);
+    `Thank you. Next, in the terminal: ${progress?.next ?? "halflabel review --help"} (Undo still works here, and the galleries have more.)`);
 }
