@@ -283,7 +283,7 @@ def camtrap(path: Path, policy: dict[str, Any]) -> Labels | None:
     if any("://" in name for name in names):
         names = [medium.get("fileName", "") for medium in media]
     names = names if all(names) and len(set(names)) == len(names) else ids
-    seen, open_, entries = set(), set(), []
+    seen, open_, entries, classes = set(), set(), [], set()
     for row in observations:
         about = [
             name
@@ -295,6 +295,8 @@ def camtrap(path: Path, policy: dict[str, Any]) -> Labels | None:
                 and row.get("eventStart", "") <= medium.get("timestamp", "") <= row.get("eventEnd", "")
             )
         ]
+        if not row["mediaID"] and "timestamp" not in media[0]:
+            raise MustRefuse("timestamp")
         if row["mediaID"] and not about:
             raise MustRefuse("mediaID")
         kind = row["observationType"]
@@ -302,12 +304,12 @@ def camtrap(path: Path, policy: dict[str, Any]) -> Labels | None:
         if not name and kind not in ("blank", "animal", "unknown", "unclassified"):
             raise MustRefuse(kind)
         (seen if name or kind == "blank" else open_).update(about)
+        classes |= {name} - {""}
         by = row.get("classifiedBy", "")
         is_machine = row.get("classificationMethod") == "machine"
         entries += [(image, name, 1, f"model:{by}" if is_machine else by) for image in about if name]
     labels = resolve(entries)
     if policy.get("unlisted") != "unknown":
-        classes = {name for _, name, _, _ in entries}
         labels = {**{(image, name): -1 for image in seen - open_ for name in classes}, **labels}
     return labels
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import read_parquet
+from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -87,7 +88,7 @@ def _read_folder(path: Path, policy: Policy) -> tuple[list[str], list[list[str]]
     patches, lists = [], []
     for file in sorted(path.glob(_JSON)):
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads(existing_path(file).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise LabelError(
                 f"this cannot be read as JSON ({error_summary(error)})", "copy the patch again", file

@@ -66,8 +66,10 @@ def read(path: Path, policy: Policy) -> LabelImport:
             by = model_source(people[row]) if methods[row] == "machine" else people[row]
             about = classes.setdefault(name, len(classes)), sources.setdefault(by, len(sources)), _score(scores[row])
             entries += [(place, *about) for place in places[row]]
-    if not classes:
-        raise LabelError("no observation names a species", "export the observations again", folder / _OBSERVATIONS)
+    if not entries:
+        raise LabelError(
+            "no observation names a species in a medium", "export the observations again", folder / _OBSERVATIONS
+        )
     audit.add("species", "present", len(entries))
     image, column, source, score = (np.array(part) for part in zip(*entries, strict=True))
     rows = Rows.build(
@@ -117,6 +119,8 @@ def _places(media: CsvTable, observations: CsvTable, number: dict[str, int], aud
                 )
             places.append([number[medium]])
         else:
+            if not events:
+                media.column("timestamp")  # raises if there is none
             # Times are written in the same way, so that their order is that of the text.
             places.append([place for time, place in of_deployment.get(deployment, ()) if start <= time <= end])
             events += 1
