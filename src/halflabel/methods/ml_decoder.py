@@ -35,6 +35,8 @@ def ml_decoder(
     hidden values; unknown: ignore leaves unknown labels out, negative takes them as absent, auto means negative if no
     label is known to be absent.
 
+    It has not been measured here yet.
+
     Differs from the papers: one decoder layer without attention between queries, and learned queries, where Query2Label
     has two layers with it and ML-Decoder fixed random queries; both train with `asl`.
     """
