@@ -64,7 +64,7 @@ def absolute_path(path: str | Path) -> str:
 def refuse_remote(path: str | Path) -> None:
     """Raise UserError if a path to write to is an address."""
     if (url := remote_url(path)) is not None:
-        raise UserError(f"{url} is not a local folder", "write to a local folder, then copy it (aws s3 cp --recursive)")
+        raise UserError(f"{url} is not a local folder", "write to a local folder, then copy it (aws s3 sync)")
 
 
 def write_json(path: str | Path, content: Any) -> None:
