@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -92,13 +91,7 @@ def _recommended() -> Iterator[str]:
     yield from ("## Recommended", "", "The first rule that fits the labels decides; `auto` takes its first method.", "")
     yield from ("| labels | methods, best first |", "|---|---|")
     for rule in RULES:
-        conditions = [" or ".join(f"`{regime}`" for regime in rule.regimes)]
-        if rule.unlabelled[0] > 0:
-            conditions.append(f"{rule.unlabelled[0]:.0%} or more of the images without any label")
-        if rule.negatives[1] < math.inf:
-            conditions.append(f"fewer than {rule.negatives[1]:g} known negatives per known positive")
-        if rule.known[1] < 1:
-            conditions.append(f"less than {rule.known[1]:.0%} of the labels known")
+        conditions = [" or ".join(f"`{regime}`" for regime in rule.regimes), *rule.conditions()]
         methods = [f"[`{choice.method}`]({file_name(choice.method)})" for choice in rule.choices]
         yield f"| {', '.join(conditions)} | **{methods[0]}**, {', '.join(methods[1:])} |"
     whole = " or ".join(f"[`{name}`]({file_name(name)})" for name in WHOLE_FIRST)

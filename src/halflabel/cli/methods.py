@@ -51,8 +51,8 @@ def methods(
     suitable = [recipe for recipe in recipes().values() if regime is None or regime in recipe.serves]
     first = _first_choices(regime)
     _print_group(
-        "recommended: the choice of --method auto",
-        {name: f"for {' and '.join(first[name])} labels" for name in sorted(first)},
+        "recommended: the choice of --method auto, the first that fits the labels",
+        first,
     )
     for title, needs in _GROUPS.items():
         _print_group(title, {recipe.name: recipe.summary for recipe in suitable if _needs(recipe) == needs})
@@ -90,16 +90,15 @@ def _needs(recipe: Recipe) -> str:
     return "any" if "positives-only" in recipe.serves else "absent"
 
 
-def _first_choices(regime: str | None) -> dict[str, list[str]]:
-    """Return the kinds of labels for which `--method auto` chooses a method in the ordinary case, by method."""
+def _first_choices(regime: str | None) -> dict[str, str]:
+    """Return the first choice of each rule of `--method auto`, with the labels it is for; the common rules only."""
     from halflabel.methods.auto import RULES
 
-    first: dict[str, list[str]] = {}
+    first: dict[str, str] = {}
     for rule in RULES:
-        if not rule.unlabelled[0] and math.isinf(rule.negatives[1]) and rule.known[1] > 1:
-            for served in rule.regimes:
-                if regime in (None, served):
-                    first.setdefault(rule.choices[0].method, []).append(served)
+        served = [name for name in rule.regimes if regime in (None, name)]
+        if served and not rule.unlabelled[0] and math.isinf(rule.negatives[1]):
+            first[rule.choices[0].method] = ", ".join([f"for {' and '.join(served)} labels", *rule.conditions()])
     return first
 
 

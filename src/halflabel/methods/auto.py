@@ -66,6 +66,17 @@ class Rule:
             and self.classes[0] <= stats.classes < self.classes[1]
         )
 
+    def conditions(self) -> list[str]:
+        """Return what the labels must be like besides their regime, in words."""
+        limits = (
+            (self.unlabelled[0] > 0, f"{100 * self.unlabelled[0]:g} % or more of the images without any label"),
+            (self.negatives[1] < math.inf, f"fewer than {self.negatives[1]:g} known negatives per known positive"),
+            (self.known[1] < 1, f"less than {100 * self.known[1]:g} % of the labels known"),
+            (self.positives[0] > 0, f"at least {self.positives[0]:g} known positives per class"),
+            (self.classes[1] < math.inf, f"fewer than {self.classes[1]:g} classes"),
+        )
+        return [text for applies, text in limits if applies]
+
 
 _BCE = Choice("bce", "uses known labels only: nothing is guessed")
 _BN_BCE = Choice("bn-bce", "the baseline to beat: binary cross-entropy over the known labels of the batch")
