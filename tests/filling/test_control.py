@@ -16,7 +16,7 @@ from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.filling import fill
 from halflabel.filling.control import ControlAnswers, draw_control, plan_present, unknown_curve
-from halflabel.filling.run import control_questions
+from halflabel.filling.run import control_questions, unlearned_answers
 from halflabel.labels import drop, formats
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
@@ -27,6 +27,7 @@ from halflabel.review.questions import read_questions
 from halflabel.review.scores import cached_scores
 from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.resume import continue_training
 from halflabel.runs.train import train
 from halflabel.training.config import Config, Settings
 
@@ -96,6 +97,22 @@ def test_questions_are_a_random_sample_of_what_may_be_filled() -> None:
         draw_control(scores._replace(logits=scores.logits - 30), table, PLATT, precision=0.95, count=60)
 
 
+def test_entries_that_somebody_answered_are_not_asked_again() -> None:
+    scores, table, truth = simulate()
+    first = answered(scores, table, truth, 0)
+    known = table.dense()
+    known[first.image, first.column] = 1
+    again = draw_control(scores, table, PLATT, precision=0.95, count=100, known=LabelTable.from_dense(known))
+    assert not set(zip(first.image, first.column, strict=True)) & {entry[:2] for entry in again}
+
+
+def test_answers_that_the_run_learned_from_and_unsure_ones_are_no_control() -> None:
+    table = LabelTable.from_dense([[1, 0, 0], [0, -1, 0]], images=["a", "b"], classes=["x", "y", "z"])
+    places = np.array([0, 0, 0, 1]), np.array([0, 1, 2, 1])
+    rest = unlearned_answers(Rows.build(table.images, table.classes, *places, np.array([1, 2, -1, -1])), table)
+    assert (rest.image.tolist(), rest.column.tolist(), rest.value.tolist()) == ([0], [2], [-1])
+
+
 def test_a_label_that_was_not_given_is_less_likely() -> None:
     assert log_odds_of_unknown(np.ones(10), 4, 15.0) == pytest.approx(np.log(0.5))
     assert log_odds_of_unknown(np.array([2, 0, 1, 3]), 4, 12.0) == pytest.approx(np.log(0.5))
@@ -162,6 +179,21 @@ def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, n
     refused = (table.images[asked[0].image], table.classes[asked[0].column])
     assert rows.value[entries.index(refused)] == -1
     run.filled.unlink()
+
+
+def test_control_answers_in_a_plain_file_count_as_random_when_training_goes_on(
+    project: tuple[RunFolder, Path, np.ndarray], tmp_path: Path
+) -> None:
+    run, images, _ = project
+    table = run.read_labels()
+    asked = read_questions(run.control, table)[:4]
+    lines = [f"{table.images[q.image]},{table.classes[q.column]},1" for q in asked]
+    other = next(i for i in range(len(table)) if i not in {q.image for q in asked})
+    (tmp_path / "answers.csv").write_text("\n".join(["image,class,value", *lines, f"{table.images[other]},0,-1\n"]))
+    rows = formats.read(tmp_path / "answers.csv").rows
+    job = continue_training(run, RunFolder(tmp_path / "next"), answers=rows, images=images)
+    sources = [job.labels.sources[number] for number in job.labels.source.tolist()[-5:]]
+    assert sources == ["person:control"] * 4 + [""]
 
 
 def test_a_precision_that_no_label_reaches_names_one_that_works(

@@ -153,6 +153,15 @@ def test_options_without_a_sentence_are_found() -> None:
         check_page(recipe(method(serves=["full"], paper="none")(mute)))
 
 
+def test_an_option_that_train_has_too_is_found() -> None:
+    def clash(momentum: float = 0.9) -> Method:
+        """Has momentum."""
+        return Method(BCE())
+
+    with pytest.raises(Broken, match="momentum"):
+        check_page(recipe(method(serves=["full"], paper="none")(clash)))
+
+
 OWN = '''
 import torch
 from halflabel.methods.base import Method, method

@@ -17,7 +17,7 @@ from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.metrics import registry as metric_registry
-from halflabel.metrics.registry import metric, shown_metrics
+from halflabel.metrics.registry import check_own_metrics, metric, shown_metrics
 from halflabel.runs.evaluate import evaluate
 from halflabel.runs.model_card import model_card
 from halflabel.system import plugins
@@ -105,6 +105,8 @@ def test_a_metric_that_fails_or_takes_a_name_is_refused() -> None:
     metric("Wrong")(wrong)
     with pytest.raises(UserError, match="the metric wrong fails: ZeroDivisionError: no images"):
         evaluate(torch.zeros(2, 1), torch.tensor([[1], [-1]]), Names(["a"]))
+    with pytest.raises(UserError, match="the metric wrong fails"):  # before anything is trained
+        check_own_metrics()
     with pytest.raises(ValueError, match="two metrics are called 'micro_f1'"):
         metric("F1")(micro_f1)
 

@@ -109,7 +109,7 @@ def fill(
     _check_only_with_undo(source, retract)
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
-    from halflabel.filling.run import has_only_positives
+    from halflabel.filling.run import has_only_positives, unlearned_answers
     from halflabel.review.answers import review_answers
     from halflabel.runs.folder import RunFolder
 
@@ -123,6 +123,9 @@ def fill(
     checked, given = None, read(answers).rows if answers is not None else review_answers(opened)
     if not assume_random and has_only_positives(opened, rows):
         checked = given if answers is not None else _control_answers(opened, given)
+        if checked is not None and not len(unlearned_answers(checked, opened.read_labels())):
+            console.print("The run has learned from these answers: they cannot show how often its fills are wrong.")
+            checked = None
         if checked is None:
             _ask(opened, images, rows, precision, control, ["--out", path, *again])
             return
@@ -374,9 +377,9 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
         if side is filling.absent and (filling.check or filling.assumption):
             continue  # only present labels are filled
         line = f"filled {word} [bold]{group_digits(count)}[/]"
-        if side.filled.any() and filling.assumption:
+        if count and filling.assumption:
             line += f": {100 * side.precision:.1f} % are right if {filling.assumption}"
-        elif side.filled.any() and filling.check:
+        elif count and filling.check:
             line += (
                 f": {100 * side.precision:.1f} % are expected to be right, at least {100 * side.bound:.1f} % with "
                 f"{100 * filling.confidence:g} % confidence, by {side.known_labels} control answers with such scores"

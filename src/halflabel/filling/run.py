@@ -21,7 +21,15 @@ if TYPE_CHECKING:
     from halflabel.filling.plan import FillCounts, FillPlan
     from halflabel.labels.table import LabelTable
 
-__all__ = ["check_output_name", "control_questions", "fill", "has_only_positives", "run_source", "write_filled"]
+__all__ = [
+    "check_output_name",
+    "control_questions",
+    "fill",
+    "has_only_positives",
+    "run_source",
+    "unlearned_answers",
+    "write_filled",
+]
 
 
 def run_source(run: RunFolder, method: str, *, assumed: bool = False) -> str:
@@ -103,6 +111,12 @@ def fill(
     else:
         checked = None
         if control is not None:
+            control = unlearned_answers(control, table)
+            if not len(control):
+                raise UserError(
+                    "the run has learned from these answers, so they cannot show how often its fills are wrong",
+                    "answer new control questions, or fill by the run that the answers were asked for",
+                )
             image, column = table.images.index(control.images.array), table.classes.index(control.classes.array)
             checked = ControlAnswers(image[control.image], column[control.column], control.value > 0)
         plan = plan_present(scores, rows, run.read_calibration(), answers=checked, **shared)
@@ -111,6 +125,19 @@ def fill(
             rows = _align(rows.append(further), rows.classes)
             plan = replace(plan, answered=calibration_tables(rows.drop_overridden())[0])
     return plan
+
+
+def unlearned_answers(answers: Rows, table: LabelTable) -> Rows:
+    """Return the answers yes or no about entries that a table does not know.
+
+    Answers that a model was trained on were drawn among the likely labels of an earlier one: they would praise it.
+    """
+    image, column = table.images.index(answers.images.array), table.classes.index(answers.classes.array)
+    image, column = image[answers.image], column[answers.column]
+    is_decided = np.flatnonzero((np.abs(answers.value) == 1) & (image >= 0) & (column >= 0))
+    known = table.matrix(np.ones(len(table.value), bool))
+    is_known = np.asarray(known[image[is_decided], column[is_decided]]).ravel() != 0
+    return answers.select(is_decided[~is_known])
 
 
 def control_questions(
@@ -129,7 +156,8 @@ def control_questions(
     _, table, evidence = _open_labels(run, labels)
     _check_probabilities(run, None)
     scores = crossfit.score_run(run, Path(images), evidence, reporter=reporter)
-    return table, draw_control(scores, evidence, run.read_calibration(), precision=precision, count=count)
+    calibration = run.read_calibration()
+    return table, draw_control(scores, evidence, calibration, known=table, precision=precision, count=count)
 
 
 def has_only_positives(run: RunFolder, labels: Rows | None = None) -> bool:

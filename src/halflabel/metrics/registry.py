@@ -24,7 +24,7 @@ from halflabel.system.plugin_sources import remember
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Metric", "Shown", "mean_of", "metric", "own_functions", "own_metrics", "shown_metrics"]
+__all__ = ["Metric", "Shown", "check_own_metrics", "mean_of", "metric", "own_functions", "own_metrics", "shown_metrics"]
 
 Compute = Callable[["Tensor", "Tensor", "Tensor"], float]
 
@@ -87,9 +87,17 @@ def own_metrics(scores: Tensor, labels: Tensor, thresholds: Tensor) -> dict[str,
         except Exception as error:  # any error of the user's function
             raise UserError(
                 f"the metric {name} fails: {type(error).__name__}: {error}",
-                f"correct it in {compute.__code__.co_filename}",
+                f"it takes scores, labels and thresholds and returns one number: see {compute.__code__.co_filename}",
             ) from error
     return values
+
+
+def check_own_metrics() -> None:
+    """Try the metrics of plugins on a small example, so that a training does not end in their error."""
+    import torch
+
+    labels = torch.tensor([[1, -1], [0, 1]], dtype=torch.int8)
+    own_metrics(torch.tensor([[0.9, 0.2], [0.3, 0.8]]), labels, torch.tensor([0.5, 0.5]))
 
 
 def shown_metrics(values: Mapping[str, float], names: Iterable[str] | None = None) -> list[Shown]:

@@ -30,7 +30,7 @@ from halflabel.metrics.calibration import Platt
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
 from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.config import Settings
+from halflabel.training.config import Settings, declared_options
 from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep
 
@@ -115,6 +115,8 @@ def check_page(recipe: Recipe) -> None:
         raise Broken("it has no docstring, so `halflabel methods` cannot say what it does", "write one")
     if missing := [option for option in recipe.options if not re.search(rf"\b{option}\b", recipe.page)]:
         raise Broken(f"its docstring does not explain the option {missing[0]}", "add a sentence for each option")
+    if clashing := sorted(set(recipe.options) & set(declared_options())):
+        raise Broken(f"`train` has an option {clashing[0]} too, so that of the method cannot be set", "rename it")
     defaults = {name: option.default for name, option in recipe.options.items()}
     for option, values in (recipe.tune(defaults) if callable(recipe.tune) else recipe.tune).items():
         for value in values:

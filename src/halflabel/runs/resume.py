@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from halflabel.labels.provenance import CONTROL_SOURCE
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.runs.evaluate import Evaluation
@@ -55,9 +59,25 @@ def continue_training(
     """A training in the folder `run` that starts from the weights, labels and settings of a finished run.
 
     `answers` are more labels, such as `halflabel review` exports; they replace earlier labels of the same entries.
+    Those that name no source and answer the control questions of the finished run count as drawn at random.
     """
     config = Config.from_dict(finished.read_config())
     folder = images or Path(config.images)
     config = dataclasses.replace(config, begin_from=str(finished.folder.absolute()), images=absolute_path(folder))
     rows = finished.read_rows()
-    return TrainingJob(rows if answers is None else rows.append(answers), folder, config, run)
+    if answers is not None:
+        rows = rows.append(_mark_control(answers, finished))
+    return TrainingJob(rows, folder, config, run)
+
+
+def _mark_control(answers: Rows, run: RunFolder) -> Rows:
+    """Give the source of control answers to answers without a source about the control questions of a run."""
+    if not run.control.exists():
+        return answers
+    with run.control.open(newline="", encoding="utf-8") as file:
+        asked = {(row["image"], row["class"]) for row in csv.DictReader(file)}
+    entries = zip(answers.image.tolist(), answers.column.tolist(), strict=True)
+    is_control = np.array([(answers.images[i], answers.classes[c]) in asked for i, c in entries], bool)
+    is_control &= np.array([name in ("", "person") for name in answers.sources], bool)[answers.source]
+    source = np.where(is_control, len(answers.sources), answers.source).astype(np.int16)
+    return dataclasses.replace(answers, source=source, sources=(*answers.sources, CONTROL_SOURCE))

@@ -27,6 +27,7 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.labels.uncertain import describe_reading
+from halflabel.metrics.registry import check_own_metrics
 from halflabel.models.heads import Head, Model
 from halflabel.models.near_copies import describe_near_copies
 from halflabel.models.scoring import score_source
@@ -71,6 +72,7 @@ def train(
     the epochs of the linear init, in place of `reporter.callback`. Returns the evaluation, if anything was held out.
     Of several processes only the first one writes.
     """
+    check_own_metrics()
     with run.lock_for_training(resume=resume):
         return _train(_Job(labels, images, config, run, reporter, cache, truth, resume), init_callback)
 
