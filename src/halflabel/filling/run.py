@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halflabel.errors import UserError
-from halflabel.labels.formats import long
+from halflabel.labels.formats._long_write import appear_in_order, declaration_blocks, row_blocks, write_blocks
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import MODEL_PREFIX, calibration_tables
 from halflabel.labels.rows import Rows
@@ -233,7 +233,7 @@ def write_filled(
         if base is not None:
             place = base.images.index(rows.images.take(np.unique(rows.image)).array)
             has_row[place[place >= 0]] = True
-        yield from long.row_blocks(rows)
+        yield from row_blocks(rows)
 
     def blocks() -> Iterator[Any]:
         for rows in (base, answers):
@@ -246,11 +246,11 @@ def write_filled(
             if progress is not None:
                 progress(done, len(plan.images_to_fill))
         if base is not None:
-            if not long.appear_in_order(base.column, len(base.classes)):
-                yield from long.declaration_blocks("class", base.classes)
-            yield from long.declaration_blocks("image", base.images.take(np.flatnonzero(~has_row)))
+            if not appear_in_order(base.column, len(base.classes)):
+                yield from declaration_blocks("class", base.classes)
+            yield from declaration_blocks("image", base.images.take(np.flatnonzero(~has_row)))
 
-    long.write_blocks(blocks(), path)
+    write_blocks(blocks(), path)
     return counts
 
 

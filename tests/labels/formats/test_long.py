@@ -16,7 +16,7 @@ from label_files import GOLDEN_FILES, label_error
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import ValueCount
-from halflabel.labels.formats import long
+from halflabel.labels.formats import _long_write, long
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
@@ -287,7 +287,7 @@ def test_a_file_begins_with_labels_and_keeps_the_order(file: Path) -> None:
 
 def test_many_blocks(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images out of order, so that they are declared; every part is longer than a block."""
-    monkeypatch.setattr(long, "_BLOCK", 7)
+    monkeypatch.setattr(_long_write, "_BLOCK", 7)
     rng = np.random.default_rng(0)
     blank = LabelTable.from_dense(np.zeros((30, 20)))
     image, column = rng.integers(30, size=100), rng.integers(20, size=100)

@@ -14,7 +14,6 @@ n/a, unknown) says nothing about its entry: it never removes the label of anothe
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -26,7 +25,8 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import CsvTable, ParquetTable, csv_line, detect_delimiter, first_line, read_records
+from halflabel.labels.formats._csv import CsvTable, ParquetTable, detect_delimiter, first_line, read_records
+from halflabel.labels.formats._long_write import COLUMNS, appear_in_order, declaration_blocks, row_blocks, write_blocks
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names
@@ -46,30 +46,19 @@ from halflabel.labels.policy import (
 )
 from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.labels.table import UNCERTAIN
-from halflabel.system.files import atomic_write
 
 __all__ = [
     "COLUMNS",
     "IMAGE_COLUMNS",
     "USES",
-    "appear_in_order",
-    "csv_text",
-    "declaration_blocks",
     "has_values",
     "read",
-    "row_blocks",
     "sniff",
     "write",
-    "write_blocks",
 ]
 
 HOLDS_UNCERTAIN = True
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
-
-COLUMNS = ("image", "class", "value", "source", "score")
-
-_SCHEMA = pa.schema(list(zip(COLUMNS, (pa.string(), pa.string(), pa.int8(), pa.string(), pa.float32()), strict=True)))
-_BLOCK = 1 << 18
 
 IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path")
 
@@ -213,33 +202,6 @@ def write(rows: Rows, path: Path) -> None:
     write_blocks(
         chain(row_blocks(rows), declaration_blocks("class", classes), declaration_blocks("image", images)), path
     )
-
-
-def appear_in_order(index: NDArray[np.int32], count: int) -> bool:
-    """Whether all of 0 … count − 1 appear, each for the first time after the one before."""
-    first = np.full(count, -1)
-    seen, first_row = np.unique(index, return_index=True)
-    first[seen] = first_row
-    return bool(np.all(first >= 0) and np.all(np.diff(first) > 0))
-
-
-def write_blocks(parts: Iterable[pa.RecordBatch], path: Path) -> None:
-    """Write blocks of rows as they come, one in memory at a time: CSV, or Parquet if the name ends in .parquet.
-
-    The file appears when all blocks are written; after an exception the old file is unchanged.
-    """
-    with atomic_write(path) as temporary:
-        if Path(path).suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            with pq.ParquetWriter(temporary, _SCHEMA, compression="zstd") as writer:
-                for block in parts:
-                    writer.write_batch(block)
-        else:
-            with open(temporary, "wb") as file:
-                file.write((",".join(COLUMNS) + "\n").encode())
-                for block in parts:
-                    file.write(csv_text(block))
 
 
 def _is_long_header(header: list[str]) -> bool:
@@ -412,46 +374,3 @@ def _parse_scores(sheet: CsvTable, name: str | None, column: pa.Array, selected:
             raise sheet.error(message, "use a number or blank", row=int(selected[position]), column=name) from None
     with np.errstate(over="ignore"):  # values that are too large become infinite and are refused
         return score.astype(np.float32)
-
-
-def row_blocks(rows: Rows) -> Iterator[pa.RecordBatch]:
-    """The rows in blocks for `write_blocks`, with names instead of indices."""
-    sources = pa.array(rows.sources, pa.string())
-    for start in range(0, len(rows), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        columns = [
-            rows.images.array.take(pa.array(rows.image[part])).cast(pa.string()),
-            rows.classes.array.take(pa.array(rows.column[part])).cast(pa.string()),
-            pa.array(rows.value[part]),
-            sources.take(pa.array(rows.source[part])),
-            pa.array(rows.score[part], from_pandas=True),
-        ]
-        yield pa.record_batch(columns, schema=_SCHEMA)
-
-
-def declaration_blocks(role: str, names: Names) -> Iterator[pa.RecordBatch]:
-    """Rows that declare classes (or images), without a label."""
-    for start in range(0, len(names), _BLOCK):
-        part = names.array.slice(start, _BLOCK).cast(pa.string())
-        blank = pa.repeat("", len(part))
-        image, label = (part, blank) if role == "image" else (blank, part)
-        value, score = pa.nulls(len(part), pa.int8()), pa.nulls(len(part), pa.float32())
-        yield pa.record_batch([image, label, value, blank, score], schema=_SCHEMA)
-
-
-def csv_text(block: pa.RecordBatch) -> bytes:
-    """CSV lines of a block; only names that need it are quoted, so that files are easy to read and to compare."""
-    import pyarrow.csv as pa_csv
-
-    # Arrow writes the fewest digits that give the same number: 0.7, not 0.699999988.
-    columns = [column.cast(pa.string()) for column in block.columns]
-    if (value := block.schema.get_field_index("value")) >= 0:
-        columns[value] = pc.replace_substring(columns[value], str(UNCERTAIN), "uncertain")
-    block = pa.record_batch(columns, names=block.schema.names)
-    try:
-        text = pa.BufferOutputStream()
-        pa_csv.write_csv(block, text, pa_csv.WriteOptions(include_header=False, quoting_style="none"))
-        return bytes(text.getvalue())
-    except pa.ArrowInvalid:
-        rows = zip(*(pc.fill_null(column, "").to_pylist() for column in columns), strict=True)
-        return "".join(map(csv_line, rows)).encode()

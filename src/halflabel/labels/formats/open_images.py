@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import check_quotes, first_line, read_records
+from halflabel.labels.formats._long_write import csv_text
 from halflabel.labels.formats._paths import existing_path
-from halflabel.labels.formats.long import csv_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows, too_many_sources
