@@ -15,17 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.metrics.intervals import wilson
 from halflabel.review.agreement import SETTLED
 from halflabel.review.answers import Answer, AnswerStore
-from halflabel.review.questions import (
-    CONTROL_ABSENT,
-    CONTROL_FILL,
-    CONTROL_PRESENT,
-    Question,
-    doubtful_labels,
-    likely_positives,
-)
+from halflabel.review.control_estimates import estimate_from_controls
+from halflabel.review.questions import Question, doubtful_labels, likely_positives
 from halflabel.review.scores import ScoredImages
 from halflabel.review.team_answers import TeamAnswers
 
@@ -343,22 +336,11 @@ class ReviewSession:
                 "questions": len(self.pool),
                 "values": {"present": values.count(1), "absent": values.count(-1), "unsure": values.count(0)},
                 "classes": [{"name": name, **counts[c]} for c, name in enumerate(self.classes) if c in asked_classes],
-                "estimate": self._estimate(),
+                "estimate": estimate_from_controls(self.pool, self.team.holding, self.run),
                 "assumption": self.scored.assumption,
                 "next": self.next_command,
                 "shared_changes": self.team.shared_changes,
             }
-
-    def _estimate(self) -> dict[str, Any]:
-        """Estimate the share of present entries of each kind of control question, from control answers of this run."""
-        estimates = {}
-        for name, why in (("precision", CONTROL_PRESENT), ("missed", CONTROL_ABSENT), ("fillable", CONTROL_FILL)):
-            asked = [e for e, question in self.pool.items() if question.why == why]
-            answers = [self.team.holding[e] for e in asked if e in self.team.holding]
-            counted = [item.value for item in answers if item.value and item.why == why and item.run == self.run]
-            proportion = _proportion(counted.count(1), len(counted))
-            estimates[name] = proportion | {"asked": len(asked), "unsure": sum(not item.value for item in answers)}
-        return estimates
 
     def agreement(self) -> dict[str, Any]:
         """Return how people agree and how many conflicts are open."""
@@ -442,9 +424,3 @@ class ReviewSession:
 
 def _zero_if_nan(value: float) -> float:
     return 0.0 if math.isnan(value) else value
-
-
-def _proportion(part: int, total: int) -> dict[str, Any]:
-    """Return a proportion with its 95 % interval; null where nothing was counted."""
-    share = (part / total, *map(float, wilson(part, total))) if total else (None, None, None)
-    return {"part": part, "total": total, **dict(zip(("share", "low", "high"), share, strict=True))}
