@@ -18,8 +18,9 @@ from halflabel.runs.export.hub import export_hub
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings, choose_solver
+from halflabel.training.config import Config, Settings
 from halflabel.training.refit import Refit, refit_head
+from halflabel.training.solver_choice import choose_solver
 
 SETTINGS = Settings(epochs=1, batch_size=16, lr=1e-5, device="cpu")  # the tuned head learns next to nothing
 CONFIG = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, tune="all", solver="auto", settings=SETTINGS)

@@ -10,7 +10,8 @@ from halflabel import metrics
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.training.crossfit import _guesses_by_fold, _Steps, _Task, crossfit, ranking_quality
+from halflabel.training.crossfit import _guesses_by_fold, _Steps, _Task, crossfit
+from halflabel.training.ranking_quality import ranking_quality
 
 
 def make_data(images: int = 150, noise: bool = False, seed: int = 0) -> tuple[torch.Tensor, LabelTable]:
@@ -166,7 +167,7 @@ def test_labels_made_by_a_model_choose_nothing() -> None:
 def test_large_tables_have_three_folds_and_a_sample_chooses_the_strength(monkeypatch: pytest.MonkeyPatch) -> None:
     features, table = make_data()
     monkeypatch.setattr("halflabel.training.crossfit.LARGE", 100)
-    monkeypatch.setattr("halflabel.training.crossfit._SORTED_ENTRIES", 300)
+    monkeypatch.setattr("halflabel.training.ranking_quality._SORTED_ENTRIES", 300)
     fits: list[tuple[int, int]] = []
     fitted = crossfit(
         features, table, recipe("bce").make, progress=lambda *state: fits.append(state), use_similar=False

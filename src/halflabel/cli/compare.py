@@ -170,7 +170,8 @@ def _check_methods(methods: str) -> None:
 
 def _config(training: dict[str, Any], images: int) -> Config:
     from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config, choose_solver
+    from halflabel.training.config import Config
+    from halflabel.training.solver_choice import choose_solver
 
     epochs = training["epochs"] or epochs_for(images, training["tune"])
     options = {**training, "solver": choose_solver(training), "epochs": epochs}

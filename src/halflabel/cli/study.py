@@ -102,7 +102,8 @@ def study(
     from halflabel.cli.progress import Bar
     from halflabel.experiments import study as studies
     from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config, choose_solver
+    from halflabel.training.config import Config
+    from halflabel.training.solver_choice import choose_solver
 
     training["solver"] = choose_solver({**training, "held_out": training["held_out"] or None})
     lr = training.pop("lr")

@@ -27,7 +27,8 @@ from halflabel.runs.train import train
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.training.config import Config, choose_solver, declared_options
+from halflabel.training.config import Config, declared_options
+from halflabel.training.solver_choice import choose_solver
 
 __all__ = ["TrainedRun", "change_config", "continue_run", "make_config", "train_run"]
 

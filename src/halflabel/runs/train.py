@@ -20,7 +20,7 @@ from halflabel.data.gpu_views import load_to_device
 from halflabel.data.pack.source import DeviceViews
 from halflabel.data.quarantine import TooManyBadImages
 from halflabel.data.sources import Arrays, Features, Images, Source, Subset, group_images, open_images
-from halflabel.errors import UserError, error_summary
+from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
@@ -32,19 +32,19 @@ from halflabel.models.heads import Head, Model
 from halflabel.models.near_copies import describe_near_copies
 from halflabel.models.scoring import score_source
 from halflabel.runs.assembly import Assembly, pooled_features, solver_hindrance
+from halflabel.runs.begin_from import keep_split, load_weights_of
 from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.folder_integrity import verify_checksum, write_checksums
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.folder_integrity import write_checksums
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, CallbackList, EpochLog
-from halflabel.training.checkpoint import load_newest, load_state, save_tensors
+from halflabel.training.checkpoint import load_newest, save_tensors
 from halflabel.training.config import Config, Settings
-from halflabel.training.crossfit import ranking_quality
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
+from halflabel.training.ranking_quality import ranking_quality
 from halflabel.training.refit import Refit, refit_head
 
 __all__ = ["train"]
@@ -232,7 +232,7 @@ def _split(job: _Job) -> NDArray[np.int8]:
         return np.zeros(len(job.table), np.int8)
     part = assign_parts(job.evaluation_table, (1 - share, share), groups=job.groups, seed=job.config.settings.seed)
     if job.config.begin_from is not None:
-        part = _keep_split(RunFolder.open(job.config.begin_from), job.table.images, part)
+        part = keep_split(RunFolder.open(job.config.begin_from), job.table.images, part)
     if not (part == 1).any():
         job.reporter.message("too few images to hold any out: nothing is measured")
     return part
@@ -244,7 +244,7 @@ def _fit_in_epochs(job: _Job, part: NDArray[np.int8], init_callback: Callback | 
     training, held_out = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
     head = job.assembly.make_head(job.method, job.backbone.channels, len(job.table.classes))
     if config.begin_from is not None:
-        _start_from(RunFolder.open(config.begin_from), Model(job.backbone, head), job.table.classes)
+        load_weights_of(RunFolder.open(config.begin_from), Model(job.backbone, head), job.table.classes)
     labels = torch.from_numpy(job.evaluation_table.subset(held_out).dense())
     judge = ValidationMetric(labels) if len(held_out) else None
 
@@ -330,35 +330,6 @@ def _training_source(job: _Job) -> Source:
     if isinstance(source, Images) and config.views_on == "device":
         return DeviceViews(source, job.device, decode=config.decode_on == "device")
     return source
-
-
-def _start_from(run: RunFolder, model: Model, classes: Names) -> None:
-    """Put the weights of a finished run into a model for the same classes."""
-    from safetensors.torch import load_file
-
-    before = Predictor.from_run(run)
-    if list(before.classes) != list(classes):
-        raise UserError(
-            f"{run.folder} was trained on other classes", "go on with the same classes in the same order, or start anew"
-        )
-    state = before.model.state_dict()
-    if run.tuned_head.exists():  # its head was fitted again after training: go on from the one before
-        verify_checksum(run.tuned_head)
-        head = {f"head.{name}": tensor for name, tensor in load_file(run.tuned_head).items()}
-        state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")} | head
-    try:
-        load_state(model, state)
-    except RuntimeError as error:
-        reason = error_summary(error)
-        raise UserError(
-            f"{run.folder} has another model ({reason})", "use its backbone, method and options, or start anew"
-        ) from None
-
-
-def _keep_split(run: RunFolder, images: Names, part: NDArray[np.int8]) -> NDArray[np.int8]:
-    """What a run trained on must not be held out from the next: its images stay where they were."""
-    before = run.split_of(images)
-    return np.where(before < 0, part, before)
 
 
 def _align(truth: LabelTable, table: LabelTable) -> LabelTable:

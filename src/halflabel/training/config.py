@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from halflabel.data.views import View
     from halflabel.models.backbones import Backbone
 
-__all__ = ["STRONG_VIEW_FIELDS", "Config", "Option", "Settings", "choose_solver", "declared_options"]
+__all__ = ["STRONG_VIEW_FIELDS", "Config", "Option", "Settings", "declared_options"]
 
 COMMON = "Common options"
 MODEL = "Model and starting weights"
@@ -361,44 +361,6 @@ class Config:
         preprocess = backbone.preprocess
         strong |= {"crop": self.crop, "channels": self.channels}
         return make_views(size, self.resize, preprocess.interpolation, preprocess.crop_pct, **strong)
-
-
-# Options that only training in epochs of batches has: giving one of them is a choice of sgd.
-_SGD_OPTIONS = (
-    "epochs",
-    "batch_size",
-    "lr",
-    "optimizer",
-    "weight_decay",
-    "schedule",
-    "warmup",
-    "ema",
-    "clip",
-    "accumulate",
-    "patience",
-    "save_every",
-    "precision",
-    "shard",
-    "begin_from",
-    "held_out",
-    "mirror",
-)
-
-
-def choose_solver(options: Mapping[str, Any]) -> str:
-    """Return the solver that given options ask for: auto becomes sgd where an option of sgd alone is given.
-
-    With --tune all it stays auto: the head is fitted again by L-BFGS after the epochs.
-
-    >>> choose_solver({"solver": "auto", "held_out": 0.2}), choose_solver({"solver": "auto", "held_out": None})
-    ('sgd', 'auto')
-    """
-    declared = declared_options()
-    given = (name for name in _SGD_OPTIONS if options.get(name) is not None and options[name] != declared[name].default)
-    # These have no default on the command line, so that even the default value is a choice.
-    epochs_given = any(options.get(name) is not None for name in ("epochs", "lr", "held_out"))
-    is_sgd = options["solver"] == "auto" and options.get("tune") != "all" and (epochs_given or any(given))
-    return "sgd" if is_sgd else str(options["solver"])
 
 
 STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")

@@ -24,6 +24,7 @@ from halflabel.models.heads import NormalisedLinear
 from halflabel.models.similar_images import KEY_SIZE, SimilarImages, nearest_images
 from halflabel.system.threads import use_free_cores
 from halflabel.training.callbacks import EpochLog
+from halflabel.training.ranking_quality import ranking_quality, sampling_step
 from halflabel.training.solver import ROUNDS, LinearSolver
 
 __all__ = [
@@ -34,7 +35,6 @@ __all__ = [
     "best_strength",
     "crossfit",
     "default_folds",
-    "ranking_quality",
     "to_components",
 ]
 
@@ -48,7 +48,6 @@ _GAIN = 1e-3  # similar images are used only if they raise the quality by more t
 _LARGEST_SAMPLE = 16384  # images that the principal components are computed from
 LARGE = 10**7  # entries (images × classes) from which on there are fewer folds, and a sample of classes chooses
 LARGE_FOLDS = 3
-_SORTED_ENTRIES = 4_000_000  # at most this many scores are sorted to measure the quality of one choice
 
 MakeMethod = Callable[[], Method]
 
@@ -414,32 +413,3 @@ def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor
 
 def _pairs(folds: int) -> Iterator[tuple[int, int]]:
     return ((first, second) for second in range(folds) for first in range(second))
-
-
-def sampling_step(shape: tuple[int, ...]) -> int:
-    """Return the distance of the classes that the quality of scores of this shape (N, C) is measured on."""
-    return max(1, -(-shape[0] * shape[1] // _SORTED_ENTRIES))
-
-
-def ranking_quality(scores: Tensor, labels: Tensor) -> float:
-    """Return the mean average precision over classes with a known positive, on known entries.
-
-    With less than half as many known negatives as positives, unknown entries count as negatives: a known positive
-    should rank above most of the others, which holds for every method's ranking alike. Few negatives would measure
-    little, and those that a person was asked about are the difficult ones. At most 4 million entries are sorted: of
-    larger tables classes are taken at equal distances. Images whose first score is NaN are left out.
-    """
-    step = sampling_step(scores.shape)
-    scored = ~torch.isnan(scores[:, 0])
-    scores, labels = scores[scored, ::step], labels[scored, ::step]
-    scores, labels = scores.T.contiguous(), labels.T.contiguous()  # sorting along rows is faster
-    positive = labels > 0
-    has_negatives = 2 * int((labels < 0).sum()) >= int(positive.sum())
-    counted = labels != 0 if has_negatives else torch.ones_like(positive)
-    order = torch.sort(scores.masked_fill(~counted, -torch.inf), dim=1, descending=True, stable=True)[1]
-    hits = positive.gather(1, order)
-    precision = hits.cumsum(1) / counted.gather(1, order).cumsum(1).clamp(min=1)
-    positives = positive.sum(1)
-    average = (precision * hits).sum(1) / positives.clamp(min=1)
-    measurable = (positives > 0) & (positives < counted.sum(1))
-    return float(average[measurable].mean()) if bool(measurable.any()) else 0.0

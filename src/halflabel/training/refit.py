@@ -13,7 +13,8 @@ from halflabel.labels.table import LabelTable
 from halflabel.models.feature_transform import FeatureTransform
 from halflabel.models.heads import NormalisedLinear
 from halflabel.system.threads import use_free_cores
-from halflabel.training.crossfit import MakeMethod, best_strength, ranking_quality, to_components
+from halflabel.training.crossfit import MakeMethod, best_strength, to_components
+from halflabel.training.ranking_quality import ranking_quality
 from halflabel.training.solver import LinearSolver
 
 __all__ = ["Refit", "refit_head"]
