@@ -55,6 +55,21 @@ _NOT_SHARED = {"labels", "images", "out", "force", "lr"}  # options with another
 Select = StrEnum("Select", ["known", "hidden"])
 Search = StrEnum("Search", ["small", "none"])
 
+Methods = Annotated[
+    str,
+    panel(
+        COMMON, "Names, separated by commas; auto: a short list that suits the labels. em:alpha=0.05 sets an option."
+    ),
+]
+SearchOption = Annotated[
+    Search,
+    panel(
+        EVALUATION,
+        "small: for each method, try its main option, and 3 learning rates if it is trained in batches. none: use "
+        "defaults.",
+    ),
+]
+
 
 @app.command(cls=GroupedCommand)
 @takes_label_options
@@ -65,13 +80,7 @@ def compare(
     images: ImageFolder,
     read: ReadLabels,
     training: dict[str, Any],
-    methods: Annotated[
-        str,
-        panel(
-            COMMON,
-            "Names, separated by commas; auto: a short list that suits the labels. em:alpha=0.05 sets an option.",
-        ),
-    ] = "auto",
+    methods: Methods = "auto",
     seeds: Annotated[int, panel(COMMON, "Runs per method and share of labels, to measure the variation.", min=1)] = 3,
     shares: Annotated[
         str | None,
@@ -91,14 +100,7 @@ def compare(
             "Hide labels in another way: NAME:option=value, see `halflabel drop --help`. May be repeated.",
         ),
     ] = None,
-    search: Annotated[
-        Search,
-        panel(
-            EVALUATION,
-            "small: for each method, try its main option, and 3 learning rates if it is trained in batches. none: use "
-            "defaults.",
-        ),
-    ] = Search.small,
+    search: SearchOption = Search.small,
     references: Annotated[
         bool,
         panel(EVALUATION, "Also train with unknown taken as absent, and with all labels where some are hidden."),

@@ -25,6 +25,21 @@ if TYPE_CHECKING:
     from halflabel.labels.rows import Rows
     from halflabel.runs.folder import RunFolder
 
+Folds = Annotated[
+    int | None,
+    typer.Option(
+        help="Fit the head again in this many folds, for unbiased scores (default: those that the run has, else 5)."
+    ),
+]
+AssumeRandom = Annotated[
+    bool,
+    typer.Option(
+        "--assume-random",
+        help="Positives only: ask nothing, and assume that the labels that were given are a random sample of the "
+        "present ones. The source of the rows says so.",
+    ),
+]
+
 
 @app.command()
 @takes_label_options
@@ -48,12 +63,7 @@ def fill(
         Path | None,
         typer.Option(help="Rules that the labels follow: CSV class,rule,class or an Open Images hierarchy (.json)."),
     ] = None,
-    folds: Annotated[
-        int | None,
-        typer.Option(
-            help="Fit the head again in this many folds, for unbiased scores (default: those that the run has, else 5)."
-        ),
-    ] = None,
+    folds: Folds = None,
     control: Annotated[
         int,
         typer.Option(help="Positives only: number of random questions whose answers show the precision.", min=30),
@@ -62,14 +72,7 @@ def fill(
         Path | None,
         typer.Option(help="Positives only: a label file with answers to these questions (default: those of `review`)."),
     ] = None,
-    assume_random: Annotated[
-        bool,
-        typer.Option(
-            "--assume-random",
-            help="Positives only: ask nothing, and assume that the labels that were given are a random sample of the "
-            "present ones. The source of the rows says so.",
-        ),
-    ] = False,
+    assume_random: AssumeRandom = False,
     all_photos: Annotated[
         bool, typer.Option("--all-photos", help="Also fill the photos of IMAGES that have no row in the labels.")
     ] = False,
@@ -117,9 +120,7 @@ def fill(
     path = _output_file(out or opened.filled, labels, force)
     _check_inputs(images, rules)
     rows = read(labels).rows if labels is not None else None
-    again: list[str | Path] = [] if labels is None else ["--labels", labels, *words_of(read)]
-    again += [] if rules is None else ["--rules", rules]
-    again += [flag for flag, is_set in (("--all-photos", all_photos), ("--assume-random", assume_random)) if is_set]
+    again = _repeated_words(read, labels, rules, all_photos=all_photos, assume_random=assume_random)
     checked, given = None, read(answers).rows if answers is not None else review_answers(opened)
     if not assume_random and has_only_positives(opened, rows):
         checked = given if answers is not None else _control_answers(opened, given)
@@ -137,6 +138,16 @@ def fill(
     if given is not None:
         console.print(f"{counted(len(given), 'answer')} of people kept: nothing was filled there")
     _show_next_step(filling, tally, run, images, path, complete, again)
+
+
+def _repeated_words(
+    read: ReadLabels, labels: Path | None, rules: Path | None, *, all_photos: bool, assume_random: bool
+) -> list[str | Path]:
+    """Return the options that a later `fill` of the same labels needs again."""
+    words: list[str | Path] = [] if labels is None else ["--labels", labels, *words_of(read)]
+    words += [] if rules is None else ["--rules", rules]
+    words += [flag for flag, is_set in (("--all-photos", all_photos), ("--assume-random", assume_random)) if is_set]
+    return words
 
 
 def _plan(

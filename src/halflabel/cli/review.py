@@ -23,6 +23,8 @@ from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.review.answers import CurrentAnswer
+    from halflabel.review.questions import Question
+    from halflabel.review.scores import ScoredImages
     from halflabel.runs.folder import RunFolder
 
 
@@ -226,9 +228,9 @@ def _serve(
 
     from halflabel.report.run_page import write_report
     from halflabel.review import server
-    from halflabel.review.answers import AnswerStore, answered_entries
+    from halflabel.review.answers import AnswerStore
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
-    from halflabel.review.questions import CONTROL_FILL, choose_questions, read_questions
+    from halflabel.review.questions import CONTROL_FILL, read_questions
     from halflabel.review.scores import cached_scores
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import ClassMaps, Thumbnails
@@ -253,16 +255,7 @@ def _serve(
             scored = cached_scores(run, images, Reporter(bar))
         store = stack.enter_context(closing(AnswerStore(place)))
         if found is None:
-            skip = answered_entries(place, scored.table)
-            found = choose_questions(
-                scored.scores,
-                scored.table,
-                scored.thresholds,
-                200,
-                features=scored.features,
-                skip=skip,
-                control=0.0 if is_live else 0.1,  # the live queue has its own random checks
-            )
+            found = _choose_questions(scored, place, is_live)
         if not found and has_labels:
             raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
         is_control = bool(found) and all(question.why == CONTROL_FILL for question in found)
@@ -283,12 +276,7 @@ def _serve(
         token = server.new_token()
         number = listening.getsockname()[1]
         if not is_local and access.tls is None:
-            console.print(
-                f"[bold yellow]warning:[/] {escape(host)} can be reached from other machines, and the page is not "
-                "encrypted: whoever sees the address or the network can see your photos and answer for you "
-                "(--tls CERT KEY encrypts it)",
-                soft_wrap=True,
-            )
+            _warn_not_encrypted(host)
         live = None
         if is_live:
             setup = LiveSetup(run.folder, images, precision, write_report)
@@ -318,3 +306,28 @@ def _serve(
         finally:  # Ctrl-C is the usual end
             if after and store.count()[0]:
                 show_command(after)
+
+
+def _choose_questions(scored: ScoredImages, place: str | Path, is_live: bool) -> list[Question]:
+    """Choose 200 questions that have no answer yet."""
+    from halflabel.review.answers import answered_entries
+    from halflabel.review.questions import choose_questions
+
+    return choose_questions(
+        scored.scores,
+        scored.table,
+        scored.thresholds,
+        200,
+        features=scored.features,
+        skip=answered_entries(place, scored.table),
+        control=0.0 if is_live else 0.1,  # the live queue has its own random checks
+    )
+
+
+def _warn_not_encrypted(host: str) -> None:
+    console.print(
+        f"[bold yellow]warning:[/] {escape(host)} can be reached from other machines, and the page is not "
+        "encrypted: whoever sees the address or the network can see your photos and answer for you "
+        "(--tls CERT KEY encrypts it)",
+        soft_wrap=True,
+    )

@@ -112,22 +112,26 @@ def serve(
         predictor = open_model(model).deciding(threshold=threshold, positives_per_image=positives_per_image)
         made = server.make_app(predictor, model.resolve().name, limits, images)
         address, taken = listening.getsockname()[:2]
-        shown = f"[{address}]" if ":" in address else address
-        console.print(
-            f"Serving [bold]{escape(str(model))}[/], {counted(len(predictor.classes), 'class', 'classes')}, at http://{escape(shown)}:{taken}",
-            soft_wrap=True,
-            highlight=False,
-        )
-        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-            lacks = "no password and no encryption" if token is None else "no encryption"
-            console.print(f"[yellow]Other machines can reach it[/]: there is {lacks}.", soft_wrap=True)
-        password = "" if token is None else "-u :TOKEN "
-        address_to_try = f"http://{escape(shown)}:{taken}/predict"
-        console.print(f"Try:  curl {password}-F files=@photo.jpg {address_to_try}", soft_wrap=True)
-        console.print("Ctrl-C stops the server.")
+        _show_address(model, len(predictor.classes), address, taken, has_token=token is not None)
         guarded = server.AccessCheck(made, host=host, port=taken, token=token)
         server.serve(guarded, listening, patience=timeout)
     console.print("Stopped.")
+
+
+def _show_address(model: Path, classes: int, address: str, port: int, *, has_token: bool) -> None:
+    """Print where the server listens, who can reach it and how to try it."""
+    url = f"http://{escape(f'[{address}]' if ':' in address else address)}:{port}"
+    console.print(
+        f"Serving [bold]{escape(str(model))}[/], {counted(classes, 'class', 'classes')}, at {url}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        lacks = "no encryption" if has_token else "no password and no encryption"
+        console.print(f"[yellow]Other machines can reach it[/]: there is {lacks}.", soft_wrap=True)
+    password = "-u :TOKEN " if has_token else ""
+    console.print(f"Try:  curl {password}-F files=@photo.jpg {url}/predict", soft_wrap=True)
+    console.print("Ctrl-C stops the server.")
 
 
 def _check_options(limits_by_flag: dict[str, float], token: str | None) -> None:

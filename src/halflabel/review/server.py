@@ -156,6 +156,7 @@ def make_app(
     for address, (name, kind) in _STATIC.items():
         app.add_api_route(address, static(name, kind), methods=["GET"])
     _add_question_routes(app, session, maps is not None, live)
+    _add_answer_routes(app, session)
     if live is not None:
         _add_live_routes(app, live)
     _add_image_routes(app, session, thumbnails, maps)
@@ -177,19 +178,16 @@ def make_app(
 
 
 def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, live: LiveLoop | None) -> None:
-    """Add the API for questions, answers and galleries."""
+    """Add the API for the state, questions and new answers."""
 
     def live_state() -> dict[str, Any]:
         return {"live": None if live is None else live.state()}
-
-    def name(sent: str) -> str:
-        return sent if sent and session.asks_name else session.who
 
     @app.get("/api/state")
     def state(who: Reviewer = "") -> JSONResponse:
         about = {"project": session.project, "run": session.run, "maps": has_maps}
         about |= {"who": session.who, "asks_name": session.asks_name} | live_state()
-        return JSONResponse({**about, **session.progress(name(who)), "labels": session.classes})
+        return JSONResponse({**about, **session.progress(_name(session, who)), "labels": session.classes})
 
     @app.post("/api/questions")
     def questions(request: QuestionRequest, who: Reviewer = "") -> JSONResponse:
@@ -208,7 +206,7 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
         taken = session.take_questions(
             request.tab,
             request.count,
-            who=name(who),
+            who=_name(session, who),
             label=request.label,
             state=request.state,
             low=request.low,
@@ -234,7 +232,7 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
             return JSONResponse({"error": "no such entry"}, 422)
         # Consecutive steps of one kind are stored in one transaction.
         for (kind, chosen, settles, given_by), group in groupby(
-            batch.steps, key=lambda step: (step.kind, step.chosen, step.settles, name(step.who))
+            batch.steps, key=lambda step: (step.kind, step.chosen, step.settles, _name(session, step.who))
         ):
             steps = list(group)
             if kind == "answer":
@@ -245,8 +243,17 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
         if live is not None:
             live.answers_changed(len(batch.steps))
         return JSONResponse(
-            {"stored": [step.key for step in batch.steps], **session.progress(name(who)), **live_state()}
+            {"stored": [step.key for step in batch.steps], **session.progress(_name(session, who)), **live_state()}
         )
+
+
+def _name(session: ReviewSession, sent: str) -> str:
+    """Return the reviewer's name: the one that the browser sent, if it may send one."""
+    return sent if sent and session.asks_name else session.who
+
+
+def _add_answer_routes(app: FastAPI, session: ReviewSession) -> None:
+    """Add the API for the answers as a file, the classes of a photo, galleries and how people agree."""
 
     @app.get("/api/labels")
     def labels() -> Response:
@@ -263,7 +270,7 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
         image = session.image(public)
         if image is None:
             return JSONResponse({"error": "no such image"}, 404)
-        return JSONResponse({"classes": session.photo(image, name(who))})
+        return JSONResponse({"classes": session.photo(image, _name(session, who))})
 
     @app.get("/api/gallery")
     def gallery(
@@ -273,7 +280,7 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
         count: Annotated[int, Query(ge=1, le=60)] = 24,
         who: Reviewer = "",
     ) -> JSONResponse:
-        return JSONResponse(session.gallery(kind, label, start, count, name(who)))
+        return JSONResponse(session.gallery(kind, label, start, count, _name(session, who)))
 
     @app.get("/api/agreement")
     def agreement() -> JSONResponse:
