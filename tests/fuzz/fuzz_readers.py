@@ -151,16 +151,16 @@ def compare_with_slow_reader(path: Path, result: Any, policy: dict[str, Any]) ->
 def datasets(place: Path) -> Iterator[Reader]:
     from halflabel.data.datasets import DATASETS
 
-    dataset_tests = load_module("fuzz_datasets", TESTS / "data" / "datasets" / "test_datasets.py")
+    dataset_folders = load_module("fuzz_datasets", TESTS / "data" / "datasets" / "dataset_folders.py")
     writers = {
-        "voc2007": partial(dataset_tests.write_voc, year=2007),
-        "coco2017": partial(dataset_tests.write_coco, year=2017),
-        "nus-wide": dataset_tests.write_nus,
-        "cub": dataset_tests.write_cub,
-        "open-images": dataset_tests.write_open_images,
-        "vg200": dataset_tests.write_vg,
-        "cifar10": dataset_tests.write_cifar,
-        "stl10": dataset_tests.write_stl,
+        "voc2007": partial(dataset_folders.write_voc, year=2007),
+        "coco2017": partial(dataset_folders.write_coco, year=2017),
+        "nus-wide": dataset_folders.write_nus,
+        "cub": dataset_folders.write_cub,
+        "open-images": dataset_folders.write_open_images,
+        "vg200": dataset_folders.write_vg,
+        "cifar10": dataset_folders.write_cifar,
+        "stl10": dataset_folders.write_stl,
     }
     for name in DATASETS:
         if name in writers:

@@ -10,6 +10,7 @@ import pytest
 
 from halflabel.errors import LabelError
 from halflabel.labels.policy import Policy
+from halflabel.labels.rows import Rows
 
 GOLDEN_FILES = Path(__file__).parents[1] / "golden"
 
@@ -33,3 +34,8 @@ def is_readable(read: Reader, path: Path, policy: Policy | None = None) -> bool:
         fault = error
     assert fault is None or fault.fix
     return fault is None
+
+
+def source_of(rows: Rows) -> list[str]:
+    """The source of each row."""
+    return [rows.sources[number] for number in rows.source]

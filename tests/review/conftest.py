@@ -1,4 +1,4 @@
-"""A run of generated digit scenes with made-up scores, without training anything; a PostgreSQL server."""
+"""A run of generated digit scenes with made-up scores, its review session and servers; a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from halflabel.review.answers import AnswerStore
 from halflabel.review.questions import choose_questions
 from halflabel.review.scores import ScoredImages, cached_scores
 from halflabel.review.session import ReviewSession
+from halflabel.review.thumbnails import Thumbnails
 from halflabel.runs.folder import RunFolder
 from halflabel.training.config import Config
 
@@ -68,6 +69,38 @@ def build(folder: Path) -> Project:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return build(tmp_path)
+
+
+@pytest.fixture
+def session(project: Project) -> Iterator[ReviewSession]:
+    actual = project.session()
+    yield actual
+    actual.answers.close()
+
+
+@pytest.fixture
+def client(project: Project, session: ReviewSession) -> Any:
+    """A client of the server of the session, without a browser."""
+    from server_examples import client_of
+
+    return client_of(session, Thumbnails(project.images, session.scored.paths))
+
+
+@pytest.fixture
+def server(project: Project) -> Iterator[Any]:
+    """`halflabel review` in a process of its own."""
+    from page_examples import Server
+
+    server = Server(project)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def context(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield context
+    context.close()
 
 
 @pytest.fixture(scope="session")

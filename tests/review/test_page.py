@@ -1,92 +1,19 @@
-"""The page in a real browser: keys, undo, grid, two tabs, reload, a killed server, a phone, a silent console."""
+"""The page in a real browser: keys, undo, grid, galleries, filters, the map, a phone, a silent console."""
 
 from __future__ import annotations
 
 import csv
 import re
-import signal
 import time
 
 import pytest
-from command_line import CommandProcess
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium and playwright")
 pytest.importorskip("fastapi")
+from page_examples import SHOWN, Server, count, expect, open_page, press, shown  # noqa: E402
 
 from halflabel.review.answers import AnswerStore  # noqa: E402
 from halflabel.review.questions import CONTROL, CONTROL_FILL, choose_questions, write_questions  # noqa: E402
-
-expect = playwright.expect  # waits without evaluating text, which the page's policy forbids
-SHOWN = "#stage[aria-busy=false] img"
-
-
-class Server:
-    """`halflabel review` in a process of its own."""
-
-    def __init__(self, project, port: int = 0) -> None:
-        questions = project.run.folder / "questions.csv"
-        if not questions.exists():
-            scored = project.scored()
-            asked = choose_questions(scored.scores, scored.table, scored.thresholds, 100)
-            write_questions(asked, scored.table, questions)
-        words = ["review", str(project.run.folder), str(project.images), "--port", str(port), "--who", "me"]
-        words += ["--questions", str(questions)]
-        output = project.run.folder.parent / "review.txt"
-        output.unlink(missing_ok=True)
-        self.process = CommandProcess(*words, output=output)
-        self.answers = project.run / "answers.sqlite"
-        match = self.process.wait_for(r"http://127\.0\.0\.1:(\d+)/#\S+")
-        self.url, self.port = match[0], int(match[1])
-
-    def stop(self, how: int = signal.SIGTERM) -> None:
-        self.process.stop(how)
-
-    def values(self) -> list[int]:
-        store = AnswerStore(self.answers)
-        try:
-            return [item.value for item in store.current()]
-        finally:
-            store.close()
-
-
-@pytest.fixture
-def server(project):
-    server = Server(project)
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def context(browser):
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    yield context
-    context.close()
-
-
-def open_page(context, url: str):
-    page = context.new_page()
-    page.faults = []
-    page.on("console", lambda message: page.faults.append(message.text))
-    page.on("pageerror", lambda error: page.faults.append(str(error)))
-    page.goto(url)
-    page.wait_for_selector(SHOWN)
-    expect(page.locator("#count")).to_have_text(re.compile("of 100$"))
-    return page
-
-
-def shown(page) -> tuple[str, str]:
-    page.wait_for_selector(SHOWN)
-    return page.inner_text("#asked-class"), page.get_attribute("#photo img", "alt")
-
-
-def press(page, key: str) -> None:
-    page.wait_for_selector(SHOWN)
-    page.keyboard.press(key)
-
-
-def count(page, number: int) -> None:
-    """Wait until the server has confirmed so many answers."""
-    expect(page.locator("#count")).to_have_text(f"{number} of 100")
 
 
 def test_keys_undo_reload_and_two_tabs(server, context) -> None:
@@ -132,25 +59,6 @@ def test_keys_undo_reload_and_two_tabs(server, context) -> None:
     page.wait_for_timeout(100)
     count(page, 2)
     assert page.faults == other.faults == []
-
-
-def test_undo_outlives_a_closed_page_and_a_restarted_server(server, project, context) -> None:
-    page = open_page(context, server.url)
-    first = shown(page)
-    press(page, "y")
-    count(page, 1)
-    page.close()
-    server.stop()
-    again = Server(project, server.port)
-    try:
-        page = open_page(context, again.url)
-        expect(page.locator("#recent-list li")).to_have_count(1)
-        page.keyboard.press("z")
-        count(page, 0)
-        assert shown(page) == first
-        assert server.values() == []
-    finally:
-        again.stop()
 
 
 def test_a_list_of_control_questions_ends_with_the_command_that_uses_them(project, context) -> None:
@@ -264,108 +172,6 @@ def test_galleries_take_answers(server, context) -> None:
     assert page.faults == []
 
 
-def test_a_killed_server_loses_nothing_confirmed_and_the_rest_is_sent_later(project, context) -> None:
-    server = Server(project)
-    page = open_page(context, server.url)
-    press(page, "y")
-    press(page, "n")
-    count(page, 2)
-    page.wait_for_timeout(300)  # the photos of the next questions
-    server.stop(signal.SIGKILL)
-    assert server.values() == [1, -1]
-    press(page, "u")
-    page.wait_for_selector("#trouble:not([hidden])")
-    assert "Not saved yet: 1 answer" in page.inner_text("#trouble")
-
-    again = Server(project, server.port)
-    try:
-        page.goto("about:blank")
-        page.goto(again.url)
-        page.wait_for_selector(SHOWN)
-        count(page, 3)
-        assert again.values() == [1, -1, 0]
-        assert not page.is_visible("#trouble")
-    finally:
-        again.stop()
-
-
-def test_the_new_address_saves_what_the_old_one_could_not(project, context) -> None:
-    server = Server(project)
-    old = open_page(context, server.url)
-    over = open_page(context, server.url)
-    for page in (old, over):
-        page.wait_for_timeout(300)  # the photos of the next questions
-    server.stop(signal.SIGKILL)
-    press(old, "y")
-    press(old, "n")
-    press(over, "u")
-    for page in (old, over):
-        expect(page.locator("#trouble")).to_contain_text("is it still running?")
-    again = Server(project, server.port)
-    try:
-        for page, many in ((old, "2 answers"), (over, "1 answer")):
-            expect(page.locator("#trouble")).to_contain_text("Open the address shown in the terminal", timeout=15_000)
-            assert page.inner_text("#trouble").startswith(f"Not saved yet: {many}, kept in this browser.")
-            assert "Use this browser" in page.inner_text("#trouble")
-            assert page.inner_text("#message-title") == "The questions cannot be shown"
-        old.keyboard.press("y")  # nothing could send it
-        old.keyboard.press("z")
-        old.keyboard.press("2")
-        assert "2 answers" in old.inner_text("#trouble")
-        assert again.values() == []
-
-        over.evaluate("(url) => { location = url; }", again.url)  # typed over the old address: the token alone is new
-        over.wait_for_selector(SHOWN)
-        count(over, 3)
-        expect(over.locator("#trouble")).to_be_hidden()
-        assert sorted(again.values()) == [-1, 0, 1]
-        over.keyboard.press("z")  # of its own answers the last
-        count(over, 2)
-        assert sorted(again.values()) == [-1, 1]
-
-        expect(old.locator("#trouble")).to_contain_text("Another page has taken over the unsaved answers")
-        new = open_page(context, again.url)
-        count(new, 2)
-        assert not new.is_visible("#trouble")
-    finally:
-        again.stop()
-
-
-@pytest.mark.parametrize("locks", [True, False])
-def test_a_duplicated_tab_has_a_name_and_questions_of_its_own(server, context, locks) -> None:
-    if not locks:  # as over plain http from another machine
-        context.add_init_script("Object.defineProperty(Navigator.prototype, 'locks', { value: undefined })")
-    page = open_page(context, server.url)
-    name = "sessionStorage.getItem('halflabel-tab')"
-    mine = page.evaluate(name)
-    first = shown(page)
-    press(page, "y")
-    count(page, 1)
-    second = shown(page)
-    with context.expect_page() as opened:
-        page.evaluate("window.open(location.href); null")  # with a copy of the storage, as Duplicate makes it
-    copy = opened.value
-    assert copy.evaluate("sessionStorage.length") > 0
-    count(copy, 1)
-    assert shown(copy) not in (first, second)
-    assert page.evaluate(name) == mine != copy.evaluate(name)
-    copy.keyboard.press("z")  # what was answered there is taken back there
-    expect(copy.locator("#status")).to_have_text(re.compile("nothing to undo"))
-    press(copy, "n")
-    count(copy, 2)
-    named = copy.evaluate(name)
-    for one, kept in ((page, mine), (copy, named)):
-        before = shown(one)
-        one.reload()
-        assert shown(one) == before
-        assert one.evaluate(name) == kept
-    page.keyboard.press("z")
-    count(page, 1)
-    assert shown(page) == first
-    assert server.values() == [-1]
-    assert page.faults == []
-
-
 def test_the_way_past_the_header_leaves_the_address_as_it_is(server, context) -> None:
     page = open_page(context, server.url)
     page.focus(".skip")
@@ -401,25 +207,6 @@ def test_the_filter_by_class_counts_what_it_shows(server, context) -> None:
     page.locator("#grid-tiles .tile").first.wait_for()
     assert page.locator("#grid-tiles .tile").count() == min(most, 15)
     assert page.faults == []
-
-
-def test_a_wrong_token_shows_nothing_but_says_why(server, context) -> None:
-    page = context.new_page()
-    page.goto(server.url[:-1] + ("a" if server.url[-1] != "a" else "b"))
-    page.wait_for_selector("#trouble:not([hidden])")
-    assert "Open the address shown in the terminal" in page.inner_text("#trouble")
-    assert page.locator("#photo img").count() == 0
-
-
-def test_inline_code_is_refused_by_the_browser(server, context) -> None:
-    page = open_page(context, server.url)
-    page.evaluate(
-        "const s = document.createElement('script'); s.textContent = 'window.reached = 1'; document.head.append(s)"
-    )
-    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.reached = 2\">')")
-    page.wait_for_timeout(200)
-    assert page.evaluate("window.reached") is None
-    assert any("Content Security Policy" in text for text in page.faults)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -476,101 +263,6 @@ def test_text_can_be_read_and_all_can_be_named(server, browser, scheme) -> None:
         assert page.get_attribute("#status", "aria-live") == "polite"
     finally:
         context.close()
-
-
-def test_the_next_question_is_there_within_a_tenth_of_a_second(server, context) -> None:
-    page = open_page(context, server.url)
-    page.wait_for_timeout(500)
-    waits = page.evaluate(
-        """async () => {
-          const found = [];
-          for (let k = 0; k < 7; k++) {
-            const before = document.querySelector('#photo img');
-            const start = performance.now();
-            document.dispatchEvent(new KeyboardEvent('keydown', { key: 'y', bubbles: true }));
-            while (document.querySelector('#photo img') === before) await new Promise((done) => setTimeout(done, 1));
-            found.push(performance.now() - start);
-            await new Promise((done) => setTimeout(done, 150));
-          }
-          return found;
-        }"""
-    )
-    assert sorted(waits)[len(waits) // 2] < 100, waits
-
-
-def test_answers_may_be_quicker_than_the_questions_come(server, context) -> None:
-    page = open_page(context, server.url)
-
-    def late(route) -> None:
-        time.sleep(0.4)
-        route.continue_()
-
-    page.route("**/api/questions", late)
-    for _ in range(24):
-        press(page, "n")
-    count(page, 24)
-    shown(page)
-    assert not page.is_visible("#view-none")
-    assert page.faults == []
-
-
-def test_without_the_server_the_list_does_not_seem_to_end_and_it_goes_on_by_itself(server, context) -> None:
-    page = open_page(context, server.url)
-    page.wait_for_timeout(500)  # the photos of the next questions
-    context.set_offline(True)
-    title = page.locator("#message-title")
-    for _ in range(20):
-        page.keyboard.press("y")
-        page.wait_for_timeout(60)
-    expect(title).to_have_text("Waiting for the server")
-    reported = int(re.search(r"Not saved yet: (\d+) answers", page.inner_text("#trouble"))[1])
-    context.set_offline(False)
-    expect(page.locator("#trouble")).to_be_hidden(timeout=20_000)
-    shown(page)
-    many = len(server.values())
-    assert 3 < reported <= many  # the page tells of the last answers when it next tries
-    count(page, many)
-    assert server.values() == [1] * many
-
-
-def test_nothing_is_said_of_photos_that_cannot_be_shown(project, context) -> None:
-    scored = project.scored()
-    asked = [
-        item
-        for item in choose_questions(scored.scores, scored.table, scored.thresholds, 400, control=0)
-        if item.column == 3
-    ]
-    asked = asked[:4]
-    assert len({item.image for item in asked}) == 4
-    write_questions(asked, scored.table, project.run.folder / "questions.csv")
-    server = Server(project)
-    (project.images / scored.table.images[asked[0].image]).write_bytes(b"no image")  # damaged since it was scored
-    try:
-        page = context.new_page()
-        page.goto(server.url)
-        page.wait_for_selector("#stage[aria-busy=false]")
-        assert "cannot be shown" in page.inner_text("#photo")
-        assert page.is_disabled("#answers .yes")
-        page.keyboard.press("y")
-        expect(page.locator("#status")).to_have_text("There is no photo: answer unsure to continue.")
-        page.keyboard.press("2")
-        expect(page.locator("#grid-tiles .tile")).to_have_count(4)
-        expect(page.locator("#grid-tiles .tile:disabled")).to_have_count(1)
-        expect(page.locator("#grid-tiles img[src]")).to_have_count(3)
-        page.keyboard.press("Enter")
-        expect(page.locator("#count")).to_have_text("3 of 4")
-        assert len(server.values()) == 3
-        expect(page.locator("#message-title")).to_have_text("No photos for the grid")
-        page.click("#message-button")  # one by one: the question is still there
-        page.wait_for_selector("#stage[aria-busy=false]")
-        page.keyboard.press("u")
-        expect(page.locator("#message-title")).to_have_text("All questions are answered")
-        page.select_option("#filter-state", "absent" if server.values()[0] == 1 else "present")
-        expect(page.locator("#message-title")).to_have_text("No question matches these filters")
-        page.click("#message-button")
-        assert page.input_value("#filter-state") == "open"
-    finally:
-        server.stop()
 
 
 def test_all_classes_of_a_photo_a_range_and_the_last_answers(server, context) -> None:
@@ -705,23 +397,3 @@ def test_the_map_by_keys_hover_and_click(server, context) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("#grid-like")).to_contain_text("From the map: 80 photos")
     assert page.faults == []
-
-
-def test_the_next_photos_are_there_before_they_are_asked_for(server, context) -> None:
-    page = open_page(context, server.url)
-    small = []
-    page.on("response", lambda reply: small.append(reply.url) if "size=small" in reply.url else None)
-    page.click('nav [data-view="grid"]')
-    page.select_option("#filter-order", "high")
-    expect(page.locator("#grid-tiles img[src]")).to_have_count(15)
-    for _ in range(100):  # some photos are on both pages, with another class
-        page.wait_for_timeout(20)
-        if len(set(small)) > 15:
-            break
-    page.wait_for_timeout(200)
-    first = page.locator("#grid-tiles img").first.get_attribute("src")
-    context.set_offline(True)
-    page.click("#grid-save")
-    expect(page.locator("#grid-tiles img").first).not_to_have_attribute("src", first)
-    expect(page.locator("#grid-tiles img[src]")).to_have_count(page.locator("#grid-tiles .tile").count())
-    context.set_offline(False)

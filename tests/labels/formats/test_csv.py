@@ -24,11 +24,6 @@ from halflabel.labels.formats._csv import (
 from halflabel.labels.formats._paths import existing_path
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "labels.csv"
-
-
 def refusal(path: Path, content: bytes, **options: str) -> LabelError:
     path.write_bytes(content)
     with pytest.raises(LabelError) as caught:

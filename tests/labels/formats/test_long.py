@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from label_files import GOLDEN_FILES, label_error
+from label_files import GOLDEN_FILES, label_error, source_of
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import ValueCount
-from halflabel.labels.formats import _long_write, long
+from halflabel.labels.formats import long
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
 
 GOLDEN = GOLDEN_FILES / "long"
-UNKNOWN = Policy(unlisted="unknown")
 HEADER = "image,class,value,source,score\n"
 
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "labels.csv"
+UNKNOWN = Policy(unlisted="unknown")
 
 
 def refusal(path: Path, content: str | bytes, policy: Policy | None = None) -> LabelError:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return label_error(long.read, path, policy)
-
-
-def source_of(rows: Rows) -> list[str]:
-    return [rows.sources[number] for number in rows.source]
-
-
-def same(one: Rows, other: Rows) -> bool:
-    """The same rows in the same order, and the same images and classes in theirs."""
-    return (
-        one.images == other.images
-        and one.classes == other.classes
-        and all(
-            np.array_equal(getattr(one, part), getattr(other, part), equal_nan=part == "score")
-            for part in ("image", "column", "value", "score")
-        )
-        and source_of(one) == source_of(other)
-    )
 
 
 def test_own_file() -> None:
@@ -199,16 +173,6 @@ def test_parquet_with_nulls_and_numbers(tmp_path: Path) -> None:
     assert (caught.value.line, caught.value.column) == (4, "value")
 
 
-@pytest.mark.parametrize("name", ["x.csv", "x.parquet"])
-@pytest.mark.parametrize("golden", ["own.csv", "quoted.csv"])
-def test_round_trip_of_the_golden_files(tmp_path: Path, name: str, golden: str) -> None:
-    stated = Policy(unlisted="unknown", ignore=("confidence",)) if golden == "quoted.csv" else Policy()
-    rows = long.read(GOLDEN / golden, stated).rows
-    long.write(rows, tmp_path / name)
-    assert same(long.read(tmp_path / name, Policy()).rows, rows)
-    assert long.sniff(tmp_path / name)
-
-
 @pytest.mark.parametrize(
     ("column", "cells"),
     [("confidence", "0.9 0.2"), ("score", "97 3"), ("p", "0.5 0.5"), ("present", "0 1"), ("seen", "yes no")],
@@ -258,84 +222,6 @@ def test_a_row_without_an_answer_removes_nothing(file: Path, answer: str, header
 def test_a_retraction_in_our_own_files_still_retracts(file: Path) -> None:
     file.write_text(HEADER + "a.jpg,dog,1,ann,\na.jpg,dog,0,bob,\n")
     assert formats.read(file).table().known == 0
-
-
-def test_files_stay_plain(file: Path) -> None:
-    table = LabelTable.from_dense([[1, 0], [0, -1]], ["a", "b"], ["cat", "dog"])
-    rows = Rows.from_table(table, "me")
-    long.write(
-        Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, "me", np.float32([0.7, 1])), file
-    )
-    assert file.read_text() == HEADER + "a,cat,1,me,0.7\nb,dog,-1,me,1\n"
-    long.write(
-        Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, "a,b", np.float32([0.7, 1])), file
-    )
-    assert file.read_text() == HEADER + 'a,cat,1,"a,b",0.7\nb,dog,-1,"a,b",1\n'
-
-
-def test_a_file_begins_with_labels_and_keeps_the_order(file: Path) -> None:
-    table = LabelTable.from_dense([[0, 0, 1], [0, 0, 0], [1, 0, 0]], ["b", "none", "a"], ["cat", "never", "dog"])
-    long.write(Rows.from_table(table), file)
-    lines = file.read_text().splitlines()
-    assert lines[1:3] == ["b,dog,1,,", "a,cat,1,,"]
-    assert lines[3:] == [",cat,,,", ",never,,,", ",dog,,,", "b,,,,", "none,,,,", "a,,,,"]
-    assert long.read(file, Policy()).table() == table
-    in_front = "\n".join([lines[0], *lines[3:], *lines[1:3]]) + "\n"
-    file.write_text(in_front)
-    assert long.read(file, Policy()).table() == table
-
-
-def test_many_blocks(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images out of order, so that they are declared; every part is longer than a block."""
-    monkeypatch.setattr(_long_write, "_BLOCK", 7)
-    rng = np.random.default_rng(0)
-    blank = LabelTable.from_dense(np.zeros((30, 20)))
-    image, column = rng.integers(30, size=100), rng.integers(20, size=100)
-    rows = Rows.build(blank.images, blank.classes, image, column, rng.integers(-1, 2, 100), "s", rng.random(100))
-    for path in (file, file.with_suffix(".parquet")):
-        long.write(rows, path)
-        assert same(long.read(path, Policy()).rows, rows)
-
-
-cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
-
-
-@given(
-    st.lists(cells, min_size=1, max_size=4, unique=True),
-    st.lists(cells, min_size=1, max_size=4, unique=True),
-    st.lists(st.one_of(cells, st.just("")), min_size=1, max_size=3, unique=True),
-    st.integers(0, 2**31),
-    st.sampled_from(["x.csv", "x.parquet"]),
-)
-@settings(max_examples=100, deadline=None)
-def test_round_trip_of_any_rows(
-    images: list[str], classes: list[str], sources: list[str], seed: int, name: str
-) -> None:
-    rng = np.random.default_rng(seed)
-    count = int(rng.integers(0, 12))
-    blank = LabelTable.from_dense(np.zeros((len(images), len(classes))), images, classes)
-    rows = Rows.build(
-        blank.images,
-        blank.classes,
-        rng.integers(len(images), size=count),
-        rng.integers(len(classes), size=count),
-        rng.integers(-1, 2, count),
-        rng.integers(len(sources), size=count),
-        np.where(rng.random(count) < 0.5, np.nan, rng.random(count)),
-        sources,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        long.write(rows, Path(folder) / name)
-        again = long.read(Path(folder) / name, Policy()).rows
-    assert same(again, rows)
-    assert again.resolve() == rows.resolve()
-
-
-@pytest.mark.parametrize(("image", "label"), [("", "cat"), ("a", "")])
-def test_write_refuses_names_it_cannot_hold(file: Path, image: str, label: str) -> None:
-    with pytest.raises(UserError, match="has no name"):
-        long.write(Rows.from_table(LabelTable.from_dense([[1]], [image], [label])), file)
-    assert not file.exists()
 
 
 def test_sniff(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from label_files import GOLDEN_FILES, label_error
+from label_files import GOLDEN_FILES, label_error, source_of
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
@@ -26,10 +26,6 @@ VERIFIED = GOLDEN / "verified" / "validation-annotations-human-imagelabels.csv"
 MIXED = GOLDEN / "mixed" / "train-annotations-mixed-imagelabels.csv"
 BOXES = GOLDEN / "boxes" / "train-annotations-bbox.csv"
 HEADER = "ImageID,Source,LabelName,Confidence\n"
-
-
-def source_of(rows: Rows) -> list[str]:
-    return [rows.sources[number] for number in rows.source]
 
 
 @pytest.mark.parametrize("path", [VERIFIED, VERIFIED.parent])

@@ -26,11 +26,6 @@ GOLDEN = GOLDEN_FILES / "tags"
 UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "labels.csv"
-
-
 def made(path: Path, content: str, policy: Policy = UNKNOWN) -> LabelImport:
     path.write_text(content, encoding="utf-8", newline="")
     return formats.read(path, policy)

@@ -22,11 +22,6 @@ from halflabel.labels.table import LabelTable
 GOLDEN = GOLDEN_FILES / "wide"
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "labels.csv"
-
-
 def refusal(path: Path, policy: Policy | None = None, content: str | None = None) -> LabelError:
     if content is not None:
         path.write_text(content)

@@ -1,0 +1,215 @@
+"""IMCL: the label graph, similarities of images and the memory of features."""
+
+from __future__ import annotations
+
+import math
+import types
+
+import numpy as np
+import pytest
+import torch
+from imcl_examples import bce_loss, begin, checks, inputs, make, matrix_of, reference_step, slow, step, step_loss
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.table import LabelTable
+from halflabel.methods.parts.matching_pursuit import Part, joint_omp
+from halflabel.methods.parts.similarity_memory import impute
+from halflabel.types import Sweep
+
+
+def test_label_graph_from_a_file(tmp_path):
+    view, labels = inputs(5, 6, 3)
+    path = tmp_path / "graph.csv"
+    path.write_text("class,class,weight\n0,1,3\n2,2,5\n2,0,5\n")
+    method = begin(labels, graph=str(path))
+    np.testing.assert_allclose(matrix_of(method, 3), [[0.25, 0.75, 0], [0, 1, 0], [0.5, 0, 0.5]], atol=1e-7)
+    checks.same(step(method, view, labels), reference_step(method, view, labels))
+    path.write_text("0,9,1\n")
+    with pytest.raises(LabelError, match=r"graph.csv, line 1: no class is called '9'"):
+        begin(labels, graph=str(path))
+    with pytest.raises(UserError, match=r"no label graph 'wiki'.*graph=.cooccurrence."):
+        begin(labels, graph="wiki")
+
+
+class Meaning:
+    """A synset of a toy WordNet: near those whose name starts alike."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def wup_similarity(self, other):
+        return 0.75 if self.name[0] == other.name[0] else 0.25
+
+
+def test_label_graph_from_wordnet(tmp_path, monkeypatch):
+    table = LabelTable.from_dense(np.ones((2, 4)), classes=["cat", "cow", "dog", "x"])
+    wordnet = types.SimpleNamespace(
+        meanings=lambda names: [None if name == "x" else Meaning(name) for name in names],
+        similarity=lambda one, other: one.wup_similarity(other),
+    )
+    monkeypatch.setattr("halflabel.methods.parts.label_graph.WordNet.find", lambda: wordnet)
+    path = tmp_path / "wiki.csv"
+    path.write_text("x,dog,3\ncat,dog,9\n")  # of labels that WordNet knows the file does not count
+
+    def matrix(graph, **options):
+        method = make(graph=graph, k_a=1, **options)
+        method.start(table)
+        return matrix_of(method, 4).tolist()
+
+    cat, cow, dog = [4 / 7, 3 / 7, 0, 0], [3 / 7, 4 / 7, 0, 0], [0.2, 0, 0.8, 0]
+    np.testing.assert_allclose(matrix("wordnet"), [cat, cow, dog, [0, 0, 0, 1]], atol=1e-7)
+    np.testing.assert_allclose(matrix(f"wordnet+{path}"), [cat, cow, dog, [0, 0, 0.75, 0.25]], atol=1e-7)
+    with pytest.raises(UserError, match=r"no label graph 'nowhere.csv'"):
+        matrix("wordnet+nowhere.csv")
+
+
+def test_side_information_brings_groups_together(tmp_path):
+    view, labels = inputs(6, 8, 3)
+    path = tmp_path / "side.csv"
+    path.write_text("image,species\n" + "".join(f"{i},{'wren' if i % 2 else 'owl'}\n" for i in range(7)) + "77,crow\n")
+    sides = np.array([[i % 2 == 0, i % 2 == 1] if i < 7 else [0, 0] for i in range(8)], float)
+    for weight in (1.0, 10.0):
+        method = begin(labels, side=str(path), side_weight=weight, k=2, graph="identity")
+        loss = step(method, view, labels)
+        checks.same(loss, reference_step(method, view, labels, k=2, sides=weight * sides))
+    groups = torch.tensor([0, 1, 0, 1, 0, 1, 0, -1])
+    index = method.neighbours(view[:, 3:], view[:, :3], torch.from_numpy(labels), groups).index[:7, 0]
+    assert torch.equal(groups[index], groups[:7])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b,c\n", "side.csv, line 1: 3 fields. Fix: write image,group"),
+        ("nobody,owl\n", "no image of the training labels .*'nobody'.*such as '0'"),
+        ("", "the file is empty"),
+    ],
+)
+def test_faults_of_side_files(tmp_path, text, said):
+    (tmp_path / "side.csv").write_text(text)
+    with pytest.raises(LabelError, match=said):
+        begin(inputs(0, 4, 3)[1], side=str(tmp_path / "side.csv"))
+
+
+def test_images_in_memory_can_be_similar():
+    view, labels = inputs(7, 12, 4)
+    method = begin(labels, dictionary=5, k=3)
+    parts = [np.array([3, 0, 1, 2]), np.array([5, 4, 6]), np.array([2, 7, 6])]
+    memory: list[int] = []  # oldest first
+    values: dict[int, tuple[list[float], list[float]]] = {}
+    for number, part in enumerate(parts):
+        shifted = view[part] + 0.1 * number
+        order = np.argsort(part)
+        around = [values[i] for i in _by_place(method, part)]
+        loss = step(method, shifted, labels[part], index=part)
+        expected = reference_step(method, shifted[order], labels[part][order], k=3, memory=around)
+        expected = (expected[0], expected[1][np.argsort(order)], expected[2])
+        checks.same(loss, expected)
+        for i in order:
+            y = slow.plain(slow.impute([list(shifted[i, :4])], labels[part[i]][None]))[0]
+            values[int(part[i])] = (list(y), shifted[i, 4:].tolist())
+            memory = [other for other in memory if other != part[i]] + [int(part[i])]
+        assert set(method.relabel.number.tolist()) - {-1} <= set(memory[-5:])
+    assert sorted(method.relabel.number.tolist()) == [-1, 2, 5, 6, 7]  # where 6 was is a free place
+    method.eval()
+    before = method.relabel.number.clone()
+    step(method, view[8:], labels[8:], index=np.arange(8, 12))
+    assert torch.equal(method.relabel.number, before)
+
+
+def _by_place(method, part):
+    """Images in memory that are not in the batch, in the order of their places, as ties go by place."""
+    return [i for i in method.relabel.number.tolist() if i >= 0 and i not in part]
+
+
+def test_more_images_than_memory():
+    view, labels = inputs(8, 9, 3)
+    method = begin(labels, dictionary=4)
+    step(method, view, labels)
+    assert sorted(method.relabel.number.tolist()) == [5, 6, 7, 8]
+    assert len(begin(labels, dictionary=10_000).relabel.number) == 9
+
+
+def test_fixed_similarities_are_those_of_the_start():
+    view, labels = inputs(9, 7, 4)
+    method = begin(labels, image_similarity="fixed", k=3)
+    method.plan(3)
+    assert [epoch for epoch in range(1, 5) if method.relabel.wants_sweep(epoch)] == [2]
+    start = view.clone()
+    start[5] = math.nan  # could not be read
+    plain = bce_loss(view, labels)
+    assert float(step(method, view, labels, 3)[0]) == pytest.approx(plain)  # before the sweep there is nothing
+    method.relabel.absorb(Sweep(start[:, :4], start[:, 4:]), 2)
+    with torch.no_grad():
+        method.graph.weights *= 1.7  # what A has learned does not matter for who is similar
+    later = view + torch.randn(view.shape, generator=torch.Generator().manual_seed(0), dtype=view.dtype).abs()
+    y = impute(torch.from_numpy(labels), view[:, :4])
+    f = view[:, 4:].clone()
+    y[5], f[5] = 0, 0
+    matching = (y.numpy(), f.numpy(), (matrix_of(method, 4) / 1.7).numpy())
+    expected = reference_step(method, later, labels, k=3, matching=matching)
+    checks.same(step(method, later, labels, 3), expected)
+
+
+def test_neighbours_of_a_set(monkeypatch):
+    view, labels = inputs(12, 9, 4)
+    method = begin(labels, k=3)
+    logits, features = view[:, :4].clone(), view[:, 4:]
+    logits[3] = math.nan
+    neighbours = method.neighbours(features, logits, torch.from_numpy(labels))
+    read = [i for i in range(9) if i != 3]
+    y = impute(torch.from_numpy(labels), logits)[read]
+    expected = joint_omp(
+        [Part(y, y @ matrix_of(method, 4).T, 1.0, y), Part(features[read], features[read], 0.5)],
+        3,
+        allowed=~torch.eye(8, dtype=torch.bool),
+    )
+    numbers = torch.tensor([*read, -1])
+    assert torch.equal(neighbours.index[read], numbers[expected.index])
+    assert (neighbours.index[3] == -1).all()
+    assert not (neighbours.index == 3).any()
+    for got, want in zip(neighbours.weights, expected.weights, strict=True):
+        torch.testing.assert_close(got[read], want)
+    monkeypatch.setattr("halflabel.methods.parts.similarity_method._QUERIES", 2)
+    again = method.neighbours(features, logits, torch.from_numpy(labels))
+    assert torch.equal(again.index, neighbours.index)
+    none = method.neighbours(features[:0], logits[:0], torch.from_numpy(labels[:0]))
+    assert none.index.shape == (0, 3)
+
+
+def test_autocast_does_not_blur_similarities():
+    view, labels = inputs(13, 8, 4, channels=30)
+    method = checks.begin(make(rescale=False), labels)
+    plain = step_loss(method, view.float(), labels)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = step_loss(method, view.float(), labels)
+    assert cast == pytest.approx(plain, rel=1e-6)
+
+
+def test_large_memories_are_refused(monkeypatch):
+    view, labels = inputs(0, 6, 4)
+    monkeypatch.setattr("halflabel.methods.parts.similarity_memory._LARGEST", 100)
+    with pytest.raises(UserError, match=r"dictionary 6 would store 0.0 GB about 6 images"):
+        step(begin(labels, dictionary=6), view, labels)
+    fixed = begin(labels, image_similarity="fixed")
+    with pytest.raises(UserError, match="image_similarity fixed would store"):
+        fixed.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
+    with pytest.raises(UserError, match="image_similarity fixed would store"):
+        step(fixed, view, labels, 1)  # not only when the logistic epochs are over
+    monkeypatch.setattr("halflabel.methods.parts.similarity_memory._LARGEST", 95)  # too little for the labels alone
+    with pytest.raises(UserError, match="image_similarity fixed would store"):
+        begin(labels, image_similarity="fixed")
+
+
+def test_the_start_is_taken_over_piece_by_piece(monkeypatch):
+    view, labels = inputs(3, 7, 4)
+    view[2] = math.nan
+    results = []
+    for piece in (1 << 12, 3):
+        monkeypatch.setattr("halflabel.methods.parts.similarity_memory._BLOCK_IMAGES", piece)
+        method = begin(labels, image_similarity="fixed")
+        method.relabel.absorb(Sweep(view[:, :4], view[:, 4:]), 1)
+        results.append((method.relabel.start_features, method.relabel.start_labels))
+    assert all(map(torch.equal, *results))
+    assert torch.equal(results[0][0][3], view[3, 4:])
+    assert not results[0][0][2].any()

@@ -1,0 +1,161 @@
+"""Runs that broke off and are resumed, and two trainings into one folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from run_examples import ALL, HEAD, LINEAR_INIT, TABLE, go, weights
+
+from halflabel.errors import UserError
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.predictor import Predictor
+from halflabel.runs.train import train
+from halflabel.system.reporter import Reporter
+from halflabel.training.callbacks import Callback, EpochLog
+from halflabel.training.config import Config
+
+
+class Break(Callback):
+    """A callback that breaks training off, at a step counted over all epochs and stages, or after an epoch."""
+
+    def __init__(self, step: int = -1, epoch: int = -1) -> None:
+        self.step, self.epoch, self.steps, self.epochs = step, epoch, 0, 0
+
+    def on_step_end(self, images: int, loss: float | None) -> None:
+        self.steps += 1
+        if self.steps == self.step:
+            raise KeyboardInterrupt
+
+    def on_epoch_end(self, log: EpochLog) -> None:
+        self.epochs += 1
+        if self.epochs == self.epoch:
+            raise KeyboardInterrupt
+
+
+CHANNELS_FIRST = dataclasses.replace(ALL, settings=dataclasses.replace(ALL.settings, channels_last=False, ema=0.9))
+# Of 18 training images: 3 steps per epoch; with linear init, 2 epochs of the head come first.
+BREAKS: dict[str, tuple[Config, Callable[[], Break]]] = {
+    "head, between epochs": (HEAD, lambda: Break(epoch=2)),
+    "head, within the first epoch": (HEAD, lambda: Break(step=2)),
+    "all, between epochs": (ALL, lambda: Break(epoch=1)),
+    "all, within an epoch": (ALL, lambda: Break(step=6)),
+    "channels first, within an epoch": (CHANNELS_FIRST, lambda: Break(step=6)),
+    "linear init, head": (LINEAR_INIT, lambda: Break(step=5)),
+    "linear init, between": (LINEAR_INIT, lambda: Break(epoch=2)),
+    "linear init, all": (LINEAR_INIT, lambda: Break(step=9)),
+}
+
+
+@pytest.fixture(scope="module")
+def unbroken(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Config], bytes]:
+    """The weights that a configuration ends with when nothing happens; trained once each."""
+    known: list[tuple[Config, bytes]] = []
+
+    def find(config: Config) -> bytes:
+        for other, actual in known:
+            if other == config:
+                return actual
+        out = tmp_path_factory.mktemp("unbroken")
+        go(out, folder, config)
+        known.append((config, weights(out)))
+        return known[-1][1]
+
+    return find
+
+
+@pytest.mark.parametrize(("config", "stop"), BREAKS.values(), ids=BREAKS)
+def test_a_broken_off_run_ends_with_the_same_file_as_an_unbroken_one(
+    tmp_path: Path, folder: Path, unbroken: Callable[[Config], bytes], config: Config, stop: Callable[[], Break]
+) -> None:
+    expected = unbroken(config)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "broken", folder, config, reporter=Reporter(callback=stop()))
+    assert not (tmp_path / "broken" / "best.safetensors").exists()
+    run = RunFolder.open(tmp_path / "broken")
+    again = Config.from_dict(run.read_config())
+    callback = Break()
+    train(run.read_labels(), folder, again, run, resume=True, reporter=Reporter(callback=callback))
+    assert weights(tmp_path / "broken") == expected
+    assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
+    whole = 3 * (config.settings.epochs + config.linear_init)
+    assert callback.steps < whole or stop().step == 2
+
+
+def test_patience_does_not_cut_the_head_short_that_comes_first(tmp_path: Path, folder: Path) -> None:
+    # A head that learns nothing never gets better after its first epoch.
+    settings = dataclasses.replace(ALL.settings, patience=1)
+    config = dataclasses.replace(ALL, settings=settings, linear_init=5, linear_lr=0.0)
+    head = Break()
+    go(tmp_path / "run", folder, config, init_callback=head)
+    assert head.epochs == 5
+
+
+def test_a_run_that_broke_off_while_features_were_computed(tmp_path: Path, folder: Path, first_run: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "a" / "run", folder, reporter=Reporter(stop))
+    run = RunFolder.open(tmp_path / "a" / "run")
+    train(run.read_labels(), folder, Config.from_dict(run.read_config()), run, resume=True)
+    assert weights(tmp_path / "a" / "run") == weights(first_run)
+
+
+def test_a_damaged_newest_checkpoint_costs_an_epoch_not_the_result(
+    tmp_path: Path, folder: Path, first_run: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "broken", folder, reporter=Reporter(callback=Break(epoch=2)))
+    place = tmp_path / "broken" / "last" / "head"
+    latest = sorted(place.glob("*.safetensors"))[-1]
+    raw = bytearray(latest.read_bytes())
+    raw[-3] ^= 1
+    latest.write_bytes(bytes(raw))
+    (place / ".0000000099.json.tmp").write_text("{")
+    callback = Break()
+    with pytest.warns(UserWarning, match="its checksum does not match"):
+        go(tmp_path / "broken", folder, resume=True, reporter=Reporter(callback=callback))
+    assert callback.epochs == 2
+    assert weights(tmp_path / "broken") == weights(first_run)
+
+
+def test_a_finished_run_resumed_stays_as_it_is(folder: Path, first_run: Path, copied: Path) -> None:
+    measured = (copied / "metrics.json").read_text()
+    go(copied, folder, resume=True, reporter=Reporter(callback=Break(step=1)), cache=first_run.parent / "cache")
+    assert weights(copied) == weights(first_run)
+    assert (copied / "metrics.json").read_text() == measured
+
+
+def test_a_new_start_in_an_old_folder_is_not_calibrated_by_the_old_run(folder: Path, copied: Path) -> None:
+    assert Predictor.from_run(RunFolder(copied)).platt.known > 0
+    go(copied, folder, dataclasses.replace(HEAD, held_out=0.0))
+    assert Predictor.from_run(RunFolder(copied)).platt.known == 0
+
+
+def test_a_second_training_into_the_same_folder_is_refused(tmp_path: Path, folder: Path) -> None:
+    refusals = []
+
+    class Second(Callback):
+        def on_epoch_end(self, log: EpochLog) -> None:
+            for other in (RunFolder(tmp_path / "run"), RunFolder(tmp_path / "link")):
+                with pytest.raises(UserError, match="another training is writing") as refusal:
+                    train(TABLE, folder, dataclasses.replace(HEAD, method="an"), other)
+                refusals.append(refusal)
+
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    go(tmp_path / "run", folder, reporter=Reporter(callback=Second()))
+    assert len(refusals) == 6
+    assert RunFolder(tmp_path / "run").read_config()["method"] == "bn-bce"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "link", "run"]
+
+
+def test_a_run_that_another_finished_meanwhile_is_not_replaced(tmp_path: Path, folder: Path) -> None:
+    late = RunFolder.create(tmp_path / "run")
+    go(tmp_path / "run", folder)
+    before = weights(tmp_path / "run")
+    with pytest.raises(UserError, match="already holds a run"):
+        train(TABLE, folder, dataclasses.replace(HEAD, method="an"), late)
+    assert weights(tmp_path / "run") == before

@@ -1,0 +1,148 @@
+"""A finished run: evaluation and predictions read back from its folder, and damage to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from run_examples import CLASSES, HEAD, TABLE, N
+
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.models.backbones import build_backbone
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.predictor import Predictor, predict_files
+from halflabel.runs.train import train
+
+
+def test_the_run_read_back_says_what_training_said(tmp_path: Path, folder: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    evaluation = train(TABLE, folder, HEAD, run)
+    assert evaluation is not None
+    import pyarrow.parquet as pq
+
+    held_out = [image for image, part in zip(*pq.read_table(run / "split.parquet").to_pydict().values(), strict=True)
+                if part == "validation"]  # fmt: skip
+    hidden = TABLE.subset(TABLE.images.index(held_out))
+    again = Predictor.from_run(RunFolder.open(run.folder)).evaluate(hidden, folder)
+    # Training saw features in half precision, prediction whole ones.
+    assert again.overall["mAP"] == pytest.approx(evaluation.overall["mAP"], abs=1e-3)
+    kept = pq.read_table(run / "predictions.parquet").to_pydict()
+    assert kept["image"] == held_out
+    predictor = Predictor.from_run(run)
+    rows = predict_files(predictor, [folder / name for name in held_out], [], all_scores=True)
+    for row, image, scores in zip(rows, held_out, kept["scores"], strict=True):
+        assert Path(row.image).name == image
+        by_class = {label["class"]: label["probability"] for label in row.labels}
+        assert [by_class[name] for name in CLASSES] == pytest.approx(scores, abs=0.01)
+
+
+def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Path) -> None:
+    predictor = Predictor.from_run(RunFolder(first_run))
+    plain = predictor.evaluate(TABLE, folder)
+    order = [2, 0, 1]
+    labels = np.hstack([TABLE.dense()[:, order], np.ones((N, 1), np.int8)])
+    turned = LabelTable.from_dense(labels, TABLE.images, [*(CLASSES[c] for c in order), "x"])
+    assert predictor.evaluate(turned, folder).per_class == plain.per_class
+    fewer = predictor.evaluate(TABLE.subset(classes=[0, 1]), folder).per_class
+    assert fewer[:2] == plain.per_class[:2]
+    assert (fewer[2]["class"], fewer[2]["present"], fewer[2]["absent"]) == ("blue", 0, 0)
+    assert np.isnan(fewer[2]["AP"])
+    none = LabelTable.from_dense(TABLE.dense(), TABLE.images, ["x", "y", "z"])
+    with pytest.raises(UserError, match=r"other\.csv has none of the model's 3 classes: it has 'x', 'y', 'z'"):
+        predictor.evaluate(none, folder, labels_name="other.csv")
+
+
+def test_damaged_labels_stop_evaluation_alone(copied: Path, folder: Path) -> None:
+    run = RunFolder(copied)
+    before = predict_files(Predictor.from_run(run), [folder / "03.png"], [])
+    run.labels.write_bytes(b"damaged")
+    predictor = Predictor.from_run(RunFolder.open(copied))
+    assert predict_files(predictor, [folder / "03.png"], []) == before
+    with pytest.raises(UserError, match="start a new run"):
+        predictor.evaluate(TABLE, folder)
+
+
+@pytest.mark.parametrize(("top", "every"), [(0, False), (2, False), (10**30, False), (0, True)])
+def test_labels_of_scores_are_those_of_a_loop(first_run: Path, top: int, every: bool) -> None:
+    predictor = Predictor.from_run(RunFolder(first_run))
+    predictor.thresholds = torch.tensor([0.5, 0.25, 0.75])
+    for values in ([0.25, 0.25, 0.5], [0.5, 0.125, 0.75], [0.0, 0.0, 0.0]):
+        order = sorted(range(3), key=lambda c: -values[c])
+        expected = []
+        for rank, c in enumerate(order):
+            present = values[c] >= float(predictor.thresholds[c])
+            if every or present or rank < top:
+                expected.append({"class": CLASSES[c], "probability": values[c], "present": present})
+        assert predictor.labels(torch.tensor(values), top=top, every=every) == expected
+
+
+def test_predictions_of_files_folders_and_names_from_a_pipe(tmp_path: Path, folder: Path, first_run: Path) -> None:
+    predictor = Predictor.from_run(RunFolder(first_run))
+    (tmp_path / "broken.png").write_bytes(b"not a picture")
+    given = [folder / "03.png", Path("-"), tmp_path / "broken.png", folder / "03.png", tmp_path / "missing.png"]
+    predictions = predict_files(predictor, given, [str(folder / "01.png"), "", str(folder / "02.png")], top=1)
+    assert [Path(row.image).name for row in predictions] == [
+        "03.png", "01.png", "02.png", "broken.png", "03.png", "missing.png",
+    ]  # fmt: skip
+    assert [bool(row.error) for row in predictions] == [False, False, False, True, False, True]
+    assert predictions[5].error == "no such file"
+    assert predictions[0].labels == predictions[4].labels
+    for row in predictions:
+        assert row.error or len(row.labels) >= 1
+        chances = [label["probability"] for label in row.labels]
+        assert chances == sorted(chances, reverse=True)
+        for label in row.labels:
+            cut = float(predictor.thresholds[CLASSES.index(label["class"])])
+            assert label["present"] == (label["probability"] >= cut)
+    assert len(predict_files(predictor, [folder], [])) == N
+    every = predict_files(predictor, [folder / "03.png"], [], all_scores=True)
+    assert len(every[0].labels) == 3
+    alone = predict_files(predictor, [tmp_path / "broken.png"], [])
+    assert alone[0].error
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="there are no images"):
+        predict_files(predictor, [tmp_path / "empty"], [])
+
+
+def other_model(run: RunFolder) -> None:
+    config = run.read_config()
+    run.write_config({**config, "backbone": "efficientnet-lite0"})
+
+
+DAMAGE: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
+    "unfinished": (lambda run: run.weights.unlink(), "has no weights yet.*train --resume"),
+    "cut off": (lambda run: run.weights.write_bytes(run.weights.read_bytes()[:100]), "is damaged"),
+    "a flipped bit": (lambda run: flip(run.weights), "checksum"),
+    "other thresholds": (lambda run: run.write_text("thresholds.json", '{"red": 1}'), "checksum"),
+    "another calibration": (lambda run: run.write_text("calibration.json", '{"slope": 2}'), "checksum"),
+    "no classes": (lambda run: save_plain(run.weights), "does not name its classes"),
+    "another model": (other_model, "another model"),
+    "config of another version": (lambda run: run.write_config({"colour": "red"}), "does not fit this version"),
+    "config with too much": (lambda run: run.write_config({**run.read_config(), "x": 1}), "does not fit this version"),
+    "calibration": (lambda run: run.write_text("thresholds.json", "{"), "damaged"),
+}
+
+
+def save_plain(path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(build_backbone("tiny").state_dict(), path)
+    path.with_name("checksums.json").unlink()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0x40
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("harm", "says"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_run_says_what_is_wrong(copied: Path, harm: Callable[[RunFolder], Any], says: str) -> None:
+    harm(RunFolder(copied))
+    with pytest.raises(UserError, match=says):
+        Predictor.from_run(RunFolder.open(copied))
