@@ -370,6 +370,9 @@ def test_a_line_round_photos_on_the_map_opens_them_in_the_grid(server, context) 
     page.keyboard.press("Enter")
     expect(page.locator("#status")).to_contain_text("Saved 15 new answers on 7")
     expect(page.locator("#grid-like")).to_contain_text("From the map")
+    deadline = time.monotonic() + 20  # the page shows answers as saved while it sends them
+    while len(server.values()) < 15 and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
     assert len(server.values()) == 15
     assert (server.answers.parent / "map.npz").exists()
     assert page.faults == []
