@@ -39,9 +39,14 @@ def numbers(text: str) -> list[float]:
 
 
 def test_every_example_is_run_and_short() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SMALL)
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*SMALL, "new_format"}
     for path in EXAMPLES.glob("*.py"):
-        assert len(path.read_text(encoding="utf-8").splitlines()) < 60, path.name
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 65, path.name
+
+
+def test_new_format() -> None:  # in a process of its own: a format cannot be removed again
+    output = subprocess.run([sys.executable, EXAMPLES / "new_format.py"], capture_output=True, text=True, check=True)
+    assert "LabelTable(2 images × 2 classes, 3 known)" in output.stdout
 
 
 @pytest.mark.parametrize("shown", ["read_and_drop"], indirect=True)
