@@ -256,7 +256,6 @@ def lists(place: Path) -> Iterator[Reader]:
     store = AnswerStore(folder / "answers.sqlite")
     store.add([Answer(f"key-{n:08}", IMAGES[n], CLASSES[n % 3], n - 1, 0.5, "near") for n in range(3)], "me", "run")
     store.undo(["key-00000001"], "me")
-    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     store.close()
     yield Reader("answers", {"answers.sqlite": (folder / "answers.sqlite").read_bytes()}, read_answers)
 
