@@ -31,7 +31,8 @@ def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str 
     grid = Grid(candidates, (LabelMask.share(0.5), LabelMask()), 3, "none")
     test = LabelTable.from_dense(LABELS)
     config = SimpleNamespace(held_out=0.2, group=None)
-    bench: Any = SimpleNamespace(test=test, select=select, data=SimpleNamespace(has_own_test=False), config=config)
+    data = SimpleNamespace(has_own_test=False, test_groups=None)
+    bench: Any = SimpleNamespace(test=test, select=select, data=data, config=config)
     store, actual = Store(folder), {}
     for candidate in candidates:
         for seed, strength in strengths[candidate.name].items():

@@ -289,6 +289,7 @@ def read_answers(folder: Path, rng: Rng) -> None:
         store.add([Answer("key-new-1", "7", "cat", 1)], "me")
         store.undo(["key-00000000"], "me")
         store.count()
-        store.version()
+        store.changed_since((0, 0))
+        store.history()
     finally:
         store.close()

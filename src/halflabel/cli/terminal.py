@@ -46,13 +46,19 @@ __all__ = [
 
 
 class SafeConsole(Console):
-    """A console that never prints control characters of a text: a class or a file may be named by anybody."""
+    """A console that never prints control characters of a text: a class or a file may be named by anybody.
+
+    What the stream cannot encode, such as a file name that is not UTF-8, is printed as an escape instead of an error.
+    """
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        return super()._render_buffer(
+        rendered = super()._render_buffer(
             Segment(printable(text), style) if not control else Segment(text, style, control)
             for text, style, control in buffer
         )
+        if getattr(self.file, "errors", None) == "strict":
+            return rendered.encode(self.encoding, "backslashreplace").decode(self.encoding)
+        return rendered
 
 
 console = SafeConsole(highlight=False)
