@@ -37,13 +37,14 @@ from numpy.typing import NDArray
 from halflabel import metrics
 from halflabel.labels import drop
 from halflabel.methods.base import recipe, seeded
+from halflabel.review.address import new_token
 from halflabel.review.answers import AnswerStore
 from halflabel.review.live import EntryAnswer, LiveReview
 from halflabel.review.live_model import STRENGTH, LiveModel, unknown_weight
 from halflabel.review.questions import choose_questions
 from halflabel.review.scores import ScoredImages
 from halflabel.review.security import TOKEN_HEADER
-from halflabel.review.server import make_app, new_token, serve
+from halflabel.review.server import make_app, serve
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.system.sockets import open_socket

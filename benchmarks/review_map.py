@@ -19,6 +19,7 @@ import numpy as np
 
 from halflabel.labels.table import LabelTable
 from halflabel.review import server
+from halflabel.review.address import new_token
 from halflabel.review.answers import AnswerStore
 from halflabel.review.photo_map import lay_out
 from halflabel.review.scores import ScoredImages
@@ -79,7 +80,7 @@ def main() -> None:
         started = time.process_time()
         lay_out(session.scored.features)
         print(f"layout of {options.photos} photos: {time.process_time() - started:.1f} s of processor time")
-        port, token = listening.getsockname()[1], server.new_token()
+        port, token = listening.getsockname()[1], new_token()
         layout = folder / "map.npz"
         thumbnails = Thumbnails(folder, session.scored.paths)
         address = {"token": token, "host": "127.0.0.1", "port": port}

@@ -20,14 +20,14 @@ SHOWN = "#stage[aria-busy=false] img"
 class Server:
     """`halflabel review` in a process of its own."""
 
-    def __init__(self, project, port: int = 0) -> None:
+    def __init__(self, project, port: int = 0, *more: str) -> None:
         questions = project.run.folder / "questions.csv"
         if not questions.exists():
             scored = project.scored()
             asked = choose_questions(scored.scores, scored.table, scored.thresholds, 100)
             write_questions(asked, scored.table, questions)
         words = ["review", str(project.run.folder), str(project.images), "--port", str(port), "--who", "me"]
-        words += ["--questions", str(questions)]
+        words += ["--questions", str(questions), *more]
         output = project.run.folder.parent / "review.txt"
         output.unlink(missing_ok=True)
         self.process = CommandProcess(*words, output=output)

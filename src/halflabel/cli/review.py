@@ -71,7 +71,12 @@ def review(
         tuple[Path, Path] | None,
         typer.Option(help="Serve https, with the files of a certificate and its key (PEM).", metavar="CERT KEY"),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port (default: 8765, or a free one).", min=0, max=65535)] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port (default: that of the last review, 8765, or a free one).", min=0, max=65535)
+    ] = None,
+    new_token: Annotated[
+        bool, typer.Option("--new-token", help="Change the secret in the address: the old address is refused.")
+    ] = False,
     export: Annotated[
         Path | None,
         typer.Option(help="Write the answers to this label file (.csv or .parquet) instead of serving the page."),
@@ -116,7 +121,7 @@ def review(
     for file in tls or ():
         if not file.is_file():
             raise UserError(f"{file} is not a file", "--tls needs the files of a certificate and its key")
-    access = _Access(reviewer, twice, host, port, tls)
+    access = _Access(reviewer, twice, host, port, tls, new_token)
     _serve(opened, images, questions, place, access, precision, label)
 
 
@@ -128,6 +133,7 @@ class _Access(NamedTuple):
     host: str
     port: int | None
     tls: tuple[Path, Path] | None
+    new_token: bool
 
 
 def _start_without_labels(run: Path, images: Path | None, classes: str, backbone: str | None) -> None:
@@ -228,6 +234,7 @@ def _serve(
 
     from halflabel.report.run_page import write_report
     from halflabel.review import server
+    from halflabel.review.address import Address, keep_address, new_token, read_address
     from halflabel.review.answers import AnswerStore
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
     from halflabel.review.questions import CONTROL_FILL, read_questions
@@ -249,7 +256,11 @@ def _serve(
     is_live = found is None and hindrance is None
     host = access.host
     is_local = is_loopback(host)
-    ports = (server.PORT, 0) if access.port is None else (access.port,)
+    address_file = (place if isinstance(place, Path) else run.answers).with_suffix(".address.json")
+    last = read_address(address_file)
+    ports = (
+        (access.port,) if access.port is not None else (server.PORT, 0) if last is None else (last.port, server.PORT, 0)
+    )
     with open_socket(host, *ports) as listening, ExitStack() as stack:
         with Bar("scores") as bar:
             scored = cached_scores(run, images, Reporter(bar))
@@ -273,8 +284,9 @@ def _serve(
             twice=access.twice,
         )
         thumbnails = Thumbnails(images, scored.paths)
-        token = server.new_token()
+        token = new_token() if last is None or access.new_token else last.token
         number = listening.getsockname()[1]
+        keep_address(address_file, Address(token, number))
         if not is_local and access.tls is None:
             _warn_not_encrypted(host)
         live = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import secrets
 import socket
 from collections.abc import Callable
 from importlib.resources import files
@@ -31,7 +30,7 @@ try:
 except ImportError as error:
     raise missing_package(error, "web") from None
 
-__all__ = ["PORT", "make_app", "new_token", "serve"]
+__all__ = ["PORT", "make_app", "serve"]
 
 PORT = 8765
 _STATIC = {
@@ -123,11 +122,6 @@ class AnswerSteps(_StrictModel):
 
     tab: Tab
     steps: list[AnswerStep] = Field(min_length=1, max_length=200)
-
-
-def new_token() -> str:
-    """Return 256 random bits, which pages of other origins can neither guess nor read."""
-    return secrets.token_urlsafe(32)
 
 
 def make_app(
