@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import Platt, recalibrate
 from halflabel.metrics.positives_only import log_odds_of_unknown
 from halflabel.review.answers import Answer, AnswerStore
-from halflabel.review.questions import read_questions
+from halflabel.review.questions import asked_entries, read_questions
 from halflabel.review.scores import cached_scores
 from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
@@ -179,6 +180,32 @@ def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, n
     refused = (table.images[asked[0].image], table.classes[asked[0].column])
     assert rows.value[entries.index(refused)] == -1
     run.filled.unlink()
+
+
+def test_photos_without_a_row_are_asked_about_and_written(
+    project: tuple[RunFolder, Path, np.ndarray], tmp_path: Path
+) -> None:
+    run, images = RunFolder(tmp_path / "run"), tmp_path / "images"
+    shutil.copytree(project[0].folder, run.folder, ignore=shutil.ignore_patterns("filled.csv", "answers.sqlite*"))
+    shutil.copytree(project[1], images)
+    further = [f"new-{number}.png" for number in range(6)]
+    for name, photo in zip(further, sorted(project[1].glob("*.png")), strict=False):
+        shutil.copy(photo, images / name)
+    earlier = asked_entries(run.control)
+    words = ("fill", run.folder, images, "--precision", 0.6, "--control", 40, "--all-photos")
+
+    def answer(entries: list[tuple[str, str]]) -> None:
+        with closing(AnswerStore(run.answers)) as store:
+            store.add([Answer("-".join(entry), *entry, 1) for entry in entries], "somebody")
+
+    answer(earlier)
+    call(*words)
+    asked = asked_entries(run.control)
+    assert asked[: len(earlier)] == earlier
+    assert set() < {image for image, _ in asked[len(earlier) :]} <= set(further)
+    answer(asked)
+    call(*words)
+    assert set(formats.read(run.filled, format="long").rows.images) == {*run.read_labels().images, *further}
 
 
 def test_control_answers_in_a_plain_file_count_as_random_when_training_goes_on(

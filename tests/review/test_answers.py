@@ -156,9 +156,16 @@ def test_rows_say_what_stands_and_unsure_says_nothing(store, tmp_path) -> None:
 
 
 def test_rows_of_another_run_are_refused(store) -> None:
-    store.add([Answer("k1", "zebra.jpg", "cat", 1)], "me")
-    with pytest.raises(UserError, match=r"zebra\.jpg"):
+    store.add([Answer("k1", "a", "zebra", 1)], "me")
+    with pytest.raises(UserError, match="zebra"):
         store.label_rows(IMAGES, CLASSES)
+
+
+def test_answers_about_photos_without_a_label_come_after_the_images_of_the_run(store) -> None:
+    store.add([Answer("k1", "unlisted.jpg", "cat", 1), Answer("k2", "b", "dog", -1)], "me")
+    rows = store.label_rows(IMAGES, CLASSES)
+    assert list(rows.images) == [*IMAGES, "unlisted.jpg"]
+    assert rows.resolve().rows([1, 3]).tolist() == [[0, -1], [1, 0]]
 
 
 def test_answered_entries_are_named_for_the_next_list(store, tmp_path) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from halflabel.cli import app
 from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options, words_of
-from halflabel.cli.sequence import after_fill_questions, after_report
+from halflabel.cli.sequence import after_report
 from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, show_command, show_next
 from halflabel.errors import UserError
 from halflabel.system import distributed
@@ -112,7 +112,8 @@ def fill(
     _check_only_with_undo(source, retract)
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
-    from halflabel.filling.run import has_only_positives, unlearned_answers
+    from halflabel.cli.control import ControlQuestions
+    from halflabel.filling.run import has_only_positives, unlisted_photos
     from halflabel.review.answers import review_answers
     from halflabel.runs.folder import RunFolder
 
@@ -123,12 +124,10 @@ def fill(
     again = _repeated_words(read, labels, rules, all_photos=all_photos, assume_random=assume_random)
     checked, given = None, read(answers).rows if answers is not None else review_answers(opened)
     if not assume_random and has_only_positives(opened, rows):
-        checked = given if answers is not None else _control_answers(opened, given)
-        if checked is not None and not len(unlearned_answers(checked, opened.read_labels())):
-            console.print("The run has learned from these answers: they cannot show how often its fills are wrong.")
-            checked = None
+        further = unlisted_photos(opened, rows, images) if all_photos else None
+        asking = ControlQuestions(opened, images, rows, further, precision, control)
+        checked = asking.find_answers_or_ask(given, ["--out", path, *again], from_file=answers is not None)
         if checked is None:
-            _ask(opened, images, rows, precision, control, ["--out", path, *again])
             return
     options = {"labels": rows, "rules": rules, "folds": folds, "assume_random": assume_random, "all_photos": all_photos}
     filling = _plan(opened, images, (checked, given), (precision, confidence), **options)
@@ -189,21 +188,6 @@ def _write(filling: FillPlan, path: Path, base: Rows | None, answers: Rows | Non
         )
 
 
-def _control_answers(run: RunFolder, answers: Rows | None) -> Rows | None:
-    """Return the answers to the control questions of a run, or None if there are too few."""
-    import numpy as np
-
-    from halflabel.filling.control import FEWEST_ANSWERS
-    from halflabel.review.questions import read_questions
-
-    if answers is None or not run.control.exists():
-        return None
-    asked = {(item.image, item.column) for item in read_questions(run.control, run.read_labels())}
-    is_asked = [entry in asked for entry in zip(answers.image.tolist(), answers.column.tolist(), strict=True)]
-    rows = answers.select(np.flatnonzero(is_asked))
-    return rows if len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
-
-
 def _show_photos(filling: FillPlan, images: Path, all_photos: bool) -> None:
     """Print how many photos were filled, or how many of the folder the labels do not name."""
     from halflabel.data.decode import unlisted_images
@@ -216,53 +200,6 @@ def _show_photos(filling: FillPlan, images: Path, all_photos: bool) -> None:
             "Add --all-photos to fill them too.",
             soft_wrap=True,
         )
-
-
-def _ask(
-    run: RunFolder, images: Path, labels: Rows | None, precision: float, count: int, again: list[str | Path]
-) -> None:
-    """Write the control questions, unless they are written already, and say how to answer them.
-
-    `again` are options of the command that fills.
-    """
-    from halflabel.cli.progress import Bar
-    from halflabel.filling.control import FEWEST_ANSWERS, NothingToFill
-    from halflabel.filling.run import control_questions
-    from halflabel.review.questions import CONTROL_FILL, Question, read_questions, write_questions
-
-    if not run.control.exists():
-        try:
-            with Bar("scores") as bar:
-                table, drawn = control_questions(
-                    run, images, labels=labels, precision=precision, count=count, reporter=Reporter(bar, console.print)
-                )
-        except NothingToFill as error:
-            if not error.count:
-                raise
-            command = after_fill_questions(run.folder, images, run.control, error.precision, again)[1]
-            fix = f"{command}  ({counted(error.count, 'label is', 'labels are')} probable enough for that)"
-            raise UserError(error.message, fix) from None
-        write_questions([Question(i, c, p, CONTROL_FILL) for i, c, p in drawn], table, run.control)
-        asked = len(drawn)
-    else:
-        asked = len(read_questions(run.control, run.read_labels()))
-    console.print(
-        "Nothing is filled yet. Hardly any label is known to be absent, so no known label shows how often a filled one "
-        f"would be wrong. Answers to the {counted(asked, 'random question')} in "
-        f"[bold]{escape(str(run.control))}[/] will; {min(FEWEST_ANSWERS, asked)} are enough to begin, and with more, "
-        "more can be filled.",
-        soft_wrap=True,
-    )
-    if asked < count:
-        console.print(
-            "No other label of these photos is probable enough. To fill more, answer the questions of `halflabel "
-            "next`, and train.",
-            soft_wrap=True,
-        )
-    answer, then = after_fill_questions(run.folder, images, run.control, precision, again)
-    show_command(answer)
-    show_command(then, "Then")
-    console.print("Or fill without answers, under an assumption: --assume-random")
 
 
 def _check_only_with_undo(source: str | None, retract: bool) -> None:

@@ -22,6 +22,7 @@ from halflabel.system.format import counted, decimal, percent
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
+    from halflabel.labels.names import Names
     from halflabel.review.answers import CurrentAnswer
     from halflabel.review.questions import Question
     from halflabel.review.scores import ScoredImages
@@ -237,7 +238,7 @@ def _serve(
     from halflabel.review.address import Address, keep_address, new_token, read_address
     from halflabel.review.answers import AnswerStore
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
-    from halflabel.review.questions import CONTROL_FILL, read_questions
+    from halflabel.review.questions import CONTROL_FILL
     from halflabel.review.scores import cached_scores
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import ClassMaps, Thumbnails
@@ -251,7 +252,7 @@ def _serve(
         raise UserError(f"the run has no class {label!r}", "name a class of its labels")
     if has_labels:
         run.check_finished()
-    found = read_questions(questions, run.read_labels()) if questions is not None else None
+    found, further = _read_questions(run, images, questions) if questions is not None else (None, None)
     hindrance = live_hindrance(run)
     is_live = found is None and hindrance is None
     host = access.host
@@ -263,7 +264,7 @@ def _serve(
     )
     with open_socket(host, *ports) as listening, ExitStack() as stack:
         with Bar("scores") as bar:
-            scored = cached_scores(run, images, Reporter(bar))
+            scored = cached_scores(run, images, Reporter(bar), further)
         store = stack.enter_context(closing(AnswerStore(place)))
         if found is None:
             found = _choose_questions(scored, place, is_live)
@@ -271,7 +272,11 @@ def _serve(
             raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
         is_control = bool(found) and all(question.why == CONTROL_FILL for question in found)
         elsewhere = place if place != run.answers else None
-        after = after_review(run.folder, images, is_control=is_control, place=elsewhere) if has_labels else ""
+        after = ""
+        if has_labels:
+            after = after_review(
+                run.folder, images, is_control=is_control, place=elsewhere, all_photos=further is not None
+            )
         session = ReviewSession(
             scored,
             found,
@@ -318,6 +323,21 @@ def _serve(
         finally:  # Ctrl-C is the usual end
             if after and store.count()[0]:
                 show_command(after)
+
+
+def _read_questions(run: RunFolder, images: Path, path: Path) -> tuple[list[Question], Names | None]:
+    """Return the questions of a file, and those of its photos that the labels of the run do not list, if any."""
+    from halflabel.data.decode import unlisted_images
+    from halflabel.labels.names import Names
+    from halflabel.review.questions import asked_entries, read_questions
+
+    rows = run.read_rows()
+    asked = list(dict.fromkeys(image for image, _ in asked_entries(path)))
+    if (rows.images.index(asked) >= 0).all():
+        return read_questions(path, run.read_labels()), None
+    unlisted = set(unlisted_images(list(rows.images), images))
+    further = Names(image for image in asked if image in unlisted)
+    return read_questions(path, rows.with_images(further).resolve()), further
 
 
 def _choose_questions(scored: ScoredImages, place: str | Path, is_live: bool) -> list[Question]:

@@ -29,15 +29,20 @@ def after_next(run: Path, images: Path, questions: Path) -> str:
     return _join("review", run, images, "--questions", questions)
 
 
-def after_review(run: Path, images: Path, *, is_control: bool = False, place: str | Path | None = None) -> str:
+def after_review(
+    run: Path, images: Path, *, is_control: bool = False, place: str | Path | None = None, all_photos: bool = False
+) -> str:
     """Return the command that uses the answers; those to control questions show the precision of a fill.
 
-    Answers in a `place` of their own, a file or the URL of a database, are exported first.
+    Answers in a `place` of their own, a file or the URL of a database, are exported first. `all_photos`: the questions
+    are also about photos that the labels do not list.
     """
     if place is not None:
         where = ("--answers", place) if isinstance(place, Path) else ("--store", "URL")  # which may hold a password
         return _join("review", run, *where, "--export", "answers.csv")
-    return after_train(run, images, is_continued=True) if is_control else _join("train", "--continue", run)
+    if not is_control:
+        return _join("train", "--continue", run)
+    return _join("fill", run, images, *(["--all-photos"] if all_photos else []))
 
 
 def after_fill_questions(

@@ -91,17 +91,18 @@ def draw_control(
     count: int,
     seed: int = 0,
     known: LabelTable | None = None,
+    among: NDArray[np.int64] | None = None,
 ) -> list[tuple[int, int, float]]:
     """Return `count` random unknown entries (image, class, probability) that might be filled, in random order.
 
     Entries are ranked by probability, down to where the expected share of wrong ones is twice the allowed one, and
     divided into `count` groups of equal size; one entry is drawn from each. Memory: 24 bytes per such entry. The
     probability returned is the one that `next`, `review` and the report show: that of `platt`. Entries that `known`, by
-    default `table`, knows are not drawn.
+    default `table`, knows are not drawn. `among`: draw from these images only.
     """
     known = table if known is None else known
     curve, parts = unknown_curve(platt, scores, table), []
-    for index in image_blocks(np.arange(len(table)), len(table.classes)):
+    for index in image_blocks(np.arange(len(table)) if among is None else among, len(table.classes)):
         p = curve.scores(scores.logits[index]).astype(np.float64)
         row, column = np.nonzero((known.rows(index) == 0) & (p >= 0.5))
         parts.append((index[row], column, p[row, column]))

@@ -28,6 +28,7 @@ __all__ = [
     "has_only_positives",
     "run_source",
     "unlearned_answers",
+    "unlisted_photos",
     "write_filled",
 ]
 
@@ -74,16 +75,16 @@ def fill(
     from halflabel.runs import crossfit
 
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
-    further_photos = _unlisted_rows(run, labels, Path(images)) if all_photos else None
+    further_photos = unlisted_photos(run, labels, Path(images)) if all_photos else None
     rows, table, evidence = _open_labels(run, labels, further_photos)
     config = run.read_config()
     rule_set = read_rules(rules, rows.classes) if rules is not None else None
     to_fill = np.ones(len(table), bool)
     if labels is not None:
         to_fill[:] = False
-        for filled in (labels, further_photos):
-            if filled is not None:
-                to_fill[table.images.index(filled.images.array)] = True
+        for names in (labels.images, further_photos):
+            if names is not None:
+                to_fill[table.images.index(names.array)] = True
     only_positives = are_nearly_all_positive(evidence)
     if only_positives:
         _check_probabilities(run, folds)
@@ -147,17 +148,24 @@ def control_questions(
     labels: Rows | None = None,
     precision: float = 0.95,
     count: int = 100,
+    further_photos: Names | None = None,
+    only_further: bool = False,
     reporter: Reporter = SILENT,
 ) -> tuple[LabelTable, list[tuple[int, int, float]]]:
-    """Return the labels, and random entries (image, class, probability) whose answers show the precision of a fill."""
+    """Return the labels, and random entries (image, class, probability) whose answers show the precision of a fill.
+
+    The entries are drawn from the photos of the labels and from `further_photos`, or with `only_further` from these.
+    """
     from halflabel.filling.control import draw_control
     from halflabel.runs import crossfit
 
-    _, table, evidence = _open_labels(run, labels)
+    _, table, evidence = _open_labels(run, labels, further_photos)
     _check_probabilities(run, None)
     scores = crossfit.score_run(run, Path(images), evidence, reporter=reporter)
     calibration = run.read_calibration()
-    return table, draw_control(scores, evidence, calibration, known=table, precision=precision, count=count)
+    among = table.images.index(further_photos.array) if only_further and further_photos is not None else None
+    drawn = draw_control(scores, evidence, calibration, known=table, precision=precision, count=count, among=among)
+    return table, drawn
 
 
 def has_only_positives(run: RunFolder, labels: Rows | None = None) -> bool:
@@ -167,25 +175,22 @@ def has_only_positives(run: RunFolder, labels: Rows | None = None) -> bool:
     return are_nearly_all_positive(_open_labels(run, labels)[2])
 
 
-def _unlisted_rows(run: RunFolder, labels: Rows | None, folder: Path) -> Rows:
-    """Return rows without a label, whose images are the photos of the folder that neither run nor `labels` name."""
+def unlisted_photos(run: RunFolder, labels: Rows | None, folder: Path) -> Names:
+    """Return the photos of the folder that neither run nor `labels` name."""
     from halflabel.data.decode import unlisted_images
 
-    rows = run.read_rows()
-    names = rows.images if labels is None else rows.images.union(labels.images)
-    none = np.zeros(0, np.int32)
-    return Rows.build(Names(unlisted_images(list(names), folder)), rows.classes, none, none, none, none, None, ())
+    names = run.read_rows().images
+    return Names(unlisted_images(list(names if labels is None else names.union(labels.images)), folder))
 
 
 def _open_labels(
-    run: RunFolder, labels: Rows | None, further_photos: Rows | None = None
+    run: RunFolder, labels: Rows | None, further_photos: Names | None = None
 ) -> tuple[Rows, LabelTable, LabelTable]:
     """Return the rows of a run and of `labels`, their table, and the table of the labels that no model made."""
     run.check_finished()
     rows = run_rows = run.read_rows()
-    for more in (labels, further_photos):
-        if more is not None:
-            rows = rows.append(more)
+    rows = rows if labels is None else rows.append(labels)
+    rows = rows if further_photos is None else rows.with_images(further_photos)
     rows = _align(rows, run_rows.classes).drop_overridden()
     table, evidence, _ = calibration_tables(rows)
     return rows, table, evidence
@@ -222,16 +227,18 @@ def write_filled(
 ) -> FillCounts:
     """Write the filled rows to CSV or Parquet, by the file name; `base` and `answers` are written before them.
 
-    Without `base` the file can be appended to the label file without its header: the last row wins. One block of rows
-    is in memory at a time.
+    With `base`, every image of it and of the plan is in the file; those without a label come last. Without `base` the
+    file can be appended to the label file without its header: the last row wins. One block of rows is in memory at a
+    time.
     """
     check_output_name(path)
     counts = plan.empty_counts()
-    has_row = np.zeros(0 if base is None else len(base.images), bool)
+    images = Names([]) if base is None else base.images.union(plan.table.images.take(plan.images_to_fill))
+    has_row = np.zeros(len(images), bool)
 
     def write(rows: Rows) -> Iterator[Any]:
         if base is not None:
-            place = base.images.index(rows.images.take(np.unique(rows.image)).array)
+            place = images.index(rows.images.take(np.unique(rows.image)).array)
             has_row[place[place >= 0]] = True
         yield from row_blocks(rows)
 
@@ -248,7 +255,7 @@ def write_filled(
         if base is not None:
             if not appear_in_order(base.column, len(base.classes)):
                 yield from declaration_blocks("class", base.classes)
-            yield from declaration_blocks("image", base.images.take(np.flatnonzero(~has_row)))
+            yield from declaration_blocks("image", images.take(np.flatnonzero(~has_row)))
 
     write_blocks(blocks(), path)
     return counts

@@ -186,6 +186,10 @@ class Rows:
         sources = (*self.sources, "")
         return uncertain.append(Rows.build(self.images, self.classes, image, column, value, source, score, sources))
 
+    def with_images(self, names: Names) -> Rows:
+        """These rows, with further images of which nothing is known."""
+        return replace(self, images=self.images.union(names))
+
     def append(self, other: Rows) -> Rows:
         """These rows, then those of `other`, so that the rows of `other` win."""
         images, classes = self.images.union(other.images), self.classes.union(other.classes)

@@ -217,19 +217,19 @@ class AnswerStore:
     def label_rows(self, images: Names, classes: Names) -> Rows:
         """Return the answers that hold as label rows; unsure ones and conflicts that nothing decides are left out.
 
-        Image and class indices are those of the run's labels; answers about other names are refused.
+        Image and class indices are those of the run's labels; photos that the labels do not list come after them.
+        Answers about other classes are refused.
         """
         answers = [item for item in holding_answers(self.current()) if item.value]
-        image, column = images.index([item.image for item in answers]), classes.index([item.label for item in answers])
-        for kind, indices, names in (
-            ("image", image, [item.image for item in answers]),
-            ("class", column, [item.label for item in answers]),
-        ):
-            if (indices < 0).any():
-                name = names[int(np.flatnonzero(indices < 0)[0])]
-                raise UserError(
-                    f"{self.name} has an answer for the {kind} {name!r}, which the run does not have", "name its run"
-                )
+        names, labels = [item.image for item in answers], [item.label for item in answers]
+        column = classes.index(labels)
+        if (column < 0).any():
+            name = labels[int(np.flatnonzero(column < 0)[0])]
+            raise UserError(
+                f"{self.name} has an answer for the class {name!r}, which the run does not have", "name its run"
+            )
+        images = images.union(Names(dict.fromkeys(names)))
+        image = images.index(names)
         value = np.array([item.value for item in answers], np.int8)
         sources = list(dict.fromkeys(item.source for item in answers))
         source = np.array([sources.index(item.source) for item in answers], np.int16)

@@ -30,6 +30,7 @@ __all__ = [
     "CONTROL_PRESENT",
     "LowestCost",
     "Question",
+    "asked_entries",
     "choose_questions",
     "doubtful_labels",
     "likely_positives",
@@ -400,8 +401,13 @@ def write_questions(questions: Sequence[Question], table: LabelTable, path: str 
     write_csv(path, QUESTION_COLUMNS, rows)
 
 
-def read_questions(path: str | Path, table: LabelTable) -> list[Question]:
-    """Read questions from CSV; images and classes must be those of the run, probability and why are optional."""
+def asked_entries(path: str | Path) -> list[tuple[str, str]]:
+    """Return image and class of the questions in a CSV file."""
+    return [(row["image"] or "", row["class"] or "") for _, row in _read_lines(path)]
+
+
+def _read_lines(path: str | Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the lines of a CSV file of questions with their numbers."""
     try:
         if not Path(path).is_file():  # reading a pipe would block
             raise UserError(f"{path} is not a file", "make it with `halflabel next`")
@@ -415,6 +421,12 @@ def read_questions(path: str | Path, table: LabelTable) -> list[Question]:
     for column in QUESTION_COLUMNS[:2]:
         if column not in header:
             raise LabelError(f"there is no column {column!r}", "make the file with `halflabel next`", path, line=1)
+    return rows
+
+
+def read_questions(path: str | Path, table: LabelTable) -> list[Question]:
+    """Read questions from CSV; images and classes must be those of the table, probability and why are optional."""
+    rows = _read_lines(path)
     images = table.images.index([row["image"] or "" for _, row in rows])
     columns = table.classes.index([row["class"] or "" for _, row in rows])
     questions = []

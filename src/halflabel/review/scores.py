@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
@@ -54,14 +55,19 @@ class ScoredImages:
     assumption: str = ""  # under which the scores are probabilities
 
 
-def cached_scores(run: RunFolder, folder: Path, reporter: Reporter = SILENT) -> ScoredImages:
+def cached_scores(
+    run: RunFolder, folder: Path, reporter: Reporter = SILENT, further_photos: Names | None = None
+) -> ScoredImages:
     """Return the scores of a run for the images of its labels, from the cache unless weights or images have changed.
+
+    `further_photos` of the folder, of which the run has no label, are scored too.
 
     The table holds only labels that people made: labels made by a model are no evidence of what is present. Reading the
     cache does not import torch. A run without any label has no model yet: its scores are NaN.
     """
     folder = local_folder(folder)
-    _, table = training_and_evaluation_tables(run.read_rows())
+    rows = run.read_rows() if further_photos is None else run.read_rows().with_images(further_photos)
+    _, table = training_and_evaluation_tables(rows)
     if table.known:
         run.check_finished()
     thresholds = _thresholds(run, table)

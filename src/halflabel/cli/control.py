@@ -1,0 +1,143 @@
+"""The control questions of `fill`: draw them, count their answers, and say how to answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from rich.markup import escape
+
+from halflabel.cli.sequence import after_fill_questions
+from halflabel.cli.terminal import console, show_command
+from halflabel.errors import UserError
+from halflabel.system.format import counted
+from halflabel.system.reporter import Reporter
+
+if TYPE_CHECKING:
+    from halflabel.filling.control import NothingToFill
+    from halflabel.labels.names import Names
+    from halflabel.labels.rows import Rows
+    from halflabel.runs.folder import RunFolder
+
+__all__ = ["ControlQuestions"]
+
+
+@dataclass(frozen=True)
+class ControlQuestions:
+    """The random questions in RUN/control.csv whose answers show how often a filled label is wrong.
+
+    They cover the photos of the labels and `further`, the photos of the folder that `--all-photos` adds.
+    """
+
+    run: RunFolder
+    images: Path
+    labels: Rows | None
+    further: Names | None
+    precision: float
+    count: int
+
+    def find_answers_or_ask(
+        self, given: Rows | None, again: Sequence[str | Path], *, from_file: bool = False
+    ) -> Rows | None:
+        """Return the answers to the control questions; if there are too few, write questions and say how to answer.
+
+        All answers `from_file` count. `again` are options of the command that fills.
+        """
+        from halflabel.filling.control import NothingToFill
+        from halflabel.filling.run import unlearned_answers
+
+        asked = self._asked()
+        answers = given if from_file else self._enough_answers(given, asked)
+        if answers is not None and not len(unlearned_answers(answers, self.run.read_labels())):
+            console.print("The run has learned from these answers: they cannot show how often its fills are wrong.")
+            answers = None
+        if answers is not None and (from_file or self._covers(_entries(answers))):
+            return answers
+        if not asked or not self._covers(asked):
+            try:
+                self._draw(only_further=bool(asked))
+            except NothingToFill as error:
+                if answers is not None:  # nothing can be asked about the further photos
+                    return answers
+                if not asked:
+                    self._refuse(error, again)
+        self._say_how_to_answer(again)
+        return None
+
+    def _enough_answers(self, answers: Rows | None, asked: set[tuple[str, str]]) -> Rows | None:
+        """Return the answers to the questions that were asked, or None if there are too few."""
+        import numpy as np
+
+        from halflabel.filling.control import FEWEST_ANSWERS
+
+        if answers is None or not asked:
+            return None
+        rows = answers.select(np.flatnonzero([entry in asked for entry in _entries(answers)]))
+        return rows if len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
+
+    def _refuse(self, error: NothingToFill, again: Sequence[str | Path]) -> NoReturn:
+        """Raise the error with the command of a precision at which there is something to fill, if there is one."""
+        if not error.count:
+            raise error
+        command = after_fill_questions(self.run.folder, self.images, self.run.control, error.precision, again)[1]
+        fix = f"{command}  ({counted(error.count, 'label is', 'labels are')} probable enough for that)"
+        raise UserError(error.message, fix) from None
+
+    def _say_how_to_answer(self, again: Sequence[str | Path]) -> None:
+        from halflabel.filling.control import FEWEST_ANSWERS
+
+        number = len(self._asked())
+        console.print(
+            "Nothing is filled yet. Hardly any label is known to be absent, so no known label shows how often a filled "
+            f"one would be wrong. Answers to the {counted(number, 'random question')} in "
+            f"[bold]{escape(str(self.run.control))}[/] will; {min(FEWEST_ANSWERS, number)} are enough to begin, and "
+            "with more, more can be filled.",
+            soft_wrap=True,
+        )
+        if number < self.count:
+            console.print(
+                f"There are {number} questions and not {self.count}, because only so many unknown labels are probable "
+                f"enough to be filled at a precision of {100 * self.precision:g} %.",
+                soft_wrap=True,
+            )
+        answer, then = after_fill_questions(self.run.folder, self.images, self.run.control, self.precision, again)
+        show_command(answer)
+        show_command(then, "Then")
+        console.print("Or fill without answers, under an assumption: --assume-random")
+
+    def _asked(self) -> set[tuple[str, str]]:
+        """Return image and class of the questions that are written already."""
+        from halflabel.review.questions import asked_entries
+
+        return set(asked_entries(self.run.control)) if self.run.control.exists() else set()
+
+    def _covers(self, entries: Iterable[tuple[str, str]]) -> bool:
+        """Whether the entries include one of the further photos, if there are any."""
+        return not self.further or any(image in self.further for image, _ in entries)
+
+    def _draw(self, *, only_further: bool) -> None:
+        """Draw questions, and write them after those that are written already."""
+        from halflabel.cli.progress import Bar
+        from halflabel.filling.run import control_questions
+        from halflabel.review.questions import CONTROL_FILL, Question, read_questions, write_questions
+
+        with Bar("scores") as bar:
+            table, drawn = control_questions(
+                self.run,
+                self.images,
+                labels=self.labels,
+                precision=self.precision,
+                count=self.count,
+                further_photos=self.further,
+                only_further=only_further,
+                reporter=Reporter(bar, console.print),
+            )
+        earlier = read_questions(self.run.control, table) if only_further else []
+        write_questions([*earlier, *(Question(i, c, p, CONTROL_FILL) for i, c, p in drawn)], table, self.run.control)
+
+
+def _entries(rows: Rows) -> list[tuple[str, str]]:
+    """Return image and class of rows, by name."""
+    return [(rows.images[i], rows.classes[c]) for i, c in zip(rows.image.tolist(), rows.column.tolist(), strict=True)]
