@@ -8,6 +8,10 @@ SOURCES := src tests benchmarks examples docs/hooks
 # at the same time.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# Compiled modules are kept, also where the environment says otherwise: without them, each process that imports torch
+# needs three times as long to start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-all check fast-tests all-tests docs format clean
 
 help:
