@@ -15,7 +15,11 @@ from halflabel.data.datasets.digits import CLASSES
 def test_inspect_says_what_is_known_and_what_fits(data: Path, tmp_path: Path) -> None:
     text = done("inspect", data / "train.csv", "--plot", tmp_path / "labels.html")
     assert "48 images, 10 classes" in flat(text)
-    assert "bce" in text
+    assert "Method: asl" in text
+    assert len(text.splitlines()) <= 25
+    details = done("inspect", data / "train.csv", "--details")
+    assert "bce" in details
+    assert "lift" in details
     assert "<svg" in (tmp_path / "labels.html").read_text(encoding="utf-8")
     content = json.loads(done("inspect", data / "train.csv", "--json"))
     assert content["regime"] == "full"

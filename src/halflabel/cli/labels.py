@@ -14,7 +14,15 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import ExcelSafe, LabelFile, ReadLabels, takes_label_options, words_of
-from halflabel.cli.terminal import console, show_advice, show_audit, show_counts, show_next, show_stats
+from halflabel.cli.terminal import (
+    console,
+    show_advice,
+    show_audit,
+    show_classes,
+    show_counts,
+    show_images_and_pairs,
+    show_next,
+)
 from halflabel.errors import UserError
 from halflabel.system.format import counted, printable
 
@@ -31,7 +39,11 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it
 def inspect(
     labels: LabelFile,
     read: ReadLabels,
-    top: Annotated[int, typer.Option(help="Number of classes and pairs to show.", min=1)] = 30,
+    top: Annotated[int | None, typer.Option(help="Number of classes to show.", min=1, show_default="8")] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Also show labels per image, pairs of classes and all suitable methods."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
     images: Annotated[
         Path | None,
@@ -63,8 +75,10 @@ def inspect(
         return
     show_audit(label_import.audit, table)
     console.print()
-    show_stats(stats, top_pairs(table, min(top, 10)), most=top)
-    show_advice(advice)
+    show_classes(stats, most=top or (30 if details else 8))
+    if details:
+        show_images_and_pairs(stats, top_pairs(table, 10))
+    show_advice(advice, all_methods=details)
     if (pattern := suggest_groups(list(table.images))) is not None:
         console.print(
             f"\nImage names suggest groups (patients, cameras, bursts): if so, train with --group '{pattern}', or with "
@@ -74,7 +88,6 @@ def inspect(
         )
     if images is not None and (warning := _near_copies(table, images)) is not None:
         console.print(f"\n{warning}", markup=False, soft_wrap=True)
-    console.print()
     if plot is not None:
         console.print(f"Wrote {escape(str(plot))}", soft_wrap=True)
     show_next("halflabel", "train", labels, images or "PHOTOS", *words_of(read), "--out", "runs/first")

@@ -153,7 +153,9 @@ def predict(
     else:
         _PRINTERS[output_format](predictions)
     if predictor.platt.assumption and output_format is OutputFormat.table:
-        console.print(f"[bright_black]Probabilities hold if {escape(predictor.platt.assumption)}.[/]", soft_wrap=True)
+        console.print(
+            f"[bright_black]Probabilities assume that {escape(predictor.platt.assumption)}.[/]", soft_wrap=True
+        )
     if all(prediction.error for prediction in predictions):
         raise UserError("no image could be read", "check the paths")
     if output_format is OutputFormat.table:

@@ -34,13 +34,14 @@ __all__ = [
     "paragraphs",
     "show_advice",
     "show_audit",
+    "show_classes",
     "show_command",
     "show_counts",
     "show_error",
     "show_evaluation",
+    "show_images_and_pairs",
     "show_next",
     "show_next_steps",
-    "show_stats",
     "warnings_in_a_line",
 ]
 
@@ -167,8 +168,8 @@ def bar(present: int, absent: int, unknown: int, width: int = 32) -> Text:
     return line
 
 
-def show_stats(stats: Stats, pairs: list[Pair], *, most: int) -> None:
-    """Print bars per class, labels per image, and classes that occur together."""
+def show_classes(stats: Stats, *, most: int) -> None:
+    """Print bars per class."""
     rows = Table(box=None, padding=(0, 1), header_style="bold")
     rows.add_column("class", overflow="fold")
     legend = Text.assemble(("█ present ", PRESENT), ("▓ absent ", ABSENT), ("░ unknown", UNKNOWN))
@@ -185,16 +186,20 @@ def show_stats(stats: Stats, pairs: list[Pair], *, most: int) -> None:
     if stats.classes > most:
         rest = counted(stats.classes - most, "more class", "more classes")
         console.print(f"  … and {rest} (--top {stats.classes} shows all)")
+
+
+def show_images_and_pairs(stats: Stats, pairs: list[Pair]) -> None:
+    """Print labels per image, and classes that occur together."""
     _show_histogram("positives per image", stats.positives_per_image.tolist())
-    certain = bool(stats.negatives.any())
-    if certain:
+    if stats.negatives.any():
         _show_histogram("known labels per image", stats.known_per_image.tolist())
     if pairs:
         console.print("\n[bold]present together[/]")
         together = Table(box=None, padding=(0, 1), header_style="bold")
         for title in ("A", "B"):
             together.add_column(title)
-        # Without known negatives, a conditional probability would always be 1.
+        # With few known negatives, a conditional probability would nearly always be 1.
+        certain = stats.negatives.sum() >= stats.positives.sum()
         for title in ("images", "P(B given A)", "lift") if certain else ("images",):
             together.add_column(title, justify="right")
         for pair in pairs:
@@ -218,12 +223,16 @@ def _show_histogram(title: str, counts: list[int], most: int = 12) -> None:
         console.print(f"  {label:>7} {blocks} {group_digits(count)}")
 
 
-def show_advice(advice: Advice) -> None:
-    """Print the methods that suit these labels, with reasons and cautions."""
+def show_advice(advice: Advice, *, all_methods: bool) -> None:
+    """Print the methods that suit these labels, or the best one, with reasons and cautions."""
     console.print(f"\n[bold]{escape(advice.regime)}[/]")
     for caution in advice.cautions:
-        console.print(f"  • {escape(caution.message)}")
-    if advice.methods:
+        if caution.kind != "known share":  # the counts of the labels say it already
+            console.print(f"• {escape(caution.message)}")
+    if advice.methods and not all_methods:
+        method, why = advice.methods[0]
+        console.print(f"Method: [bold]{method}[/], the first choice for such labels: it {escape(why)}.")
+    elif advice.methods:
         console.print("\n[bold]suitable methods, best first[/]")
         rows = Table(box=None, padding=(0, 1), show_header=False)
         for method, why in advice.methods:

@@ -89,13 +89,12 @@ def _cautions(stats: Stats) -> list[Caution]:
         )
     if assumption := {
         "single-positive": "the label of an image was chosen at random among its present classes",
-        "positives-only": "every present label was given with the same probability",
+        "positives-only": "each present label had the same chance of being given",
     }.get(stats.regime):
         cautions.append(
             Caution(
                 "assumption",
-                f"Nothing is known to be absent: probabilities will assume that {assumption}. To assume less, state "
-                "--positives-per-image, or have random entries answered by `halflabel review`.",
+                f"Probabilities will assume that {assumption}.",
             )
         )
     if stats.regime == "full" and stats.negatives.any():

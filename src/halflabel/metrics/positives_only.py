@@ -194,7 +194,7 @@ def expected_threshold(probabilities: NDArray[Any], *, precision: float = 0.0, r
 
 _NOTHING = "nothing is known that probabilities could be fitted to"
 _CHOSEN = "the one label of an image was chosen at random among its present classes"
-_GIVEN = "every present label was given with the same probability"
+_GIVEN = "each present label had the same chance of being given"
 
 
 def _chosen_share(p: Floats) -> Floats:

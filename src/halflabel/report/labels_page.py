@@ -114,7 +114,7 @@ def cooccurrence_section(table: LabelTable) -> Html | None:
     if not top:
         return None
     stats = table.stats()
-    has_negatives = bool(stats.negatives.any())
+    has_negatives = bool(stats.negatives.sum() >= stats.positives.sum())
     chosen = list(dict.fromkeys(name for pair in top for name in (pair.first, pair.second)))[:HEATMAP_CLASSES]
     columns = table.classes.index(chosen)
     columns = columns[np.argsort(-stats.positives[columns], kind="stable")]

@@ -352,16 +352,15 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     platt, thresholds = fit_decisions(
         logits, labels, control=control, positives_per_image=job.config.positives_per_image
     )
-    regime = job.table.stats().regime
     if platt.assumption:
         job.reporter.message(
-            f"{regime} labels: probabilities hold if {platt.assumption}. To assume less, answer random questions "
-            "(halflabel review) and train with the answers, or state --positives-per-image"
+            f"Probabilities assume that {platt.assumption}. To assume less, answer random questions (halflabel review) "
+            "and train with the answers, or state --positives-per-image"
         )
-    elif regime != "full":
+    elif job.table.stats().regime != "full":
         job.reporter.message(
-            f"{regime} labels: probabilities hold if unknown labels are like the known ones of similar score. To "
-            "assume less, answer random questions (halflabel review)"
+            "Probabilities assume that an unknown label is present as often as known labels with the same score are. "
+            "To assume less, answer random questions (halflabel review)"
         )
     trained = np.setdiff1d(np.arange(len(job.table)), fitted.rows) if len(fitted.rows) < len(job.table) else fitted.rows
     annotations = job.table.subset(trained).stats().annotations
