@@ -149,6 +149,12 @@ def convert(
         Path | None,
         typer.Option(help="Write the names of the image files in this folder, with their endings, for other tools."),
     ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            help="tags: write a copy of this table of tags, with its own columns and order, and the tags of LABELS."
+        ),
+    ] = None,
     image_url: Annotated[str | None, typer.Option(help="label-studio: the URL before the image paths.")] = None,
     without_sources: Annotated[
         bool,
@@ -170,11 +176,12 @@ def convert(
     from halflabel.labels import formats
 
     _check_free(out, force)
-    to = formats.default_format(out) if to == "auto" else to
+    if to == "auto":
+        to = formats.default_format(out) if into is None else "tags"
     label_import = read(labels)
     rows = label_import.rows if images is None else _with_file_names(label_import.rows, images)
     options: dict[str, Any] = {"without_sources": without_sources, "without_uncertain": without_uncertain}
-    options |= {} if image_url is None else {"image_url": image_url}
+    options |= {name: value for name, value in (("image_url", image_url), ("into", into)) if value is not None}
     if excel_safe:
         if to not in ("long", "wide", "tags", "open-images") or out.suffix == ".parquet":
             raise UserError(f"--excel-safe is for CSV files, not for {out.name} as {to}", "leave --excel-safe out")
@@ -183,7 +190,7 @@ def convert(
     show_audit(label_import.audit, label_import.table())
     console.print(f"Wrote [bold]{escape(str(out))}[/] as {to}", soft_wrap=True)
     if to != "label-studio":
-        show_next("halflabel", "inspect", out)
+        show_next("halflabel", "inspect", out, *(("--unlisted", "unknown") if into is not None else ()))
     if to == "label-studio":
         config = escape(str(out.with_suffix(".config.xml")))
         console.print(f"First paste {config} into the labelling interface of the project, as code.", soft_wrap=True)

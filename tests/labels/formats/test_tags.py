@@ -350,3 +350,28 @@ def test_names_that_look_the_same_are_noted(file: Path) -> None:
     for first, second in (("café", "cafe\u0301"), ("dog", "dog\u200b"), ("dog", "\ufeffdog")):
         notes = made(file, f"image,tags\na.jpg,{first}\nb.jpg,{second}\n").audit.notes
         assert any("look the same" in note and ascii(second) in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (
+            'photo,by,keywords\nb.jpg,"Bo, Jr.",sky; dog\na.jpg,Ann,\n',
+            'photo,by,keywords,absent\nb.jpg,"Bo, Jr.",sky; dog,\na.jpg,Ann,dog; cat,sky\nnew.jpg,,cat,\n',
+        ),
+        (
+            "\ufeffphoto;tags;by\nb.jpg;#sky #dog;Bo\na.jpg;;Ann\n",
+            "\ufeffphoto;tags;by;absent\nb.jpg;#sky #dog;Bo;\na.jpg;#dog #cat;Ann;#sky\nnew.jpg;#cat;;\n",
+        ),
+    ],
+)
+def test_tags_are_written_into_a_copy_of_a_table(tmp_path: Path, table: str, expected: str) -> None:
+    (tmp_path / "mine.csv").write_text(table, encoding="utf-8")
+    labels = LabelTable.from_dense(
+        [[1, 0, -1], [1, 0, 1], [0, 1, 0]], ["a.jpg", "b.jpg", "new.jpg"], ["dog", "cat", "sky"]
+    )
+    labels = Rows.from_table(labels).append(Rows.from_table(LabelTable.from_dense([[1]], ["a.jpg"], ["cat"])))
+    formats.write(labels, tmp_path / "out.csv", format="tags", into=tmp_path / "mine.csv")
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8") == expected
+    back = formats.read(tmp_path / "out.csv", Policy(unlisted="unknown")).table()
+    assert back.known == labels.resolve().known

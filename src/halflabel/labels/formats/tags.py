@@ -9,6 +9,8 @@ null and None.
 from __future__ import annotations
 
 import ast
+import codecs
+import csv
 import json
 import re
 from pathlib import Path
@@ -31,8 +33,9 @@ from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy, shorte
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["LIST_COLUMNS", "USES", "keeps_provenance", "read", "sniff", "write"]
+__all__ = ["LIST_COLUMNS", "OPTIONS", "USES", "keeps_provenance", "read", "sniff", "write"]
 
+OPTIONS = ("into",)
 USES = ("unlisted", "image_column", "tag_column", "ignore", "where", "separator", "encoding")
 keeps_provenance = keeps_no_provenance
 
@@ -67,6 +70,17 @@ class _Splitting(NamedTuple):
     separator: str  # a regular expression; "": a cell is one tag
     description: str
     is_bracketed: bool = False
+
+    def join(self, tags: list[str]) -> str:
+        """Write tags as one cell that is split in this way; a comma separates them if nothing did before."""
+        if self.is_bracketed:
+            return json.dumps(tags, ensure_ascii=False) if tags else ""
+        if self.separator == _NAMED_SEPARATORS["#"]:
+            return " ".join(f"#{tag}" for tag in tags)
+        if self.separator == _NAMED_SEPARATORS["newline"]:
+            return "\n".join(tags)
+        mark = next((mark for mark in ",;|" if re.escape(mark) == self.separator), ",")
+        return f"{mark} ".join(tags)
 
 
 def sniff(path: Path) -> bool:
@@ -149,8 +163,10 @@ def read(path: Path, policy: Policy) -> LabelImport:
     return LabelImport(rows, audit)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Rows, path: Path, *, into: str | Path | None = None) -> None:
     """Write `image,tags,absent` with comma-separated lists: classes in neither list are unknown.
+
+    `into`: write a copy of this table of tags instead, with its own columns and order, and these lists.
 
     The last row of each (image, class) counts. Sources and scores are not written, and classes are read back in order
     of first appearance.
@@ -169,12 +185,48 @@ def write(rows: Rows, path: Path) -> None:
     tagged = {rows.classes[int(column)] for column in np.unique(rows.column[holding][rows.value[holding] > 0])}
     if not tagged or {name.lower() for name in tagged} <= _VALUE_CELLS:
         raise UserError("all present classes have names that look like values", "write --to long instead")
-    parts = split_by_image(rows, holding)
+    lists = {
+        name: tuple([rows.classes[c] for c in rows.column[part[rows.value[part] == v]]] for v in (1, -1))
+        for name, part in zip(rows.images, split_by_image(rows, holding), strict=True)
+    }
+    if into is not None:
+        _write_into(Path(into), path, lists)
+        return
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         file.write("image,tags,absent\n")
-        for image_name, part in zip(rows.images, parts, strict=True):
-            lists = (", ".join(rows.classes[c] for c in rows.column[part[rows.value[part] == v]]) for v in (1, -1))
-            file.write(csv_line([image_name, *lists]))
+        for name, tags in lists.items():
+            file.write(csv_line([name, *map(", ".join, tags)]))
+
+
+def _write_into(table: Path, path: Path, lists: dict[str, tuple[list[str], ...]]) -> None:
+    """Write a copy of a table of tags with these lists (present, absent) in place of its own.
+
+    Other columns, the order of lines and tags, the separator of tags and the delimiter stay. Images that the table
+    does not have come last; a column `absent` is added if something is absent.
+    """
+    sheet = CsvTable(table)
+    image_column, columns = _find_columns(sheet, Policy())
+    split = _detect_splitting(pa.concat_arrays([sheet.column(name) for name in columns]), Policy())
+    if len(columns) == 1 and any(absent for _, absent in lists.values()):
+        columns["absent"] = -1
+    header = [*sheet.header, *(name for name in columns if name not in sheet)]
+    cells = zip(*(column.to_pylist() for column in sheet.columns), strict=True)
+    lines = [dict(zip(sheet.header, line, strict=True)) for line in cells]
+    listed = {line[image_column].strip() for line in lines}
+    lines += [{image_column: name} for name in lists if name not in listed]
+    has_mark = table.read_bytes()[:3] == codecs.BOM_UTF8  # Excel needs it to read UTF-8
+    encoding = "utf-8-sig" if has_mark else "utf-8"
+    with atomic_write(path) as temporary, open(temporary, "w", encoding=encoding, newline="") as file:
+        writer = csv.DictWriter(file, header, "", delimiter=sheet.delimiter, lineterminator="\n")
+        writer.writeheader()
+        for line in lines:
+            tags = lists.get(line[image_column].strip(), ())
+            for name, new in zip(columns, tags, strict=False):
+                cell = line.get(name, "")
+                old = dict.fromkeys(_split_cells(pa.array([cell]), split)[0].to_pylist())
+                if set(new) != set(old):
+                    line[name] = split.join([*(tag for tag in old if tag in new), *(t for t in new if t not in old)])
+            writer.writerow(line)
 
 
 def _image_position(header: list[str], list_column: str) -> int:
