@@ -229,15 +229,19 @@ def measure_latency(options: argparse.Namespace) -> None:
         threading.Thread(target=serve, args=(app, listening), daemon=True).start()
         receiver, sender = context.Pipe()
         context.Process(target=_answer, args=(port, token, options.latency, sender), daemon=True).start()
+        used = time.process_time()
         while not receiver.poll():
             connection.send(session.entry_answers())
             session.apply_update(*connection.recv())
             fits += 1
+        used = 1000 * (time.process_time() - used) / options.latency
         milliseconds = 1000 * np.array(receiver.recv())
     middle, high, most = np.percentile(milliseconds, (50, 99, 100)).tolist()
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"{len(milliseconds)} answers during {fits} fits; load {load} on {os.cpu_count()} cores")
-    print(f"median {middle:.1f} ms, 99 % {high:.1f} ms, at most {most:.1f} ms")
+    print(
+        f"median {middle:.1f} ms, 99 % {high:.1f} ms, at most {most:.1f} ms; the server used {used:.1f} ms of CPU each"
+    )
 
 
 def main() -> None:

@@ -19,9 +19,12 @@ def estimate_from_controls(
 
     Questions and answers are given by the numbers of their entries.
     """
+    kinds: dict[str, list[int]] = {CONTROL_PRESENT: [], CONTROL_ABSENT: [], CONTROL_FILL: []}
+    for e, question in questions.items():
+        if question.why in kinds:
+            kinds[question.why].append(e)
     estimates = {}
-    for name, why in (("precision", CONTROL_PRESENT), ("missed", CONTROL_ABSENT), ("fillable", CONTROL_FILL)):
-        asked = [e for e, question in questions.items() if question.why == why]
+    for name, (why, asked) in zip(("precision", "missed", "fillable"), kinds.items(), strict=True):
         given = [answers[e] for e in asked if e in answers]
         counted = [item.value for item in given if item.value and item.why == why and item.run == run]
         proportion = _proportion(counted.count(1), len(counted))

@@ -147,14 +147,14 @@ def make_app(
         content = (folder / name).read_bytes()
         return lambda: Response(content, media_type=kind)
 
-    for address, (name, kind) in _STATIC.items():
-        app.add_api_route(address, static(name, kind), methods=["GET"])
-    _add_question_routes(app, session, maps is not None, live)
+    _add_question_routes(app, session, maps is not None, live)  # first: routes are searched in order
     _add_answer_routes(app, session)
     if live is not None:
         _add_live_routes(app, live)
     _add_image_routes(app, session, thumbnails, maps)
     _add_map_routes(app, PhotoMap(session, layout))
+    for address, (name, kind) in _STATIC.items():
+        app.add_api_route(address, static(name, kind), methods=["GET"])
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

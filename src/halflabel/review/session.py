@@ -118,10 +118,9 @@ class ReviewSession:
                 if e not in self.pool:
                     self.pool[e] = Question(*self._split(e), float(self.scored.scores[self._split(e)]), first.why)
             skipped = set(skip)
+            asked = filter(self.team.wants_answer, self.pool) if state == "open" else self.pool
             free = [
-                e
-                for e in self.pool
-                if e not in skipped and self._matches(e, tab, who, label, state, low, high, filtered)
+                e for e in asked if e not in skipped and self._matches(e, tab, who, label, state, low, high, filtered)
             ]
             if not filtered and not self.live:
                 free.sort(key=lambda e: not self.pool[e].is_control)  # stable sort: keeps the order otherwise
@@ -324,15 +323,17 @@ class ReviewSession:
             # The counts of the class filter: a filter hides open control questions.
             counts = {c: dict.fromkeys(("open", "present", "absent", "unsure"), 0) for c in range(len(self.classes))}
             asked_classes = set()
+            answered = 0
             for e, question in self.pool.items():
                 asked_classes.add(question.column)
                 if (answer := self.team.visible(e, who)) is not None:
+                    answered += 1
                     counts[question.column][_STATES[answer.value]] += 1
                 elif not question.is_control:
                     counts[question.column]["open"] += 1
             values = [answer.value for answer in self.team.holding.values()]
             return {
-                "answered": sum(not self.team.is_open(e, who) for e in self.pool),
+                "answered": answered,
                 "questions": len(self.pool),
                 "values": {"present": values.count(1), "absent": values.count(-1), "unsure": values.count(0)},
                 "classes": [{"name": name, **counts[c]} for c, name in enumerate(self.classes) if c in asked_classes],
@@ -414,10 +415,9 @@ class ReviewSession:
         return divmod(e, len(self.classes))
 
     def _reload_entries(self, entries: Iterable[int], tab: str = "") -> None:
-        """Read answers again; ends reservations, except those of another tab for a second answer."""
-        changed = list(entries)
-        self.team.reload(changed)
-        for e in changed:
+        """Read answers that were written; ends reservations, except those of another tab for a second answer."""
+        self.team.reload_if_changed()
+        for e in entries:
             if e not in self.team.waiting or self._leases.get(e, (tab, 0.0))[0] == tab:
                 self._leases.pop(e, None)
 

@@ -29,6 +29,8 @@ class TeamAnswers:
 
     def __init__(self, store: AnswerStore, table: LabelTable, project: str, twice: float) -> None:
         self.store, self.table, self.project, self.twice = store, table, project, twice
+        self._image = {name: i for i, name in enumerate(table.images)}
+        self._column = {name: c for c, name in enumerate(table.classes)}
         self.given: dict[int, list[CurrentAnswer]] = {}  # by all people
         self.holding: dict[int, CurrentAnswer] = {}
         self.waiting: dict[int, CurrentAnswer] = {}  # answered by one person, to be asked to a second one
@@ -51,8 +53,11 @@ class TeamAnswers:
 
     def visible(self, e: int, who: str) -> CurrentAnswer | None:
         """Return a person's own answer, or else the one that holds, unless the person is still to be asked."""
-        own = [item for item in self.given.get(e, ()) if item.who == who and item.why != SETTLED]
-        return own[0] if own else None if self.is_open(e, who) else self.holding.get(e)
+        given = self.given.get(e)
+        if given is None or self.is_open(e, who):
+            return None
+        own = [item for item in given if item.who == who and item.why != SETTLED] if len(given) > 1 else []
+        return own[0] if own else self.holding[e]
 
     def votes(self, e: int) -> list[CurrentAnswer]:
         """Return the answers about an entry, without the one that settled a conflict."""
@@ -81,25 +86,14 @@ class TeamAnswers:
             "conflicts": len(self.conflicts()),
         }
 
-    def reload(self, entries: Iterable[int]) -> None:
-        """Read the answers about some entries again."""
-        for e in entries:
-            image, column = divmod(e, len(self.table.classes))
-            self._replace(e, self.store.current((self.table.images[image], self.table.classes[column])))
-
     def reload_if_changed(self) -> None:
         """Read what was written since, by this process or another."""
         is_first = self._seen == (0, 0)
         changed, self._seen = self.store.changed_since(self._seen)
-        if is_first:
-            groups = group_by_entry(self.store.current())
-        else:
-            groups = {entry: self.store.current(entry) for entry in changed}
-        images = self.table.images.index([image for image, _ in groups])
-        columns = self.table.classes.index([label for _, label in groups])
-        for i, c, given in zip(images.tolist(), columns.tolist(), groups.values(), strict=True):
-            if i >= 0 and c >= 0:
-                self._replace(i * len(self.table.classes) + c, given)
+        groups = group_by_entry(self.store.current()) if is_first else {it: self.store.current(it) for it in changed}
+        for (image, label), given in groups.items():
+            if image in self._image and label in self._column:
+                self._replace(self._image[image] * len(self._column) + self._column[label], given)
 
     def _replace(self, e: int, given: list[CurrentAnswer]) -> None:
         self.shared_changes += max(len(given), len(self.given.get(e, ()))) > 1
