@@ -367,10 +367,8 @@ def test_names_that_look_the_same_are_noted(file: Path) -> None:
 )
 def test_tags_are_written_into_a_copy_of_a_table(tmp_path: Path, table: str, expected: str) -> None:
     (tmp_path / "mine.csv").write_text(table, encoding="utf-8")
-    labels = LabelTable.from_dense(
-        [[1, 0, -1], [1, 0, 1], [0, 1, 0]], ["a.jpg", "b.jpg", "new.jpg"], ["dog", "cat", "sky"]
-    )
-    labels = Rows.from_table(labels).append(Rows.from_table(LabelTable.from_dense([[1]], ["a.jpg"], ["cat"])))
+    images, classes = ["a.jpg", "b.jpg", "new.jpg"], ["dog", "cat", "sky"]
+    labels = Rows.from_table(LabelTable.from_dense([[1, 1, -1], [1, 0, 1], [0, 1, 0]], images, classes))
     formats.write(labels, tmp_path / "out.csv", format="tags", into=tmp_path / "mine.csv")
     assert (tmp_path / "out.csv").read_text(encoding="utf-8") == expected
     back = formats.read(tmp_path / "out.csv", Policy(unlisted="unknown")).table()
