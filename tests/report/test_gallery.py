@@ -43,6 +43,11 @@ def test_contradicted_are_known_entries_on_the_wrong_side() -> None:
     assert entries(gallery.rank_contradicted(scores, labels, np.array([0.5, 0.5]))) == [(0, 1), (0, 0), (1, 0)]
 
 
+def test_a_given_tag_that_the_model_misses_is_not_contradicted() -> None:
+    scores = np.array([[0.4], [0.3], [0.2], [0.01]], np.float32)
+    assert entries(gallery.rank_contradicted(scores, np.ones((4, 1), np.int8), np.array([0.5]))) == [(3, 0)]
+
+
 def test_no_class_fills_a_gallery_while_others_wait() -> None:
     rank = np.full((30, 3), -np.inf)
     rank[:, 0] = 0.9

@@ -12,12 +12,12 @@ import pytest
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
+from halflabel.review.doubtful_labels import doubtful_labels
 from halflabel.review.questions import (
     CONTROL_ABSENT,
     CONTROL_PRESENT,
     Question,
     choose_questions,
-    doubtful_labels,
     likely_positives,
     read_questions,
     write_questions,
@@ -175,11 +175,17 @@ def test_doubtful_gives_the_least_probable_labels_and_says_by_what_score() -> No
 
 
 def test_doubtful_lets_no_class_crowd_out_the_others() -> None:
-    labels = np.ones((40, 2), int)
-    scores = np.stack([np.linspace(0.01, 0.2, 40), np.linspace(0.3, 0.4, 40)], axis=1).astype(np.float32)
+    labels = np.repeat([1, -1], 40)[:, None] * np.ones((1, 2), int)
+    scores = np.stack([np.linspace(0.01, 0.2, 80), np.linspace(0.3, 0.4, 80)], axis=1).astype(np.float32)
     questions = doubtful_labels(scores, LabelTable.from_dense(labels), 8, per_image=1)
     assert sorted(q.column for q in questions).count(0) >= 2
     assert len({q.image for q in questions}) == len(questions) == 8
+
+
+def test_with_positives_only_a_label_that_the_model_misses_is_not_doubtful() -> None:
+    scores = np.concatenate([np.linspace(0.2, 0.4, 20), [0.01]])[:, None].astype(np.float32)
+    questions = doubtful_labels(scores, LabelTable.from_dense(np.ones((21, 1), int)), 10)
+    assert [q.image for q in questions] == [20]
 
 
 def test_questions_survive_a_file(tmp_path) -> None:

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 TILES = 150  # of a gallery at most
+WRONG_TILES = 60  # of labels that look wrong
 PHOTO_BUDGET = 2_000_000  # bytes of all photos of a page
 PHOTO_BYTES = 24_000  # limit of one photo
 PHOTO_SIDES = (320, 200)  # pixels of a photo's longer side: with few photos, with many
@@ -80,7 +81,16 @@ def rank_missing(scores: NDArray[Any], labels: NDArray[Any], thresholds: NDArray
 
 
 def rank_contradicted(scores: NDArray[Any], labels: NDArray[Any], thresholds: NDArray[Any]) -> NDArray[Any]:
-    """Return how improbable the label is of known entries on the wrong side of their threshold; −∞ elsewhere."""
+    """Return how improbable the label is of known entries on the wrong side of their threshold; −∞ elsewhere.
+
+    Where hardly any label is known to be absent, a present one must be below the lower limit of `present_limits`.
+    """
+    from halflabel.review.doubtful_labels import has_few_negatives, present_limits
+
+    if has_few_negatives(labels):
+        is_present = labels > 0
+        limits = present_limits(np.nonzero(is_present)[1], scores[is_present], labels.shape[1])
+        thresholds = np.where(is_present, np.minimum(thresholds, limits), thresholds)
     wrong = np.where(labels > 0, scores < thresholds, scores >= thresholds) & (labels != 0) & ~np.isnan(scores)
     return np.where(wrong, np.where(labels > 0, 1 - scores, scores), -np.inf)
 
@@ -161,13 +171,11 @@ def galleries(
         ),
         (
             "wrong",
-            "Likely wrong",
-            "Labelled present but scored below the threshold of the class, or labelled absent but not below it; least "
-            "probable label first. Either the label or the model is wrong.",
+            *_wrong_text(scored.labels),
             rank_contradicted(scored.scores, scored.labels, thresholds),
         ),
     )
-    chosen = [choose_entries(rank, tiles) for *_, rank in kinds]
+    chosen = [choose_entries(rank, tiles if name == "missing" else min(tiles, WRONG_TILES)) for name, *_, rank in kinds]
     asked = _question_entries(facts, scored)
     drawn = [entry for entries in (asked, *chosen) for entry in entries]
     maker = _TileMaker(facts, predictor, source, scored, drawn, maps, reporter)
@@ -188,6 +196,21 @@ def galleries(
         else f"Chosen by score from {count(scored.held_out)} images, each scored by a model without its labels."
     )
     return section("photos", "Labels to check", *shown, on=on)
+
+
+def _wrong_text(labels: NDArray[Any]) -> tuple[str, str]:
+    """Return title and caption of the gallery of labels that look wrong."""
+    from halflabel.review.doubtful_labels import has_few_negatives
+
+    if not has_few_negatives(labels):
+        return "Likely wrong", (
+            "Labelled present but scored below the threshold of the class, or labelled absent but not below it; least "
+            "probable label first. Either the label or the model is wrong."
+        )
+    return "Possibly wrong", (
+        "Labels with less than a tenth of the probability that photos with the same label usually have; least probable "
+        "first. The photo may be unusual, or the label wrong. Other labels that the model misses are not listed."
+    )
 
 
 def _question_entries(facts: RunFacts, scored: GalleryScores) -> list[GalleryEntry]:

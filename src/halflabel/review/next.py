@@ -8,7 +8,8 @@ from typing import NamedTuple
 from halflabel.labels.table import LabelTable
 from halflabel.review.answers import answered_entries
 from halflabel.review.disagreement import largest_differences, other_scores
-from halflabel.review.questions import Question, choose_questions, doubtful_labels
+from halflabel.review.doubtful_labels import doubtful_labels
+from halflabel.review.questions import Question, choose_questions
 from halflabel.review.scores import cached_scores, crossfit_scores
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter

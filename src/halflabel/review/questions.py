@@ -1,4 +1,4 @@
-"""Choose questions: which (image, class) entries a person should look at, and which known labels look wrong.
+"""Choose questions: which (image, class) entries a person should look at.
 
 This module needs only NumPy, so that the review page starts quickly; scoring images needs torch.
 """
@@ -32,7 +32,6 @@ __all__ = [
     "Question",
     "asked_entries",
     "choose_questions",
-    "doubtful_labels",
     "likely_positives",
     "open_blocks",
     "read_questions",
@@ -341,57 +340,6 @@ def open_blocks(
         in_block = answered[slice(*np.searchsorted(answered[:, 0], (index[0], index[-1] + 1)))]
         unknown[in_block[:, 0] - index[0], in_block[:, 1]] = False
         yield index, block, unknown
-
-
-def doubtful_labels(
-    scores: NDArray[Any],
-    table: LabelTable,
-    count: int,
-    *,
-    trained_on: NDArray[np.bool_] | None = None,
-    score_kind: str = "held-out score",
-    per_image: int = 2,
-    skip: Iterable[tuple[int, int]] = (),
-) -> list[Question]:
-    """Return known labels that look wrong, least probable first: p of a present label, 1 − p of an absent one.
-
-    Only labels with a probability below 0.5, and no class takes more than a quarter while other classes have labels.
-    Images in the mask `trained_on` (N,) were scored by a model that learned these labels; the others have scores of
-    `score_kind`. `why` of a question says which.
-    """
-    answered = np.array([i * len(table.classes) + c for i, c in skip], np.int64)
-    parts = []
-    for index in image_blocks(len(table), 1):
-        known = slice(table.start[index[0]], table.start[index[-1] + 1])
-        image = np.repeat(index, np.diff(table.start[index[0] : index[-1] + 2]))
-        column, value = table.column[known].astype(np.int64), table.value[known]
-        score = np.asarray(scores[image, column])
-        with np.errstate(invalid="ignore"):
-            probability = np.where(value > 0, score, 1 - score)
-            is_doubtful = (probability < 0.5) & ~np.isin(image * len(table.classes) + column, answered)
-        parts.append(tuple(part[is_doubtful] for part in (image, column, value, probability, score)))
-    image, column, value, probability, score = (np.concatenate(part) for part in zip(*parts, strict=True))
-    order = np.lexsort((column, image, probability))
-    asked: Counter[int] = Counter()
-    per_class: Counter[int] = Counter()
-    quota = max(2, count // 4)
-    first: list[int] = []
-    rest: list[int] = []
-    for k in order:
-        if len(first) == count:
-            break
-        i, c = int(image[k]), int(column[k])
-        if asked[i] < per_image:
-            asked[i] += 1
-            per_class[c] += 1
-            (first if per_class[c] <= quota else rest).append(int(k))
-    questions = []
-    for k in sorted((first + rest)[:count], key=lambda k: float(probability[k])):
-        was_trained_on = trained_on is not None and bool(trained_on[image[k]])
-        label = "labelled present" if value[k] > 0 else "labelled absent"
-        why = f"{label}; {'score of a label trained on' if was_trained_on else score_kind}"
-        questions.append(Question(int(image[k]), int(column[k]), float(score[k]), why))
-    return questions
 
 
 def write_questions(questions: Sequence[Question], table: LabelTable, path: str | Path) -> None:

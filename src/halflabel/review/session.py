@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from halflabel.review.agreement import SETTLED
 from halflabel.review.answers import Answer, AnswerStore
 from halflabel.review.control_estimates import estimate_from_controls
-from halflabel.review.questions import Question, doubtful_labels, likely_positives
+from halflabel.review.doubtful_labels import doubtful_labels
+from halflabel.review.questions import Question, likely_positives
 from halflabel.review.scores import ScoredImages
 from halflabel.review.team_answers import TeamAnswers
 
