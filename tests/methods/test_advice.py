@@ -53,18 +53,18 @@ def test_methods_follow_from_the_regime(table: LabelTable, begins: str, methods:
 
 
 def test_images_without_labels_bring_in_propagation() -> None:
-    some, most = (of(drop.semi_supervised(full(), share=share)) for share in (0.25, 0.9))
-    assert names(some) == ["asl", "csl", "bce", "focal", "rml", "ss-rml"]
-    assert names(most) == ["plcl", "csl", "bce", "ss-rml", "srcr", "imcl", "rml"]
-    message = next(caution.message for caution in some.cautions if caution.kind == "unlabelled images")
+    quarter_unlabelled, mostly_unlabelled = (of(drop.semi_supervised(full(), share=share)) for share in (0.25, 0.9))
+    assert names(quarter_unlabelled) == ["asl", "csl", "bce", "focal", "rml", "ss-rml"]
+    assert names(mostly_unlabelled) == ["plcl", "csl", "bce", "ss-rml", "srcr", "imcl", "rml"]
+    message = next(caution.message for caution in quarter_unlabelled.cautions if caution.kind == "unlabelled images")
     assert message == "50 images (25 %) have no label at all."
 
 
-def test_known_share_is_always_said() -> None:
+def test_known_share_is_always_reported() -> None:
     assert of(drop.partial(full(), 0.25)).cautions[0].message == "25 % of all labels are known: 600 of 2,400."
 
 
-def test_nothing_odd_nothing_said() -> None:
+def test_ordinary_labels_cause_no_caution() -> None:
     assert kinds(of(full())) == ["known share"]
     assert kinds(of(LabelTable.from_dense(np.zeros((3, 2))))) == ["no labels"]
 
@@ -94,7 +94,7 @@ def test_long_lists_of_classes_are_cut() -> None:
     assert caution.message.endswith(": 1, 2, 3, 4, 5, ….")
 
 
-def test_positives_only_is_no_odd_class() -> None:
+def test_positives_only_classes_are_not_odd() -> None:
     assert "no negatives" not in kinds(of(drop.positives(full(), number=2)))
 
 

@@ -48,10 +48,10 @@ def test_equals_the_slow_loop(shape, gammas, margin, unknown, detach):
 @pytest.mark.parametrize("detach", [False, True])
 def test_golden(file, detach):
     golden = json.loads((TESTS / "golden" / "losses" / f"{file}.json").read_text())
-    own = golden["options"]
-    how = {"reduction": "sum"} if file == "asl" else {"unknown": "ignore"}
+    options = golden["options"]
+    form = {"reduction": "sum"} if file == "asl" else {"unknown": "ignore"}
     method = recipe("asl").make(
-        gamma_neg=own["gamma_neg"], gamma_pos=own["gamma_pos"], margin=own["clip"], detach=detach, **how
+        gamma_neg=options["gamma_neg"], gamma_pos=options["gamma_pos"], margin=options["clip"], detach=detach, **form
     )
     for case in golden["cases"]:
         labels = torch.tensor(case["labels"], dtype=torch.int8)
@@ -83,7 +83,7 @@ def test_gradient_is_finite_at_the_margin_itself():
     assert torch.autograd.grad(absent.sum(), x)[0].item() == 0
 
 
-def test_ignoring_what_is_unknown_needs_known_absences():
+def test_ignoring_unknown_labels_needs_known_negatives():
     method = recipe("asl").make(unknown="ignore")
     method.start(LabelTable.from_dense([[1, 0], [0, -1]]))
     with pytest.raises(UserError, match="unknown=negative"):
@@ -91,12 +91,12 @@ def test_ignoring_what_is_unknown_needs_known_absences():
 
 
 @pytest.mark.parametrize("options", [{"unknown": "maybe"}, {"reduction": "mean"}])
-def test_options_outside_the_offer_are_refused(options):
+def test_unknown_option_values_are_refused(options):
     with pytest.raises(UserError, match="use one of"):
         recipe("asl").make(**options)
 
 
 @pytest.mark.parametrize("options", [{"margin": -0.1}, {"margin": 1.0}, {"gamma_neg": -1.0}, {"gamma_pos": -1.0}])
-def test_options_that_make_no_loss_are_refused(options):
+def test_options_out_of_range_are_refused(options):
     with pytest.raises(UserError, match=f"{next(iter(options))} cannot be"):
         recipe("asl").make(**options)

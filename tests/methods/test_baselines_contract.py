@@ -1,4 +1,4 @@
-"""What every pair-loss baseline promises, whatever its formula."""
+"""Properties of every pair-loss baseline: finite values, gradients, known labels, order of the batch."""
 
 import pytest
 import torch

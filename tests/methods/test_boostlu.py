@@ -1,4 +1,4 @@
-"""BoostLU against the slow loop, and the rules every method keeps."""
+"""BoostLU against the slow loop, and half precision, order and state."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def features(images=3, channels=4, high=2, wide=3):
 @pytest.mark.parametrize("shape", [(3, 4, 2, 3), (1, 4, 1, 1), (2, 1, 3, 3)])
 @pytest.mark.parametrize("alpha", [1.0, 5.0])
 def test_scores_are_the_slow_loop(shape, alpha):
-    given = features(*shape)
+    maps = features(*shape)
     head = BoostedMaps(shape[1], 3, alpha).double()
-    output = head(given)
+    output = head(maps)
     weight, bias = head.conv.weight[:, :, 0, 0], head.conv.bias
-    wanted = slow.scores(given, weight, bias, alpha)
-    torch.testing.assert_close(output.logits, wanted, rtol=1e-9, atol=1e-9)
+    expected = slow.scores(maps, weight, bias, alpha)
+    torch.testing.assert_close(output.logits, expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(output.maps.mean(dim=(2, 3)), output.logits)
     assert output.features.shape == shape[:2]
-    mine = torch.autograd.grad(output.logits.square().sum(), list(head.parameters()))
-    theirs = torch.autograd.grad(wanted.square().sum(), list(head.parameters()))
-    for got, want in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-    assert torch.autograd.gradcheck(lambda x: head(x).logits, given.requires_grad_())
+    gradients = torch.autograd.grad(output.logits.square().sum(), list(head.parameters()))
+    expected_gradients = torch.autograd.grad(expected.square().sum(), list(head.parameters()))
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
+    assert torch.autograd.gradcheck(lambda x: head(x).logits, maps.requires_grad_())
 
 
 def test_alpha_one_is_the_linear_head():
-    given = features()
+    maps = features()
     head = BoostedMaps(4, 3, 1.0).double()
-    plain = given.mean(dim=(2, 3)) @ head.conv.weight[:, :, 0, 0].T + head.conv.bias
-    torch.testing.assert_close(head(given).logits, plain)
+    plain = maps.mean(dim=(2, 3)) @ head.conv.weight[:, :, 0, 0].T + head.conv.bias
+    torch.testing.assert_close(head(maps).logits, plain)
 
 
 def test_pooled_features_are_maps_of_one_cell():
@@ -87,8 +87,8 @@ def test_step_is_the_slow_loop(scheme, kind, delta):
     loss = method.step(model, batch, 5)
     conv = model.head.conv
     x = slow.scores(features(), conv.weight[:, :, 0, 0], conv.bias, 5.0)
-    wanted, _ = large.large_loss([list(row) for row in x], labels, 5, kind, delta)
-    torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=1e-9)
+    expected, _ = large.large_loss([list(row) for row in x], labels, 5, kind, delta)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_schemes():
@@ -106,7 +106,7 @@ def test_schemes():
 
 
 @pytest.mark.parametrize("scheme", ["an", "ll-r", "ll-ct", "ll-cp"])
-def test_rules_of_the_house(scheme):
+def test_half_precision_order_and_state(scheme):
     def make():
         return recipe("boostlu").make(scheme=scheme, delta=5.0)
 

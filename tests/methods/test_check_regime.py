@@ -9,7 +9,7 @@ from halflabel.methods.base import recipe
 
 
 @pytest.mark.parametrize(("name", "regime", "why"), [("role", "full", "unknown"), ("softmax", "partial", "but one")])
-def test_methods_are_refused_for_a_reason_that_is_true(name: str, regime: str, why: str) -> None:
+def test_the_reason_of_a_refusal_is_true(name: str, regime: str, why: str) -> None:
     with pytest.raises(UserError, match="cannot learn from") as caught:
         recipe(name).check_regime(regime)
     assert why in caught.value.message

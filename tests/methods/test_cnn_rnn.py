@@ -1,4 +1,4 @@
-"""CNN-RNN against one path at a time: the loss, the beam search, and what is known of an image."""
+"""CNN-RNN against one path at a time: the loss, the beam search, and unknown labels."""
 
 import importlib.util
 import math
@@ -68,10 +68,10 @@ def test_value_and_gradient_are_those_of_one_path_at_a_time(images, classes, ord
         expected = expected + slow.loss(head, features[i], labels[i].tolist(), ranked) / images
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
     parameters = list(head.parameters())
-    ours = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-    theirs = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
 def test_positives_only_take_unknown_as_absent():
@@ -85,7 +85,7 @@ def test_positives_only_take_unknown_as_absent():
     assert loss.item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_what_is_unknown_has_no_gradient():
+def test_unknown_labels_have_no_gradient():
     labels = np.array([[1, 0, -1, 1, 0]], np.int8)
     method = recipe("cnn-rnn").make(**SMALL)
     method.start(LabelTable.from_dense(labels))
@@ -124,7 +124,7 @@ def test_the_beam_is_that_of_lists_of_paths(beam, length, kind):
 
 
 @pytest.mark.parametrize("classes", [1, 2, 4])
-def test_a_beam_that_drops_nothing_gives_the_chance_to_be_named(classes):
+def test_an_exhaustive_beam_gives_exact_probabilities(classes):
     """64 > 4! paths: every path is followed to its end."""
     head = _head(classes, beam=64)
     features = _features(3)
@@ -133,7 +133,7 @@ def test_a_beam_that_drops_nothing_gives_the_chance_to_be_named(classes):
         np.testing.assert_allclose(probabilities[i], slow.named(head, features[i]), rtol=1e-9)
 
 
-def test_a_wider_or_longer_beam_finds_more():
+def test_probabilities_grow_with_the_beam():
     features = _features(4)
     sizes = [(1, 1), (1, 3), (3, 3), (9, 3), (9, 6)]
     actual = [_probabilities(_head(6, beam=beam, length=length), features) for beam, length in sizes]
@@ -179,20 +179,20 @@ def test_paths_follow_the_order():
 def test_class_maps_are_the_first_step_of_every_place():
     head = _head(4).eval()
     maps = torch.randn(2, 5, 3, 2, dtype=torch.float64)
-    shown = head.class_maps(maps)
-    assert shown.shape == (2, 4, 3, 2)
+    class_maps = head.class_maps(maps)
+    assert class_maps.shape == (2, 4, 3, 2)
     expected = slow.scores(head, maps[1, :, 2, 0], [])
     np.testing.assert_allclose(
-        shown[1, :, 2, 0].detach(), [(value - expected[-1]).item() for value in expected[:-1]], rtol=1e-9
+        class_maps[1, :, 2, 0].detach(), [(value - expected[-1]).item() for value in expected[:-1]], rtol=1e-9
     )
 
 
-def test_it_learns_that_one_label_brings_another():
-    """Label 1 is there whenever label 0 is; nothing in the image tells but what tells of 0. Label 2 never is."""
+def test_it_learns_that_one_label_implies_another():
+    """Label 1 is present whenever label 0 is; the features show label 0 only. Label 2 is never present."""
     rng = np.random.default_rng(0)
-    there = rng.random(200) < 0.5
-    labels = np.where(np.stack([there, there, np.zeros(200, bool)], 1), 1, -1)
-    features = torch.from_numpy(np.where(there, 1.0, -1.0)[:, None] + 0.1 * rng.normal(size=(200, 2))).float()
+    is_present = rng.random(200) < 0.5
+    labels = np.where(np.stack([is_present, is_present, np.zeros(200, bool)], 1), 1, -1)
+    features = torch.from_numpy(np.where(is_present, 1.0, -1.0)[:, None] + 0.1 * rng.normal(size=(200, 2))).float()
     table = LabelTable.from_dense(labels)
     method = recipe("cnn-rnn").make(dimensions=8, hidden=8)
     torch.manual_seed(0)
@@ -206,7 +206,7 @@ def test_it_learns_that_one_label_brings_another():
 @pytest.mark.parametrize(
     "options", [{"order": "alphabetical"}, {"score": "mean"}, {"beam": 0}, {"hidden": 0}, {"dropout": 1.5}]
 )
-def test_options_that_lead_nowhere_are_refused(options):
+def test_options_out_of_range_are_refused(options):
     with pytest.raises(UserError):
         recipe("cnn-rnn").make(**options).head(4, 3)
 

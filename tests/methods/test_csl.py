@@ -1,4 +1,4 @@
-"""CSL against the slow loop, the published numbers, and the rules every method keeps."""
+"""CSL against the slow loop, the published numbers, and half precision, order and state."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ def test_is_the_slow_loop(shape, ties):
             prior = torch.sigmoid(logits).mean(dim=0).float()
             for epoch, mode in ((1, "ignore"), (2, "selective")):
                 loss = checks.step(method, logits, labels, epoch)
-                wanted = checks.slow(
+                expected = checks.slow(
                     lambda x, m=mode, t=threshold, p=prior, o=options: slow.csl(
                         x, labels, p.tolist(), m, prior_threshold=t, **o
                     ),
                     logits,
                 )
-                checks.same(loss, wanted)
+                checks.same(loss, expected)
             torch.testing.assert_close(method.relabel.prior, prior)
 
 
 @pytest.mark.parametrize("case", checks.golden("csl"), ids=lambda case: case["name"])
-def test_is_the_published_one(case):
-    given = case["options"]
-    mode = given["partial_loss_mode"]
+def test_equals_the_published_values(case):
+    options = case["options"]
+    mode = options["partial_loss_mode"]
     method = make(
-        topk=given["likelihood_topk"] if mode == "selective" else 0,
-        prior_threshold=given["prior_threshold"],
+        topk=options["likelihood_topk"] if mode == "selective" else 0,
+        prior_threshold=options["prior_threshold"],
         prior_epochs=1,
-        gamma_pos=given["gamma_pos"],
-        gamma_neg=given["gamma_neg"],
-        gamma_unknown=given["gamma_unann"],
-        margin=given["clip"],
+        gamma_pos=options["gamma_pos"],
+        gamma_neg=options["gamma_neg"],
+        gamma_unknown=options["gamma_unann"],
+        margin=options["clip"],
     )
     checks.begin(method, case["labels"])
     if "prior" in case:
@@ -70,7 +70,7 @@ def test_is_the_published_one(case):
     unknown = torch.tensor(case["labels"]) == 0
     if mode == "selective":
         targets = method.relabel(checks.batch(logits, case["labels"]), logits, epoch)
-        kept = (torch.tensor(case["kept"]) > 0) & (torch.sigmoid(logits) > given["clip"])
+        kept = (torch.tensor(case["kept"]) > 0) & (torch.sigmoid(logits) > options["clip"])
         assert torch.equal(targets.neg[unknown] > 0, kept[unknown])
 
 
@@ -95,7 +95,7 @@ def test_gradcheck(clip):
 
 
 @pytest.mark.parametrize("options", [{}, {"topk": 1, "prior_threshold": 0.5}, {"topk": 1, "prior_epochs": 0}])
-def test_rules_of_the_house(options):
+def test_half_precision_order_and_state(options):
     checks.check_half(make(**options), (1, 2, 3))
     checks.check_targets(make(**options), (1, 2, 3))
     checks.check_order(lambda: make(**options), (1, 2, 3))

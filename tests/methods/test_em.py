@@ -41,7 +41,7 @@ def make_labels(images: int, classes: int) -> Tensor:
     return labels
 
 
-def test_entropy_keeps_its_digits_and_its_slope():
+def test_entropy_and_its_gradient_are_exact_at_large_logits():
     x = torch.tensor([-1e4, -300.0, -30.0, -2.0, 0.0, 2.0, 30.0, 300.0, 1e4], dtype=torch.float64, requires_grad=True)
     value = entropy(x)
     (slope,) = torch.autograd.grad(value.sum(), x)
@@ -123,14 +123,14 @@ def test_large_tables_keep_soft_labels_in_one_byte(monkeypatch):
         logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(epoch))
         assert exact.absorb(Sweep(logits, logits), epoch) == coarse.absorb(Sweep(logits, logits), epoch)
     batch = Batch(torch.arange(39, -1, -1), (), labels.flip(0))
-    actual = [relabel(batch, torch.zeros(40, 6), 4) for relabel in (exact, coarse)]
-    for mine, theirs in zip(*actual, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0.5 / 506 + 1e-6)
-    assert (actual[0].pos != actual[1].pos).any()
-    again = APL(0.5, 0.9, 1, 4)
-    again.start(LabelTable.from_dense(labels.numpy()))
-    again.load_state_dict(coarse.state_dict())
-    assert torch.equal(again(batch, torch.zeros(40, 6), 4).neg, actual[1].neg)
+    targets = [relabel(batch, torch.zeros(40, 6), 4) for relabel in (exact, coarse)]
+    for exact_weights, coarse_weights in zip(*targets, strict=True):
+        torch.testing.assert_close(exact_weights, coarse_weights, rtol=0, atol=0.5 / 506 + 1e-6)
+    assert (targets[0].pos != targets[1].pos).any()
+    loaded = APL(0.5, 0.9, 1, 4)
+    loaded.start(LabelTable.from_dense(labels.numpy()))
+    loaded.load_state_dict(coarse.state_dict())
+    assert torch.equal(loaded(batch, torch.zeros(40, 6), 4).neg, targets[1].neg)
 
 
 def test_unreadable_images_stay_unknown_and_known_labels_known_when_the_quota_exceeds_the_rest():
@@ -160,8 +160,8 @@ def test_sweeping_class_by_class_gives_the_same_pseudo_labels(monkeypatch):
         relabel.absorb(Sweep(logits, logits), 1)
         return relabel.labels.values
 
-    whole, parts = APL(0.5, 0.9, 1, 3), APL(0.5, 0.9, 1, 3)
-    expected = sweep(whole)
+    at_once, parts = APL(0.5, 0.9, 1, 3), APL(0.5, 0.9, 1, 3)
+    expected = sweep(at_once)
     monkeypatch.setattr("halflabel.methods.parts.selection._CLASSES", 3)
     torch.testing.assert_close(sweep(parts), expected, equal_nan=True)
 
@@ -290,7 +290,7 @@ def test_soft_labels_take_one_byte_from_256_mb_on():
         assert (relabel.labels.values is None) == large
 
 
-def test_few_known_negatives_are_charged_little_and_many_in_full():
+def test_few_known_negatives_have_a_small_weight_and_many_the_full_one():
     logits = torch.zeros((1, 4), dtype=torch.float64)
     for labels, charged in (([[1, 1, -1, 0]], 0.1), ([[1, -1, -1, 0]], 1.0), ([[1, -1, 0, 0]], 1.0)):
         held = torch.tensor(labels, dtype=torch.int8)
@@ -303,12 +303,12 @@ def test_few_known_negatives_are_charged_little_and_many_in_full():
 
 
 @pytest.mark.parametrize("name", ["em", "em-apl"])
-def test_known_negatives_cannot_be_charged_less_than_nothing(name):
+def test_a_negative_weight_of_known_negatives_is_refused(name):
     with pytest.raises(UserError, match=r"cannot be -0.1.*few_absent ≥ 0"):
         recipe(name).make(few_absent=-0.1)
 
 
-def test_known_negatives_charged_nothing_are_kept_uncertain():
+def test_known_negatives_of_weight_zero_count_as_unknown():
     labels, logits = torch.tensor([[1, 1, -1, 0]], dtype=torch.int8), torch.tensor([[0.5, 1.0, 2.0, -1.0]]).double()
     for name in ("em", "em-apl"):
         method = recipe(name).make(few_absent=0.0)
@@ -318,10 +318,10 @@ def test_known_negatives_charged_nothing_are_kept_uncertain():
 
 
 def test_no_sweep_where_nothing_is_unknown():
-    for labels, wanted in (([[1, -1], [-1, 1]], False), ([[1, -1], [0, 1]], True)):
+    for labels, wants_sweep in (([[1, -1], [-1, 1]], False), ([[1, -1], [0, 1]], True)):
         relabel = APL(0.5, 0.9, 1, 4)
         relabel.start(LabelTable.from_dense(labels))
-        assert relabel.wants_sweep(1) == wanted
+        assert relabel.wants_sweep(1) == wants_sweep
 
 
 def test_it_can_start_again_on_a_table_of_another_size(monkeypatch):
@@ -337,5 +337,5 @@ def test_it_can_start_again_on_a_table_of_another_size(monkeypatch):
         assert fresh.absorb(Sweep(logits, logits), 1) == log
         assert list(relabel.state_dict()) == list(fresh.state_dict())
         batch = Batch(torch.arange(len(labels)), (), labels)
-        for mine, theirs in zip(relabel(batch, logits, 2), fresh(batch, logits, 2), strict=True):
-            assert torch.equal(mine, theirs)
+        for restarted, expected in zip(relabel(batch, logits, 2), fresh(batch, logits, 2), strict=True):
+            assert torch.equal(restarted, expected)

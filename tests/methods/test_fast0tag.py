@@ -106,18 +106,18 @@ def test_a_model_is_loaded_without_the_labels():
     assert torch.equal(fresh(features).logits, trained(features).logits)
 
 
-def test_vectors_a_model_was_trained_with_stay():
+def test_vectors_of_a_trained_model_are_kept():
     trained = recipe("fast0tag").make(vector_size=6)
-    kept = trained.head(5, 4)
-    trained.start(_table(), Model(None, kept))
-    other = LabelTable.from_dense(np.random.default_rng(1).integers(-1, 2, (30, 4)))
+    trained_head = trained.head(5, 4)
+    trained.start(_table(), Model(None, trained_head))
+    more_labels = LabelTable.from_dense(np.random.default_rng(1).integers(-1, 2, (30, 4)))
     method = recipe("fast0tag").make(vector_size=6)
-    going_on, fresh = method.head(5, 4), method.head(5, 4)
-    going_on.load_state_dict(kept.state_dict())
-    for head in (going_on, fresh):
-        method.start(other, Model(None, head))
-    assert torch.equal(going_on.vectors, kept.vectors)
-    assert not torch.equal(fresh.vectors, kept.vectors)
+    continued, fresh = method.head(5, 4), method.head(5, 4)
+    continued.load_state_dict(trained_head.state_dict())
+    for head in (continued, fresh):
+        method.start(more_labels, Model(None, head))
+    assert torch.equal(continued.vectors, trained_head.vectors)
+    assert not torch.equal(fresh.vectors, trained_head.vectors)
 
 
 def test_vectors_from_a_file(tmp_path):

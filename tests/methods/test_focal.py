@@ -63,6 +63,6 @@ def test_gradient_is_finite_where_scores_underflow(gamma):
 
 
 @pytest.mark.parametrize("options", [{"gamma": -1.0}, {"alpha": 2.0}, {"alpha": -0.5}])
-def test_options_that_make_no_loss_are_refused(options):
+def test_options_out_of_range_are_refused(options):
     with pytest.raises(UserError, match=f"{next(iter(options))} cannot be"):
         recipe("focal").make(**options)

@@ -39,15 +39,15 @@ def test_can_be_solved_and_learns(name):
 @pytest.mark.parametrize(
     ("name", "options"), [("imcl", {"lambda_y": 0.0}), ("plcl", {"strategy": "none"}), ("srcr", {"weight": 0.0})]
 )
-def test_without_their_idea_they_are_bce(name, options):
+def test_equal_bce_without_their_own_term(name, options):
     features, table, _ = problem()
     # Every image has the same number of known labels: the g of partial-BCE is then one factor for all.
     same_share = LabelTable.from_dense(np.where(np.arange(4) < 2, problem(known=1.0)[2], 0))
     table = same_share if name == "plcl" else table
     expected = solve("bce", features, table, strength=1e-2).score(features)
-    found = solve(name, features, table, **options).score(features)
-    assert torch.corrcoef(torch.stack([found.flatten(), expected.flatten()]))[0, 1] > 0.9995
-    assert (found - expected).abs().max() < 0.1 * expected.abs().max()
+    actual = solve(name, features, table, **options).score(features)
+    assert torch.corrcoef(torch.stack([actual.flatten(), expected.flatten()]))[0, 1] > 0.9995
+    assert (actual - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 def test_label_smoothness_is_the_slow_loop():
@@ -68,16 +68,18 @@ def test_label_smoothness_is_the_slow_loop():
             continue
         for j in range(3):
             inferred = 0.0
-            for other, c in zip(rounds.index[i], rounds.weight[i], strict=True):
-                if other >= 0:
-                    inferred = inferred + c * sum(weights.get((j, k), 0.0) * y[other, k] for k in range(3))
+            for neighbour, c in zip(rounds.index[i], rounds.weight[i], strict=True):
+                if neighbour >= 0:
+                    inferred = inferred + c * sum(weights.get((j, k), 0.0) * y[neighbour, k] for k in range(3))
             expected = expected + (y[i, j] - torch.tanh(torch.as_tensor(inferred))) ** 2
     expected = expected / (15 * 3)
     none = torch.zeros(15, 3)
-    found = method.terms[0](Output(logits, features), Batch(torch.arange(15), (features,), labels), Targets(none, none))
-    torch.testing.assert_close(found, expected)
+    actual = method.terms[0](
+        Output(logits, features), Batch(torch.arange(15), (features,), labels), Targets(none, none)
+    )
+    torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(
-        *(torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (found, expected))
+        *(torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (actual, expected))
     )
 
 

@@ -40,22 +40,24 @@ def make(images=6, classes=4, channels=5, seed=0, **options):
 @pytest.mark.parametrize(("tau", "p"), [(0.4, 0.2), (0.7, 0.5), (1.0, 0.2)])
 def test_the_graph_is_the_slow_count(tau, p):
     table, _, model, _ = make(images=40, classes=6, tau=tau, p=p)
-    wanted = slow.graph(table.dense().tolist(), tau, p)
-    np.testing.assert_allclose(model.head.graph.numpy(), wanted, atol=1e-6)
+    expected = slow.graph(table.dense().tolist(), tau, p)
+    np.testing.assert_allclose(model.head.graph.numpy(), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("images", "classes"), [(6, 4), (1, 3), (5, 1), (1, 1)])
 def test_step_and_gradient_are_the_slow_loop(images, classes):
     _, method, model, batch = make(images, classes)
     logits = [slow.logits(image, model.head) for image in batch.views[0]]
-    wanted = shared.bce(logits, shared.known(batch.labels.tolist()))
+    expected = shared.bce(logits, shared.known(batch.labels.tolist()))
     actual = method.step(model, batch, 1)
-    torch.testing.assert_close(actual, torch.as_tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
     if (batch.labels == 0).all():
         return
     weights = list(model.parameters())
-    for mine, theirs in zip(*(torch.autograd.grad(loss, weights) for loss in (actual, wanted)), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+    for gradient, expected_gradient in zip(
+        *(torch.autograd.grad(loss, weights) for loss in (actual, expected)), strict=True
+    ):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
 def test_gradcheck_and_class_maps():
@@ -75,10 +77,10 @@ def test_mean_pooling_takes_pooled_features():
     assert GraphClassifier(5, 3).needs_maps
 
 
-def test_neighbours_share_a_classifier_more_the_more_p():
+def test_larger_p_makes_classifiers_of_neighbours_more_similar():
     labels = np.repeat([[1, 1, -1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]], (20, 5, 5, 20), 0)
 
-    def near(p):
+    def similarity(p):
         method = recipe("gcn-ml").make(p=p)
         torch.manual_seed(0)
         head = method.head(8, 3)
@@ -86,16 +88,16 @@ def test_neighbours_share_a_classifier_more_the_more_p():
         weights = head.classifiers().detach()
         return float(torch.cosine_similarity(weights[0], weights[1], dim=0))
 
-    assert near(0.5) > near(0.2) > near(0.0)
+    assert similarity(0.5) > similarity(0.2) > similarity(0.0)
 
 
 @pytest.mark.parametrize("options", [{"tau": 0.0}, {"p": 1.0}, {"pooling": "median"}, {"hidden": 0}])
-def test_options_that_do_not_fit_are_told(options):
+def test_options_out_of_range_are_refused(options):
     with pytest.raises(UserError):
         recipe("gcn-ml").make(**options).head(4, 3)
 
 
-def test_a_graph_that_is_not_there_is_told(tmp_path):
+def test_a_missing_graph_file_is_refused(tmp_path):
     table = LabelTable.from_dense([[1, -1], [-1, 1]], classes=["cat", "dog"])
     with pytest.raises(UserError, match=r"no label graph 'nowhere\.csv'"):
         recipe("gcn-ml").make(graph="nowhere.csv").start(table)

@@ -1,4 +1,4 @@
-"""GR against the slow loop, the published numbers, and the rules every method keeps."""
+"""GR against the slow loop, the published numbers, and half precision, order and state."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_is_the_slow_loop(shape, ties):
         checks.same(
             checks.step(make(), logits, labels, epoch), checks.slow(lambda x, e=epoch: slow.gr(x, labels, e), logits)
         )
-    other = make(
+    custom = make(
         w_first=1.0, w_last=3.0, b_first=-1.0, b_last=0.5, mu_last=0.6, sigma_first=1.0, q_pos=0.3, q_neg=0.7, span=5
     )
-    wanted = checks.slow(
+    expected = checks.slow(
         lambda x: slow.gr(x, labels, 3, (1.0, 3.0), (-1.0, 0.5), (0.5, 0.6), (1.0, 0.5), 0.3, 0.7, 5), logits
     )
-    checks.same(checks.step(other, logits, labels, 3), wanted)
+    checks.same(checks.step(custom, logits, labels, 3), expected)
 
 
 @pytest.mark.parametrize("case", checks.golden("gr"), ids=lambda case: case["name"])
-def test_is_the_published_one(case):
+def test_equals_the_published_values(case):
     logits = torch.tensor(case["logits"], dtype=torch.float64)
     loss = checks.step(make(), logits, case["labels"], case["options"]["epoch"])
     checks.same(loss, (case["loss"], case["grad"]), 1e-10)
@@ -65,12 +65,12 @@ def test_gradcheck(q_pos, q_neg):
 
 def test_small_q_nears_cross_entropy():
     logits, _ = checks.inputs(3, 4, 5)
-    near, exact = GeneralisedCE(1e-7, 1e-7).pair(logits), GeneralisedCE(0.0, 0.0).pair(logits)
-    for got, want in zip(near, exact, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    actual, exact = GeneralisedCE(1e-7, 1e-7).pair(logits), GeneralisedCE(0.0, 0.0).pair(logits)
+    for loss, expected in zip(actual, exact, strict=True):
+        torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_rules_of_the_house():
+def test_half_precision_order_and_state():
     checks.check_half(make(), (1, 8))
     checks.check_targets(make(), (1, 4, 9))
     checks.check_order(make, (1, 8))

@@ -59,7 +59,7 @@ def test_targets_are_those_of_the_slow_loop():
         [labels[has_score[:, c], c].tolist() for c in range(4)],
         -1,
     )
-    trust = [0.6 * each for each in trust]
+    trust = [0.6 * share for share in trust]
     assert min(trust) > 0.2
     np.testing.assert_allclose(method.relabel.trust, trust, rtol=1e-5)
     platt = fit_platt(torch.from_numpy(np.log(scored / (1 - scored))), torch.from_numpy(known))
@@ -68,8 +68,8 @@ def test_targets_are_those_of_the_slow_loop():
     for i in range(63):
         for c in range(4):
             value = None if t[i][c] is None else scored[i, c]
-            wanted = slow_taught.targets(labels[i, c], value, trust[c], platt.slope, platt.offset, 0.1, True)
-            assert (float(pos[i, c]), float(neg[i, c])) == pytest.approx(wanted, abs=1e-4)
+            expected = slow_taught.targets(labels[i, c], value, trust[c], platt.slope, platt.offset, 0.1, True)
+            assert (float(pos[i, c]), float(neg[i, c])) == pytest.approx(expected, abs=1e-4)
 
 
 def test_groups_that_disagree_are_not_trusted():

@@ -1,4 +1,4 @@
-"""Hill and SPLC against the slow loop, the published numbers, and the rules every method keeps."""
+"""Hill and SPLC against the slow loop, the published numbers, and half precision, order and state."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ def test_splc_is_the_slow_loop(shape, released):
     for epoch in (1, 2, 3):
         for options in ({}, {"margin": 0.3, "gamma": 1.0, "tau": 0.3, "start_epoch": 3}):
             loss = checks.step(recipe("splc").make(released=released, **options), logits, labels, epoch)
-            wanted = checks.slow(lambda x, e=epoch, o=options: slow.splc(x, labels, e, released=released, **o), logits)
-            checks.same(loss, wanted)
+            expected = checks.slow(
+                lambda x, e=epoch, o=options: slow.splc(x, labels, e, released=released, **o), logits
+            )
+            checks.same(loss, expected)
 
 
 @pytest.mark.parametrize("case", checks.golden("hill"), ids=lambda case: case["name"])
-def test_hill_is_the_published_one(case):
+def test_hill_equals_the_published_values(case):
     loss, grad = checks.step(
         recipe("hill").make(**case["options"]), torch.tensor(case["logits"], dtype=torch.float64), case["labels"], 1
     )
@@ -55,7 +57,7 @@ def test_hill_is_the_published_one(case):
 
 
 @pytest.mark.parametrize("case", checks.golden("splc"), ids=lambda case: case["name"])
-def test_splc_released_is_the_published_one(case):
+def test_splc_released_equals_the_published_values(case):
     options = dict(case["options"])
     epoch = options.pop("epoch") + 1  # there epochs count from 0
     start = options.pop("change_epoch") + 1
@@ -72,10 +74,10 @@ def test_splc_released_is_the_published_one(case):
 def test_splc_differs_from_the_released_code_where_it_says_so():
     sure = torch.tensor([[3.0, 3.0]], dtype=torch.float64)
     labels = [[-1, 0]]
-    ours = recipe("splc").make().relabel(checks.batch(sure, labels), sure, 2)
-    theirs = recipe("splc").make(released=True).relabel(checks.batch(sure, labels), sure, 2)
-    assert ours.pos.tolist() == [[0, 1]]
-    assert theirs.pos.tolist() == [[1, 1]]
+    targets = recipe("splc").make().relabel(checks.batch(sure, labels), sure, 2)
+    released_targets = recipe("splc").make(released=True).relabel(checks.batch(sure, labels), sure, 2)
+    assert targets.pos.tolist() == [[0, 1]]
+    assert released_targets.pos.tolist() == [[1, 1]]
     _, grad = checks.step(recipe("splc").make(), sure, labels, 2)
     _, plain = checks.step(recipe("splc").make(released=True), sure, labels, 2)
     assert abs(grad[0, 1]) > abs(plain[0, 1])  # the margin asks for more
@@ -89,7 +91,7 @@ def test_gradcheck(loss):
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_rules_of_the_house(make):
+def test_half_precision_order_and_state(make):
     checks.check_half(make(), (1, 2))
     checks.check_targets(make(), (1, 2), keeps_known=make is not MAKERS[2])
     checks.check_order(make, (1, 2))

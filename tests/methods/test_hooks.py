@@ -1,4 +1,4 @@
-"""What the loop tells a method: the model at the start, each update, and what a checkpoint would lose."""
+"""Hooks of a method: `start`, `after_step`, `evaluated`; state that a checkpoint would lose."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ def train(method: Method, **more: Any) -> Model:
     return model
 
 
-class Follows(Method):
-    """Keeps the weights of each step, and offers those of the first as the result."""
+class KeepsFirst(Method):
+    """Stores the weights of each step; `evaluated` returns the initial model."""
 
     def start(self, table: LabelTable, model: Model | None = None) -> None:
         super().start(table, model)
         assert model is not None
         self.first = Model(None, Linear(5, 3))
         self.first.load_state_dict(model.state_dict())
-        self.seen = [next(model.parameters()).detach().clone()]
+        self.steps = [next(model.parameters()).detach().clone()]
 
-    recomputed = ("seen",)
+    recomputed = ("steps",)
 
     def after_step(self, model: Model) -> None:
-        self.seen.append(next(model.parameters()).detach().clone())
+        self.steps.append(next(model.parameters()).detach().clone())
 
     def evaluated(self, model: Model) -> Model:
         return self.first
 
 
 def test_a_method_sees_the_model_before_training_and_after_each_step() -> None:
-    method = Follows(BCE())
-    kept = train(method)
-    assert len(method.seen) == 1 + 2 * 2
-    assert all(not torch.equal(one, other) for one, other in zip(method.seen, method.seen[1:], strict=False))
-    assert torch.equal(next(kept.parameters()), method.seen[0])  # what `evaluated` returns is kept
+    method = KeepsFirst(BCE())
+    trained = train(method)
+    assert len(method.steps) == 1 + 2 * 2
+    assert all(not torch.equal(before, after) for before, after in zip(method.steps, method.steps[1:], strict=False))
+    assert torch.equal(next(trained.parameters()), method.steps[0])  # what `evaluated` returns is kept
     assert not can_solve(method)  # L-BFGS has no steps
 
 
-class Counts(Ignore):
-    """Counts its batches in a plain attribute."""
+class CountsBatches(Ignore):
+    """CountsBatches its batches in a plain attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,18 +79,20 @@ class Counts(Ignore):
         return super().forward(batch, logits, epoch)
 
 
-def test_state_in_a_plain_attribute_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"Counts\.count changes during training and is not in the method's state"):
-        train(Method(BCE(), Counts()))
+def test_state_in_a_plain_attribute_causes_a_warning() -> None:
+    with pytest.warns(
+        UserWarning, match=r"CountsBatches\.count changes during training and is not in the method's state"
+    ):
+        train(Method(BCE(), CountsBatches()))
 
 
-def test_buffers_and_recomputed_attributes_are_not_warned_of() -> None:
-    class Knows(Counts):
+def test_buffers_and_recomputed_attributes_cause_no_warning() -> None:
+    class Recomputes(CountsBatches):
         recomputed = ("count",)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(Method(BCE(), Knows()))
+        train(Method(BCE(), Recomputes()))
 
 
 @pytest.mark.parametrize(
@@ -109,18 +111,18 @@ def test_buffers_and_recomputed_attributes_are_not_warned_of() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_watch_sees_every_kind_of_change(value: Any, change: Any) -> None:
+def test_changes_of_every_type_of_attribute_are_detected(value: Any, change: Any) -> None:
     method = Method(BCE())
-    method.kept = value
-    watch = StateWatch(method)
-    assert watch.newly_changed() == []
-    assert watch.newly_changed() == []
+    method.state = value
+    state_watch = StateWatch(method)
+    assert state_watch.newly_changed() == []
+    assert state_watch.newly_changed() == []
     if change is not None:
         change(value)
-        assert watch.newly_changed() == ["Method.kept"]
+        assert state_watch.newly_changed() == ["Method.state"]
 
 
-class Registers(Ignore):
+class RegistersBuffer(Ignore):
     """Registers a buffer where no new method has one."""
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
@@ -130,10 +132,10 @@ class Registers(Ignore):
 
 def test_state_that_could_not_be_loaded_is_named_when_it_is_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"relabel\.late of the method's state"):
-        train(Method(BCE(), Registers()), folder=tmp_path)
+        train(Method(BCE(), RegistersBuffer()), folder=tmp_path)
 
 
-class Holds(Ignore):
+class HasBuffers(Ignore):
     def __init__(self, **buffers: int) -> None:
         super().__init__()
         for name, size in buffers.items():
@@ -149,9 +151,9 @@ class Holds(Ignore):
     ],
 )
 def test_a_changed_state_is_refused_by_its_key(tmp_path: Path, later: dict[str, int], reason: str) -> None:
-    train(Method(BCE(), Holds(one=1)), folder=tmp_path)
+    train(Method(BCE(), HasBuffers(one=1)), folder=tmp_path)
     with pytest.raises(UserError, match=re.escape(f"the checkpoint does not fit the method: {reason}")):
-        train(Method(BCE(), Holds(**later)), folder=tmp_path, resume=True)
+        train(Method(BCE(), HasBuffers(**later)), folder=tmp_path, resume=True)
 
 
 def test_what_a_method_declares_not_to_support_is_refused() -> None:

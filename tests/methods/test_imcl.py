@@ -1,4 +1,4 @@
-"""imcl against the slow loop, its memory, its ablations, and the rules every method keeps."""
+"""imcl against the slow loop, its memory, its ablations, and half precision, order and state."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def test_gradcheck_with_similarities_held_fixed(monkeypatch):
     method = begin(labels, k_a=2)
     with torch.no_grad():
         order = torch.arange(6)
-        here = [order, view[:, 4:], impute(torch.from_numpy(labels), view[:, :4])]
-        fixed = method.find_similar(ImageVectors(*here), None)
-    monkeypatch.setattr(method, "find_similar", lambda here, recent: fixed)
+        vectors = [order, view[:, 4:], impute(torch.from_numpy(labels), view[:, :4])]
+        fixed = method.find_similar(ImageVectors(*vectors), None)
+    monkeypatch.setattr(method, "find_similar", lambda vectors, recent: fixed)
     assert (fixed.index >= 0).any(1).sum() > 3
 
     def loss(view):
@@ -116,15 +116,17 @@ def test_rescaling_is_by_means_over_the_last_logistic_epoch_or_the_first_after(l
     for epoch in range(1, 5):
         for view, row, known in zip(views, rows, labels, strict=True):
             loss = float(step(method, view, known, epoch)[0])
-            logits, features = [list(one[:4]) for one in row], [list(one[4:]) for one in row]
+            logits, features = [list(values[:4]) for values in row], [list(values[4:]) for values in row]
             cross_entropy = float(slow.imcl(logits, features, known, matrix, lambda_y=0.0, lambda_f=0.0))
             if epoch < logistic:
                 assert loss == pytest.approx(cross_entropy)
                 continue
             # Neighbours are looked for with what was measured before this batch.
             scale = [sums[0] / total if total else 1.0 for total in sums[1:]]
-            actual = slow.smoothness(slow.impute(logits, known), features, matrix, 2.0 * scale[0], 0.3 * scale[1], 3)
-            l_y, l_f = (float(total) / 24 for total in actual)
+            smoothness = slow.smoothness(
+                slow.impute(logits, known), features, matrix, 2.0 * scale[0], 0.3 * scale[1], 3
+            )
+            l_y, l_f = (float(total) / 24 for total in smoothness)
             if epoch == max(logistic, 1) and known.any():
                 sums += [cross_entropy, l_y, l_f]
             if epoch == logistic:
@@ -157,7 +159,7 @@ def test_a_is_learned_at_its_own_rate_and_stays_above_zero():
     assert (method.graph.edges().weights == 0).any()
 
 
-def test_a_loss_that_is_only_looked_at_keeps_no_graph():
+def test_the_loss_works_in_inference_mode():
     view, labels = inputs(16, 6, 4)
     method = begin(labels)
     expected = step(method, view, labels)[0]
@@ -174,7 +176,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_rules_of_the_house(options):
+def test_half_precision_order_and_state(options):
     checks.check_half(make(**options), (1, 2, 3))
     checks.check_targets(make(**options), (1, 2))
     checks.check_order(lambda: make(**options).double(), (1, 2, 3))
@@ -183,7 +185,7 @@ def test_rules_of_the_house(options):
 
 @pytest.mark.parametrize("within", [False, True])
 @pytest.mark.parametrize("options", [{"dictionary": 9, "rescale": True}, {"image_similarity": "fixed"}])
-def test_a_broken_run_ends_where_the_unbroken_one_does(tmp_path, options, within):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, options, within):
     rng = np.random.default_rng(0)
     table = LabelTable.from_dense(rng.choice([-1, 0, 1], (24, 4)))
     values = torch.from_numpy(rng.random((24, 6))).float()
@@ -222,7 +224,7 @@ def test_a_broken_run_ends_where_the_unbroken_one_does(tmp_path, options, within
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"image_similarity": "some"}, "image_similarity cannot be 'some'"),
         ({"label_similarity": "yes"}, "use fixed or learned"),
@@ -232,8 +234,8 @@ def test_a_broken_run_ends_where_the_unbroken_one_does(tmp_path, options, within
         ({"logistic_share": 1.5}, "logistic_share cannot be 1.5"),
     ],
 )
-def test_mistaken_options(options, said):
-    with pytest.raises(UserError, match=said):
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
         make(**options)
 
 

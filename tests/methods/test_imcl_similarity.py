@@ -45,7 +45,7 @@ def test_label_graph_from_wordnet(tmp_path, monkeypatch):
     table = LabelTable.from_dense(np.ones((2, 4)), classes=["cat", "cow", "dog", "x"])
     wordnet = types.SimpleNamespace(
         meanings=lambda names: [None if name == "x" else Meaning(name) for name in names],
-        similarity=lambda one, other: one.wup_similarity(other),
+        similarity=lambda first, second: first.wup_similarity(second),
     )
     monkeypatch.setattr("halflabel.methods.parts.label_graph.WordNet.find", lambda: wordnet)
     path = tmp_path / "wiki.csv"
@@ -78,16 +78,16 @@ def test_side_information_brings_groups_together(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a,b,c\n", "side.csv, line 1: 3 fields. Fix: write image,group"),
         ("nobody,owl\n", "no image of the training labels .*'nobody'.*such as '0'"),
         ("", "the file is empty"),
     ],
 )
-def test_faults_of_side_files(tmp_path, text, said):
+def test_errors_in_side_files(tmp_path, text, message):
     (tmp_path / "side.csv").write_text(text)
-    with pytest.raises(LabelError, match=said):
+    with pytest.raises(LabelError, match=message):
         begin(inputs(0, 4, 3)[1], side=str(tmp_path / "side.csv"))
 
 
@@ -108,7 +108,7 @@ def test_images_in_memory_can_be_similar():
         for i in order:
             y = slow.plain(slow.impute([list(shifted[i, :4])], labels[part[i]][None]))[0]
             values[int(part[i])] = (list(y), shifted[i, 4:].tolist())
-            memory = [other for other in memory if other != part[i]] + [int(part[i])]
+            memory = [image for image in memory if image != part[i]] + [int(part[i])]
         assert set(method.relabel.number.tolist()) - {-1} <= set(memory[-5:])
     assert sorted(method.relabel.number.tolist()) == [-1, 2, 5, 6, 7]  # where 6 was is a free place
     method.eval()
@@ -168,11 +168,11 @@ def test_neighbours_of_a_set(monkeypatch):
     assert torch.equal(neighbours.index[read], numbers[expected.index])
     assert (neighbours.index[3] == -1).all()
     assert not (neighbours.index == 3).any()
-    for got, want in zip(neighbours.weights, expected.weights, strict=True):
-        torch.testing.assert_close(got[read], want)
+    for weights, expected_weights in zip(neighbours.weights, expected.weights, strict=True):
+        torch.testing.assert_close(weights[read], expected_weights)
     monkeypatch.setattr("halflabel.methods.parts.similarity_method._QUERIES", 2)
-    again = method.neighbours(features, logits, torch.from_numpy(labels))
-    assert torch.equal(again.index, neighbours.index)
+    blockwise = method.neighbours(features, logits, torch.from_numpy(labels))
+    assert torch.equal(blockwise.index, neighbours.index)
     none = method.neighbours(features[:0], logits[:0], torch.from_numpy(labels[:0]))
     assert none.index.shape == (0, 3)
 
@@ -201,7 +201,7 @@ def test_large_memories_are_refused(monkeypatch):
         begin(labels, image_similarity="fixed")
 
 
-def test_the_start_is_taken_over_piece_by_piece(monkeypatch):
+def test_the_first_sweep_is_stored_block_by_block(monkeypatch):
     view, labels = inputs(3, 7, 4)
     view[2] = math.nan
     results = []

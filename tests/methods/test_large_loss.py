@@ -1,4 +1,4 @@
-"""LL-R, LL-Ct and LL-Cp against the slow loop, the published numbers, and the rules every method keeps."""
+"""LL-R, LL-Ct and LL-Cp against the slow loop, the published numbers, and half precision, order and state."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def test_is_the_slow_loop(name, shape, ties):
     for epoch in (1, 2, 3, 5):
         now = logits - epoch * (logits > 3)  # later epochs find other entries largest
         actual = checks.step(method, now, labels, epoch)
-        kept = []
+        flips = []
 
-        def loss(x, epoch=epoch, flipped=flipped, kept=kept):
+        def loss(x, epoch=epoch, flipped=flipped, flips=flips):
             value, after = slow.large_loss(x, labels, epoch, SCHEMES[name], 4, flipped)
-            kept.append(after)
+            flips.append(after)
             return value
 
         checks.same(actual, checks.slow(loss, now))
-        flipped = kept[0]
+        flipped = flips[0]
     if name == "ll-cp":
         assert {tuple(at) for at in method.relabel.flipped.dense().nonzero().tolist()} == flipped
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_is_the_published_one(name):
+def test_equals_the_published_values(name):
     for case in checks.golden(name.replace("-", "_")):
         options = case["options"]
         method = checks.begin(recipe(name).make(delta=options["delta_percent"]), case["labels"])
@@ -56,13 +56,13 @@ def test_is_the_published_one(name):
         assert method.relabel.count(logits.numel(), options["epoch"]) == options["k"]
         checks.same(checks.step(method, logits, case["labels"], options["epoch"]), (case["loss"], case["grad"]), 1e-10)
         if name == "ll-cp":
-            ours = {tuple(at) for at in method.relabel.flipped.dense().nonzero().tolist()}
-            theirs = {tuple(at) for at in case["permanently_flipped"]}
+            flipped = {tuple(at) for at in method.relabel.flipped.dense().nonzero().tolist()}
+            published = {tuple(at) for at in case["permanently_flipped"]}
             modified = {tuple(at) for at in torch.tensor(case["modified"]).nonzero().tolist()}
             # The stated difference: all k are remembered, where the released code forgets the k-th.
-            assert ours == modified
-            assert theirs <= ours
-            assert len(ours - theirs) == min(options["k"], 1)
+            assert flipped == modified
+            assert published <= flipped
+            assert len(flipped - published) == min(options["k"], 1)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_count(scheme, delta, entries, epoch, k):
     assert LargeLoss(scheme, delta).count(entries, epoch) == k
 
 
-def test_largest_takes_ties_whole_and_no_more_than_there_are():
+def test_largest_includes_ties():
     values = torch.tensor([[3.0, 2.0, 2.0], [9.0, 2.0, 1.0]])
     among = torch.tensor([[True, True, True], [False, True, True]])
     assert largest(values, among, 0).sum() == 0
@@ -109,7 +109,7 @@ def test_too_many_entries_to_remember_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_rules_of_the_house(name):
+def test_half_precision_order_and_state(name):
     def make():
         return recipe(name).make(delta=5.0)
 

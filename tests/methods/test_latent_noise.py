@@ -25,7 +25,7 @@ def _logits(seed, *shape):
     return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_relevance_is_what_is_reported_either_way():
+def test_relevance_equals_the_slow_formula():
     visual, present, absent = _logits(0, 3, 4, 5)
     probabilities = torch.sigmoid(relevance(visual, present, absent))
     for at in np.ndindex(4, 5):
@@ -33,14 +33,14 @@ def test_relevance_is_what_is_reported_either_way():
         assert probabilities[at].item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_nothing_is_lost_where_probabilities_round_to_0_or_1():
-    one = torch.tensor([80.0, -80.0, 80.0, 1e4], dtype=torch.float64)
+def test_relevance_is_exact_where_probabilities_round_to_0_or_1():
+    visual = torch.tensor([80.0, -80.0, 80.0, 1e4], dtype=torch.float64)
     present = torch.tensor([80.0, 3.0, -80.0, -1e4], dtype=torch.float64)
     absent = torch.tensor([-80.0, -90.0, -80.0, -1e4], dtype=torch.float64)
     # h = 1 − 2e^−80;  h = e^−80 r₁ + e^−90 ≈ e^−80 r₁ (1 + e^−10 / r₁);  h = e^−80;  h = e^−10000
     r1 = 1 / (1 + math.exp(-3))
     expected = [80 - math.log(2), -80 + math.log(r1) + math.log1p(math.exp(-10) / r1), -80.0, -1e4]
-    np.testing.assert_allclose(relevance(one, present, absent), expected, rtol=1e-12)
+    np.testing.assert_allclose(relevance(visual, present, absent), expected, rtol=1e-12)
 
 
 def test_gradcheck():
@@ -74,7 +74,7 @@ def test_the_whole_step(images, classes):
     assert loss.item() == pytest.approx(slow.loss(*(part.tolist() for part in at), labels.tolist()), rel=1e-9)
 
 
-def test_training_scores_relevance_and_evaluation_what_was_asked_for():
+def test_training_scores_relevance_and_evaluation_the_chosen_score():
     features = _logits(3, 4, 6).float()
     head = LatentNoiseHead(6, 3)
     for parameter in (head.present.weight, head.absent.bias):
@@ -91,18 +91,18 @@ def test_training_scores_relevance_and_evaluation_what_was_asked_for():
         recipe("latent-noise").make(score="both").head(6, 3)
 
 
-def test_at_first_nearly_all_is_reported_as_it_is():
+def test_the_initial_noise_is_small():
     head = LatentNoiseHead(6, 3, score="relevance", first=20.0).eval()
     features = _logits(4, 4, 6).float()
     torch.testing.assert_close(head(features).logits, head.visual(features), rtol=1e-4, atol=1e-4)
 
 
-def test_the_noise_finds_how_much_is_kept_back():
-    """A visual classifier that is right, and labels of which two thirds are kept back: r₁ = 1/3, r₀ = 0."""
+def test_the_noise_learns_the_share_of_missing_labels():
+    """A perfect visual classifier, and two thirds of the positives missing: r₁ = 1/3, r₀ = 0."""
     generator = torch.Generator().manual_seed(0)
-    there = torch.rand(4000, 1, generator=generator) < 0.5
-    reported = there & (torch.rand(4000, 1, generator=generator) < 1 / 3)
-    features = torch.where(there, 1.0, -1.0)
+    is_present = torch.rand(4000, 1, generator=generator) < 0.5
+    reported = is_present & (torch.rand(4000, 1, generator=generator) < 1 / 3)
+    features = torch.where(is_present, 1.0, -1.0)
     head = LatentNoiseHead(1, 1).train()
     torch.nn.init.constant_(head.visual.weight, 10.0)
     torch.nn.init.zeros_(head.visual.bias)

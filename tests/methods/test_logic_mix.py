@@ -38,18 +38,18 @@ def test_loss_is_that_of_the_slow_loop(images, values):
     assert method.step(model, batch, 1).item() == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("one", "other", "joined"), [(1, 0, 1), (1, -1, 1), (0, 0, 0), (0, -1, 0), (-1, -1, -1)])
-def test_unknown_labels_are_joined_correctly(one, other, joined):
-    assert slow.join([one, other]) == slow.join([other, one]) == joined
-    assert int(torch.maximum(torch.tensor(one), torch.tensor(other))) == joined
+@pytest.mark.parametrize(("first", "second", "joined"), [(1, 0, 1), (1, -1, 1), (0, 0, 0), (0, -1, 0), (-1, -1, -1)])
+def test_unknown_labels_are_joined_correctly(first, second, joined):
+    assert slow.join([first, second]) == slow.join([second, first]) == joined
+    assert int(torch.maximum(torch.tensor(first), torch.tensor(second))) == joined
 
 
-def test_photos_stay_photos(monkeypatch):
-    seen = []
+def test_mixed_photos_are_bytes(monkeypatch):
+    views = []
 
     class Photos(Model):
         def forward(self, view):
-            seen.append(view)
+            views.append(view)
             logits = self.head.linear(view.float().mean((2, 3)))
             return Output(logits, logits)
 
@@ -60,5 +60,5 @@ def test_photos_stay_photos(monkeypatch):
     photos = torch.stack([torch.full((3, 2, 2), 255), torch.full((3, 2, 2), 100)]).to(torch.uint8)
     monkeypatch.setattr(torch, "randperm", lambda *_, **__: torch.tensor([1, 0]))
     method.step(model, Batch(torch.arange(2), (photos,), labels), 1)
-    assert seen[0].dtype == torch.uint8
-    assert seen[0][2:].unique().tolist() == [178]
+    assert views[0].dtype == torch.uint8
+    assert views[0][2:].unique().tolist() == [178]

@@ -87,13 +87,13 @@ def test_value_and_gradient_are_those_of_the_step_with_a_linear_head(name: str, 
             assert torch.equal(value, expected), (regime, epoch)
             weights = list(head.parameters())
             gradients = torch.autograd.grad(expected, [*weights, *method.parameters()], retain_graph=True)
-            others = torch.autograd.grad(value, [*weights, *criterion.parameters()])
-            for gradient, other in zip(gradients, others, strict=True):
-                assert torch.equal(gradient, other), (regime, epoch)
+            loss_gradients = torch.autograd.grad(value, [*weights, *criterion.parameters()])
+            for gradient, loss_gradient in zip(gradients, loss_gradients, strict=True):
+                assert torch.equal(gradient, loss_gradient), (regime, epoch)
 
 
 @pytest.mark.parametrize("name", sorted(IMPOSSIBLE))
-def test_methods_that_need_more_than_logits_say_so(name: str) -> None:
+def test_methods_that_need_more_than_logits_are_refused(name: str) -> None:
     table = make_table(recipe(name).serves[0])
     with pytest.raises(UserError, match="has no loss of logits alone") as error:
         make_loss(name, table)(torch.zeros(2, CLASSES), torch.ones(2, CLASSES))
@@ -152,7 +152,7 @@ def test_methods_that_need_the_training_labels_the_epochs_or_the_index_ask_for_t
     assert [tuple(parameter.shape) for parameter in criterion.parameters()] == [(2, 2)]
 
 
-def test_what_a_method_remembers_is_saved() -> None:
+def test_the_state_of_a_method_is_saved() -> None:
     table = make_table("single-positive")
     criterion = make_loss("ll-cp", table, delta=20.0)
     index = torch.arange(IMAGES)

@@ -44,7 +44,9 @@ def test_losses_and_teacher_are_those_of_the_slow_loop(ramp_up, decay):
     for step in range(4):
         weak, strong = rng.normal(size=(2, 6, 5))
         batch = Batch(torch.arange(6), (torch.from_numpy(weak), torch.from_numpy(strong)), torch.from_numpy(labels))
-        scores = [slow.score(*layers(each), view) for each, view in ((model, weak), (model, strong), (teacher, weak))]
+        scores = [
+            slow.score(*layers(network), view) for network, view in ((model, weak), (model, strong), (teacher, weak))
+        ]
         expected = slow.loss(*scores, labels.tolist(), slow.weight_in(step + 1, 4, 3.0, ramp_up))
         loss = method.step(model, batch, step + 1)
         assert loss.item() == pytest.approx(expected, rel=1e-12)

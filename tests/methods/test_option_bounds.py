@@ -1,4 +1,4 @@
-"""Numbers that make no sense: every option of every method refuses them, or still trains on something finite."""
+"""Out-of-range numbers: every option of every method refuses them, or the loss stays finite."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TABLES = {
 ABSURD = (-1, 0, 1e30, -1e30)
 NUMBERS = [
     (name, option, type(parameter.default))
-    for name, how in recipes().items()
-    for option, parameter in how.options.items()
+    for name, method_recipe in recipes().items()
+    for option, parameter in method_recipe.options.items()
     if type(parameter.default) in (int, float)
 ]
 ids = [f"{name}-{option}" for name, option, _ in NUMBERS]
@@ -50,21 +50,21 @@ def steps_are_finite(method: Method, table: LabelTable) -> bool:
 
 @pytest.mark.parametrize(("name", "option", "kind"), NUMBERS, ids=ids)
 def test_absurd_numbers_are_refused_or_harmless(name: str, option: str, kind: type) -> None:
-    how = recipe(name)
+    method_recipe = recipe(name)
     for value in map(kind, ABSURD):
         try:
-            method = seeded(0, lambda value=value: how.make(**{option: value}))  # type: ignore[misc]
+            method = seeded(0, lambda value=value: method_recipe.make(**{option: value}))  # type: ignore[misc]
         except UserError:
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it begins too late
             method.plan(12)
-        regime = "partial" if "partial" in how.serves else how.serves[-1]
+        regime = "partial" if "partial" in method_recipe.serves else method_recipe.serves[-1]
         assert steps_are_finite(method, TABLES[regime]), f"{option} {value}"
 
 
 @pytest.mark.parametrize(("name", "option"), [case[:2] for case in NUMBERS if case[2] is float])
-def test_what_is_no_finite_number_is_refused(name: str, option: str) -> None:
+def test_nan_and_infinity_are_refused(name: str, option: str) -> None:
     for value in (math.nan, math.inf, -math.inf):
         with pytest.raises(UserError, match=option) as refused:
             recipe(name).make(**{option: value})
@@ -104,7 +104,7 @@ def test_what_is_no_finite_number_is_refused(name: str, option: str) -> None:
         ("plcl", "k_plus", 0.0),
     ],
 )
-def test_what_would_reward_mistakes_or_mean_nothing_is_refused(name: str, option: str, value: float) -> None:
+def test_values_out_of_range_are_refused(name: str, option: str, value: float) -> None:
     with pytest.raises(UserError, match=option) as refused:
         recipe(name).make(**{option: value})
     assert option in refused.value.fix

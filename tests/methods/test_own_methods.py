@@ -43,8 +43,8 @@ def my_own(weight: float = 0.5) -> Method:
 
 
 @pytest.fixture(autouse=True)
-def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Look for methods anew, and forget those that a test has added."""
+def fresh_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Load plugins again, and remove the methods that a test has registered."""
     recipes()
     monkeypatch.setattr(method, "_REGISTRY", dict(method._REGISTRY))
     monkeypatch.setattr(method, "_ALIASES", dict(method._ALIASES))
@@ -58,7 +58,7 @@ def write(path: Path, text: str = MINE) -> Path:
     return path
 
 
-def test_files_that_are_named_hold_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_of_listed_files_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = write(tmp_path / "other.py", MINE.replace("my_own", "another"))
     monkeypatch.setenv(VARIABLE, os.pathsep.join(map(str, (write(tmp_path / "mine.py"), other))))
     assert recipes()["my-own"].summary == "Half as much of everything."
@@ -67,7 +67,7 @@ def test_files_that_are_named_hold_methods(tmp_path: Path, monkeypatch: pytest.M
     assert isinstance(recipe("my-own").make(), method.Method)
 
 
-def test_without_the_name_the_message_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_method_explains_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(UserError, match="no method is called 'my-own'"):
         recipe("my-own")
@@ -76,19 +76,19 @@ def test_without_the_name_the_message_says_how(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("x = 1\ny = 1 / 0\n", r"mine\.py, line 2: ZeroDivisionError"),
         ("def broken(:\n    pass\n", r"mine\.py, line 1: SyntaxError"),
         (MINE.replace("my_own", "bce"), r"mine\.py, line \d+: ValueError: two methods are called 'bce'"),
     ],
-    ids=["fails", "is no Python", "takes a name"],
+    ids=["fails", "not Python", "name in use"],
 )
-def test_a_file_that_does_not_work_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+def test_errors_in_a_file_name_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(write(tmp_path / "mine.py", text)))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         recipes()
 
 
@@ -129,8 +129,8 @@ def test_a_file_that_was_run_already_is_not_run_again(tmp_path: Path, monkeypatc
     assert "my-own" in recipes()
 
 
-class Bare(heads.Head):
-    """Says its logits and no more."""
+class TensorHead(heads.Head):
+    """Returns a tensor instead of an Output."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
@@ -140,8 +140,8 @@ class Bare(heads.Head):
         return self.linear(features)
 
 
-class Wide(Bare):
-    """Has a class too many."""
+class Wide(TensorHead):
+    """Has one class too many."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__(channels, classes + 1)
@@ -155,23 +155,23 @@ class Reduced(losses.BCE):
         return super().forward(logits, targets).mean()
 
 
-class Gives(Ignore):
-    """Makes of the targets what `of` makes of them."""
+class ChangesTargets(Ignore):
+    """Returns `change(targets)`."""
 
-    def __init__(self, of: Callable[[Targets], Any]) -> None:
+    def __init__(self, change: Callable[[Targets], Any]) -> None:
         super().__init__()
-        self.of = of
+        self.change = change
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Any:
-        return self.of(super().forward(batch, logits, epoch))
+        return self.change(super().forward(batch, logits, epoch))
 
 
-class Later(Ignore):
-    """Goes wrong only with what it has absorbed; `told` is what it tells of it."""
+class AfterSweep(Ignore):
+    """Returns negative weights after a sweep, and `result` from `absorb`."""
 
-    def __init__(self, told: Any) -> None:
+    def __init__(self, result: Any) -> None:
         super().__init__()
-        self.told = told
+        self.result = result
         self.register_buffer("sign", torch.ones(()))
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
@@ -183,7 +183,7 @@ class Later(Ignore):
 
     def absorb(self, sweep: Sweep, epoch: int) -> Any:
         self.sign.fill_(-1.0)
-        return self.told
+        return self.result
 
 
 class Unreduced(Method):
@@ -191,22 +191,22 @@ class Unreduced(Method):
         return model(batch.views[0]).logits
 
 
-class Silent(Method):
+class ReturnsNone(Method):
     def step(self, model: heads.Model, batch: Batch, epoch: int) -> Any:
         model(batch.views[0])
 
 
-class Deaf(Method):
+class Detached(Method):
     def step(self, model: heads.Model, batch: Batch, epoch: int) -> Tensor:
         return model(batch.views[0]).logits.detach().sum()
 
 
-class Each(Term):
+class PerImage(Term):
     def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
         return output.logits.sum(1)
 
 
-def as_it_is(loss: Tensor, targets: Targets) -> Tensor:
+def not_reduced(loss: Tensor, targets: Targets) -> Tensor:
     return loss
 
 
@@ -220,14 +220,17 @@ def train(method: Method, epochs: int = 2) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
-        (lambda: Method(losses.BCE(), head=Bare), "the head Bare returns a Tensor, not an Output"),
+        (lambda: Method(losses.BCE(), head=TensorHead), "the head TensorHead returns a Tensor, not an Output"),
         (
-            lambda: Method(losses.BCE(), head=lambda d, c: heads.Ensemble([Bare(d, c)])),
-            "the head Bare returns a Tensor, not an Output",
+            lambda: Method(losses.BCE(), head=lambda d, c: heads.Ensemble([TensorHead(d, c)])),
+            "the head TensorHead returns a Tensor, not an Output",
         ),
-        (lambda: Method(losses.BCE(), head=Wide), r"the head Wide .* \(6, 4\), and must give logits .* \(6, 3\)"),
+        (
+            lambda: Method(losses.BCE(), head=Wide),
+            r"the head Wide .* \(6, 4\), and must give logits .* \(6, 3\)",
+        ),
         (lambda: Method(losses.BCE(), head=nn.Linear), "head= of Method makes a Linear, and must make a Head"),
         (
             lambda: Method(losses.BCE(), head=Wide(5, 3)),
@@ -237,41 +240,54 @@ def train(method: Method, epochs: int = 2) -> None:
             lambda: Method(Reduced()),
             r"the loss Reduced .* the shape \(\), .* loss of each entry \(6, 3\), never reduced",
         ),
-        (lambda: Method(losses.BCE(), reduce=as_it_is), r"reduce= \(as_it_is\) .* \(6, 3\), and must give a scalar"),
-        (lambda: Method(losses.BCE(), terms=[Each()]), r"the term Each .* \(6,\), and must give a scalar"),
+        (
+            lambda: Method(losses.BCE(), reduce=not_reduced),
+            r"reduce= \(not_reduced\) .* \(6, 3\), and must give a scalar",
+        ),
+        (lambda: Method(losses.BCE(), terms=[PerImage()]), r"the term PerImage .* \(6,\), and must give a scalar"),
         (lambda: Unreduced(losses.BCE()), r"the step of Unreduced .* \(6, 3\), and must give a scalar"),
-        (lambda: Silent(losses.BCE()), "the step of Silent gives None, and must give a scalar"),
-        (lambda: Deaf(losses.BCE()), "the loss of Deaf does not depend on anything that is trained"),
+        (lambda: ReturnsNone(losses.BCE()), "the step of ReturnsNone gives None, and must give a scalar"),
+        (lambda: Detached(losses.BCE()), "the loss of Detached does not depend on anything that is trained"),
         (
-            lambda: Method(losses.BCE(), Gives(lambda t: t.pos)),
-            r"the relabeler Gives gives a tensor of the shape \(6, 3\), and must give Targets",
+            lambda: Method(losses.BCE(), ChangesTargets(lambda t: t.pos)),
+            r"the relabeler ChangesTargets gives a tensor of the shape \(6, 3\), and must give Targets",
         ),
         (
-            lambda: Method(losses.BCE(), Gives(lambda t: Targets(t.pos, t.neg[:, :1]))),
-            r"the relabeler Gives .* \(6, 1\), and must give neg of the shape \(6, 3\)",
+            lambda: Method(losses.BCE(), ChangesTargets(lambda t: Targets(t.pos, t.neg[:, :1]))),
+            r"the relabeler ChangesTargets .* \(6, 1\), and must give neg of the shape \(6, 3\)",
         ),
         (
-            lambda: Method(losses.BCE(), Gives(lambda t: Targets(t.pos - 0.5, t.neg))),
-            "the relabeler Gives gives a pos of -0.5, and must be 0 or more",
+            lambda: Method(losses.BCE(), ChangesTargets(lambda t: Targets(t.pos - 0.5, t.neg))),
+            "the relabeler ChangesTargets gives a pos of -0.5, and must be 0 or more",
         ),
-        (lambda: Method(losses.BCE(), Later({})), "the relabeler Later gives a pos of -1, and must be 0 or more"),
-        (lambda: Method(losses.BCE(), Later(None)), "absorb of Later gives None, and must give numbers for the log"),
-        (lambda: Method(losses.BCE(), Later({"kept": "all"})), "absorb of Later .* numbers for the log by name"),
+        (
+            lambda: Method(losses.BCE(), AfterSweep({})),
+            "the relabeler AfterSweep gives a pos of -1, and must be 0 or more",
+        ),
+        (
+            lambda: Method(losses.BCE(), AfterSweep(None)),
+            "absorb of AfterSweep gives None, and must give numbers for the log",
+        ),
+        (
+            lambda: Method(losses.BCE(), AfterSweep({"kept": "all"})),
+            "absorb of AfterSweep .* numbers for the log by name",
+        ),
     ],
 )
-def test_parts_that_give_something_else_are_named(make: Callable[[], Method], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_parts_with_wrong_return_values_are_named(make: Callable[[], Method], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         train(make())
 
 
-def test_a_batch_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[int] = []
+def test_only_the_first_batch_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked_epochs: list[int] = []
     monkeypatch.setattr(
-        "halflabel.training.step.checked_step", lambda *given: (looks.append(given[-1]), checked_step(*given))[1]
+        "halflabel.training.step.checked_step",
+        lambda *arguments: (checked_epochs.append(arguments[-1]), checked_step(*arguments))[1],
     )
     method = Method(losses.BCE())
     train(method, epochs=3)
-    assert looks == [1]
+    assert checked_epochs == [1]
     assert not method.relabel._forward_hooks
     assert not method.loss._forward_hooks
 
@@ -291,17 +307,17 @@ def with_head(weight: float = 0.5) -> Method:
 '''
 
 
-def test_the_function_stands_for_its_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_is_found_by_its_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(write(tmp_path / "mine.py")))
-    how = recipe("my-own")
-    assert recipe(how) is how
-    assert recipe(how.build) is how
-    for other in (write, print, 3, None):
+    own_recipe = recipe("my-own")
+    assert recipe(own_recipe) is own_recipe
+    assert recipe(own_recipe.build) is own_recipe
+    for value in (write, print, 3, None):
         with pytest.raises(UserError, match="is not a method"):
-            recipe(other)  # type: ignore[arg-type]
+            recipe(value)  # type: ignore[arg-type]
 
 
-def test_a_function_that_goes_along_by_value_brings_its_recipe() -> None:
+def test_a_function_pickled_by_value_keeps_its_recipe() -> None:
     cloudpickle = pytest.importorskip("cloudpickle")
     names: dict[str, Any] = {"__name__": "__main__"}  # as in a notebook
     exec(MINE, names)
@@ -313,16 +329,16 @@ def test_a_function_that_goes_along_by_value_brings_its_recipe() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_in_such_a_file_is_found_by_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_unpickle_classes_of_such_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(write(tmp_path / "mine.py", WITH_HEAD)))
-    how = recipe("with-head")
-    kept = tmp_path / "kept.pkl"
-    kept.write_bytes(pickle.dumps((Method, how, how.build, how.make().head(4, 2))))
+    own_recipe = recipe("with-head")
+    path = tmp_path / "method.pkl"
+    path.write_bytes(pickle.dumps((Method, own_recipe, own_recipe.build, own_recipe.make().head(4, 2))))
     load = (
-        "import pickle, sys; _, how, build, head = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "import pickle, sys; _, own_recipe, build, head = pickle.load(open(sys.argv[1], 'rb'))\n"
         "from halflabel.methods.base import recipe\n"
-        "assert recipe('with-head').build is build is how.build, 'it was run twice'\n"
+        "assert recipe('with-head').build is build is own_recipe.build, 'it was run twice'\n"
         "print(type(head).__name__)"
     )
-    solution = subprocess.run([sys.executable, "-c", load, kept], capture_output=True, text=True, timeout=120)
-    assert solution.stdout == "OwnHead\n", solution.stderr
+    process = subprocess.run([sys.executable, "-c", load, path], capture_output=True, text=True, timeout=120)
+    assert process.stdout == "OwnHead\n", process.stderr

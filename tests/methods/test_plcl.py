@@ -34,10 +34,10 @@ label = checks.reference("curriculum")
 
 
 def same_as_slow(method, logits, labels, alpha, beta, gamma, epoch=1, charged=None):
-    wanted = checks.slow(
+    expected = checks.slow(
         lambda x: slow.partial_bce(x, labels if charged is None else charged, alpha, beta, gamma), logits
     )
-    checks.same(checks.step(method, logits, labels, epoch), wanted)
+    checks.same(checks.step(method, logits, labels, epoch), expected)
 
 
 @pytest.mark.parametrize("shape", checks.SHAPES)
@@ -75,8 +75,8 @@ def test_special_cases_of_g():
     checks.same(checks.step(partial(), logits, full, 1), checks.step(recipe("bce").make(), logits, full, 1))
     loss, _ = checks.step(partial(alpha=1.0, gamma=-1.0), logits, labels, 1)
     known = torch.from_numpy(labels)
-    each = torch.nn.functional.softplus(-known * logits) * (known != 0)
-    mean_over_known = (each.sum(1) / (known != 0).sum(1).clamp(min=1)).mean()
+    entry_losses = torch.nn.functional.softplus(-known * logits) * (known != 0)
+    mean_over_known = (entry_losses.sum(1) / (known != 0).sum(1).clamp(min=1)).mean()
     torch.testing.assert_close(loss, mean_over_known)
 
 
@@ -114,18 +114,18 @@ def features(images=3, channels=4, high=3, wide=4):
     [(0.1, 0.1, 1, 1), (0.25, 0.5, 3, 6), (0.01, 0.0, 1, 0), (4, 2, 4, 2), (99, 1, 12, 1), (1, 0, 1, 0)],
 )
 def test_weldon_is_the_slow_loop(k_plus, k_minus, high, low):
-    given = features().requires_grad_()
+    maps = features().requires_grad_()
     head = seeded(0, lambda: Weldon(4, 3, k_plus, k_minus)).double()
-    output, wanted = head(given), slow.weldon(given, head.conv.weight[:, :, 0, 0], head.conv.bias, high, low)
-    torch.testing.assert_close(output.logits, wanted, rtol=1e-9, atol=1e-9)
-    learned = [given, *head.parameters()]
-    mine = torch.autograd.grad(output.logits.square().sum(), learned)
-    theirs = torch.autograd.grad(wanted.square().sum(), learned)
-    for got, want in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    output, expected = head(maps), slow.weldon(maps, head.conv.weight[:, :, 0, 0], head.conv.bias, high, low)
+    torch.testing.assert_close(output.logits, expected, rtol=1e-9, atol=1e-9)
+    learned = [maps, *head.parameters()]
+    gradients = torch.autograd.grad(output.logits.square().sum(), learned)
+    expected_gradients = torch.autograd.grad(expected.square().sum(), learned)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
     assert output.maps.shape == (3, 3, 3, 4)
-    torch.testing.assert_close(output.maps, head.class_maps(given))
-    assert torch.autograd.gradcheck(lambda x: head(x).logits, given)
+    torch.testing.assert_close(output.maps, head.class_maps(maps))
+    assert torch.autograd.gradcheck(lambda x: head(x).logits, maps)
 
 
 def test_weldon_shares_are_rounded():
@@ -151,17 +151,17 @@ def test_weldon_of_pooled_features_is_linear():
 
 def test_weldon_drops_single_elements_in_training_alone():
     head = Weldon(50, 2, dropout=0.5)
-    seen = []
-    head.conv.register_forward_hook(lambda module, given, made: seen.append(given[0]))
+    inputs = []
+    head.conv.register_forward_hook(lambda module, arguments, output: inputs.append(arguments[0]))
     ones = torch.ones(2, 50, 3, 3)
     torch.manual_seed(0)
     head(ones)
-    assert set(seen[0].unique().tolist()) == {0.0, 2.0}
-    assert 0.3 < (seen[0] == 0).float().mean() < 0.7
-    assert (seen[0] != seen[0][:, :, :1, :1]).any()
+    assert set(inputs[0].unique().tolist()) == {0.0, 2.0}
+    assert 0.3 < (inputs[0] == 0).float().mean() < 0.7
+    assert (inputs[0] != inputs[0][:, :, :1, :1]).any()
     head.eval()
     head(ones)
-    assert torch.equal(seen[1], ones)
+    assert torch.equal(inputs[1], ones)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -184,19 +184,19 @@ def test_weldon_without_cells_is_refused():
 
 
 def test_ensemble_is_the_mean_of_its_members():
-    given = torch.randn(2, 4, 3, 3)
+    maps = torch.randn(2, 4, 3, 3)
     head = Ensemble([Weldon(4, 5) for _ in range(3)])
-    output = head(given)
+    output = head(maps)
     assert head.needs_maps
     for member, logits in zip(head.heads, output.members, strict=True):
-        torch.testing.assert_close(logits, member(given).logits)
+        torch.testing.assert_close(logits, member(maps).logits)
     assert not torch.equal(output.members[0], output.members[1])
     torch.testing.assert_close(output.logits, output.members.mean(0))
-    torch.testing.assert_close(output.maps, torch.stack([member(given).maps for member in head.heads]).mean(0))
-    torch.testing.assert_close(head.class_maps(given), output.maps)
+    torch.testing.assert_close(output.maps, torch.stack([member(maps).maps for member in head.heads]).mean(0))
+    torch.testing.assert_close(head.class_maps(maps), output.maps)
     plain = Ensemble([Linear(4, 5), Linear(4, 5)])
     assert not plain.needs_maps
-    assert plain(given).maps is None
+    assert plain(maps).maps is None
 
 
 def test_each_member_has_its_own_loss():
@@ -205,17 +205,17 @@ def test_each_member_has_its_own_loss():
     method = checks.begin(recipe("plcl").make(strategy="d", pooling="mean", gnn=False, dropout=0.0), labels)
     head = seeded(0, lambda: method.head(4, 5)).double()
     assert len(head.heads) == 3
-    given = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    batch = Batch(torch.arange(6), (given,), torch.from_numpy(labels))
+    values = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    batch = Batch(torch.arange(6), (values,), torch.from_numpy(labels))
     loss = method.step(Model(None, head), batch, 1)
     single = recipe("partial-bce").make()
-    each = [single.step(Model(None, member), batch, 1) for member in head.heads]
-    torch.testing.assert_close(loss, torch.stack(each).mean(), rtol=1e-12, atol=1e-12)
+    member_losses = [single.step(Model(None, member), batch, 1) for member in head.heads]
+    torch.testing.assert_close(loss, torch.stack(member_losses).mean(), rtol=1e-12, atol=1e-12)
     assert loss > single.step(lambda view: Output(head(view).logits, view), batch, 1)
-    for member, own in zip(head.heads, each, strict=True):
-        (got,) = torch.autograd.grad(loss, member.linear.weight, retain_graph=True)
-        (want,) = torch.autograd.grad(own, member.linear.weight)
-        torch.testing.assert_close(3 * got, want, rtol=1e-12, atol=1e-12)
+    for member, member_loss in zip(head.heads, member_losses, strict=True):
+        (gradient,) = torch.autograd.grad(loss, member.linear.weight, retain_graph=True)
+        (expected,) = torch.autograd.grad(member_loss, member.linear.weight)
+        torch.testing.assert_close(3 * gradient, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_search_tries_no_threshold_twice():
         assert len(set(thresholds)) == 1 + len(values)
 
 
-def test_options_that_do_not_fit_are_refused():
+def test_options_out_of_range_are_refused():
     for options, advice in (
         ({"pooling": "max"}, "weldon, mean"),
         ({"strategy": "z"}, "none, a, b, c, d, e, 2steps"),
@@ -282,7 +282,7 @@ def test_steps_are_the_slow_loop_before_and_after_labelling(shape):
 
 
 @pytest.mark.parametrize("name", ["partial-bce", "curriculum", "plcl"])
-def test_rules_of_the_house(name):
+def test_half_precision_order_and_state(name):
     def make():
         return recipe(name).make()
 
@@ -296,14 +296,14 @@ def test_labels_found_in_training_are_in_the_log_and_close_to_the_truth():
     """The whole of plcl on features that tell the classes: it labels most of what is hidden, and mostly right."""
     rng = np.random.default_rng(0)
     truth = np.where(rng.random((96, 4)) < 0.4, 1, -1)
-    given = torch.from_numpy(rng.normal(0, 0.3, (96, 8, 3, 3)).astype(np.float32))
-    given[:, :4] += torch.from_numpy(truth).float()[:, :, None, None]
+    maps = torch.from_numpy(rng.normal(0, 0.3, (96, 8, 3, 3)).astype(np.float32))
+    maps[:, :4] += torch.from_numpy(truth).float()[:, :, None, None]
     hidden = truth * (rng.random(truth.shape) < 0.4)
-    table, whole = LabelTable.from_dense(hidden), LabelTable.from_dense(truth)
+    table, truth_table = LabelTable.from_dense(hidden), LabelTable.from_dense(truth)
     method = recipe("plcl").make(theta=1.0, dropout=0.2, passes=10)
     model = Model(None, seeded(0, lambda: method.head(8, 4)))
     settings = Settings(epochs=12, lr=0.1, batch_size=8, device="cpu")
-    log = fit(model, method, Features(given, table.images), table, settings, truth=whole).log
+    log = fit(model, method, Features(maps, table.images), table, settings, truth=truth_table).log
     added = [line for line in log if "weak_positives" in line]
     assert [line["epoch"] for line in added] == [5, 8]
     assert added[0]["label_proportion"] <= added[1]["label_proportion"]

@@ -89,17 +89,17 @@ def test_value_and_gradient_are_those_of_one_region_at_a_time(images, classes, l
     expected = expected / max(known, 1)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-9)
     parameters = list(head.parameters())
-    ours = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-    theirs = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True, materialize_grads=True)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
 def test_scores_are_the_same_in_evaluation_and_do_not_depend_on_other_images():
     head, maps = _head(6), _maps(5)
     with torch.no_grad():
         training, together = head.train()(maps).logits, head.eval()(maps).logits
-        alone = torch.cat([head(one[None]).logits for one in maps])
+        alone = torch.cat([head(image[None]).logits for image in maps])
     torch.testing.assert_close(training, together, rtol=0, atol=0)
     torch.testing.assert_close(alone, together, rtol=1e-9, atol=1e-9)
     for i in range(5):
@@ -119,7 +119,7 @@ def test_more_windows_and_longer_paths_find_more():
 
 
 def test_a_region_that_names_nothing_has_no_second_step():
-    """All margins of the first step are below 0: later steps, whatever they would say, do not count."""
+    """All margins of the first step are below 0: later steps do not count."""
     head, maps = _head(5, length=5), _maps(3)
     head.labels.data[:5] = -head.labels.data[5 + 1].abs() - 1
     head.labels.data[5 + 1] = head.labels.data[5 + 1].abs() + 1
@@ -132,10 +132,10 @@ def test_a_region_that_names_nothing_has_no_second_step():
 
 def test_one_window_and_one_step_are_the_first_step_of_cnn_rnn():
     head, maps = _head(4, levels=1, length=1), _maps(3)
-    other = RecurrentHead(5, 4, **SMALL).double().train()
-    other.load_state_dict(head.state_dict())
-    torch.testing.assert_close(head(maps).logits, other(maps).logits, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(head.class_maps(maps), other.class_maps(maps))
+    cnn_rnn = RecurrentHead(5, 4, **SMALL).double().train()
+    cnn_rnn.load_state_dict(head.state_dict())
+    torch.testing.assert_close(head(maps).logits, cnn_rnn(maps).logits, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(head.class_maps(maps), cnn_rnn.class_maps(maps))
 
 
 def test_gradcheck():
@@ -153,23 +153,23 @@ def test_pooled_features_are_one_cell():
 def test_it_finds_a_small_object_that_the_mean_hides():
     """A mark in one of 64 cells, in noise: what windows see, and the whole image hardly."""
     rng = np.random.default_rng(0)
-    there = rng.random(300) < 0.5
+    is_present = rng.random(300) < 0.5
     maps = rng.normal(size=(300, 2, 8, 8)).astype(np.float32)
-    for i in np.flatnonzero(there):
+    for i in np.flatnonzero(is_present):
         maps[i, 0, rng.integers(8), rng.integers(8)] += 9
-    table = LabelTable.from_dense(np.where(np.stack([there, there], 1), 1, -1))
-    source, right = Features(torch.from_numpy(maps), table.images), {}
+    table = LabelTable.from_dense(np.where(np.stack([is_present, is_present], 1), 1, -1))
+    source, accuracy = Features(torch.from_numpy(maps), table.images), {}
     for levels in (1, 6):
         method = recipe("rlsd").make(levels=levels, length=2, dimensions=8, hidden=4)
         torch.manual_seed(0)
         model = Model(None, method.head(2, 2))
         fit(model, method, source, table, Settings(epochs=12, lr=0.03, device="cpu"))
-        right[levels] = ((score_source(model, source).logits[:, 0] > 0).numpy() == there).mean()
-    assert right[6] > right[1] + 0.02
-    assert right[6] > 0.9
+        accuracy[levels] = ((score_source(model, source).logits[:, 0] > 0).numpy() == is_present).mean()
+    assert accuracy[6] > accuracy[1] + 0.02
+    assert accuracy[6] > 0.9
 
 
 @pytest.mark.parametrize("options", [{"levels": 0}, {"length": 0}, {"hidden": 0}, {"dropout": 1.5}, {"unknown": "so"}])
-def test_options_that_lead_nowhere_are_refused(options):
+def test_options_out_of_range_are_refused(options):
     with pytest.raises(UserError):
         recipe("rlsd").make(**options).head(4, 3)

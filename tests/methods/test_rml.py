@@ -114,7 +114,7 @@ def test_published_rml_with_weights(content, case):
 
 
 @pytest.mark.parametrize(("content", "case"), _golden("rml_supervised"))
-def test_the_paper_has_a_flat_ramp_instead(content, case):
+def test_the_default_ramp_is_flat_as_in_the_paper(content, case):
     """The default differs from the published numbers: no leak."""
     x = torch.tensor(case["logits"], dtype=torch.float64)
     targets = known_entries(torch.tensor(case["labels"]))
@@ -144,7 +144,7 @@ def test_ranks_are_rounded_down_or_to_the_nearest():
     assert harmonic(torch.tensor([0, 1, 3]), 4).tolist() == pytest.approx([0, 1, 1 + 1 / 2 + 1 / 3])
 
 
-def test_violators_count_ties_in():
+def test_ties_count_as_violators():
     x = torch.tensor([[1.0, 0.0, 0.5, -3.0]])
     neg = torch.tensor([[0.0, 1.0, 1.0, 1.0]])
     assert violators(x, neg)[0, 0] == 2  # 1 − 1 + 0 = 0 counts
@@ -166,7 +166,7 @@ def test_trials_follow_the_draw_without_replacement(n, v):
     assert (np.abs(loop[1 : n + 1] / 5000 - expected.numpy()) <= 5 * error.numpy() * 2 + 1e-12).all()
 
 
-def test_without_a_violator_all_are_tried_in_vain():
+def test_without_a_violator_all_classes_are_tried():
     assert trials(torch.tensor([0, 0]), torch.tensor([5, 0])).tolist() == [6, 1]
 
 
@@ -221,8 +221,8 @@ def test_exact_ranks_do_not_depend_on_the_order_of_images(name):
 def test_unknown_entries_in_pairs():
     table = LabelTable.from_dense([[1, 0, 0], [0, 0, 0], [0, 1, 1]])
     batch, x = make_batch(table.dense()), torch.zeros(3, 3)
-    for how, absent in (("ignore", 0), ("negative", 1), ("auto", 1)):
-        relabel = UnknownAs(how)
+    for unknown, absent in (("ignore", 0), ("negative", 1), ("auto", 1)):
+        relabel = UnknownAs(unknown)
         relabel.start(table)
         targets = relabel(batch, x, 1)
         assert targets.pos.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]]

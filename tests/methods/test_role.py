@@ -108,31 +108,31 @@ def test_positives_per_image_from_the_labels(labels):
 def test_positives_per_image_is_right_when_labels_are_missing_at_random():
     generator = np.random.default_rng(0)
     truth = np.where(generator.random((4000, 6)) < [0.05, 0.1, 0.2, 0.3, 0.4, 0.5], 1, -1)
-    seen = truth * (generator.random(truth.shape) < 0.1)
-    assert estimate_positives(LabelTable.from_dense(seen)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
+    known = truth * (generator.random(truth.shape) < 0.1)
+    assert estimate_positives(LabelTable.from_dense(known)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
 
 
-@pytest.mark.parametrize(("often", "kept"), [(0.7, 0.25), (0.6, 0.5), (0.9, 0.25), (0.05, 0.1)])
-def test_positives_may_be_frequent(often: float, kept: float) -> None:
+@pytest.mark.parametrize(("frequency", "known_share"), [(0.7, 0.25), (0.6, 0.5), (0.9, 0.25), (0.05, 0.1)])
+def test_positives_may_be_frequent(frequency: float, known_share: float) -> None:
     generator = np.random.default_rng(1)
-    truth = np.where(generator.random((2000, 6)) < often, 1, -1)
-    seen = truth * (generator.random(truth.shape) < kept)
-    assert estimate_positives(LabelTable.from_dense(seen)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
+    truth = np.where(generator.random((2000, 6)) < frequency, 1, -1)
+    known = truth * (generator.random(truth.shape) < known_share)
+    assert estimate_positives(LabelTable.from_dense(known)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
 
 
-@pytest.mark.parametrize("asked", [0, 5, 300, 3000, 12000])
-def test_labels_asked_about_afterwards_are_not_missing_at_random(asked: int) -> None:
+@pytest.mark.parametrize("answers", [0, 5, 300, 3000, 12000])
+def test_answers_are_not_taken_as_missing_at_random(answers: int) -> None:
     generator = np.random.default_rng(2)
     truth = np.where(generator.random((4000, 8)) < 0.15, 1, -1)
     truth[np.arange(4000), generator.integers(0, 8, 4000)] = 1
-    seen = np.zeros_like(truth)
+    known = np.zeros_like(truth)
     for row, column in zip(range(4000), (truth > 0).argmax(1), strict=True):
-        seen[row, column] = 1
-    chosen = generator.choice(truth.size, asked, replace=False)
-    seen.flat[chosen] = truth.flat[chosen]
-    table = LabelTable.from_dense(seen)
-    assert estimate_positives(table) == pytest.approx((seen > 0).sum(1).mean())
-    assert estimate_positives(table) == pytest.approx(reference.positives_per_image(seen.tolist()))
+        known[row, column] = 1
+    chosen = generator.choice(truth.size, answers, replace=False)
+    known.flat[chosen] = truth.flat[chosen]
+    table = LabelTable.from_dense(known)
+    assert estimate_positives(table) == pytest.approx((known > 0).sum(1).mean())
+    assert estimate_positives(table) == pytest.approx(reference.positives_per_image(known.tolist()))
 
 
 def test_estimates_start_where_the_paper_says_and_by_name():

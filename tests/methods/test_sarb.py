@@ -41,24 +41,24 @@ def make(name, images=5, classes=3, channels=4, seed=0, **options):
     return method.double(), model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))
 
 
-def looped(method, model, batch, draws):
+def slow_step(method, model, batch, draws):
     """The step of the paper, given what was drawn: partners, chosen labels, numbers of prototypes."""
     partner, chosen, number = draws
     scored = [shared.head(image, model.head) for image in batch.views[0]]
-    logits, actual = [row for row, _ in scored], [row for _, row in scored]
+    logits, features = [row for row, _ in scored], [row for _, row in scored]
     labels = batch.labels.tolist()
-    loss = shared.bce(logits, shared.known(labels)) + method.contrast_weight * shared.contrast(actual, labels)
+    loss = shared.bce(logits, shared.known(labels)) + method.contrast_weight * shared.contrast(features, labels)
     for share, weight, instance in (
         (method.alpha, method.instance_weight, True),
         (method.beta, method.prototype_weight, False),
     ):
         blended, targets = [], shared.known(labels)
         for n, row in enumerate(labels):
-            m, line = int(partner[n]), list(actual[n])
+            m, line = int(partner[n]), list(features[n])
             for c, y in enumerate(row):
-                other = actual[m][c] if instance else method.prototypes.centres[c, int(number[n, c])]
+                blended_with = features[m][c] if instance else method.prototypes.centres[c, int(number[n, c])]
                 if y == 0 and (labels[m][c] == 1 if instance else bool(chosen[n, c])):
-                    line[c] = share * actual[n][c] + (1 - share) * other
+                    line[c] = share * features[n][c] + (1 - share) * blended_with
                     targets[n][c] = (1 - share, share)
             blended.append(shared.classify(line, model.head))
         loss = loss + weight * shared.bce(blended, targets)
@@ -73,24 +73,26 @@ def test_steps_are_the_slow_loop_with_the_same_draws(name, monkeypatch):
         [shared.head(image, model.head)[0] for image in batch.views[0]], shared.known(batch.labels.tolist())
     )
     features = model(batch.views[0]).per_class
-    near = method.contrast_weight * shared.contrast(features, batch.labels.tolist())
-    torch.testing.assert_close(first, plain + near, rtol=1e-9, atol=1e-9)
+    contrast = method.contrast_weight * shared.contrast(features, batch.labels.tolist())
+    torch.testing.assert_close(first, plain + contrast, rtol=1e-9, atol=1e-9)
 
     partner = torch.tensor([4, 2, 0, 1, 3])
     number = torch.from_numpy(np.random.default_rng(3).integers(0, 4, (5, 3)))
     chosen = (batch.labels == 0) & torch.tensor([True, False, True])
     monkeypatch.setattr("torch.randperm", lambda count, device=None: partner)
-    monkeypatch.setattr("halflabel.methods.parts.blending.draw_unknown", lambda *given: chosen)
+    monkeypatch.setattr("halflabel.methods.parts.blending.draw_unknown", lambda *_: chosen)
     monkeypatch.setattr(type(method), "_draw_prototypes", lambda self, labels, quadrant: number)
     loss = method.step(model, batch, 2)
-    wanted = looped(method, model, batch, (partner, chosen, number))
-    torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=1e-9)
+    expected = slow_step(method, model, batch, (partner, chosen, number))
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
     weights = [*model.parameters(), method.alpha, method.beta]
-    for mine, theirs in zip(*(torch.autograd.grad(value, weights) for value in (loss, wanted)), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-9)
+    for gradient, expected_gradient in zip(
+        *(torch.autograd.grad(value, weights) for value in (loss, expected)), strict=True
+    ):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-8, atol=1e-9)
 
 
-def test_the_star_draws_another_quarter_than_its_own():
+def test_sarb_star_draws_from_another_quadrant():
     method, _, batch = make("sarb*")
     quadrant = torch.tensor([[0, 1, 2]] * 5)
     for seed in range(20):
@@ -111,14 +113,14 @@ def test_quadrants_by_hand():
 def test_drawn_labels_are_unknown_usable_and_as_many_as_asked():
     labels = torch.tensor([[0, 0, 0, 0], [0, 1, -1, 0], [1, 1, 1, 1], [0, 1, 1, 1]])
     usable = torch.tensor([False, True, True, True])
-    seen = torch.zeros(4, 4, dtype=torch.bool)
+    ever_drawn = torch.zeros(4, 4, dtype=torch.bool)
     for seed in range(30):
         torch.manual_seed(seed)
         drawn = draw_unknown(labels, 2, usable)
         assert drawn.sum(1).tolist() == [2, 1, 0, 0]
         assert not (drawn & ((labels != 0) | ~usable)).any()
-        seen |= drawn
-    assert seen[0].tolist() == usable.tolist()
+        ever_drawn |= drawn
+    assert ever_drawn[0].tolist() == usable.tolist()
     assert draw_unknown(labels[:, :1], 3, usable[1:2]).sum(1).tolist() == [1, 1, 0, 1]
 
 
@@ -134,13 +136,13 @@ def test_shares_are_learned_without_decay_or_stay():
     assert float(method.alpha) == 1
 
 
-def test_the_star_is_found_by_both_names():
+def test_sarb_star_has_two_names():
     assert recipe("sarb-star") is recipe("sarb*")
     assert recipe("sarb*").name == "sarb*"
     assert "prototypes" not in recipe("sarb*").options
 
 
 @pytest.mark.parametrize("options", [{"share": 2.0}, {"blends": 0}, {"warm": -1}, {"every": 0}, {"width": 0}])
-def test_options_that_do_not_fit_are_told(options):
+def test_options_out_of_range_are_refused(options):
     with pytest.raises(UserError):
         recipe("sarb").make(**options)

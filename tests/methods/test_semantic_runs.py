@@ -24,7 +24,7 @@ SMALL = {"vector_size": 4}
 HEAD = {**SMALL, "width": 8, "rank": 4}
 LATER = {**HEAD, "warm": 1, "bank": 4}
 OPTIONS = {"gcn-ml": {**SMALL, "hidden": 8}, "ssgrl": HEAD} | dict.fromkeys(("sst", "hst", "sarb", "sarb*"), LATER)
-each = pytest.mark.parametrize("name", OPTIONS)
+each_method = pytest.mark.parametrize("name", OPTIONS)
 
 
 def paint(folder: Path, n: int = 16) -> LabelTable:
@@ -38,8 +38,8 @@ def paint(folder: Path, n: int = 16) -> LabelTable:
     return LabelTable.from_dense(hidden, [f"{i:02d}.png" for i in range(n)], ["red", "green", "blue"])
 
 
-@each
-def test_end_to_end_and_back(name: str, tmp_path: Path) -> None:
+@each_method
+def test_a_trained_run_is_loaded_with_vectors_and_graph(name: str, tmp_path: Path) -> None:
     table = paint(tmp_path)
     settings = Settings(epochs=3, batch_size=8, lr=0.01, device="cpu")
     config = Config(
@@ -47,12 +47,12 @@ def test_end_to_end_and_back(name: str, tmp_path: Path) -> None:
     )
     run = RunFolder(tmp_path / "run")
     evaluation = train(table, tmp_path, config, run)
-    again = Predictor.from_run(run)
-    head = again.model.head
+    predictor = Predictor.from_run(run)
+    head = predictor.model.head
     assert bool(head.vectors.any())  # as it was told in training
     assert bool((head.graph != torch.eye(3)).any())
-    whole = again.evaluate(table.subset(np.flatnonzero(run.split_of(table.images))), tmp_path)
-    assert whole.overall["mAP"] == pytest.approx(evaluation.overall["mAP"])
+    loaded_evaluation = predictor.evaluate(table.subset(np.flatnonzero(run.split_of(table.images))), tmp_path)
+    assert loaded_evaluation.overall["mAP"] == pytest.approx(evaluation.overall["mAP"])
 
 
 def blocks(images: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
@@ -66,8 +66,8 @@ def blocks(images: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
     return torch.from_numpy(maps).float(), labels
 
 
-@each
-def test_it_learns_what_is_to_be_seen(name: str) -> None:
+@each_method
+def test_unseen_images_are_ranked_well(name: str) -> None:
     """mAP well above chance (0.4) on images it has not seen, from a third of the labels."""
     from halflabel.metrics import mean_average_precision
 
@@ -77,6 +77,6 @@ def test_it_learns_what_is_to_be_seen(name: str) -> None:
     method = recipe(name).make(**{**OPTIONS[name], **({"warm": 6} if "warm" in OPTIONS[name] else {})})
     model = Model(None, seeded(0, lambda: method.head(8, 4)))
     fit(model, method, Features(maps, table.images), table, Settings(epochs=12, batch_size=16, lr=0.01, device="cpu"))
-    others, truth = blocks(160, 1)
-    logits = score_source(model, Features(others, table.images)).logits
+    test_maps, truth = blocks(160, 1)
+    logits = score_source(model, Features(test_maps, table.images)).logits
     assert mean_average_precision(logits, torch.from_numpy(truth)) > 0.8

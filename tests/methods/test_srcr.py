@@ -1,4 +1,4 @@
-"""SR+CR against the slow loop, its two propositions, its ablation, and the rules every method keeps."""
+"""SR+CR against the slow loop, its two propositions, its ablation, and half precision, order and state."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ def given_cells(cells, **options):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("k", "alpha"), [(1, 0.5), (5, 0.5), (3, 0.0), (1000, 1.0)])
 def test_scores_are_the_slow_loop(shape, k, alpha):
-    given = features(*shape)
+    maps = features(*shape)
     head = SaliencyHead(shape[1], 3, k, alpha).double()
-    output = head(given)
-    wanted = slow.logits(given, head.conv.weight[:, :, 0, 0], head.conv.bias, k, alpha)
-    wanted = torch.stack([torch.stack(row) for row in wanted])
-    torch.testing.assert_close(output.logits, wanted, rtol=1e-9, atol=1e-9)
+    output = head(maps)
+    expected = slow.logits(maps, head.conv.weight[:, :, 0, 0], head.conv.bias, k, alpha)
+    expected = torch.stack([torch.stack(row) for row in expected])
+    torch.testing.assert_close(output.logits, expected, rtol=1e-9, atol=1e-9)
     assert output.maps.shape == (shape[0], 3, *shape[2:])
-    assert torch.equal(output.maps, head.class_maps(given))
-    assert torch.equal(output.features, given.mean(dim=(2, 3)))
-    mine = torch.autograd.grad(output.logits.square().sum(), list(head.parameters()))
-    theirs = torch.autograd.grad(wanted.square().sum(), list(head.parameters()))
-    for got, want in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-    assert torch.autograd.gradcheck(lambda x: head(x).logits, given.requires_grad_())
+    assert torch.equal(output.maps, head.class_maps(maps))
+    assert torch.equal(output.features, maps.mean(dim=(2, 3)))
+    gradients = torch.autograd.grad(output.logits.square().sum(), list(head.parameters()))
+    expected_gradients = torch.autograd.grad(expected.square().sum(), list(head.parameters()))
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
+    assert torch.autograd.gradcheck(lambda x: head(x).logits, maps.requires_grad_())
 
 
 def test_scores_by_hand():
@@ -110,11 +110,11 @@ def test_infer_acts_after_training_only():
     shifted.load_state_dict(head.state_dict())
     plain = SaliencyHead(4, 3, alpha=0.0).double()
     plain.load_state_dict(head.state_dict())
-    given = features()
-    assert torch.equal(head.train()(given).logits, shifted(given).logits)
-    assert torch.equal(head.eval()(given).logits, plain(given).logits)
-    assert torch.equal(shifted.eval()(given).logits, shifted.train()(given).logits)
-    assert not torch.equal(shifted(given).logits, plain(given).logits)
+    maps = features()
+    assert torch.equal(head.train()(maps).logits, shifted(maps).logits)
+    assert torch.equal(head.eval()(maps).logits, plain(maps).logits)
+    assert torch.equal(shifted.eval()(maps).logits, shifted.train()(maps).logits)
+    assert not torch.equal(shifted(maps).logits, plain(maps).logits)
 
 
 # Proposition 1: s_c is an adaptive margin on the logit a_c. The gradient of a cell outside the top k is dL/da_c / n.
@@ -124,7 +124,7 @@ HARD, EASY = [-3.0, -2.5, -2.0, -1.0, -4.0, -3.5], [3.0, 2.5, 4.0, 1.0, -1.0, 0.
 def slope(cells, y, alpha):
     """dL/da_c with s_c held fixed, read off the smallest cell, which is not among the top 2."""
     maps, output = given_cells([cells], k=2, alpha=alpha)
-    targets = Targets(*(torch.tensor([[float(wanted)]], dtype=torch.float64) for wanted in (y == 1, y == -1)))
+    targets = Targets(*(torch.tensor([[float(has_label)]], dtype=torch.float64) for has_label in (y == 1, y == -1)))
     (grad,) = torch.autograd.grad(BCE()(output.logits, targets).sum(), maps)
     return float(grad.flatten()[int(np.argmin(cells))]) * len(cells)
 
@@ -178,11 +178,11 @@ def test_proposition_2_salient_cells_get_the_larger_gradient(y):
     assert (pulls[0.5][inside].view(5, 4) > others.max(1, keepdim=True).values).all()
 
 
-def run(options, given, labels, epoch=1):
+def run(options, views, labels, epoch=1):
     """(loss, gradients, method, head) of one step of `srcr` on these views."""
     method = checks.begin(recipe("srcr").make(**options), labels)
-    head = seeded(0, lambda: method.head(given[0].shape[1], labels.shape[1])).double()
-    batch = Batch(torch.arange(len(labels)), tuple(given[: len(method.views)]), torch.from_numpy(labels))
+    head = seeded(0, lambda: method.head(views[0].shape[1], labels.shape[1])).double()
+    batch = Batch(torch.arange(len(labels)), tuple(views[: len(method.views)]), torch.from_numpy(labels))
     loss = method.step(Model(None, head), batch, epoch)
     return loss, torch.autograd.grad(loss, list(head.parameters())), method, head
 
@@ -197,11 +197,11 @@ def test_step_is_the_slow_loop(normalise, supervise, shape, classes):
     options = {"normalise": normalise, "supervise": supervise, "k": 2, "tau": 0.55, "weight": 0.7}
     loss, grads, _, head = run(options, (weak, strong), labels)
     weight, bias = head.conv.weight[:, :, 0, 0], head.conv.bias
-    seen = [slow.logits(view, weight, bias, 2, 0.5) for view in (weak, strong)]
-    wanted = slow.loss(*seen, labels, 0.55, normalise, 0.7, supervise) + 0 * bias.sum()
-    torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=1e-9)
-    for got, want in zip(grads, torch.autograd.grad(wanted, list(head.parameters())), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    logits = [slow.logits(view, weight, bias, 2, 0.5) for view in (weak, strong)]
+    expected = slow.loss(*logits, labels, 0.55, normalise, 0.7, supervise) + 0 * bias.sum()
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    for gradient, expected_gradient in zip(grads, torch.autograd.grad(expected, list(head.parameters())), strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
 # saliency, consistency, normalise, as the page lists them; α of L_s, α of L_u, weight of L_u, is there a strong view.
@@ -226,12 +226,12 @@ def test_every_row_of_the_ablation_by_options_alone(row):
     assert method.views == (("weak", "strong") if two_views else ("weak",))
     strong = strong if two_views else weak
     w, b = head.conv.weight[:, :, 0, 0], head.conv.bias
-    seen = [slow.logits(view, w, b, 5, alpha) for view in (weak, strong)]
+    logits = [slow.logits(view, w, b, 5, alpha) for view in (weak, strong)]
     guess = [slow.logits(view, w, b, 5, guess_alpha) for view in (weak, strong)]
-    wanted = slow.loss(*seen, labels, 0.6, normalise, weight, "both", *guess)
-    torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=1e-9)
-    for got, want in zip(grads, torch.autograd.grad(wanted, list(head.parameters())), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    expected = slow.loss(*logits, labels, 0.6, normalise, weight, "both", *guess)
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-9)
+    for gradient, expected_gradient in zip(grads, torch.autograd.grad(expected, list(head.parameters())), strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
 def test_the_rows_of_the_ablation_differ():
@@ -261,9 +261,9 @@ def test_weight_zero_keeps_both_views_and_drops_the_guesses():
 
 
 def test_equal_views_make_consistency_plain_pseudo_labelling():
-    given, labels = 3 * features(6, 4, 3, 3), make_labels(6, 4)
-    cr, cr_grads, *_ = run({}, (given, given), labels)
-    pl, pl_grads, *_ = run({"consistency": "pl"}, (given,), labels)
+    view, labels = 3 * features(6, 4, 3, 3), make_labels(6, 4)
+    cr, cr_grads, *_ = run({}, (view, view), labels)
+    pl, pl_grads, *_ = run({"consistency": "pl"}, (view,), labels)
     checks.same([cr.detach(), *cr_grads], [pl.detach(), *pl_grads], 1e-12)
 
 
@@ -335,7 +335,7 @@ def test_a_later_start_leaves_unknown_entries_alone_until_then():
 
 
 @pytest.mark.parametrize("options", [{}, {"consistency": "pl"}, {"consistency": "none"}, {"normalise": "image"}])
-def test_rules_of_the_house(options):
+def test_half_precision_order_and_state(options):
     def make():
         return recipe("srcr").make(**options)
 
@@ -398,7 +398,7 @@ def test_it_trains_on_cached_features_with_and_without_strong_views():
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"saliency": "some"}, "use one of: all, known, none"),
         ({"consistency": "yes"}, "use one of: cr, pl, none"),
@@ -413,8 +413,8 @@ def test_it_trains_on_cached_features_with_and_without_strong_views():
         ({"weight": -1.0}, "weight ≥ 0"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options, says):
-    with pytest.raises(UserError, match=says):
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
         recipe("srcr").make(**options)
 
 

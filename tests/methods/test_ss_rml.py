@@ -59,13 +59,13 @@ def test_labels_are_passed_on_as_in_the_loop(unknown, t, labelled):
     assert (targets.neg >= 0).all()
     assert torch.equal(targets.pos[labels > 0], torch.full(((labels > 0).sum(),), labelled, dtype=torch.float64))
     # Any batch in any order gives the same rows.
-    some = torch.tensor([9, 0, 4, 4])
-    part = relabel(make_batch(labels[some], some), logits[some], 2)
-    assert torch.equal(part.pos, targets.pos[some])
-    assert torch.equal(part.neg, targets.neg[some])
+    index = torch.tensor([9, 0, 4, 4])
+    part = relabel(make_batch(labels[index], index), logits[index], 2)
+    assert torch.equal(part.pos, targets.pos[index])
+    assert torch.equal(part.neg, targets.neg[index])
 
 
-def test_unreadable_images_neither_give_nor_take():
+def test_unreadable_images_neither_give_nor_get_labels():
     labels, features = _scattered()
     features[[0, 9]] = torch.nan
     relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
@@ -77,7 +77,7 @@ def test_unreadable_images_neither_give_nor_take():
     assert relabel.similarity.isfinite().all()
 
 
-def test_neighbours_are_the_same_looked_for_part_by_part(monkeypatch):
+def test_neighbours_do_not_depend_on_the_block_size(monkeypatch):
     labels, features = _scattered()
     features[[0, 9]] = torch.nan
     results = []
@@ -91,7 +91,7 @@ def test_neighbours_are_the_same_looked_for_part_by_part(monkeypatch):
     assert log["propagated_images"] > 2
 
 
-def test_sweeps_without_room_are_refused(monkeypatch):
+def test_sweeps_without_disk_space_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
     table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(1000), nothing, nothing, nothing)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**9))
@@ -126,7 +126,7 @@ def test_one_labelled_image_is_the_nearest_of_all_others(known):
     assert relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1) == {}
 
 
-def test_a_class_nobody_has_labelled_changes_nothing():
+def test_a_class_without_labels_changes_nothing():
     """Images that lack only such a class receive nothing: they are not among the u in the scale of distances."""
     labels, features = _scattered()
     results = []
@@ -141,7 +141,7 @@ def test_a_class_nobody_has_labelled_changes_nothing():
     assert not results[1].pos[:, 5:].any()
 
 
-def test_when_features_are_wanted():
+def test_epochs_that_want_a_sweep():
     relabel = PropagateLabels(3, 20, 0.0, 1.0, "auto")
     relabel.start(LabelTable.from_dense([[1, -1], [0, 0]]))
     assert [epoch for epoch in range(1, 50) if relabel.wants_sweep(epoch)] == [3, 23, 43]
@@ -163,14 +163,14 @@ def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, broken):
     """Section 2.2: similarities are computed at the beginning, and what is passed on stays until the end."""
     labels, features = _scattered()
     table = LabelTable.from_dense(labels)
-    seen = []
+    states = []
 
     class Recorder(Callback):
         def on_epoch_start(self, epoch, epochs, images):
-            seen.append((relabel.neighbour.tolist(), relabel.similarity.tolist()))
+            states.append((relabel.neighbour.tolist(), relabel.similarity.tolist()))
 
         def on_step_end(self, images, loss):
-            if broken and len(seen) == 1:
+            if broken and len(states) == 1:
                 raise KeyboardInterrupt
 
     def go(**more):
@@ -187,35 +187,35 @@ def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, broken):
             go(callback=Recorder())
     go(callback=Recorder(), resume=broken)
     takers, givers = [i for i in range(12) if (labels[i] == 0).any()], [i for i in range(12) if labels[i].any()]
-    near, distance = [-1] * 12, {}
+    nearest, distance = [-1] * 12, {}
     for i in takers:
-        distance[i], near[i] = min((float((features[i] - features[j]).norm()), j) for j in givers if j != i)
+        distance[i], nearest[i] = min((float((features[i] - features[j]).norm()), j) for j in givers if j != i)
     t = sum(distance.values()) / len(takers) * len(takers) / 12
-    assert len(seen) == 2 + broken
-    for neighbour, similarity in seen:
-        assert neighbour == near
+    assert len(states) == 2 + broken
+    for neighbour, similarity in states:
+        assert neighbour == nearest
         assert similarity == pytest.approx([math.exp(-distance[i] / t) if i in distance else 0.0 for i in range(12)])
 
 
-def test_what_is_remembered_survives():
+def test_state_is_saved_and_loaded():
     labels, features = _scattered()
     table = LabelTable.from_dense(labels)
-    method, other = recipe("ss-rml").make(), recipe("ss-rml").make()
+    method, loaded = recipe("ss-rml").make(), recipe("ss-rml").make()
     method.start(table)
     method.relabel.absorb(Sweep(torch.zeros(labels.shape), features), 5)
-    other.start(table)
-    other.load_state_dict(method.state_dict())
+    loaded.start(table)
+    loaded.load_state_dict(method.state_dict())
     torch.manual_seed(0)
     model = Model(None, Linear(4, labels.shape[1]))
     batch = Batch(torch.arange(len(labels)), (features,), torch.from_numpy(labels))
     losses = []
-    for each in (method, other):
+    for trained in (method, loaded):
         torch.manual_seed(3)
-        losses.append(each.step(model, batch, 6).item())
+        losses.append(trained.step(model, batch, 6).item())
     assert losses[0] == losses[1]
-    other.start(table)
+    loaded.start(table)
     torch.manual_seed(3)
-    assert other.step(model, batch, 6).item() != losses[0]
+    assert loaded.step(model, batch, 6).item() != losses[0]
 
 
 def test_full_labels_make_ss_rml_the_same_as_rml():
@@ -245,7 +245,7 @@ class _Stop(Exception):
 
 
 class _StopAfter(Callback):
-    """Told how training goes, it breaks it off after an epoch."""
+    """Stops training after an epoch."""
 
     def __init__(self, epoch):
         self.epoch = epoch
@@ -271,11 +271,11 @@ def test_ss_rml_trains_in_the_loop_and_resumes_exactly(tmp_path):
         method = recipe("ss-rml").make(start=2, every=1)
         return fit(model, method, source, table, settings, callback=callback, folder=folder, resume=resume)
 
-    whole = train(None)
-    assert [line.get("propagated_images") for line in whole.log] == [None, 45, 45, 45]
+    uninterrupted = train(None)
+    assert [line.get("propagated_images") for line in uninterrupted.log] == [None, 45, 45, 45]
     with pytest.raises(_Stop):
         train(tmp_path, _StopAfter(3))
     resumed = train(tmp_path, resume=True)
-    assert [line["loss"] for line in resumed.log] == [line["loss"] for line in whole.log]
-    for name, weight in whole.weights.items():
+    assert [line["loss"] for line in resumed.log] == [line["loss"] for line in uninterrupted.log]
+    for name, weight in uninterrupted.weights.items():
         assert torch.equal(weight, resumed.weights[name])

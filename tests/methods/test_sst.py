@@ -1,4 +1,4 @@
-"""SST and HST: whole steps against slow loops, thresholds, and what is remembered."""
+"""SST and HST: whole steps against slow loops, thresholds, and restarts."""
 
 from __future__ import annotations
 
@@ -41,33 +41,28 @@ def make(name, images=5, classes=3, channels=4, seed=0, **options):
     return method.double(), model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))
 
 
-def looped(method, model, batch, examples, thetas):
-    """The step of the paper, given what the bank holds and the two thresholds; None for no guesses."""
+def slow_step(method, model, batch, examples, thetas):
+    """The step of the paper, given the content of the bank and the two thresholds; None for no guesses."""
     scored = [shared.head(image, model.head) for image in batch.views[0]]
-    logits, actual = [row for row, _ in scored], [row for _, row in scored]
+    logits, features = [row for row, _ in scored], [row for _, row in scored]
     labels = batch.labels.tolist()
-    pairs = [slow.pair_logits(image, method.within) for image in actual]
+    pairs = [slow.pair_logits(image, method.within) for image in features]
     loss = shared.bce(logits, shared.known(labels))
     loss = loss + method.pair_weight * slow.pair_loss(pairs, labels)
-    loss = loss + method.contrast_weight * shared.contrast(actual, labels)
+    loss = loss + method.contrast_weight * shared.contrast(features, labels)
     if thetas is not None:
-        for scores, theta in zip((slow.within(pairs, labels), slow.across(actual, examples)), thetas, strict=True):
+        for scores, theta in zip((slow.within(pairs, labels), slow.across(features, examples)), thetas, strict=True):
             loss = loss + method.guess_weight * shared.bce(logits, slow.guessed(scores, labels, theta))
-    return loss, actual
+    return loss, features
 
 
-def both(mine, theirs):
-    """Two gradients, zero where a weight has no part in the loss."""
-    size = mine if mine is not None else theirs
-    zero = torch.zeros(()) if size is None else torch.zeros_like(size)
-    return tuple(zero if one is None else one for one in (mine, theirs))
-
-
-def agree(found, wanted, weights):
-    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
-    grads = (torch.autograd.grad(value, weights, allow_unused=True) for value in (found, wanted))
-    for mine, theirs in zip(*grads, strict=True):
-        torch.testing.assert_close(*both(mine, theirs), rtol=1e-6, atol=1e-9)
+def agree(actual, expected, weights):
+    torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-9)
+    grads = (
+        torch.autograd.grad(value, weights, allow_unused=True, materialize_grads=True) for value in (actual, expected)
+    )
+    for gradient, expected_gradient in zip(*grads, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(("images", "classes"), [(5, 3), (2, 1)])
@@ -78,48 +73,50 @@ def test_steps_of_sst_are_the_slow_loop(images, classes):
     guessed = 0
     for epoch in (1, 2, 3):
         theta = {1: None, 2: 0.1, 3: 0.075}[epoch]
-        wanted, actual = looped(method, model, batch, examples, None if theta is None else (theta, theta))
+        expected, features = slow_step(method, model, batch, examples, None if theta is None else (theta, theta))
         if theta is not None:
-            targets = slow.guessed(slow.across(actual, examples), batch.labels.tolist(), theta)
+            targets = slow.guessed(slow.across(features, examples), batch.labels.tolist(), theta)
             guessed += targets != shared.known(batch.labels.tolist())
-        agree(method.step(model, batch, epoch), wanted, weights)
-        for image, row in zip(actual, batch.labels.tolist(), strict=True):
+        agree(method.step(model, batch, epoch), expected, weights)
+        for image, row in zip(features, batch.labels.tolist(), strict=True):
             for c, y in enumerate(row):
                 if y == 1:
                     examples[c] = [*examples[c], image[c].detach()][-4:]
     assert guessed, "nothing was guessed: the loop shows nothing"
 
 
-def test_hst_has_prototypes_in_place_of_the_bank_and_pulls_features_to_them():
+def test_hst_uses_prototypes_instead_of_the_bank():
     method, model, batch = make("hst", warm=1, theta=0.5, theta_floor=0.45, thresholds="falling", prototypes=2)
     method.step(model, batch, 1)
     loss = method.step(model, batch, 2)
     prototypes = method.prototypes
-    examples = [list(rows) if there else [] for rows, there in zip(prototypes.centres, prototypes.exists, strict=True)]
-    wanted, actual = looped(method, model, batch, examples, (0.5, 0.5))
+    examples = [
+        list(rows) if exists else [] for rows, exists in zip(prototypes.centres, prototypes.exists, strict=True)
+    ]
+    expected, features = slow_step(method, model, batch, examples, (0.5, 0.5))
     total, count = 0.0, 0
-    for image, row in zip(actual, batch.labels.tolist(), strict=True):
+    for image, row in zip(features, batch.labels.tolist(), strict=True):
         for c, y in enumerate(row):
             if y and examples[c]:
-                near = sum(shared.cosine(image[c], one) for one in examples[c]) / len(examples[c])
-                total, count = total + 1 - y * near, count + 1
+                similarity = sum(shared.cosine(image[c], prototype) for prototype in examples[c]) / len(examples[c])
+                total, count = total + 1 - y * similarity, count + 1
     assert count
-    agree(loss, wanted + method.contrast_weight * total / count, list(model.parameters()))
+    agree(loss, expected + method.contrast_weight * total / count, list(model.parameters()))
 
 
-def test_thresholds_are_taught_by_known_labels():
+def test_thresholds_are_learned_from_known_labels():
     """Scores that are high where labels are absent push θ up, low ones of present labels pull it down."""
     from halflabel.methods.parts.transfer import threshold_loss
 
     theta = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
-    scores, there = torch.tensor([[0.9, 0.2, 0.9]], dtype=torch.float64), torch.tensor([[True, True, False]])
+    scores, has_score = torch.tensor([[0.9, 0.2, 0.9]], dtype=torch.float64), torch.tensor([[True, True, False]])
     for label, sign in ((-1, -1), (1, 1)):  # the step goes against the gradient
         labels = torch.tensor([[label if label < 0 else 0, label if label > 0 else 0, label]])
-        (slope,) = torch.autograd.grad(threshold_loss(scores, there, labels, theta), theta)
+        (slope,) = torch.autograd.grad(threshold_loss(scores, has_score, labels, theta), theta)
         assert float(slope) * sign > 0
     labels = torch.tensor([[1, -1, 1]])
-    wanted = sum(np.log1p(np.exp(-y * 10 * (s - 0.6))) for y, s in ((1, 0.9), (-1, 0.2))) / 2
-    assert float(threshold_loss(scores, there, labels, theta).detach()) == pytest.approx(wanted)
+    expected = sum(np.log1p(np.exp(-y * 10 * (s - 0.6))) for y, s in ((1, 0.9), (-1, 0.2))) / 2
+    assert float(threshold_loss(scores, has_score, labels, theta).detach()) == pytest.approx(expected)
 
 
 def test_learned_thresholds_are_parameters_and_fixed_ones_are_not():
@@ -127,8 +124,8 @@ def test_learned_thresholds_are_parameters_and_fixed_ones_are_not():
         method, _, _ = make("hst", thresholds=thresholds)
         groups = method.parameter_groups(0.1)
         assert len(groups) == count
-        named = {id(parameter) for group in groups for parameter in group["params"]}
-        assert named == {id(parameter) for parameter in method.parameters() if parameter.requires_grad}
+        optimized = {id(parameter) for group in groups for parameter in group["params"]}
+        assert optimized == {id(parameter) for parameter in method.parameters() if parameter.requires_grad}
 
 
 def test_learned_thresholds_move_and_stay_between_0_and_1():
@@ -160,6 +157,6 @@ def test_starting_again_on_the_same_table_keeps_what_was_learned():
         ("hst", {"prototypes": 0}),
     ],
 )
-def test_options_that_do_not_fit_are_told(name, options):
+def test_options_out_of_range_are_refused(name, options):
     with pytest.raises(UserError):
         recipe(name).make(**options)

@@ -63,23 +63,23 @@ def test_targets_are_those_of_the_slow_loop(tmp_path, negatives):
         ],
         -1 if negatives else 0,
     )
-    trust = [0.6 * each for each in trust]
+    trust = [0.6 * share for share in trust]
     np.testing.assert_allclose(method.relabel.trust, trust, rtol=1e-5)
     assert min(trust) > 0.2
     batch = Batch(torch.arange(60), (torch.zeros(60, 4),), torch.from_numpy(labels))
-    found = method.relabel(batch, torch.zeros(60, 4), 1)
+    targets = method.relabel(batch, torch.zeros(60, 4), 1)
     if not negatives:
-        assert bool((found.neg[batch.labels == 0] > 0).all())
+        assert bool((targets.neg[batch.labels == 0] > 0).all())
         return
     platt = fit_platt(torch.logit(torch.from_numpy(scores)), torch.from_numpy(known))
     for i, row in enumerate(labels):
         for c, label in enumerate(row):
             t = None if np.isnan(scores[i, c]) else scores[i, c]
             expected = slow.targets(label, t, trust[c], platt.slope, platt.offset, 0.2, ignores=True)
-            assert (float(found.pos[i, c]), float(found.neg[i, c])) == pytest.approx(expected, abs=1e-5)
+            assert (float(targets.pos[i, c]), float(targets.neg[i, c])) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_good_teacher_helps_to_tell_hidden_labels(tmp_path):
+def test_a_good_teacher_separates_hidden_labels(tmp_path):
     table, truth, scores = example(negatives=False)
     method = recipe("taught").make(teacher=write(tmp_path / "scores.csv", table, scores), trust=0.6)
     method.start(table)
@@ -98,13 +98,13 @@ def test_a_teacher_that_knows_nothing_is_not_trusted():
 
 
 def test_without_a_teacher_it_is_bce_or_n_ls():
-    for negatives, other in ((True, recipe("bce").make()), (False, recipe("n-ls").make())):
+    for negatives, plain in ((True, recipe("bce").make()), (False, recipe("n-ls").make())):
         table, *_ = example(negatives=negatives)
         logits = torch.randn(60, 4, dtype=torch.float64)
         method = checks.begin(recipe("taught").make(), table.dense())
         checks.same(
             checks.step(method, logits, table.dense(), 1),
-            checks.step(checks.begin(other, table.dense()), logits, table.dense(), 1),
+            checks.step(checks.begin(plain, table.dense()), logits, table.dense(), 1),
             1e-6,
         )
     assert can_solve(recipe("taught").make())
@@ -120,7 +120,7 @@ def test_without_a_teacher_it_is_bce_or_n_ls():
         ("image,class,probability\nx.jpg,dog,0.5\n", "no image and class of the training labels"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(tmp_path, content, problem):
+def test_bad_score_files_are_refused(tmp_path, content, problem):
     table, *_ = example()
     (tmp_path / "scores.csv").write_text(content)
     with pytest.raises(UserError, match=problem):

@@ -1,4 +1,4 @@
-"""A method whose own idea begins after the last epoch says so, once, and what to change."""
+"""A method warns if its own part never starts in the given number of epochs, and states the fix."""
 
 from __future__ import annotations
 
@@ -43,43 +43,43 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "most", "said"), CASES)
-def test_too_few_epochs_are_told_of(name: str, options: dict[str, object], most: int, said: str) -> None:
-    for epochs in range(1, most + 1):
-        with pytest.warns(UserWarning, match=said if epochs == most else "never starts"):
+@pytest.mark.parametrize(("name", "options", "limit", "message"), CASES)
+def test_too_few_epochs_cause_a_warning(name: str, options: dict[str, object], limit: int, message: str) -> None:
+    for epochs in range(1, limit + 1):
+        with pytest.warns(UserWarning, match=message if epochs == limit else "never starts"):
             recipe(name).make(**options).plan(epochs)
-    for epochs in (most + 1, most + 2, 20):
+    for epochs in (limit + 1, limit + 2, 20):
         recipe(name).make(**options).plan(epochs)  # a warning would be an error
 
 
 @pytest.mark.parametrize("name", ["ss-rml", "csl", "curriculum", "em-apl"])
-def test_what_is_proposed_helps(name: str) -> None:
-    """With one epoch more than is told of, the charges of the last epoch are other than those of the first."""
+def test_the_proposed_number_of_epochs_is_enough(name: str) -> None:
+    """With one epoch more than the limit, more entries have a loss in the last epoch than in the first."""
     table = LabelTable.from_dense([[1, -1, 0], [0, 1, 0], [-1, 0, 1], [0, 0, 0]] * 3)
     values = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
-    most = {case[0]: case[2] for case in reversed(CASES)}[name]
+    limit = {case[0]: case[2] for case in reversed(CASES)}[name]
     changed = []
-    for epochs in (most, most + 1):
+    for epochs in (limit, limit + 1):
         # csl would otherwise leave out all of so few classes.
         method = recipe(name).make(**({"topk": 0, "prior_threshold": 1.0} if name == "csl" else {}))
         model = Model(None, seeded(0, lambda method=method: method.head(4, 3)))
-        seen: dict[int, int] = {}
+        charged: dict[int, int] = {}
         original = method.relabel.forward
 
-        def forward(batch, logits, epoch, original=original, seen=seen):  # type: ignore[no-untyped-def]
+        def forward(batch, logits, epoch, original=original, charged=charged):  # type: ignore[no-untyped-def]
             targets = original(batch, logits, epoch)
-            seen[epoch] = int((((targets.pos > 0) | (targets.neg > 0)) & (batch.labels == 0)).sum())
+            charged[epoch] = int((((targets.pos > 0) | (targets.neg > 0)) & (batch.labels == 0)).sum())
             return targets
 
         method.relabel.forward = forward
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore" if epochs == most else "error")
+            warnings.simplefilter("ignore" if epochs == limit else "error")
             settings = Settings(epochs=epochs, batch_size=12, lr=0.5, device="cpu")
             fit(model, method, Features(values, table.images), table, settings)
-        changed.append(seen[epochs] > seen[1])
+        changed.append(charged[epochs] > charged[1])
     assert changed == [False, True]
 
 
 def test_defaults_start_within_the_default_number_of_epochs() -> None:
-    for how in recipes().values():
-        how.make().plan(Settings.epochs)
+    for method_recipe in recipes().values():
+        method_recipe.make().plan(Settings.epochs)

@@ -47,8 +47,8 @@ def test_gradcheck(norm):
     weights = dict(head.named_parameters())
 
     def score(features, images, labels):
-        given = {"images": images, "labels": labels}
-        return torch.func.functional_call(head, given, (features,)).logits
+        parameters = {"images": images, "labels": labels}
+        return torch.func.functional_call(head, parameters, (features,)).logits
 
     assert torch.autograd.gradcheck(score, (features, weights["images"], weights["labels"]))
 
@@ -68,9 +68,9 @@ def test_the_whole_step_with_exact_ranks(images, classes):
     expected = sum(slow.loss(x, row) for x, row in zip(scored, labels.tolist(), strict=True)) / images
     assert loss.item() == pytest.approx(slow.number(expected), rel=1e-9, abs=1e-12)
     if torch.is_tensor(expected):
-        same = torch.autograd.grad(expected, [head.images, head.labels])
-        for ours, theirs in zip(gradient, same, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+        expected_gradient = torch.autograd.grad(expected, [head.images, head.labels])
+        for actual, expected_part in zip(gradient, expected_gradient, strict=True):
+            torch.testing.assert_close(actual, expected_part, rtol=1e-9, atol=1e-9)
     else:
         assert all(not part.any() for part in gradient)
 
@@ -81,13 +81,13 @@ def test_sampled_ranks_draw_and_exact_ones_do_not():
 
 
 @pytest.mark.parametrize("options", [{"dimensions": 0}, {"norm": -1.0}])
-def test_spaces_that_hold_nothing_are_refused(options):
+def test_options_out_of_range_are_refused(options):
     with pytest.raises(UserError, match=f"{next(iter(options))} cannot be"):
         recipe("wsabie").make(**options)
     with pytest.raises(UserError, match="dimensions ≥ 1"):
         Bilinear(4, 3, **options)
 
 
-def test_the_head_is_small_where_classes_are_many():
+def test_the_size_of_the_head_with_many_classes():
     head = recipe("wsabie").make().head(2048, 5000)
     assert sum(parameter.numel() for parameter in head.parameters()) == 100 * (2048 + 5000)

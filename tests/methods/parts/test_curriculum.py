@@ -1,4 +1,4 @@
-"""Curriculum labelling against the slow loop, its schedule, and what it remembers."""
+"""Curriculum labelling against the slow loop, its schedule, and its state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def as_lists(values):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_labels_are_those_of_the_slow_loop_time_after_time(strategy, shape, tied):
+def test_labels_equal_the_slow_loop_after_every_sweep(strategy, shape, tied):
     labels = make_labels(*shape)
     table = make_table(labels)
     relabel = Curriculum(strategy, before="3,5,6", block=4)
@@ -92,7 +92,7 @@ def test_labels_are_those_of_the_slow_loop_time_after_time(strategy, shape, tied
         assert (log["weak_negatives"] > 0) == (strategy != "c")
 
 
-def test_thresholds_are_met_from_above_alone():
+def test_labels_at_the_thresholds():
     """Eq. 8: x ≥ θ is present, x < −θ absent; eq. 11: U ≤ θ is sure."""
     logits = torch.tensor([[2.0, -2.0, 2.1, -2.1, 1.9, 0.0]])
     table = LabelTable.from_dense(np.zeros((1, 6), np.int8))
@@ -143,9 +143,9 @@ def test_the_schedule_is_scaled_to_the_epochs(epochs, before):
     relabel = Curriculum("a")
     relabel.plan(epochs)
     assert relabel.before == before
-    given = Curriculum("a", before="15, 10,10")
-    given.plan(epochs)
-    assert given.before == [10, 15]
+    fixed = Curriculum("a", before="15, 10,10")
+    fixed.plan(epochs)
+    assert fixed.before == [10, 15]
     once = Curriculum("2steps")
     once.plan(epochs)
     assert once.before == before[:1]
@@ -160,20 +160,20 @@ def test_the_schedule_is_scaled_to_the_epochs(epochs, before):
         (6, {"strategy": "a", "before": "3,6"}, [2, 5]),
     ],
 )
-def test_nothing_is_labelled_that_no_epoch_would_learn_from(epochs, options, after):
+def test_no_sweep_after_the_last_epoch(epochs, options, after):
     relabel = Curriculum(**options)
     relabel.plan(epochs)
     relabel.start(make_table(make_labels(4, 2)))
     assert [epoch for epoch in range(1, epochs + 1) if relabel.wants_sweep(epoch)] == after
 
 
-def test_nothing_is_scored_where_all_is_known():
+def test_no_sweep_where_all_labels_are_known():
     relabel = Curriculum("a", before="2")
     relabel.start(LabelTable.from_dense(np.ones((3, 2), np.int8)))
     assert not any(relabel.wants_sweep(epoch) for epoch in range(1, 20))
 
 
-def test_known_labels_win_and_weak_ones_are_charged_as_known_ones_are():
+def test_known_labels_win_and_weak_labels_have_the_same_loss():
     labels = make_labels(20, 4)
     relabel = Curriculum("2steps", before="2")
     relabel.start(make_table(labels))
@@ -270,7 +270,7 @@ def test_large_tables_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", ["a", "b", "e"])
-def test_scratch_files_are_labelled_as_memory_is(strategy, monkeypatch, tmp_path):
+def test_scratch_files_get_the_same_labels_as_memory(strategy, monkeypatch, tmp_path):
     labels = make_labels(40, 5)
     sweep = make_sweep((40, 5), 1, tied=True, passes=True)
     expected = Curriculum(strategy, before="2,3")
@@ -289,19 +289,19 @@ def test_scratch_files_are_labelled_as_memory_is(strategy, monkeypatch, tmp_path
 
 
 def test_rows_are_read_in_the_order_of_the_table(monkeypatch):
-    seen = []
-    judge = Curriculum._label
+    labelled = []
+    original = Curriculum._label
     monkeypatch.setattr(
-        Curriculum, "_label", lambda self, images, *rest: seen.append(images) or judge(self, images, *rest)
+        Curriculum, "_label", lambda self, images, *rest: labelled.append(images) or original(self, images, *rest)
     )
     monkeypatch.setattr("halflabel.methods.parts.curriculum._BLOCK_ENTRIES", 9)
     for strategy in STRATEGIES:
-        seen.clear()
+        labelled.clear()
         relabel = Curriculum(strategy, before="2", block=4)
         relabel.start(make_table(make_labels(20, 3)))
         relabel.absorb(make_sweep((20, 3), 1, passes=True), 1)
-        assert (torch.cat(seen).tolist() == list(range(20))) == (strategy != "b")
-        assert sorted(torch.cat(seen).tolist()) == list(range(20))
+        assert (torch.cat(labelled).tolist() == list(range(20))) == (strategy != "b")
+        assert sorted(torch.cat(labelled).tolist()) == list(range(20))
 
 
 def test_a_label_takes_two_bits():

@@ -57,16 +57,16 @@ def test_cooccurrence_is_the_slow_count(k, prior, monkeypatch):
 def test_without_prior_it_is_the_conditional_probability():
     known = table(1)
     graph = from_cooccurrence(known, prior=0.0)
-    wanted = conditional_probabilities(known).probability.toarray().T
-    np.fill_diagonal(wanted, 0)
-    np.testing.assert_allclose(dense(graph, 8), wanted, atol=1e-12)
+    expected = conditional_probabilities(known).probability.toarray().T
+    np.fill_diagonal(expected, 0)
+    np.testing.assert_allclose(dense(graph, 8), expected, atol=1e-12)
 
 
-def test_what_is_unknown_says_nothing():
+def test_unknown_labels_do_not_count():
     labels = np.array([[1, 1, -1], [1, 1, -1], [-1, -1, 1], [1, -1, 1]])
     extended = np.concatenate([labels, np.tile([[1, 0, 0], [0, 1, 0]], (50, 1))])
-    few, many = (from_cooccurrence(LabelTable.from_dense(each)) for each in (labels, extended))
-    np.testing.assert_allclose(dense(few, 3), dense(many, 3))
+    graph, extended_graph = (from_cooccurrence(LabelTable.from_dense(rows)) for rows in (labels, extended))
+    np.testing.assert_allclose(dense(graph, 3), dense(extended_graph, 3))
 
 
 def test_no_labels_no_edges():
@@ -106,7 +106,7 @@ def test_graph_is_the_matrix(kind, monkeypatch):
     np.testing.assert_allclose(dense(graph.edges(), 8), dense(edges, 8), rtol=1e-6)
 
 
-def test_other_weights_may_stand_in_and_negative_ones_are_cut_off():
+def test_weights_can_be_replaced_and_are_clipped_at_zero():
     graph = LabelGraph(identity(3), 3)
     labels = torch.ones(2, 3)
     assert graph(labels, torch.tensor([1.0, 2.0, 3.0])).tolist() == [[1, 2, 3]] * 2
@@ -121,16 +121,16 @@ def test_other_weights_may_stand_in_and_negative_ones_are_cut_off():
 
 
 def test_five_thousand_labels_stay_sparse():
-    classes, each = 5000, 51
-    rows = np.repeat(np.arange(classes), each)
+    classes, neighbours = 5000, 51
+    rows = np.repeat(np.arange(classes), neighbours)
     cols = np.random.default_rng(0).integers(0, classes, len(rows))
     graph = LabelGraph(Edges(rows, cols, np.full(len(rows), 0.02)), classes)
-    held = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
-    assert held == 16 * classes * each + 8 * classes
+    stored_bytes = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
+    assert stored_bytes == 16 * classes * neighbours + 8 * classes
     labels = torch.randn(4, classes, generator=torch.Generator().manual_seed(0), requires_grad=True)
     graph(labels).square().sum().backward()
     assert labels.grad.shape == (4, classes)
-    assert graph.weights.grad.shape == (classes * each,)
+    assert graph.weights.grad.shape == (classes * neighbours,)
 
 
 CLASSES = Names(["dog", "cat", "sofa, red"])
@@ -158,7 +158,7 @@ def test_files_are_read(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("dog,cat,0.5\ndgo,cat,1\n", r"line 2: no class is called 'dgo'. Fix: write 'dog'"),
         ("dog,cat,0.5\ncat,zebra,1\n", r"line 2: no class is called 'zebra'. Fix: use a class of the labels"),
@@ -172,8 +172,8 @@ def test_files_are_read(tmp_path, text):
         ("", r"the file is empty"),
     ],
 )
-def test_faults_are_named_with_their_line(tmp_path, text, said):
-    with pytest.raises(LabelError, match=said) as caught:
+def test_errors_name_the_line(tmp_path, text, message):
+    with pytest.raises(LabelError, match=message) as caught:
         from_file(write(tmp_path, text), CLASSES)
     assert "graph.csv" in str(caught.value)
     assert caught.value.fix
@@ -184,9 +184,9 @@ def test_a_file_that_is_not_there(tmp_path):
         from_file(tmp_path / "none.csv", CLASSES)
 
 
-def test_cut_reweighted_and_turned_by_hand():
-    given = Edges(np.array([0, 0, 1, 2]), np.array([1, 2, 2, 2]), np.array([0.4, 0.9, 0.39, 1.0]))
-    cut = given.at_least(0.4)
+def test_at_least_reweighted_and_transposed():
+    edges = Edges(np.array([0, 0, 1, 2]), np.array([1, 2, 2, 2]), np.array([0.4, 0.9, 0.39, 1.0]))
+    cut = edges.at_least(0.4)
     assert dense(cut, 3).tolist() == [[0, 1, 1], [0, 0, 0], [0, 0, 1]]
     graph = cut.reweighted(3, 0.2)
     np.testing.assert_allclose(graph.dense(3), [[0.8, 0.1, 0.1], [0, 0.8, 0], [0, 0, 0.8]])
@@ -194,10 +194,10 @@ def test_cut_reweighted_and_turned_by_hand():
     assert (np.diff(graph.transposed().rows) >= 0).all()
 
 
-def test_wordnet_graph_keeps_the_nearest_that_it_knows(monkeypatch):
+def test_wordnet_graph_keeps_the_nearest_known_classes(monkeypatch):
     toy = types.SimpleNamespace(
         meanings=lambda names: [None if name == "x y" else name for name in names],
-        similarity=lambda one, other: 0.9 if one[0] == other[0] else 0.2,
+        similarity=lambda first, second: 0.9 if first[0] == second[0] else 0.2,
     )
     monkeypatch.setattr("halflabel.methods.parts.label_graph.WordNet.find", lambda: toy)
     graph = from_wordnet(Names(["cat", "dog", "cow", "x y"]))

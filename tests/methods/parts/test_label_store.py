@@ -1,4 +1,4 @@
-"""Weak labels in two bits, soft ones in one byte: what is put in comes out, in memory and in a scratch file."""
+"""Weak labels in two bits, soft ones in one byte: stored and read back, in memory and in a scratch file."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_packed_against_a_plain_table(classes: int, place: str, monkeypatch: pyt
         new = torch.randint(-1, 2, (6, classes), generator=generator)
         store.set_rows(index, new)
         plain[index] = new.to(torch.int8)
-    again = store.rows(torch.tensor([2, 2]))  # to look twice is fine
-    assert torch.equal(again[0], again[1])
+    repeated = store.rows(torch.tensor([2, 2]))  # to look twice is fine
+    assert torch.equal(repeated[0], repeated[1])
     store.start(table, known=False)
     assert store.counts() == (0, 0)
 
@@ -68,24 +68,26 @@ def test_packed_of_any_shape(images: int, classes: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [PackedLabels, SoftLabels])
-def test_state_comes_back(kind: type[PackedLabels | SoftLabels], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_saved_and_loaded(
+    kind: type[PackedLabels | SoftLabels], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if place == "file":
         monkeypatch.setattr(label_store, "FLOAT32_BELOW", 1)
     table = LabelTable.from_dense(make_labels(6, 5))
-    ours, theirs = kind(), kind()
-    for store in (ours, theirs):
+    saved, loaded = kind(), kind()
+    for store in (saved, loaded):
         store.start(table)
-    if isinstance(ours, PackedLabels):
-        ours.set_rows(torch.tensor([3]), torch.tensor([[1, -1, 0, 1, 1]]))
+    if isinstance(saved, PackedLabels):
+        saved.set_rows(torch.tensor([3]), torch.tensor([[1, -1, 0, 1, 1]]))
     else:
-        ours.put(slice(None), slice(2, 3), torch.ones(6, 1, dtype=torch.bool), torch.full((6, 1), 0.25))
+        saved.put(slice(None), slice(2, 3), torch.ones(6, 1, dtype=torch.bool), torch.full((6, 1), 0.25))
     index = torch.arange(6)
-    assert not torch.equal(ours.rows(index), theirs.rows(index))
-    theirs.load_state_dict(ours.state_dict())
-    torch.testing.assert_close(ours.rows(index), theirs.rows(index), rtol=0, atol=0, equal_nan=True)
+    assert not torch.equal(saved.rows(index), loaded.rows(index))
+    loaded.load_state_dict(saved.state_dict())
+    torch.testing.assert_close(saved.rows(index), loaded.rows(index), rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_scratch_file_has_no_name_and_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scratch_file_is_unnamed_and_stays_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     table = LabelTable.from_dense(make_labels(6, 5))
     inside = nn.ModuleDict({"small": PackedLabels()})

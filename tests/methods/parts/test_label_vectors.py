@@ -39,37 +39,37 @@ def test_vectors_multiply_to_the_counted_matrix(choices, prior, monkeypatch):
     vectors = from_cooccurrence(known, 7, prior=prior)
     matrix = np.array(slow.pmi(known.dense().tolist(), prior))
     value, vector = np.linalg.eigh(matrix)
-    wanted = (vector * np.abs(value)) @ vector.T  # U S Uᵀ: all singular values are positive
-    np.testing.assert_allclose(vectors @ vectors.T, wanted, atol=1e-9)
+    expected = (vector * np.abs(value)) @ vector.T  # U S Uᵀ: all singular values are positive
+    np.testing.assert_allclose(vectors @ vectors.T, expected, atol=1e-9)
 
 
-def test_few_columns_are_the_best_ones_and_many_are_filled_up():
+def test_few_columns_are_the_leading_ones_and_many_are_padded():
     known = table()
-    whole, two, padded = (from_cooccurrence(known, size) for size in (7, 2, 10))
-    np.testing.assert_allclose(two, whole[:, :2], atol=1e-9)
-    np.testing.assert_allclose(padded[:, :7], whole, atol=1e-9)
+    full, truncated, padded = (from_cooccurrence(known, size) for size in (7, 2, 10))
+    np.testing.assert_allclose(truncated, full[:, :2], atol=1e-9)
+    np.testing.assert_allclose(padded[:, :7], full, atol=1e-9)
     assert not padded[:, 7:].any()
 
 
-def test_some_eigenvectors_are_those_of_all(monkeypatch):
+def test_the_sparse_solver_finds_the_same_vectors(monkeypatch):
     known = table(classes=12, images=200)
-    whole = from_cooccurrence(known, 4)
+    expected = from_cooccurrence(known, 4)
     monkeypatch.setattr("halflabel.methods.parts.label_vectors._DENSE", 5)
-    np.testing.assert_allclose(from_cooccurrence(known, 4), whole, atol=1e-6)
+    np.testing.assert_allclose(from_cooccurrence(known, 4), expected, atol=1e-6)
 
 
-def test_labels_that_come_together_are_alike_and_unknown_ones_pull_nothing_apart():
+def test_labels_that_occur_together_have_similar_vectors_despite_unknowns():
     rng = np.random.default_rng(1)
     labels = np.where(rng.random((4000, 4)) < 0.2, 1, -1)
     labels[:, 1] = labels[:, 0]  # two that always come together
     hidden = labels * (rng.random(labels.shape) < 0.3)
-    for seen in (labels, hidden):
-        vectors = from_cooccurrence(LabelTable.from_dense(seen), 4)
-        near = vectors @ vectors.T
-        assert near[0, 1] > 3 * max(near[0, 2], near[1, 3], 0.05)
+    for known in (labels, hidden):
+        vectors = from_cooccurrence(LabelTable.from_dense(known), 4)
+        similarity = vectors @ vectors.T
+        assert similarity[0, 1] > 3 * max(similarity[0, 2], similarity[1, 3], 0.05)
     # 9 % of the images are left, and the value is close to that of all of them.
-    few, all_ = (slow.pmi(seen.tolist(), 1.0)[0][1] for seen in (hidden, labels))
-    assert few == pytest.approx(all_, abs=0.3)
+    partial_pmi, full_pmi = (slow.pmi(known.tolist(), 1.0)[0][1] for known in (hidden, labels))
+    assert partial_pmi == pytest.approx(full_pmi, abs=0.3)
 
 
 def test_empty_tables_and_classes_never_seen_have_vectors_of_zeros():
@@ -93,18 +93,18 @@ def test_files_with_and_without_header_and_names_of_several_words(tmp_path, head
     assert graph.tolist() == [[1, 2, 3], [1, 2, 3], [1, 0, 1], [1, 0, 1], [5, 5, 5], [7, 7, 7]]
 
 
-def test_missing_names_are_told_with_what_is_near(tmp_path):
+def test_missing_names_are_reported_with_similar_words(tmp_path):
     path = write(tmp_path, WORDS)
     with pytest.raises(LabelError, match=r"no vector for 'plants' \(near: plant\), 'zebra'. Fix: .*vectors.*graph"):
         from_file(path, Names(["plants", "dog", "zebra"]))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("", "no vector"), ("dog 1 2\ncat 1 x\n", "line 2: the vector of 'cat' is not 2"), ("cat nan 1", "line 1")],
 )
-def test_broken_files_are_told_by_line(tmp_path, text, said):
-    with pytest.raises(LabelError, match=said):
+def test_errors_in_vector_files_name_the_line(tmp_path, text, message):
+    with pytest.raises(LabelError, match=message):
         from_file(write(tmp_path, text), Names(["cat"]))
 
 

@@ -34,7 +34,7 @@ def case(seed, images=8, items=None, classes=6, channels=7, kind="normal"):
 
 
 def run(parts, k, allowed, dtype=torch.float64):
-    given = [
+    tensors = [
         Part(
             *(torch.from_numpy(array).to(dtype) for array in (targets, items)),
             weight,
@@ -42,15 +42,15 @@ def run(parts, k, allowed, dtype=torch.float64):
         )
         for targets, items, weight, agree in parts
     ]
-    return joint_omp(given, k, allowed=None if allowed is None else torch.from_numpy(allowed))
+    return joint_omp(tensors, k, allowed=None if allowed is None else torch.from_numpy(allowed))
 
 
-def check(parts, k, allowed):
+def check(parts, allowed, k):
     solution = run(parts, k, allowed)
     index, weights = slow.joint_omp(parts, k, allowed)
     np.testing.assert_array_equal(solution.index.numpy(), index)
-    for got, want in zip(solution.weights, weights, strict=True):
-        np.testing.assert_allclose(got.numpy(), want, atol=1e-8)
+    for actual, expected in zip(solution.weights, weights, strict=True):
+        np.testing.assert_allclose(actual.numpy(), expected, atol=1e-8)
     return solution
 
 
@@ -58,14 +58,9 @@ def check(parts, k, allowed):
 def test_is_algorithm_2_image_by_image(kind):
     longest = 0
     for seed in range(6):
-        actual = check(*_swap(case(seed, kind=kind), 5))
+        actual = check(*case(seed, kind=kind), 5)
         longest = max(longest, int((actual.index >= 0).sum(1).max()))
     assert longest >= 3
-
-
-def _swap(made, k):
-    parts, allowed = made
-    return parts, k, allowed
 
 
 @pytest.mark.parametrize(
@@ -75,7 +70,7 @@ def _swap(made, k):
 )
 def test_sizes(images, items, classes, channels, k):
     for seed in range(4):
-        check(*_swap(case(seed, images, items, classes, channels), k))
+        check(*case(seed, images, items, classes, channels), k)
 
 
 def test_nothing_to_choose_from():
@@ -122,9 +117,9 @@ def test_single_precision_is_close_and_half_is_widened():
 
 def test_no_gradient_and_no_mistaken_k():
     parts, allowed = case(0)
-    given = [Part(torch.from_numpy(t).requires_grad_(), torch.from_numpy(i), w) for t, i, w, _ in parts]
-    solution = joint_omp(given, 2, allowed=torch.from_numpy(allowed))
+    tensors = [Part(torch.from_numpy(t).requires_grad_(), torch.from_numpy(i), w) for t, i, w, _ in parts]
+    solution = joint_omp(tensors, 2, allowed=torch.from_numpy(allowed))
     assert not solution.weights[0].requires_grad
     for k in (0, MOST_ITEMS + 1):
         with pytest.raises(ValueError, match=f"k is {k}"):
-            joint_omp(given, k)
+            joint_omp(tensors, k)

@@ -33,7 +33,7 @@ def _check(queries, references, k, skip=None, **options):
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("budget", [256 << 20, 3000, 1])
-def test_it_is_the_slow_loop_whatever_the_budget(k, budget):
+def test_equals_the_slow_loop_with_any_memory_budget(k, budget):
     torch.manual_seed(0)
     _check(torch.randn(23, 6), torch.randn(17, 6), k, budget=budget)
 
@@ -68,9 +68,9 @@ def test_a_query_never_gets_the_reference_it_skips():
     points = torch.randn(20, 3)
     points[5] = points[6]
     _check(points, points, 2, torch.arange(20))
-    some = torch.arange(20)
-    some[::2] = -1
-    _check(points, points, 2, some)
+    skip = torch.arange(20)
+    skip[::2] = -1
+    _check(points, points, 2, skip)
     assert nearest(points, points, skip=torch.arange(20))[1][5] == 6
 
 
@@ -87,7 +87,7 @@ def test_half_precision_features_and_no_queries():
     assert index.shape == distance.shape == (0, 2)
 
 
-def test_what_cannot_be_answered_is_refused():
+def test_too_few_references_and_nan_are_refused():
     with pytest.raises(ValueError, match="3 neighbours of 2 references"):
         nearest(torch.zeros(1, 2), torch.zeros(2, 2), 3)
     with pytest.raises(ValueError, match="1 neighbours of 0 references"):

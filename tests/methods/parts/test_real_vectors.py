@@ -35,9 +35,9 @@ def glove(tmp_path_factory):
 def test_words_of_one_kind_are_near(glove):
     vectors = from_file(glove, Names(CLASSES))
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    near = unit @ unit.T
-    np.fill_diagonal(near, -1)
-    nearest = {name: CLASSES[near[row].argmax()] for row, name in enumerate(CLASSES)}
+    similarity = unit @ unit.T
+    np.fill_diagonal(similarity, -1)
+    nearest = {name: CLASSES[similarity[row].argmax()] for row, name in enumerate(CLASSES)}
     assert (nearest["cat"], nearest["dog"]) == ("dog", "cat")
     assert nearest["cow"] in ("sheep", "cat", "dog", "horse", "bird")
     assert nearest["bus"] in ("car", "train")

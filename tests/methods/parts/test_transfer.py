@@ -1,4 +1,4 @@
-"""Transfer and blending between labels and images, against slow loops; what is remembered; clusters."""
+"""Transfer and blending between labels and images, against slow loops; feature banks; clusters."""
 
 from __future__ import annotations
 
@@ -29,34 +29,36 @@ SHAPES = [(5, 3), (1, 4), (5, 1), (1, 1)]
 
 def inputs(images, classes, width=3, seed=0, choices=(-1, 0, 1)):
     rng = np.random.default_rng(seed)
-    actual = torch.from_numpy(rng.normal(size=(images, classes, width))).requires_grad_()
+    features = torch.from_numpy(rng.normal(size=(images, classes, width))).requires_grad_()
     labels = torch.from_numpy(rng.choice(choices, (images, classes)).astype(np.int8))
     if images > 1:
         labels[0] = 0
-    return actual, labels
+    return features, labels
 
 
-def same(got, want, *leaves):
+def same(actual, expected, *leaves):
     """Equal in value, and in the gradient of all leaves."""
-    want = torch.as_tensor(want, dtype=got.dtype)
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-    if not want.requires_grad:
+    expected = torch.as_tensor(expected, dtype=actual.dtype)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    if not expected.requires_grad:
         return
-    mine, theirs = (torch.autograd.grad(value.sum(), leaves, retain_graph=True) for value in (got, want))
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    gradients, expected_gradients = (
+        torch.autograd.grad(value.sum(), leaves, retain_graph=True) for value in (actual, expected)
+    )
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("choices", [(-1, 0, 1), (1, 1), (-1, -1), (0, 0)])
 def test_contrast_is_the_slow_loop(shape, choices):
-    actual, labels = inputs(*shape, choices=choices)
-    same(contrastive_loss(actual, labels), slow.contrast(actual, labels.tolist()), actual)
+    features, labels = inputs(*shape, choices=choices)
+    same(contrastive_loss(features, labels), slow.contrast(features, labels.tolist()), features)
 
 
-def test_contrast_has_a_gradient_that_fits_and_is_finite_for_features_of_zeros():
-    actual, labels = inputs(4, 2)
-    assert torch.autograd.gradcheck(lambda x: contrastive_loss(x, labels), actual)
+def test_contrast_gradcheck_and_finite_for_zero_features():
+    features, labels = inputs(4, 2)
+    assert torch.autograd.gradcheck(lambda x: contrastive_loss(x, labels), features)
     nothing = torch.zeros(4, 2, 3, requires_grad=True)
     contrastive_loss(nothing, labels).backward()
     assert bool(nothing.grad.isfinite().all())
@@ -73,23 +75,23 @@ def network(classes, width=3, rank=4):
 @pytest.mark.parametrize("parts", [1 << 24, 1])
 def test_pairs_are_the_slow_loop(shape, parts, monkeypatch):
     monkeypatch.setattr("halflabel.methods.parts.transfer._CHUNK_NUMBERS", parts)
-    actual, labels = inputs(*shape)
+    features, labels = inputs(*shape)
     part = network(shape[1])
-    wanted = [pairwise.pair_logits(image, part) for image in actual]
+    expected_logits = [pairwise.pair_logits(image, part) for image in features]
     every = torch.ones(shape[0], shape[1], shape[1]).triu(1).nonzero(as_tuple=True)
-    logits = part(actual, *every)
-    assert len(logits) == sum(map(len, wanted))
+    logits = part(features, *every)
+    assert len(logits) == sum(map(len, expected_logits))
     if len(logits):
         torch.testing.assert_close(
-            logits, torch.stack([x for line in wanted for x in line.values()]), rtol=1e-9, atol=0
+            logits, torch.stack([x for line in expected_logits for x in line.values()]), rtol=1e-9, atol=0
         )
-    leaves = [actual, part.first.weight, part.second.weight, part.weight, part.bias]
+    leaves = [features, part.first.weight, part.second.weight, part.weight, part.bias]
     if shape[1] > 1:
-        same(part.pair_loss(actual, labels), pairwise.pair_loss(wanted, labels.tolist()), *leaves)
-    scores, there = part.scores(actual, labels)
-    line = pairwise.within(wanted, labels.tolist())
+        same(part.pair_loss(features, labels), pairwise.pair_loss(expected_logits, labels.tolist()), *leaves)
+    scores, has_score = part.scores(features, labels)
+    line = pairwise.within(expected_logits, labels.tolist())
     same(scores, [[score for score, _ in row] for row in line])
-    assert there.tolist() == [[known for _, known in row] for row in line]
+    assert has_score.tolist() == [[known for _, known in row] for row in line]
 
 
 def test_too_many_classes_for_pairs_are_refused():
@@ -103,42 +105,42 @@ def test_too_many_classes_for_pairs_are_refused():
 def test_the_bank_keeps_the_last_ones_and_similarity_is_the_slow_mean(size):
     bank = FeatureBank(size)
     bank.start(4, 3)
-    kept = [[] for _ in range(4)]
+    stored = [[] for _ in range(4)]
     for seed in range(4):
-        actual, labels = inputs(5, 4, seed=seed, choices=(-1, 0, 1, 1))
+        features, labels = inputs(5, 4, seed=seed, choices=(-1, 0, 1, 1))
         labels[:, 3] = -1  # never seen
-        bank.remember(actual, labels)
-        for image, row in zip(actual, labels, strict=True):
+        bank.remember(features, labels)
+        for image, row in zip(features, labels, strict=True):
             for c, y in enumerate(row):
                 if y == 1:
-                    kept[c] = [*kept[c], image[c].detach()][-size:]
+                    stored[c] = [*stored[c], image[c].detach()][-size:]
     for c in range(4):
-        have = sorted(tuple(row.tolist()) for row in bank.features[c, bank.filled[c]])
-        assert have == sorted(tuple(row.float().tolist()) for row in kept[c])
-    actual, _ = inputs(5, 4, seed=9)
-    wanted = [[score for score, _ in row] for row in pairwise.across(actual, kept)]
-    torch.testing.assert_close(bank.similarity(actual).double(), torch.tensor(wanted, dtype=torch.float64))
+        banked = sorted(tuple(row.tolist()) for row in bank.features[c, bank.filled[c]])
+        assert banked == sorted(tuple(row.float().tolist()) for row in stored[c])
+    features, _ = inputs(5, 4, seed=9)
+    expected = [[score for score, _ in row] for row in pairwise.across(features, stored)]
+    torch.testing.assert_close(bank.similarity(features).double(), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_the_bank_is_the_same_when_it_is_loaded():
-    bank, other = FeatureBank(3), FeatureBank(3)
+    bank, loaded = FeatureBank(3), FeatureBank(3)
     bank.start(2, 3)
-    other.start(2, 3)
+    loaded.start(2, 3)
     bank.remember(*inputs(9, 2, choices=(0, 1)))
-    other.load_state_dict(bank.state_dict())
-    for part in (bank, other):
+    loaded.load_state_dict(bank.state_dict())
+    for part in (bank, loaded):
         part.remember(*inputs(2, 2, seed=5, choices=(0, 1)))
-    assert torch.equal(bank.features, other.features)
+    assert torch.equal(bank.features, loaded.features)
 
 
 def test_clusters_that_lie_apart_are_found_and_few_points_repeat():
     rng = np.random.default_rng(0)
     middle = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
     points = (middle.repeat(5, 1) + 0.1 * torch.from_numpy(rng.normal(size=(15, 2))).float())[None].repeat(3, 1, 1)
-    there = torch.ones(3, 15, dtype=torch.bool)
-    there[1, 2:] = False
-    there[2] = False
-    centres = cluster_centres(points, there, 3)
+    is_filled = torch.ones(3, 15, dtype=torch.bool)
+    is_filled[1, 2:] = False
+    is_filled[2] = False
+    centres = cluster_centres(points, is_filled, 3)
     means = torch.stack([points[0, number::3].mean(0) for number in range(3)])
     order = [int((centres[0] - mean).norm(dim=1).argmin()) for mean in means]
     torch.testing.assert_close(centres[0][order], means)
@@ -156,8 +158,8 @@ def test_prototypes_by_quadrant_are_means_and_are_made_in_the_right_epochs():
     part.refresh(5, 6, 5)
     assert not part.exists.any()
     part.refresh(6, 6, 5)
-    whole = [4 / 3, 8 / 3]
-    torch.testing.assert_close(part.centres[0], torch.tensor([[2.0, 0], whole, [0, 8.0], whole]))
+    class_mean = [4 / 3, 8 / 3]
+    torch.testing.assert_close(part.centres[0], torch.tensor([[2.0, 0], class_mean, [0, 8.0], class_mean]))
     assert part.exists.tolist() == [True, False]
     part.bank.remember(features * 100, labels, torch.zeros(3, 2))
     for epoch in (6, 7, 10):

@@ -62,6 +62,6 @@ def test_the_real_wordnet():
     assert wordnet.similarity(dog, car) < 0.5
     classes = Names(["aeroplane", "boat", "bus", "car", "cat", "cow", "dog", "horse", "sheep", "train"])
     nearest = from_wordnet(classes, 1)
-    found = {classes[row]: classes[col] for row, col in zip(nearest.rows, nearest.cols, strict=True)}
-    assert found["cat"] == "dog"
-    assert found["boat"] == "aeroplane"
+    neighbour = {classes[row]: classes[col] for row, col in zip(nearest.rows, nearest.cols, strict=True)}
+    assert neighbour["cat"] == "dog"
+    assert neighbour["boat"] == "aeroplane"
