@@ -27,8 +27,8 @@ def open_socket(host: str, *ports: int) -> socket.socket:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     listening = socket.create_server((host, port), family=family, backlog=1024)
-    # Connections inherit it. asyncio sets it only where the protocol of the socket is named, which is not so here; without
-    # it the body of a reply, sent after its head, waits 40 ms for the client to acknowledge the head.
+    # Without it the body of a reply, sent after its head, waits 40 ms for the client to acknowledge the head. asyncio
+    # sets it only for sockets that name their protocol; connections inherit it from this one.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 

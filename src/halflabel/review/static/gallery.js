@@ -5,7 +5,7 @@ import { modelOpinion, showWaiting, showStopped } from "/questions.js";
 
 const TEXTS = {
   missing: ["Likely missing", "Nobody has labelled these, and the model thinks that the class may be present; most probable first. Is the class in the photo?"],
-  wrong: ["Likely wrong", "Labels that the model contradicts; either may be right. Yes: the class is in the photo. No: it is not."],
+  wrong: ["Likely wrong", "Labels that the model contradicts; either may be right. Score: what the model thinks, from 0, surely absent, to 1, surely present."],
   conflicts: ["Conflicts", "Two people gave different answers. Your answer settles it and holds against both; ? leaves the label unknown."],
 };
 
@@ -26,6 +26,7 @@ export async function openGallery(more = false) {
     else $("gallery-tiles").replaceChildren(...cards);
     $("gallery-more").hidden = reply.total <= start + reply.items.length;
     showOnly("view-gallery");
+    announce(`${title}: ${reply.total === 1 ? "1 label" : `${reply.total} labels`}.`);
     if (more) cards[0]?.firstChild.focus();
   } catch (error) { if (isCurrent()) showStopped(error); }
 }
@@ -38,11 +39,10 @@ function makeCard(question) {
   });
   const card = el("div", { class: "tile card", tabindex: "0", "data-entry": String(question.entry), role: "group" });
   card.setAttribute("aria-label", `${question.class} in ${question.name}`);
-  const state = question.label > 0 ? "labelled present" : question.label < 0 ? "labelled absent" : "unknown";
-  const seenIn = question.held_out ? "held out" : "trained on";
-  const about = el("div", { class: "about" }, el("b", {}, question.class));
-  if (question.answers) about.append(...question.answers.map(({ who, value }) => el("span", { class: "line" }, `${who}: ${ANSWER_WORDS.get(value)}`)));
-  else about.append(el("span", { class: "line" }, `${state}, ${seenIn}`), el("span", { class: "line" }, modelOpinion(question)));
+  const lines = question.answers?.map(({ who, value }) => `${who}: ${ANSWER_WORDS.get(value)}`) ?? [modelOpinion(question)];
+  if (question.label) lines.unshift(question.label > 0 ? "labelled present" : "labelled absent");
+  const about = el("div", { class: "about" }, el("b", {}, question.class), ...lines.map((line) => el("span", { class: "line" }, line)));
+  card.setAttribute("aria-description", lines.join(", "));
   const row = el("div", { class: "row" });
   for (const [value, word, kind] of [[1, "Yes", "yes"], [-1, "No", "no"], [0, "?", "unsure"]]) {
     const button = el("button", { type: "button", class: kind, "data-value": String(value), "aria-pressed": "false" }, word);

@@ -118,11 +118,14 @@ function drawTile(index) {
   const defaultValue = grid.marksNegatives ? 1 : -1;
   const marked = value !== null && (value !== defaultValue || Boolean(grid.questions[index].answer));
   tile.dataset.value = marked ? String(value) : "";
-  tile.setAttribute("aria-label", `Photo ${index + 1} of ${grid.questions.length}: ${grid.questions[index].class}, ${ANSWER_WORDS.get(value) ?? "cannot be shown"}`);
+  tile.setAttribute("aria-label", `${index + 1} of ${grid.questions.length}, ${grid.questions[index].name}: ${grid.questions[index].class}, ${ANSWER_WORDS.get(value) ?? "cannot be shown"}`);
   tile.querySelector(".mark").textContent = marked ? ANSWER_WORDS.get(value) : "";
-  const counts = [1, -1, 0].map((kind) => grid.values.filter((value) => value === kind).length);
-  const summary = `${counts[0]} yes, ${counts[1]} no${counts[2] ? `, ${counts[2]} unsure` : ""}`;
-  $("grid-save").firstChild.textContent = `Save: ${summary} `;
+  $("grid-save").firstChild.textContent = `Save: ${summary()} `;
+}
+
+function summary() {
+  const [yes, no, unsure] = [1, -1, 0].map((kind) => grid.values.filter((value) => value === kind).length);
+  return `${yes} yes, ${no} no${unsure ? `, ${unsure} unsure` : ""}`;
 }
 
 /** Mark the focused photo; false if there is none. */
@@ -140,6 +143,7 @@ function cycleTile(index) {
   grid.values[index] = cycle[(cycle.indexOf(grid.values[index]) + 1) % 3];
   grid.last = index;
   drawTile(index);
+  announce(`${grid.questions[index].name}: ${ANSWER_WORDS.get(grid.values[index])}.`);
 }
 
 /** Mark all photos from the last click to this one like the last one. */
@@ -178,6 +182,7 @@ function markAll() {
   const value = grid.values.every((kind) => kind === other) ? plain : other;
   grid.values = grid.values.map((kind, index) => (grid.photos[index] === "gone" ? kind : value));
   grid.values.forEach((_, index) => drawTile(index));
+  announce(`${summary()}.`);
 }
 
 export function saveGrid() {

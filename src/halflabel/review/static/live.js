@@ -43,6 +43,7 @@ async function refresh() {
     known = state.version;
     if (!state.quality) return;
     showQuality(state);
+    if (changed && !isFirst) announce(`The model has learned from ${number(state.quality.answers)} answers.`);
     if (changed && state.version > 0) onUpdate(isFirst);
   } catch { /* the next reply tries again */ }
 }
@@ -62,6 +63,7 @@ function showState(state) {
 function showQuality({ quality, history, classes, precision }) {
   const first = history.find((point) => point.controls >= ENOUGH && point.answers < quality.answers); // earlier ones are no estimates
   const enough = quality.controls >= ENOUGH;
+  $("live-classes").hidden = false;
   $("live-answers").textContent = `${number(quality.answers)} ${quality.answers === 1 ? "answer" : "answers"}`;
   $("live-decided").hidden = !enough;
   $("live-decided").replaceChildren(

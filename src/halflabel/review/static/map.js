@@ -32,6 +32,7 @@ export async function openMap() {
   const isCurrent = startTurn();
   try {
     showOnly("view-map");
+    $("map-box").classList.toggle("waits", !scene);
     while (!photos) {
       const reply = await retry(async () => (await call("/api/points")).json(), isCurrent, showWaiting);
       if (!isCurrent()) return;
@@ -46,6 +47,8 @@ export async function openMap() {
     showOnly("view-map");
     if (dots.resize() || view.scale === 1) fit();
     recolour();
+    $("map-box").classList.remove("waits");
+    announce(`The map has ${photos.images.length.toLocaleString("en")} photos.`);
   } catch (error) { if (isCurrent()) showStopped(error); }
 }
 

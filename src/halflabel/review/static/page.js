@@ -64,6 +64,7 @@ function undo() {
 
 // ---- keys
 
+const KEYS_PLACE = "halflabel-keys"; // in localStorage: whether single letters and numbers are keys
 const KEYS = new Map([["y", 1], ["n", -1], ["u", 0]]);
 
 function answerKey(value) {
@@ -87,6 +88,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.target.closest?.("select, input, textarea")) return;
   const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+  if (key.length === 1 && !$("keys-on").checked) return;
   const targetView = { 1: "one", 2: "grid", 3: "missing", 4: "wrong", 5: "map", 6: "conflicts", p: "photo" }[key];
   let handled = true;
   if (event.repeat && (KEYS.has(key) || key === "Enter" || /^[1-9]$/.test(key))) return event.preventDefault(); // a key that is held down is one answer
@@ -118,6 +120,8 @@ $("undo").addEventListener("click", undo);
 $("grid-undo").addEventListener("click", undo);
 $("help-close").addEventListener("click", () => $("help").close());
 $("help-open").addEventListener("click", () => $("help").showModal());
+$("keys-on").checked = localStorage.getItem(KEYS_PLACE) !== "off";
+$("keys-on").addEventListener("change", () => localStorage.setItem(KEYS_PLACE, $("keys-on").checked ? "on" : "off"));
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("filters").addEventListener("change", () => { $("main").focus({ preventScroll: true }); restart(); });
 document.querySelector(".skip").addEventListener("click", (event) => {

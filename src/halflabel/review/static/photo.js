@@ -3,9 +3,10 @@ import { $, announce, el, setTitle, showOnly, startTurn } from "/screen.js";
 import { answer, call, isReady, largePhoto, retry } from "/connection.js";
 import { fetchQuestions, modelOpinion, release, showFinished, shownEntries, showStopped, showWaiting } from "/questions.js";
 
-const FEW = 18; // classes shown at first
+const FEW = 18; // classes shown at first, or fewer where they do not fit: what nobody has seen gets no answer
+const ROW = 44; // pixels of a class
 
-const photo = { question: null, items: [], marked: new Set(), count: FEW, ahead: null };
+const photo = { question: null, items: [], marked: new Set(), count: FEW, hasScrolled: false, ahead: null };
 
 /** The questions that are reserved for this view: of the photo on the screen and of the next one. */
 export const photoQuestions = () => [photo.question, photo.ahead].filter(Boolean);
@@ -24,12 +25,15 @@ export async function openPhoto(wanted = null) {
     const reply = await retry(async () => (await call(`/api/photo/${question.image}`)).json(), isCurrent, showWaiting);
     if (!isCurrent()) return;
     photo.items = reply.classes;
-    photo.count = FEW;
+    showOnly("view-photo");
+    const isList = getComputedStyle($("photo-classes")).overflowY === "auto"; // on a phone the page scrolls instead
+    photo.count = isList ? Math.max(9, Math.min(FEW, Math.floor(parseFloat(getComputedStyle($("photo-classes")).maxHeight) / ROW))) : FEW;
+    photo.hasScrolled = false;
     photo.marked = new Set(photo.items.filter(isPresent).map((item) => item.entry));
     setTitle("photo-title", "photo-name", question.name);
     $("photo-large").replaceChildren();
     draw();
-    showOnly("view-photo");
+    announce(`${question.name}: ${photo.items.length} classes.`);
     const url = await retry(() => largePhoto(question), isCurrent, showWaiting);
     if (!isCurrent()) return;
     $("photo-large").replaceChildren(el("img", { src: url, alt: `Photo ${question.name}`, draggable: "false" }));
@@ -52,6 +56,7 @@ const isPresent = (item) => valueOf(item) > 0;
 const shownItems = () => photo.items.slice(0, photo.count);
 
 function draw() {
+  const focused = [...$("photo-classes").children].findIndex((item) => item.contains(document.activeElement));
   $("photo-classes").replaceChildren(...shownItems().map((item, index) => {
     const on = photo.marked.has(item.entry);
     const button = el("button", { type: "button", class: "class", "aria-pressed": String(on) },
@@ -60,6 +65,7 @@ function draw() {
     button.addEventListener("click", () => toggleClass(index));
     return el("li", {}, button);
   }));
+  $("photo-classes").children[focused]?.firstChild.focus({ preventScroll: true });
   $("photo-more").hidden = photo.count >= photo.items.length;
   const steps = changes(true);
   const yes = steps.filter(([, value]) => value > 0).length;
@@ -87,6 +93,12 @@ function changes(rest) {
 export function savePhoto(rest = true) {
   if (!photo.question || !isReady()) return;
   if (!$("photo-large").querySelector("img")) return announce("The photo is still loading.");
+  const last = $("photo-classes").lastElementChild;
+  if (rest && !photo.hasScrolled && last && last.getBoundingClientRect().top > innerHeight) {
+    photo.hasScrolled = true; // nobody has seen these classes yet: no answer without looking
+    last.scrollIntoView({ block: "center" });
+    return announce("There are more classes. Look at them too, then save.");
+  }
   const steps = changes(rest);
   if (steps.length) answer(steps.map(([item]) => item), steps.map(([, value]) => value), true);
   shownEntries.add(photo.question.entry);

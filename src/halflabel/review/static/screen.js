@@ -63,4 +63,5 @@ export function showMessage(title, text, buttonText = "", onClick = null) {
   $("message-button").onclick = onClick;
   $("grid-tiles").replaceChildren(); // no tile of an earlier grid can be marked
   showOnly("view-message");
+  announce(`${title}.`);
 }
