@@ -16,7 +16,8 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.runs.crossfit import score_run
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor, predict_files
+from halflabel.runs.predict import predict_files
+from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.training.config import Config, Settings
 

@@ -13,9 +13,11 @@ from PIL import Image
 from halflabel.labels.table import LabelTable
 from halflabel.models import onnx_features
 from halflabel.models.heads import Model
+from halflabel.runs import predict
 from halflabel.runs import predictor as module
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor, predict_files
+from halflabel.runs.predict import predict_files
+from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.training.config import Config, Settings
 
@@ -74,10 +76,10 @@ def test_a_second_evaluation_computes_no_features(
         patch.setattr(type(predictor.model.backbone), "forward", None)
         again = predictor.evaluate(table, other)
     assert again.overall == pytest.approx(first.overall, nan_ok=True)
-    cached = predictor._cached_logits(module.open_images(table.images, other, predictor.views), module.SILENT)
+    cached = predictor.cached_logits(module.open_images(table.images, other, predictor.views), module.SILENT)
     torch.testing.assert_close(cached, direct, rtol=1e-2, atol=1e-2)  # features are cached in half precision
     (other / "new-00.png").write_bytes((folder / "05.png").read_bytes())  # another photo of the same name
-    changed = predictor._cached_logits(module.open_images(table.images, other, predictor.views), module.SILENT)
+    changed = predictor.cached_logits(module.open_images(table.images, other, predictor.views), module.SILENT)
     assert not torch.allclose(changed[0], cached[0], atol=1e-2)
 
 
@@ -88,13 +90,13 @@ def test_many_images_are_decoded_by_the_workers_of_the_run(
     predictor.config = dataclasses.replace(predictor.config, workers=2)
     used: list[int] = []
 
-    def record(self: Predictor, source: module.Images, *_: object) -> torch.Tensor:
+    def record(self: Predictor, source: module.Images, *_: object, of: int) -> list[torch.Tensor]:
         used.append(source.workers)
-        return torch.zeros(len(source), 3)
+        return [torch.zeros(of, 3)]
 
-    monkeypatch.setattr(Predictor, "scores", record)
+    monkeypatch.setattr(Predictor, "stream", record)
     predict_files(predictor, [folder])
-    monkeypatch.setattr(module, "_FEWEST_FOR_WORKERS", 12)
+    monkeypatch.setattr(predict, "_FEWEST_FOR_WORKERS", 12)
     predict_files(predictor, [folder])
     assert used == [0, 2]
     assert isinstance(predictor.model, Model)

@@ -16,7 +16,8 @@ from halflabel.errors import UserError
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor, predict_files
+from halflabel.runs.predict import predict_files
+from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 from halflabel.training.config import Config

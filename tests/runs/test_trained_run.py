@@ -15,7 +15,8 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor, predict_files
+from halflabel.runs.predict import predict_files
+from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 
 

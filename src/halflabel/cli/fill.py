@@ -12,12 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from halflabel.cli import app
-from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options, words_of
+from halflabel.cli.options import Engine, ReadLabels, check_image_folder, takes_label_options, words_of
 from halflabel.cli.sequence import after_report
 from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, show_command, show_next
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
+from halflabel.system.ray_engine import use_engine
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def fill(
     ] = False,
     top: Annotated[int, typer.Option(help="Number of classes to show.", min=1)] = 30,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
+    engine: Engine = "local",
 ) -> None:
     """Fill in unknown labels where the model is confident enough; known labels are never changed.
 
@@ -126,11 +128,13 @@ def fill(
     if not assume_random and has_only_positives(opened, rows):
         further = unlisted_photos(opened, rows, images) if all_photos else None
         asking = ControlQuestions(opened, images, rows, further, precision, control)
-        checked = asking.find_answers_or_ask(given, ["--out", path, *again], from_file=answers is not None)
+        with use_engine(engine):
+            checked = asking.find_answers_or_ask(given, ["--out", path, *again], from_file=answers is not None)
         if checked is None:
             return
     options = {"labels": rows, "rules": rules, "folds": folds, "assume_random": assume_random, "all_photos": all_photos}
-    filling = _plan(opened, images, (checked, given), (precision, confidence), **options)
+    with use_engine(engine):
+        filling = _plan(opened, images, (checked, given), (precision, confidence), **options)
     tally = _write(filling, path, (rows if rows is not None else opened.read_rows()) if complete else None, given)
     _show(filling, tally, top)
     _show_photos(filling, images, all_photos)

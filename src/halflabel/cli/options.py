@@ -28,6 +28,7 @@ __all__ = [
     "HELP_ALL",
     "LABEL_OPTIONS",
     "SPEED",
+    "Engine",
     "ExcelSafe",
     "GroupedCommand",
     "ImageFolder",
@@ -78,6 +79,16 @@ PositivesPerImage = Annotated[
     typer.Option(
         help="Present classes of an image, on average: probabilities are made to agree with it. Needs a run.",
         show_default="as estimated in training",
+    ),
+]
+
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="Where features and scores are computed: local, or ray for very many images on a cluster "
+        "(RAY_ADDRESS, else Ray on this machine).",
+        metavar="local|ray",
+        rich_help_panel=SPEED,
     ),
 ]
 

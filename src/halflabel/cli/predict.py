@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -16,6 +16,7 @@ from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.options import (
+    Engine,
     ExcelSafe,
     ImageFolder,
     LabelFile,
@@ -31,12 +32,13 @@ from halflabel.cli.terminal import console, show_audit, show_evaluation, show_ne
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.files import read_json, write_json
+from halflabel.system.format import counted, printable
 from halflabel.system.format import excel_safe as excel_safe_cell
-from halflabel.system.format import printable
-from halflabel.system.reporter import Reporter
+from halflabel.system.ray_engine import use_engine
+from halflabel.system.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
-    from halflabel.runs.predictor import Prediction
+    from halflabel.runs.predict import Prediction
 
 OutputFormat = StrEnum("OutputFormat", ["table", "json", "csv"])
 
@@ -64,6 +66,7 @@ def evaluate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the metrics to this JSON file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out even if it is not an evaluation.")] = False,
+    engine: Engine = "local",
 ) -> None:
     """Evaluate a trained run on other labels: metrics over known entries, with confidence intervals.
 
@@ -85,7 +88,7 @@ def evaluate(
 
     predictor = open_model(run)
     show_audit(label_import.audit, table)
-    with Bar("scores") as bar:
+    with Bar("scores") as bar, use_engine(engine):
         result = predictor.evaluate(
             label_import.rows, images, Reporter(bar), labels_name=str(labels), threshold=threshold, group=group
         )
@@ -128,10 +131,16 @@ def predict(
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
     excel_safe: ExcelSafe = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write Parquet files into this folder instead; the same command continues if interrupted."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace other predictions in --out.")] = False,
+    engine: Engine = "local",
 ) -> None:
     """Predict the labels of images, with probabilities.
 
-    Labels above their threshold are marked. JSON and CSV are written to standard output.
+    Labels above their threshold are marked. JSON and CSV are written to standard output, image by image.
 
     Example: halflabel predict runs/first photo.jpg holiday/ --format csv > labels.csv
     """
@@ -140,33 +149,55 @@ def predict(
     model_kind(run)
 
     from halflabel.cli.progress import Bar
-    from halflabel.runs.predictor import open_model, predict_files
+    from halflabel.runs.predict import list_files, stream_predictions, write_predictions
+    from halflabel.runs.predictor import open_model
 
     predictor = open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
-    names = (line.rstrip("\n") for line in sys.stdin)
-    with Bar("scores") as bar:
-        predictions = predict_files(
-            predictor, images, names, top=top, all_scores=all_scores, items=items, reporter=Reporter(bar)
-        )
-    if output_format is OutputFormat.csv:
-        _print_csv(predictions, excel_safe_cell if excel_safe else str)
-    else:
-        _PRINTERS[output_format](predictions)
+    files = list_files(images, (line.rstrip("\n") for line in sys.stdin), items=items)
+    options: dict[str, Any] = {"top": top, "all_scores": all_scores, "items": items}
+    with Bar("scores") as bar, use_engine(engine):
+        if out is not None:
+            count, bad = write_predictions(predictor, files, out, force=force, **options, reporter=Reporter(bar))
+        else:
+            # Lines of output would break a progress bar on the same screen.
+            reporter = SILENT if sys.stdout.isatty() and output_format is not OutputFormat.table else Reporter(bar)
+            counts = {"count": 0, "bad": 0}
+            predictions = _count(stream_predictions(predictor, files, **options, reporter=reporter), counts)
+            if output_format is OutputFormat.csv:
+                _print_csv(predictions, excel_safe_cell if excel_safe else str)
+            else:
+                _PRINTERS[output_format](predictions)
+            count, bad = counts["count"], counts["bad"]
     if predictor.platt.assumption and output_format is OutputFormat.table:
         console.print(
             f"[bright_black]Probabilities assume that {escape(predictor.platt.assumption)}.[/]", soft_wrap=True
         )
-    if all(prediction.error for prediction in predictions):
+    if count == bad:
         raise UserError("no image could be read", "check the paths")
-    if output_format is OutputFormat.table:
+    if out is not None:
+        console.print(f"Wrote {escape(str(out))}: {counted(count, 'image')}, {bad} of them unreadable", soft_wrap=True)
+    elif output_format is OutputFormat.table:
         show_next("halflabel", "predict", run, "PHOTOS", "--format", "csv", why="a whole folder, for a spreadsheet")
 
 
-def _print_json(predictions: Sequence[Prediction]) -> None:
-    typer.echo(printable(json.dumps([item._asdict() for item in predictions], indent=1, ensure_ascii=False)))
+def _count(predictions: Iterable[Prediction], counts: dict[str, int]) -> Iterator[Prediction]:
+    for item in predictions:
+        counts["count"] += 1
+        counts["bad"] += bool(item.error)
+        yield item
 
 
-def _print_csv(predictions: Sequence[Prediction], cell: Callable[[str], str]) -> None:
+def _print_json(predictions: Iterable[Prediction]) -> None:
+    """Print a JSON list, each element as soon as it is there."""
+    text = "["
+    for item in predictions:
+        element = json.dumps(item._asdict(), indent=1, ensure_ascii=False)
+        typer.echo(printable(text + "\n " + element.replace("\n", "\n ")), nl=False)
+        text = ","
+    typer.echo("\n]")
+
+
+def _print_csv(predictions: Iterable[Prediction], cell: Callable[[str], str]) -> None:
     from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -181,7 +212,7 @@ def _print_csv(predictions: Sequence[Prediction], cell: Callable[[str], str]) ->
             writer.writerow([cell(item.image), "", "", "", cell(item.error)])
 
 
-def _print_table(predictions: Sequence[Prediction]) -> None:
+def _print_table(predictions: Iterable[Prediction]) -> None:
     rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     rows.add_column("image", overflow="fold")
     rows.add_column("labels (*: above the threshold)")

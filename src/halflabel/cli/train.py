@@ -19,6 +19,7 @@ from halflabel.cli.options import (
     COMMON,
     HELP_ALL,
     LABEL_OPTIONS,
+    Engine,
     GroupedCommand,
     ReadLabels,
     check_image_folder,
@@ -34,6 +35,7 @@ from halflabel.errors import UserError
 from halflabel.system import distributed, signals
 from halflabel.system.files import absolute_path
 from halflabel.system.format import counted
+from halflabel.system.ray_engine import use_engine
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import Reporter
 
@@ -118,6 +120,7 @@ def train(
     tensorboard: Annotated[bool, panel("Logging", "Also write a TensorBoard log.", "--tensorboard")] = False,
     mlflow: Annotated[bool, panel("Logging", "Also log to MLflow.", "--mlflow")] = False,
     wandb: Annotated[bool, panel("Logging", "Also log to Weights & Biases.", "--wandb")] = False,
+    engine: Engine = "local",
 ) -> None:
     """Train a classifier from partly known labels, and evaluate it on known labels it did not see.
 
@@ -128,10 +131,10 @@ def train(
     # Importing torch takes seconds: mistakes that can be found without it are reported first.
     loggers = [name for name, is_on in zip(_LOGGERS, (tensorboard, mlflow, wandb), strict=True) if is_on]
     if resume is not None:
-        _resume(ctx, resume, _moved_images(labels, images, "--resume"), loggers)
+        _resume(ctx, resume, _moved_images(labels, images, "--resume"), loggers, engine)
     elif finished is not None:
         moved = _moved_images(labels, images, "--continue")
-        _continue(ctx, finished, moved, read, answers, out, force, loggers)
+        _continue(ctx, finished, moved, read, answers, out, force, loggers, engine)
     elif answers is not None:
         raise UserError("--answers needs --continue", "add --continue RUN to name the finished run")
     else:
@@ -147,7 +150,7 @@ def train(
         if dry_run:
             _show_job(job, images)
         else:
-            _run_job(job, loggers)
+            _run_job(job, loggers, engine)
 
 
 def _new_job(
@@ -224,16 +227,16 @@ def _show_job(job: TrainingJob, images: Path) -> None:
     )
 
 
-def _resume(ctx: typer.Context, folder: Path, images: Path | None, loggers: list[str]) -> None:
+def _resume(ctx: typer.Context, folder: Path, images: Path | None, loggers: list[str], engine: str) -> None:
     """Resume an interrupted run."""
     from halflabel.runs.folder import RunFolder
 
-    _check_no_other_options(ctx, "--resume", {"resume", "images", "labels", *_LOGGERS})
+    _check_no_other_options(ctx, "--resume", {"resume", "images", "labels", "engine", *_LOGGERS})
     run = RunFolder.open(folder)
 
     from halflabel.runs.resume import resume_training
 
-    _run_job(resume_training(run, images), loggers)
+    _run_job(resume_training(run, images), loggers, engine)
 
 
 def _continue(
@@ -245,13 +248,14 @@ def _continue(
     out: Path | None,
     force: bool,
     loggers: list[str],
+    engine: str,
 ) -> None:
     """Start a new run from a finished one, with more labels."""
     from halflabel.review.answers import review_answers
     from halflabel.review.live_finish import next_run_folder
     from halflabel.runs.folder import RunFolder
 
-    allowed = {"finished", "answers", "images", "labels", "out", "force", *_LOGGERS}
+    allowed = {"finished", "answers", "images", "labels", "out", "force", "engine", *_LOGGERS}
     _check_no_other_options(ctx, "--continue", allowed if answers is None else allowed | LABEL_OPTIONS)
     finished = RunFolder.open(folder)
     run_folder = out or next_run_folder(folder)
@@ -268,10 +272,10 @@ def _continue(
             f"{present} present, {absent} absent",
             soft_wrap=True,
         )
-    _run_job(job, loggers)
+    _run_job(job, loggers, engine)
 
 
-def _run_job(job: TrainingJob, loggers: list[str]) -> None:
+def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
     """Train with progress bars, then print the evaluation and the next step."""
     from halflabel.cli.progress import Bar, TrainingBar
     from halflabel.training.callbacks import Callback, CallbackList, make_loggers
@@ -289,7 +293,7 @@ def _run_job(job: TrainingJob, loggers: list[str]) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
     features, fits = Bar("features"), Bar("fits", "fits")
-    with _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, features, fits:
+    with use_engine(engine), _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, features, fits:
         evaluation = job.start(Reporter(features, say, callback, fits=fits), init_callback=head_bar)
     if evaluation is not None:
         show_evaluation(evaluation, of_training=True)

@@ -260,6 +260,11 @@ class Images:
                 self.mark_unreadable(number, path, reason)
             yield FetchedBatch(np.asarray(images, dtype=np.int64), tuple(stacked))
 
+    def part(self, index: NDArray[np.int64]) -> Images:
+        """Return a source of some images, renumbered from 0, that can be sent to another process and decodes there."""
+        paths = [Path(self.paths[number]) for number in index.tolist()]
+        return Images(paths, self.names.take(index), self.views, max_bad=1.0, max_pixels=self.max_pixels)
+
     def _decoder(self) -> Dataset[Any]:
         """Return the dataset that the workers hold, which turns an item of the plan into views."""
         return _Files(self.paths, self.views, self.max_pixels)

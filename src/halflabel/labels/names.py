@@ -131,7 +131,7 @@ class Names:
         positions = np.asarray(positions, dtype=np.int64)
         chosen = self.array.take(pa.array(positions))
         # Distinct positions have distinct names; comparing millions of names would take seconds.
-        if len(positions) > 1 and np.bincount(positions).max() > 1:
+        if (np.diff(positions) <= 0).any() and np.bincount(positions).max() > 1:
             return Names(chosen)
         return Names._trusted(chosen)
 

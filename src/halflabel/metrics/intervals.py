@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.system import memory
 from halflabel.system.rng import uniform
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from halflabel.metrics._inputs import ArrayLike
@@ -94,8 +94,8 @@ def bootstrap(
     Images that are not independent, such as those of one patient, are drawn together: `groups` (N,) holds the number of
     the group of each image, 0 … G−1 at most.
 
-    scores, labels: (N, C) as in `average_precision`. Memory beyond the inputs: 4 N n bytes for the weights, 8 n C for
-    the replicates, and blocks of bounded size.
+    scores, labels: (N, C) as in `average_precision`. Memory beyond the inputs: N n bytes for the weights, from
+    256 MB on in a scratch file, 8 n C for the replicates, and blocks of bounded size.
     """
     import torch
 
@@ -111,7 +111,11 @@ def bootstrap(
     if images and classes:
         step = max(1, min(128, _CHUNK_ENTRIES // images))
         group = np.arange(images) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
-        weights = [_weights(group, range(r, min(r + step, n)), seed, table.device) for r in range(0, n, step)]
+        stored = memory.scratch_zeros((n * images,), torch.uint8, "the replicates take").to(table.device)
+        weights = []
+        for r in range(0, n, step):
+            chunk = _weights(group, range(r, min(r + step, n)), seed)
+            weights.append(stored[r * images :][: chunk.size].view(chunk.shape).copy_(torch.from_numpy(chunk)))
         for block in class_blocks(table):
             _fill_block(values[:, block], weights, table[:, block], known[:, block])
     ap = average_precision(table, known)
@@ -195,16 +199,12 @@ def resample(images: int, replicates: range, seed: int = 0) -> NDArray[np.int64]
     return (uniform(seed, which, np.arange(images)[None, :]) * images).astype(np.int64)
 
 
-def _weights(group: NDArray[np.int64], replicates: range, seed: int, device: torch.device) -> Tensor:
-    """Return how often each replicate draws the group of each image: (images, len(replicates)), for `embedding_bag`."""
-    import torch
-
+def _weights(group: NDArray[np.int64], replicates: range, seed: int) -> NDArray[np.int64]:
+    """Return how often each replicate draws the group of each image: (images, len(replicates)), far below 256."""
     images, groups = len(group), int(group.max()) + 1
     drawn = resample(groups, replicates, seed) * len(replicates) + np.arange(len(replicates))[:, None]
     counts = np.bincount(drawn.ravel(), minlength=groups * len(replicates)).reshape(groups, -1)
-    counts = counts if groups == images else counts[group]
-    # Sums of whole numbers below 2^24 are exact in float32.
-    return torch.from_numpy(counts).to(device, torch.float32 if images < 1 << 24 else torch.float64)
+    return counts if groups == images else counts[group]
 
 
 def _fill_block(values: Tensor, weights: list[Tensor], scores: Tensor, labels: Tensor) -> None:
@@ -227,7 +227,8 @@ def _fill_block(values: Tensor, weights: list[Tensor], scores: Tensor, labels: T
     entered_starts, hit_starts = _starts(cuts.rank - rank_before), _starts(cuts.hits - cuts.before)
     step = max(1, _CHUNK_ENTRIES // len(cuts.row))
     start = 0
-    for weight in (part.contiguous() for chunk in weights for part in torch.split(chunk, step, dim=1)):
+    exact = torch.float32 if len(scores) < 1 << 24 else torch.float64  # float32 holds whole numbers below 2^24
+    for weight in (part.to(exact).contiguous() for chunk in weights for part in torch.split(chunk, step, dim=1)):
         ranks = functional.embedding_bag(entered, weight, entered_starts, mode="sum").double()
         hits = functional.embedding_bag(hit, weight, hit_starts, mode="sum").double()
         stop = start + weight.shape[1]

@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from halflabel.data.file_identity import FileState
 from halflabel.data.pack.source import PackedImages
 from halflabel.data.sources import Arrays, Features, Images, Plan, sequential_plan
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.models.backbones import Backbone, fingerprint
+from halflabel.models.feature_blocks import FeatureBatch, FeatureExtractor, engine_device, goes_to_ray
 from halflabel.models.feature_cache_files import (
     allocate_values,
     is_valid_partial,
@@ -35,11 +35,9 @@ from halflabel.models.feature_cache_files import (
     remove_leftovers,
     values_checksum,
 )
-from halflabel.models.heads import pool
 from halflabel.models.onnx_features import OnnxBackbone, find_onnx_backbone
 from halflabel.system import distributed
 from halflabel.system.files import JobLock, atomic_write, write_json
-from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.threads import use_free_cores
 
@@ -48,7 +46,6 @@ __all__ = ["cache_features", "copies_for"]
 _NOTE_IMAGES = 512  # images between two notes of how far a build is
 _NOTE_SECONDS = 30.0  # the longest time between two notes
 _POLL_SECONDS = 0.5  # between two checks whether another job has ended
-_COPY_SEED = 0x636F7079  # of the cached strong views, the same for every training seed
 
 
 def copies_for(views: Sequence[str], copies: int) -> int:
@@ -83,9 +80,11 @@ def cache_features(
     2.5 kB and 125 kB per view. On a CPU, ONNX Runtime computes pooled features where it can, see `find_onnx_backbone`.
     `batch_size`: by default 128 on a GPU, else 16. Messages say why a cache is computed
     again or waited for. Several processes build it together; the first one writes, and all must see the folder.
+    With `--engine ray` the workers of the cluster compute blocks of images, and this process writes them.
     """
     if copies and "strong" not in source.views:
         raise UserError("these images have no strong view to cache", "give the source a strong view, or use copies=0")
+    device = engine_device(source, device)
     if batch_size is None:
         batch_size = 128 if torch.device(device).type == "cuda" else 16
     caches = _view_caches(backbone, source, folder, maps, copies)
@@ -248,10 +247,8 @@ class _Build:
     def run(self) -> None:
         distributed.run_on_main(self.cache.files.note)  # the state before the images are read
         self._continue_or_start()
-        self.network = self.network.to(self.device).to(memory_format=torch.channels_last).eval()
-        plan = sequential_plan(len(self.source), self.batch_size)[self.done // self.batch_size :]
         try:
-            for batch in _gather_batches(plan, self._compute(plan)):
+            for batch in self._compute():
                 self._store(batch)
                 self.progress(self.done)
         except BaseException as error:
@@ -261,6 +258,16 @@ class _Build:
                 self._note()  # stopped, or out of time: the next job continues from here
             raise
         distributed.run_on_main(self._finish)
+
+    def _compute(self) -> Iterator[FeatureBatch]:
+        """Compute what is left, in this process, in all processes of the job or on Ray."""
+        view, copy = self.cache.view, self.cache.copy
+        extractor = FeatureExtractor(self.network, view, copy, self.maps, self.device, self.batch_size)
+        if isinstance(self.source, Images) and goes_to_ray(self.source):
+            return extractor.on_ray(self.source, self.done)
+        plan = sequential_plan(len(self.source), self.batch_size)[self.done // self.batch_size :]
+        local = plan[distributed.rank() :: distributed.world_size()]
+        return _gather_batches(plan, extractor.batches(self.source, local))
 
     def _continue_or_start(self) -> None:
         def find_earlier_build() -> dict[str, Any] | None:
@@ -280,7 +287,7 @@ class _Build:
                 self.crc = zlib.crc32(self.values[: self.done].tobytes()) if self.done else 0
         self.noted, self.noted_at = self.done, time.monotonic()
 
-    def _store(self, batch: _Batch) -> None:
+    def _store(self, batch: FeatureBatch) -> None:
         self.bad |= batch.bad
         if batch.features is not None:
             if self.values is None:
@@ -333,37 +340,8 @@ class _Build:
         with atomic_write(self.cache.values) as temporary, open(temporary, "wb") as file:
             np.save(file, self.values)
 
-    def _compute(self, plan: Plan) -> Iterator[_Batch]:
-        """Compute this process's batches of the plan."""
 
-        def extract(view: torch.Tensor) -> torch.Tensor:
-            features = self.network(view)
-            return (features if self.maps else pool(features)).to(torch.float16)
-
-        micro_batcher = MicroBatcher()
-        plan = plan[distributed.rank() :: distributed.world_size()]
-        fetched = self.source.fetch(plan, (self.cache.view,), seed=_COPY_SEED, epoch=self.cache.copy)
-        for planned, (images, views) in zip(plan, fetched, strict=True):
-            features, bad = None, {}
-            if len(images):
-                with torch.inference_mode():
-                    features = micro_batcher.run(extract, views[0].to(self.device)).cpu().numpy()
-            if isinstance(self.source, Images):
-                missing = np.setdiff1d(planned, images).tolist()
-                bad = {str(number): list(self.source.bad[number]) for number in missing}
-            yield _Batch(planned, images, features, bad)
-
-
-class _Batch(NamedTuple):
-    """The images planned, the images read, their features (B, …), and why the others could not be read."""
-
-    planned: NDArray[np.int64]
-    images: NDArray[np.int64]
-    features: NDArray[np.float16] | None
-    bad: dict[str, list[str]]
-
-
-def _gather_batches(plan: Plan, local: Iterator[_Batch]) -> Iterator[_Batch]:
+def _gather_batches(plan: Plan, local: Iterator[FeatureBatch]) -> Iterator[FeatureBatch]:
     """The batches of all processes in the order of the plan, in the first process; nothing in the others."""
     for _ in range(0, len(plan), distributed.world_size()):
         for batch in distributed.gather_to_main(next(local, None)):

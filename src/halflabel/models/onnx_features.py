@@ -37,10 +37,20 @@ _SILENT = 4  # the runtime's log level
 class OnnxBackbone(nn.Module):
     """Map images (B, 3, S, S) uint8 to pooled features (B, D) float32, on the CPU."""
 
-    def __init__(self, name: str, session: Any) -> None:
+    def __init__(self, name: str, content: bytes) -> None:
+        import onnxruntime
+
         super().__init__()
         self.name = name
-        self.session = session
+        self.content = content  # of the .onnx file
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = min(torch.get_num_threads(), free_cores())
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # decoding needs the cores meanwhile
+        options.log_severity_level = _SILENT
+        self.session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def __reduce__(self) -> Any:
+        return OnnxBackbone, (self.name, self.content)
 
     def forward(self, images: Tensor) -> Tensor:
         (features,) = self.session.run(None, {"images": images.contiguous().numpy()})
@@ -153,14 +163,7 @@ def _export(pooled: _Pooled, size: int, *, simplified: bool) -> bytes:
 
 def _open(content: bytes, pooled: _Pooled, size: int) -> OnnxBackbone:
     """Open an exported network; a ValueError if its features differ from torch's."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = min(torch.get_num_threads(), free_cores())
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # decoding needs the cores meanwhile
-    options.log_severity_level = _SILENT
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    network = OnnxBackbone(pooled.backbone.name, session)
+    network = OnnxBackbone(pooled.backbone.name, content)
     noise, scene = parity_images(size, 1)["noise"], parity_images(size, 3)["scene"]
     for images in (noise, scene):
         with torch.inference_mode():

@@ -5,22 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from halflabel.data.sources import Source, sequential_plan, share_unreadable
+from halflabel.data.sources import Images, Source, sequential_plan, share_unreadable
 from halflabel.errors import NoReadableImage
+from halflabel.models.feature_blocks import goes_to_ray, map_images
 from halflabel.models.heads import Model, run_head
 from halflabel.system import distributed, memory
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits
-from halflabel.types import Sweep
+from halflabel.types import Output, Sweep
 
-__all__ = ["PASSES", "score_source", "seed_generators"]
+__all__ = ["PASSES", "ImageScorer", "score_source", "seed_generators"]
 
 PASSES = 3  # a tag that separates the random numbers of dropout passes from others
 
@@ -76,12 +79,8 @@ def score_source(
             rows = torch.from_numpy(images)
             view = views[0].to(device, non_blocking=True)
             with autocast():
-                head_input = batcher.run(model.features, view)
-                output = run_head(model.head, head_input)
-                logits = output.logits
-                if mirror:
-                    logits = (logits + model.head(batcher.run(model.features, view.flip(-1))).logits) / 2
-            store("logits", rows, logits)
+                head_input, output = _run_model(model, view, mirror, batcher)
+            store("logits", rows, output.logits)
             if features:
                 store("features", rows, output.features)
             if passes:
@@ -98,6 +97,56 @@ def score_source(
     if not tables:
         raise NoReadableImage("not one image could be read", "check the image folder")
     return Sweep(**{"features": torch.zeros(len(source), 0), **tables})
+
+
+def _run_model(model: Model, view: Tensor, mirror: bool, batcher: MicroBatcher) -> tuple[Tensor, Output]:
+    """Return the input of the head and its output; with `mirror`, the logits are the mean of both mirror images."""
+    head_input = batcher.run(model.features, view)
+    output = run_head(model.head, head_input)
+    if mirror:
+        mirrored = model.head(batcher.run(model.features, view.flip(-1))).logits
+        output = output._replace(logits=(output.logits + mirrored) / 2)
+    return head_input, output
+
+
+class ScoredImages(NamedTuple):
+    """The logits (B, C) of some images, NaN for unreadable ones; and by number, why these could not be read."""
+
+    logits: NDArray[np.float32]
+    bad: dict[int, tuple[str, str, str]]
+
+
+@dataclass
+class ImageScorer:
+    """Logits of images, batch by batch, in memory that does not grow with the images; Ray's workers hold a copy."""
+
+    model: Model
+    classes: int
+    device: torch.device | str
+    batch_size: int
+    mirror: bool
+
+    def stream(self, source: Source, reporter: Reporter = SILENT) -> Iterator[Tensor]:
+        """Yield the logits (B, C) of all images, in order; NaN for unreadable images."""
+        if isinstance(source, Images) and goes_to_ray(source):
+            for planned, scored in map_images(self, source, self.batch_size):
+                reporter.progress(int(planned[-1]) + 1, len(source))
+                yield torch.from_numpy(scored.logits.copy())
+            return
+        model, batcher = self.model.to(self.device).eval(), MicroBatcher()
+        plan = sequential_plan(len(source), self.batch_size)
+        for planned, (images, views) in zip(plan, source.fetch(plan, ("plain",)), strict=True):
+            logits = torch.full((len(planned), self.classes), math.nan)
+            if len(images):
+                with torch.no_grad():
+                    output = _run_model(model, views[0].to(self.device), self.mirror, batcher)[1]
+                logits[torch.from_numpy(images - planned[0])] = output.logits.float().cpu()
+            reporter.progress(int(planned[-1]) + 1, len(source))
+            yield logits
+
+    def __call__(self, part: Images) -> ScoredImages:
+        """Return the logits of all images of a part."""
+        return ScoredImages(torch.cat(list(self.stream(part))).numpy(), part.bad)
 
 
 @contextmanager

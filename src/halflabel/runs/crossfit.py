@@ -175,7 +175,7 @@ def _complete(
     if len(new):
         predictor = Predictor.from_run(run)
         source = _files(table.images.take(new), images, config, predictor.views)
-        logits[new] = predictor.logits(source, reporter).numpy()
+        logits[new] = predictor.cached_logits(source, reporter).numpy()
         fold[new] = fold.max() + 1
     return Scores(logits, fold, "out-of-fold scores: each image scored by models that saw none of its labels")
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from halflabel import metrics
 from halflabel.labels.names import Names
 from halflabel.labels.split import group_numbers
+from halflabel.metrics._inputs import row_blocks
 from halflabel.metrics.calibration import Platt, fit_class_platt, fit_platt, has_enough_negatives, recalibrate
 from halflabel.metrics.positives_only import (
     expected_f1_threshold,
@@ -25,6 +26,7 @@ from halflabel.metrics.positives_only import (
     match_positives_per_image,
 )
 from halflabel.metrics.registry import own_metrics
+from halflabel.system import memory
 
 __all__ = ["Decisions", "Evaluation", "ValidationMetric", "evaluate", "fit_decisions"]
 
@@ -175,10 +177,13 @@ def evaluate(
     known training labels per class in `annotations` (C,), mAP is also computed for five groups of classes, from G1
     (fewest labels) to G5. Intervals resample images, or whole `groups` (N,) of them.
     """
-    readable = ~torch.isnan(logits).any(1)
+    readable = torch.cat([torch.zeros(0, dtype=torch.bool), *(~logits[r].isnan().any(1) for r in row_blocks(logits))])
     group = group_numbers(groups, len(labels))[readable.cpu().numpy()]
-    logits, labels = logits[readable], labels[readable]
-    scores = (platt or Platt()).scores(logits)
+    if not readable.all():
+        logits, labels = _take_rows(logits, readable), labels[readable]
+    scores = memory.scratch_zeros(logits.shape, what=f"the scores of {len(logits)} images take")
+    for rows in row_blocks(logits):
+        scores[rows] = (platt or Platt()).scores(logits[rows])
     overall = metrics.summary(scores, labels, thresholds)
     overall |= own_metrics(scores, labels, torch.as_tensor(thresholds).expand(len(classes)))
     intervals = metrics.bootstrap(logits, labels, n=400, groups=group)
@@ -233,6 +238,15 @@ def evaluate(
     if unreadable:
         protocol += f"; {unreadable} of these {len(readable)} images could not be read and are left out"
     return Evaluation(overall, per_class, protocol)
+
+
+def _take_rows(table: Tensor, wanted: Tensor) -> Tensor:
+    """Return some rows of a table (N, C), in a scratch file if they are large."""
+    rows = wanted.nonzero()[:, 0]
+    taken = memory.scratch_zeros((len(rows), table.shape[1]), what=f"the logits of {len(rows)} images take")
+    for block in row_blocks(taken):
+        taken[block] = table[rows[block]]
+    return taken
 
 
 def _are_nearly_all_positive(labels: Tensor) -> bool:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.data.decode import find_images
 from halflabel.data.items import Items, pool_items
-from halflabel.data.pack.read import images_not_packed
 from halflabel.data.sources import Features, Images, Source, group_images, open_images
 from halflabel.data.views import Plain, View
 from halflabel.errors import UserError, error_summary
@@ -30,35 +28,26 @@ from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
 from halflabel.metrics.positives_only import expected_f1_threshold, expected_threshold, match_positives_per_image
 from halflabel.models.backbones import LARGEST, SMALLEST, Backbone, build_backbone
+from halflabel.models.feature_blocks import engine_device, goes_to_ray
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model, NormalisedLinear
 from halflabel.models.onnx_features import find_onnx_backbone
-from halflabel.models.scoring import score_source
+from halflabel.models.scoring import ImageScorer, score_source
 from halflabel.runs.evaluate import Evaluation, evaluate
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder import RunFolder, model_kind
 from halflabel.runs.folder_integrity import verify_checksum
-from halflabel.system import distributed
+from halflabel.system import distributed, memory
 from halflabel.system.files import read_json
-from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.validate import check_fields
 from halflabel.training.checkpoint import load_state
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
 
-__all__ = ["Prediction", "Predictor", "evaluate_model", "open_model", "predict_files"]
+__all__ = ["Predictor", "evaluate_model", "open_model"]
 
 Progress = Callable[[int, int], None]  # (images done, images in all)
-_FEWEST_FOR_WORKERS = 100  # images; with fewer, starting processes that decode takes longer than it saves
-
-
-class Prediction(NamedTuple):
-    """The labels of one image, most likely first; or the reason why it could not be read."""
-
-    image: str
-    labels: list[dict[str, Any]]  # class, probability, present (over its threshold)
-    error: str = ""
 
 
 @dataclass(eq=False)
@@ -157,37 +146,58 @@ class Predictor:
         """Return the logits (N, C) of the images of a source; NaN for unreadable ones."""
         if isinstance(source, Items):
             return self._item_logits(source, reporter)
-        return score_source(
-            self._fastest_model(len(source), reporter),
-            source,
-            device=self.device,
-            batch_size=32,
-            mirror=self.config.mirror and self.model.backbone is not None,  # an ONNX graph mirrors images itself
-            reporter=reporter,
-            features=False,
-        ).logits
+        scorer = self._scorer(source, len(source), reporter)
+        if not goes_to_ray(source):
+            options: dict[str, Any] = {"device": scorer.device, "batch_size": scorer.batch_size}
+            options |= {"mirror": scorer.mirror, "reporter": reporter, "features": False}
+            return score_source(scorer.model, source, **options).logits
+        shape = len(source), len(self.classes)
+        logits, first = memory.scratch_zeros(shape, what=f"the scores of {len(source)} images take"), 0
+        for block in scorer.stream(source, reporter):
+            logits[first : first + len(block)] = block
+            first += len(block)
+        return logits
+
+    def stream(self, source: Source, reporter: Reporter = SILENT, *, of: int = 0) -> Iterator[Tensor]:
+        """Yield the calibrated probabilities (B, C) of all images in order, in memory that does not grow with them.
+
+        `of` is the number of images of which the source holds a part, so that all parts are computed alike. Items, and
+        the images of several processes, are scored before the first result.
+        """
+        if isinstance(source, Items) or distributed.is_distributed():
+            yield self.scores(source, reporter)
+            return
+        for logits in self._scorer(source, of or len(source), reporter).stream(source, reporter):
+            yield self.platt.scores(logits)
+
+    def _scorer(self, source: Source, images: int, reporter: Reporter) -> ImageScorer:
+        """Return what computes logits; an exported ONNX file has no backbone, runs on the CPU and mirrors images."""
+        is_onnx = self.model.backbone is None
+        device = self.device if is_onnx else engine_device(source, self.device)
+        model = self._fastest_model(images, device, reporter)
+        return ImageScorer(model, len(self.classes), device, 32, self.config.mirror and not is_onnx)
 
     def _item_logits(self, source: Items, reporter: Reporter) -> Tensor:
         """Return the logits of items, by the mean of the features of their images."""
         if self.model.backbone is None or self.model.head.needs_maps or self.config.mirror:
             raise UserError("this model cannot score items of several images", "use a run on a frozen backbone")
-        model = self._fastest_model(len(source.images), reporter)
+        model = self._fastest_model(len(source.images), self.device, reporter)
         swept = score_source(model, source.images, device=self.device, batch_size=32, reporter=reporter)
         bad = torch.isnan(swept.features).any(1).nonzero()[:, 0].numpy()
         features = pool_items(source, Features(swept.features, source.images.names, bad.tolist()))
         return score_source(Model(None, self.model.head), features, device=self.device, features=False).logits
 
-    def _fastest_model(self, images: int, reporter: Reporter) -> Model:
+    def _fastest_model(self, images: int, device: torch.device | str, reporter: Reporter) -> Model:
         """Return the model; ONNX Runtime runs its frozen backbone where that is faster and the head allows it."""
         backbone = self.model.backbone
         if self.config.tune != "head" or self.model.head.needs_maps or not isinstance(backbone, Backbone):
             return self.model
         folder = None if self.run is None else self.run.folder.parent / "cache"
         size = self.views["plain"].size
-        found = find_onnx_backbone(backbone, size, folder, images=images, device=self.device, reporter=reporter)
+        found = find_onnx_backbone(backbone, size, folder, images=images, device=device, reporter=reporter)
         return self.model if found is None else Model(found, self.model.head)
 
-    def _cached_logits(self, source: Images, reporter: Reporter) -> Tensor:
+    def cached_logits(self, source: Images, reporter: Reporter) -> Tensor:
         """Return the logits by features in the cache of the run, so that a second evaluation is quick.
 
         A tuned or exported model has no such cache, maps would fill the disk, and a mirror image has no features there.
@@ -286,7 +296,7 @@ class Predictor:
         table, with_model_made = (_with_classes(each, self.classes) for each in (table, with_model_made))
         annotations = self.annotations  # before the slow scoring: the labels of the run may be damaged
         source = open_images(table.images, images, self.views, workers=self.config.workers, max_bad=1.0)
-        logits = self._cached_logits(source, reporter)
+        logits = self.cached_logits(source, reporter)
         evaluation = distributed.run_on_main(
             lambda: evaluate(
                 logits,
@@ -337,60 +347,6 @@ def evaluate_model(
     """Evaluate a model on known labels of other images, as `halflabel evaluate` does: see `Predictor.evaluate`."""
     predictor = model if isinstance(model, Predictor) else open_model(model)
     return predictor.evaluate(labels, Path(images), threshold=threshold)
-
-
-def predict_files(
-    predictor: Predictor,
-    images: Sequence[str | Path],
-    stdin: Iterable[str] = (),
-    *,
-    top: int = 3,
-    all_scores: bool = False,
-    items: bool = False,
-    reporter: Reporter = SILENT,
-) -> list[Prediction]:
-    """Score image files and the images of folders; the path "-" stands for the file names in `stdin`, one per line.
-
-    With `items` each folder is one item, whose images are scored together.
-    """
-
-    unpacked: dict[str, str] = {}  # path -> reason
-
-    def list_files() -> list[Path]:
-        paths: list[Path] = []
-        for path in map(Path, images):
-            if str(path) == "-":
-                paths += [Path(line) for line in stdin if line.strip()]
-            elif (path := local_path(path)).is_dir() and not items:
-                paths += find_images(path)
-                unpacked.update(images_not_packed(path))
-            else:
-                paths.append(path)
-        return paths
-
-    paths = distributed.run_on_main(list_files)  # only one of several processes may read standard input
-    if not paths:
-        raise UserError("there are no images", "name image files, or folders with images")
-    workers = predictor.config.workers if len(paths) >= _FEWEST_FOR_WORKERS else 0
-    options: dict[str, Any] = {"workers": workers, "max_bad": 1.0}
-    if items:
-        files = [find_images(path) if path.is_dir() else [path] for path in paths]
-        source: Images = Items(files, Names.numbered(len(paths)), predictor.views, **options)
-    else:
-        source = Images(paths, Names.numbered(len(paths)), predictor.views, **options)
-    try:
-        scores = predictor.scores(source, reporter)
-    except UserError:
-        if len(source.bad) < len(paths):
-            raise
-        scores = torch.full((len(paths), len(predictor.classes)), torch.nan)
-    reasons = {int(number): reason for number, _, reason in source.quarantine.rows}
-    return [
-        Prediction(str(path), [], reasons[number])
-        if number in reasons
-        else Prediction(str(path), predictor.labels(scores[number], top=top, every=all_scores))
-        for number, path in enumerate(paths)
-    ] + [Prediction(path, [], reason) for path, reason in unpacked.items()]
 
 
 def _build_model(

@@ -36,7 +36,7 @@ from halflabel.data.decode import MAX_PIXELS, SUFFIXES, UNAVAILABLE, BadImage, d
 from halflabel.data.file_identity import refuse_twins
 from halflabel.errors import UserError
 from halflabel.system.files import file_crc32
-from halflabel.system.remote import RemoteFolder, StoreError
+from halflabel.system.remote import RemoteFolder, StoreError, local_folder
 from halflabel.system.webdataset import list_members, tar_files
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ class Pack:
         return len(self.names)
 
     def __reduce__(self) -> Any:
-        return open_pack, (self.folder,)
+        # Another machine opens a pack in an object store by its address.
+        return _open_again, (self.folder if self.remote is None else self.remote.url,)
 
     def name(self, number: int) -> str:
         return str(self.names[int(number)].as_py())
@@ -363,6 +364,10 @@ class Pack:
                 continue  # only a hint: reading the image reports what is wrong
         if file >= 0:
             os.close(file)
+
+
+def _open_again(place: str | Path) -> Pack:
+    return open_pack(local_folder(place))
 
 
 def decode_jpegs(encoded: Sequence[bytes], device: torch.device | str = "cpu") -> list[torch.Tensor] | None:

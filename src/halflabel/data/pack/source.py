@@ -105,6 +105,10 @@ class PackedImages(Images):
                 for _, ready in waiting:
                     ready.cancel()
 
+    def part(self, index: NDArray[np.int64]) -> Images:
+        options: dict[str, Any] = {"max_bad": 1.0, "max_pixels": self.max_pixels}
+        return PackedImages(self.pack, self.positions[index], self.names.take(index), self.views, **options)
+
     def stamp(self) -> bytes:
         """Return bytes that change when any image changes."""
         return self.pack.stamp.encode() + self.positions.tobytes()

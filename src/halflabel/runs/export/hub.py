@@ -168,7 +168,7 @@ Or in Python:
 
 ```python
 import halflabel
-from halflabel.runs.predictor import predict_files
+from halflabel.runs.predict import predict_files
 
 print(predict_files(halflabel.open_model("model"), ["photo.jpg"]))
 ```

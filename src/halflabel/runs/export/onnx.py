@@ -81,6 +81,9 @@ class OnnxHead(Head):
         super().__init__()
         self.session, self.path = session, path
 
+    def __reduce__(self) -> Any:
+        return OnnxHead.open, (self.path,)
+
     @classmethod
     def open(cls, path: Path) -> OnnxHead:
         runtime = require_package("onnxruntime")

@@ -1,0 +1,195 @@
+"""Predictions of image files and folders, one after the other or written to a folder of Parquet files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from halflabel.data.decode import find_images
+from halflabel.data.items import Items
+from halflabel.data.pack.read import images_not_packed
+from halflabel.data.sources import Images
+from halflabel.errors import UserError
+from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
+from halflabel.labels.names import Names
+from halflabel.runs.predictor import Predictor
+from halflabel.system import distributed
+from halflabel.system.files import atomic_write, file_crc32, read_json, write_json
+from halflabel.system.remote import local_path
+from halflabel.system.reporter import SILENT, Reporter
+
+__all__ = ["FileList", "Prediction", "list_files", "predict_files", "stream_predictions", "write_predictions"]
+
+_FEWEST_FOR_WORKERS = 100  # images; with fewer, starting processes that decode takes longer than it saves
+_PART = 8192  # images of a Parquet file, a multiple of the batch size
+_NOTE = "_predictions.json"  # with the checksum of each finished file; readers of Parquet skip names with a _
+
+
+class Prediction(NamedTuple):
+    """The labels of one image, most likely first; or the reason why it could not be read."""
+
+    image: str
+    labels: list[dict[str, Any]]  # class, probability, present (over its threshold)
+    error: str = ""
+
+
+class FileList(NamedTuple):
+    """The images to predict, and the images that a pack could not store, with the reason."""
+
+    paths: list[Path]
+    unpacked: dict[str, str]
+
+
+def list_files(images: Sequence[str | Path], stdin: Iterable[str] = (), *, items: bool = False) -> FileList:
+    """List image files and the images of folders; the path "-" stands for the file names in `stdin`, one per line.
+
+    With `items` each folder is one item, whose images are scored together.
+    """
+
+    def find() -> FileList:
+        files = FileList([], {})
+        for path in map(Path, images):
+            if str(path) == "-":
+                files.paths.extend(Path(line) for line in stdin if line.strip())
+            elif (path := local_path(path)).is_dir() and not items:
+                files.paths.extend(find_images(path))
+                files.unpacked.update(images_not_packed(path))
+            else:
+                files.paths.append(path)
+        return files
+
+    files = distributed.run_on_main(find)  # only one of several processes may read standard input
+    if not files.paths:
+        raise UserError("there are no images", "name image files, or folders with images")
+    return files
+
+
+def stream_predictions(
+    predictor: Predictor,
+    files: FileList,
+    *,
+    first: int = 0,
+    top: int = 3,
+    all_scores: bool = False,
+    items: bool = False,
+    reporter: Reporter = SILENT,
+) -> Iterator[Prediction]:
+    """Yield the predictions of the images from the number `first` on, as they are scored; then the unpacked images."""
+    paths = files.paths[first:]
+    options: dict[str, Any] = {"max_bad": 1.0}
+    options["workers"] = predictor.config.workers if len(paths) >= _FEWEST_FOR_WORKERS else 0
+    if items:
+        images = [find_images(path) if path.is_dir() else [path] for path in paths]
+        source: Images = Items(images, Names.numbered(len(paths)), predictor.views, **options)
+    else:
+        source = Images(paths, Names.numbered(len(paths)), predictor.views, **options)
+    number = 0
+    try:
+        for scores in predictor.stream(source, reporter, of=len(files.paths)) if paths else ():
+            for row in scores:
+                if number in source.bad:
+                    yield Prediction(str(paths[number]), [], source.bad[number][2])
+                else:
+                    labels = predictor.labels(row, top=top, every=all_scores)
+                    yield Prediction(str(paths[number]), labels)
+                number += 1
+    except UserError:
+        if number or len(source.bad) < len(paths):
+            raise
+        for path, bad in zip(paths, (source.bad[number] for number in range(len(paths))), strict=True):
+            yield Prediction(str(path), [], bad[2])
+    for name, reason in islice(files.unpacked.items(), max(0, first - len(files.paths)), None):
+        yield Prediction(name, [], reason)
+
+
+def predict_files(
+    predictor: Predictor,
+    images: Sequence[str | Path],
+    stdin: Iterable[str] = (),
+    *,
+    items: bool = False,
+    **options: Any,
+) -> list[Prediction]:
+    """Return the predictions of `list_files`; the options are those of `stream_predictions`."""
+    return list(stream_predictions(predictor, list_files(images, stdin, items=items), items=items, **options))
+
+
+def write_predictions(
+    predictor: Predictor, files: FileList, folder: Path, *, force: bool = False, **options: Any
+) -> tuple[int, int]:
+    """Write predictions to part-00000.parquet, … in a folder; return the number of images and of unreadable ones.
+
+    The columns are those of the CSV. Each file holds the predictions of 8,192 images and is complete or not there; its
+    checksum is in _predictions.json. The same call continues after an interruption; other predictions in the folder are
+    only replaced with `force`.
+    """
+    note: dict[str, Any] = {"made_of": _made_of(predictor, files, options), "parts": []}
+    if (folder / _NOTE).exists() and not force:
+        earlier = read_json(folder / _NOTE, "choose another folder, or replace it by --force")
+        if not isinstance(earlier, dict) or earlier.get("made_of") != note["made_of"]:
+            raise UserError(
+                f"{folder} holds predictions of another model or other images", "add --force, or name another"
+            )
+        note["parts"] = _intact_parts(folder, earlier["parts"])
+    elif folder.exists() and any(folder.iterdir()) and not (folder / _NOTE).exists():
+        raise UserError(f"{folder} exists and holds other files", "name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("part-*.parquet"):
+        if path.name not in {part["file"] for part in note["parts"]}:
+            path.unlink()
+    write_json(folder / _NOTE, note)
+    first = _PART * len(note["parts"])
+    predictions = stream_predictions(predictor, files, first=first, **options)
+    while len(note["parts"]) == 0 or first < len(files.paths) + len(files.unpacked):
+        part = list(islice(predictions, _PART))
+        name = f"part-{len(note['parts']):05d}.parquet"
+        bad = _write_part(folder / name, part)
+        note["parts"].append({"file": name, "crc32": file_crc32(folder / name), "images": len(part), "bad": bad})
+        write_json(folder / _NOTE, note)
+        first += _PART
+    return sum(part["images"] for part in note["parts"]), sum(part["bad"] for part in note["parts"])
+
+
+def _made_of(predictor: Predictor, files: FileList, options: dict[str, Any]) -> dict[str, Any]:
+    """Return what decides the predictions: the model, the options and the names of the images."""
+    model = hashlib.sha256(json.dumps([*predictor.platt, predictor.thresholds.tolist()]).encode())
+    for name, tensor in sorted(predictor.model.state_dict().items()):
+        model.update(name.encode())
+        model.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    if (file := getattr(predictor.model.head, "path", None)) is not None:  # an exported ONNX file
+        model.update(str(file_crc32(file)).encode())
+    names = hashlib.sha256("\0".join(map(str, files.paths)).encode("utf-8", "surrogateescape"))
+    chosen = {name: value for name, value in options.items() if name != "reporter"}
+    return {"model": model.hexdigest()[:16], "images": names.hexdigest()[:16], "part": _PART, **chosen}
+
+
+def _intact_parts(folder: Path, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the finished files up to the first one that is missing or damaged."""
+    for number, part in enumerate(parts):
+        path = folder / part["file"]
+        if not path.is_file() or file_crc32(path) != part["crc32"]:
+            return parts[:number]
+    return parts
+
+
+def _write_part(path: Path, predictions: list[Prediction]) -> int:
+    """Write one Parquet file; return the number of images that could not be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows: list[tuple[Any, ...]] = []
+    for item in predictions:
+        rows += [(item.image, each["class"], each["probability"], each["present"], "") for each in item.labels]
+        rows += [(item.image, None, None, None, item.error)] if item.error else []
+    types = (pa.string(), pa.string(), pa.float32(), pa.bool_(), pa.string())
+    columns = zip(*rows, strict=True) if rows else [()] * len(types)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    with atomic_write(path) as temporary:
+        pq.write_table(pa.table(arrays, names=list(PREDICTION_COLUMNS)), temporary)
+    return sum(bool(item.error) for item in predictions)
