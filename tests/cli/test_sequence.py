@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import TINY, done
 
-from halflabel.cli.sequence import after_review
+from halflabel.cli.sequence import after_report, after_review
 from halflabel.labels import formats
 from halflabel.review.answers import Answer, AnswerStore
 from halflabel.review.questions import read_questions
@@ -66,6 +66,13 @@ def test_answers_in_a_database_are_exported_and_its_password_is_not_shown() -> N
     file = Path("team.sqlite")
     assert "--answers team.sqlite --export" in after_review(Path("runs/first"), Path("photos"), place=file)
     assert after_review(Path("runs/first"), Path("photos"), is_control=True) == "halflabel fill runs/first photos"
+
+
+def test_with_positives_only_fill_follows_the_report() -> None:
+    run, photos = Path("runs/first"), Path("photos")
+    assert after_report(run, photos) == "halflabel next runs/first photos"
+    assert after_report(run, photos, only_positives=True) == "halflabel fill runs/first photos --out filled.csv"
+    assert after_review(run, photos, is_control=True, all_photos=True).endswith("fill runs/first photos --all-photos")
 
 
 def test_tables_fit_a_terminal_of_80_columns(data: Path, trained: Path, tmp_path: Path) -> None:

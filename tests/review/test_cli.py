@@ -54,20 +54,21 @@ def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:
     store = AnswerStore(project.run / "answers.sqlite")
     store.add(
         [
-            Answer("key-1", table.images[0], table.classes[int(known)], -1),  # a label that was wrong
             Answer("key-2", table.images[1], table.classes[0], -1),
+            Answer("key-1", table.images[0], table.classes[int(known)], -1),  # a label that was wrong
             Answer("key-3", table.images[2], table.classes[0], 0),
         ],
         "me",
     )
     store.close()
     output = call("review", project.run.folder, "--export", tmp_path / "answers.csv")
+    assert len((tmp_path / "answers.csv").read_text().splitlines()) == 3  # a header and two answers
     assert output.exit_code == 0, output.output
     assert "2 answers, 0 present and 2 absent; 1 unsure left out" in output.output.replace("\n", " ")
     rows = formats.read(tmp_path / "answers.csv").rows
     assert len(rows) == 2
     assert {rows.sources[number] for number in rows.source} == {"person:asked:me"}
-    assert list(rows.images) == [table.images[0], table.images[1]]  # nothing is said of the others
+    assert list(rows.images) == [table.images[1], table.images[0]]  # nothing is said of the others
     assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 0
     both = formats.read(tmp_path / "all.csv").table()
     expected = table.dense()

@@ -87,6 +87,7 @@ class ControlQuestions:
 
     def _say_how_to_answer(self, again: Sequence[str | Path]) -> None:
         from halflabel.filling.control import FEWEST_ANSWERS
+        from halflabel.filling.run import unlisted_photos
 
         number = len(self._asked())
         console.print(
@@ -100,6 +101,12 @@ class ControlQuestions:
             console.print(
                 f"There are {number} questions and not {self.count}, because only so many unknown labels are probable "
                 f"enough to be filled at a precision of {100 * self.precision:g} %.",
+                soft_wrap=True,
+            )
+        if self.further is None and (unlisted := len(unlisted_photos(self.run, self.labels, self.images))):
+            console.print(
+                f"{counted(unlisted, 'photo')} of {escape(str(self.images))} without a row in the labels: to ask about "
+                "them and fill them too, add --all-photos.",
                 soft_wrap=True,
             )
         answer, then = after_fill_questions(self.run.folder, self.images, self.run.control, self.precision, again)

@@ -41,6 +41,8 @@ AssumeRandom = Annotated[
     ),
 ]
 
+_CONFIDENCE = 0.9
+
 
 @app.command()
 @takes_label_options
@@ -56,7 +58,7 @@ def fill(
     ] = 0.95,
     confidence: Annotated[
         float, typer.Option(help="Confidence that --precision is reached.", min=0.5, max=0.999)
-    ] = 0.9,
+    ] = _CONFIDENCE,
     labels: Annotated[
         Path | None, typer.Option(help="Fill these labels instead of those the run was trained on.")
     ] = None,
@@ -123,7 +125,8 @@ def fill(
     path = _output_file(out or opened.filled, labels, force)
     _check_inputs(images, rules)
     rows = read(labels).rows if labels is not None else None
-    again = _repeated_words(read, labels, rules, all_photos=all_photos, assume_random=assume_random)
+    flags = {"--all-photos": all_photos, "--assume-random": assume_random, "--only-filled": not complete}
+    again = _repeated_words(read, labels, rules, confidence, flags)
     checked, given = None, read(answers).rows if answers is not None else review_answers(opened)
     if not assume_random and has_only_positives(opened, rows):
         further = unlisted_photos(opened, rows, images) if all_photos else None
@@ -140,17 +143,19 @@ def fill(
     _show_photos(filling, images, all_photos)
     if given is not None:
         console.print(f"{counted(len(given), 'answer')} of people kept: nothing was filled there")
+    if answers is not None:
+        again += ["--answers", answers, *(words_of(read) if labels is None else [])]
     _show_next_step(filling, tally, run, images, path, complete, again)
 
 
 def _repeated_words(
-    read: ReadLabels, labels: Path | None, rules: Path | None, *, all_photos: bool, assume_random: bool
+    read: ReadLabels, labels: Path | None, rules: Path | None, confidence: float, flags: dict[str, bool]
 ) -> list[str | Path]:
     """Return the options that a later `fill` of the same labels needs again."""
     words: list[str | Path] = [] if labels is None else ["--labels", labels, *words_of(read)]
     words += [] if rules is None else ["--rules", rules]
-    words += [flag for flag, is_set in (("--all-photos", all_photos), ("--assume-random", assume_random)) if is_set]
-    return words
+    words += [] if confidence == _CONFIDENCE else ["--confidence", f"{confidence:g}"]
+    return words + [flag for flag, is_set in flags.items() if is_set]
 
 
 def _plan(

@@ -43,6 +43,7 @@ def report(
     Example: halflabel report runs/study
     """
     from halflabel.cli.progress import Bar
+    from halflabel.filling.run import has_only_positives
     from halflabel.report.layout import check_page_path
     from halflabel.report.run_facts import is_comparison, is_study
     from halflabel.report.run_page import write_report
@@ -65,10 +66,13 @@ def report(
         console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
         return
 
+    opened = RunFolder.open(run)
     with Bar("scores") as bar:
-        made = write_report(RunFolder.open(run), out, images=images, scan=scan, maps=maps, reporter=Reporter(bar))
+        made = write_report(opened, out, images=images, scan=scan, maps=maps, reporter=Reporter(bar))
     console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
     if images is None:
         show_next("halflabel", "report", run, "--images", "PHOTOS", why="galleries of likely missing and wrong labels")
     else:
-        show_command(after_report(run, images), why="the questions that help the model most")
+        only_positives = has_only_positives(opened)
+        why = "missing labels" if only_positives else "the questions that help the model most"
+        show_command(after_report(run, images, only_positives=only_positives), why=why)

@@ -1,6 +1,7 @@
 """The sequence of commands: which one follows which, in the terminal, on the review page and in the docs.
 
-inspect → train → report → next → review → train --continue → fill. A list of control questions goes back to `fill`.
+inspect → train → report → next → review → train --continue → fill. A list of control questions goes back to `fill`,
+which follows the report where only positives are known.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ def after_train(run: Path, images: Path, *, is_continued: bool = False) -> str:
     return _join("report", run, "--images", images)
 
 
-def after_report(run: Path, images: Path) -> str:
-    """Return the command after a report: choose the questions that help the model most."""
-    return _join("next", run, images)
+def after_report(run: Path, images: Path, *, only_positives: bool = False) -> str:
+    """Return the command after a report: choose the questions that help the model most.
+
+    With positives only, `fill` asks the questions that it needs first.
+    """
+    return _join("fill", run, images, "--out", "filled.csv") if only_positives else _join("next", run, images)
 
 
 def after_next(run: Path, images: Path, questions: Path) -> str:

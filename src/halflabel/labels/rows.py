@@ -155,15 +155,10 @@ class Rows:
         return sum(int(np.count_nonzero((part[1:] ^ part[:-1]) == 1)) for part in slices)
 
     def drop_unused_names(self) -> Rows:
-        """The same rows, without the images and classes that no row names."""
-        images, image = np.unique(self.image, return_inverse=True)
-        classes, column = np.unique(self.column, return_inverse=True)
+        """The same rows, without the images and classes that no row names; the others in order of first appearance."""
+        (images, image), (classes, column) = map(_by_first_appearance, (self.image, self.column))
         return replace(
-            self,
-            images=self.images.take(images),
-            classes=self.classes.take(classes),
-            image=image.astype(np.int32),
-            column=column.astype(np.int32),
+            self, images=self.images.take(images), classes=self.classes.take(classes), image=image, column=column
         )
 
     def with_labels(self, table: LabelTable) -> Rows:
@@ -207,6 +202,13 @@ class Rows:
             np.concatenate([self.score, other.score]),
             sources,
         )
+
+
+def _by_first_appearance(index: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The distinct numbers in order of first appearance, and the place of each number among them."""
+    distinct, first, inverse = np.unique(index, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return distinct[order], np.argsort(order).astype(np.int32)[inverse]
 
 
 def is_model_source(source: str) -> bool:
