@@ -128,9 +128,9 @@ def test_both_sorts_find_the_same_cuts(data):
     scores = np.array(data.draw(st.lists(floats, min_size=entries, max_size=entries)), dtype=np.float32)
     labels = np.array(data.draw(st.lists(st.integers(-1, 1), min_size=entries, max_size=entries)), dtype=np.int8)
     pair = [torch.from_numpy(a.reshape(images, classes)) for a in (scores, labels)]
-    for one, other in zip(ranking._packed_cuts(*pair), ranking.sorted_cuts(*pair)[0], strict=True):
-        assert torch.equal(one, other)
-        assert one.dtype == other.dtype
+    for packed, sorted_cut in zip(ranking._packed_cuts(*pair), ranking.sorted_cuts(*pair)[0], strict=True):
+        assert torch.equal(packed, sorted_cut)
+        assert packed.dtype == sorted_cut.dtype
 
 
 @pytest.mark.parametrize("scale", [1.0, 40.0])
@@ -159,11 +159,11 @@ def test_class_blocks_change_nothing(path, monkeypatch, request):
     if path == "sort":
         request.getfixturevalue("sort_path")
     scores, labels = make(10, images=50, classes=11)
-    whole = [metrics.average_precision(scores, labels, kind) for kind in KINDS]
+    unblocked = [metrics.average_precision(scores, labels, kind) for kind in KINDS]
     thresholds = metrics.best_thresholds(scores, labels)
     monkeypatch.setattr(ranking, "_CPU_ENTRIES", 101)
     assert len(ranking.class_blocks(torch.from_numpy(scores))) == 6
-    for kind, expected in zip(KINDS, whole, strict=True):
+    for kind, expected in zip(KINDS, unblocked, strict=True):
         assert torch.equal(metrics.average_precision(scores, labels, kind), expected)
     assert torch.equal(metrics.best_thresholds(scores, labels), thresholds)
 
@@ -185,12 +185,12 @@ seeds = st.integers(0, 2**32 - 1)
 @given(seed=seeds, decimals=st.sampled_from([None, 1]), dtype=st.sampled_from([np.float32, np.float64]))
 def test_unknown_entries_change_nothing(seed, decimals, dtype):
     scores, labels = make(seed, images=15, classes=4, decimals=decimals, dtype=dtype)
-    other = np.where(labels == 0, np.random.default_rng(seed + 1).random(scores.shape), scores).astype(dtype)
-    assert metrics.summary(scores, labels) == pytest.approx(metrics.summary(other, labels), abs=1e-15, nan_ok=True)
+    changed = np.where(labels == 0, np.random.default_rng(seed + 1).random(scores.shape), scores).astype(dtype)
+    assert metrics.summary(scores, labels) == pytest.approx(metrics.summary(changed, labels), abs=1e-15, nan_ok=True)
     for kind in KINDS:
         ap = metrics.average_precision(scores, labels, kind)
-        np.testing.assert_array_equal(metrics.average_precision(other, labels, kind), ap)
-    assert torch.equal(metrics.best_thresholds(scores, labels), metrics.best_thresholds(other, labels))
+        np.testing.assert_array_equal(metrics.average_precision(changed, labels, kind), ap)
+    assert torch.equal(metrics.best_thresholds(scores, labels), metrics.best_thresholds(changed, labels))
 
 
 @settings(max_examples=40, deadline=None)

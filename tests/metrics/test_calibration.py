@@ -1,4 +1,4 @@
-"""Platt scaling: the likelihood it climbs, written out here, and labels drawn from known probabilities."""
+"""Platt scaling: against its likelihood, and on labels drawn from known probabilities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drawn(slope: float, offset: float, n: int = 40_000, known: float = 0.5) -> t
 
 
 @pytest.mark.parametrize(("slope", "offset"), [(1, 0), (0.3, -1), (2, 1.5)])
-def test_the_pair_that_made_the_labels_is_found(slope: float, offset: float) -> None:
+def test_slope_and_offset_of_the_labels_are_recovered(slope: float, offset: float) -> None:
     logits, labels = drawn(slope, offset)
     platt = fit_platt(logits, labels)
     assert platt.slope == pytest.approx(slope, rel=0.06)
@@ -31,7 +31,7 @@ def test_the_pair_that_made_the_labels_is_found(slope: float, offset: float) -> 
     assert platt.known == int((labels != 0).sum())
 
 
-def test_it_is_the_optimum_of_platts_likelihood() -> None:
+def test_fit_maximises_platts_likelihood() -> None:
     logits, labels = drawn(0.7, 0.4, n=400)
     platt = fit_platt(logits, labels)
     known = labels.numpy() != 0
@@ -71,7 +71,7 @@ def test_without_both_signs_nothing_is_fitted(value: int) -> None:
     assert fit_platt(torch.randn(5, 2), torch.full((5, 2), value, dtype=torch.int8)) == Platt()
 
 
-def test_scores_that_rank_backwards_are_not_turned_round() -> None:
+def test_scores_that_rank_backwards_are_not_inverted() -> None:
     logits, labels = drawn(-1, 0, n=400)
     assert fit_platt(logits, labels) == Platt()
 

@@ -19,11 +19,11 @@ from halflabel.errors import UserError
 def test_wilson_is_scipys():
     from scipy.stats import binomtest
 
-    counted = [(0, 5), (3, 7), (50, 50), (1, 200), (70_000, 90_000)]
-    interval = metrics.wilson(*np.array(counted, np.int32).T)
-    for (part, whole), low, high in zip(counted, *interval, strict=True):
-        other = binomtest(part, whole).proportion_ci(method="wilson")
-        assert (low, high) == pytest.approx((other.low, other.high), abs=1e-6)
+    counts = [(0, 5), (3, 7), (50, 50), (1, 200), (70_000, 90_000)]
+    interval = metrics.wilson(*np.array(counts, np.int32).T)
+    for (successes, trials), low, high in zip(counts, *interval, strict=True):
+        expected = binomtest(successes, trials).proportion_ci(method="wilson")
+        assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-6)
         assert 0 <= low <= high <= 1
     one_sided = binomtest(9, 10, alternative="greater").proportion_ci(method="wilson").low
     assert float(metrics.wilson(9, 10, z=1.6448536).low) == pytest.approx(one_sided, abs=1e-6)
@@ -82,9 +82,9 @@ def test_bootstrap_equals_literal_resampling(decimals, chunk, monkeypatch):
     for c in (0, 2, 3, 4, 5):
         expected = slow_limits(float(result.ap[c]), literal[:, c].tolist(), int(positives[c]), z)
         close([result.ap_low[c], result.ap_high[c]], expected, 1e-9)
-    there = [int(count) for count in positives if count]
-    worth = min(sum(there), math.sqrt(2) * len(there) / math.sqrt(sum(1 / count**2 for count in there)))
-    expected = slow_limits(result.mean, means.tolist(), worth, z)
+    counts = [int(count) for count in positives if count]
+    effective = min(sum(counts), math.sqrt(2) * len(counts) / math.sqrt(sum(1 / count**2 for count in counts)))
+    expected = slow_limits(result.mean, means.tolist(), effective, z)
     close([result.mean_low, result.mean_high], expected, 1e-9)
     assert result.ap_low[1].isnan()
     assert result.ap_high[1].isnan()
@@ -92,21 +92,21 @@ def test_bootstrap_equals_literal_resampling(decimals, chunk, monkeypatch):
 
 def test_bootstrap_depends_on_the_seed_alone():
     scores, labels = make(51)
-    one, again = metrics.bootstrap(scores, labels, n=20, seed=3), metrics.bootstrap(scores, labels, n=20, seed=3)
-    assert torch.equal(one.replicates, again.replicates)
-    assert torch.equal(one.replicates[:7], metrics.bootstrap(scores, labels, n=7, seed=3).replicates)
-    assert not torch.equal(one.replicates, metrics.bootstrap(scores, labels, n=20, seed=4).replicates)
+    first, second = metrics.bootstrap(scores, labels, n=20, seed=3), metrics.bootstrap(scores, labels, n=20, seed=3)
+    assert torch.equal(first.replicates, second.replicates)
+    assert torch.equal(first.replicates[:7], metrics.bootstrap(scores, labels, n=7, seed=3).replicates)
+    assert not torch.equal(first.replicates, metrics.bootstrap(scores, labels, n=20, seed=4).replicates)
     with pytest.raises(UserError, match="0 < level < 1"):
         metrics.bootstrap(scores, labels, level=95)
 
 
 def test_bootstrap_skips_unknown_entries():
     scores, labels = make(52, decimals=1)
-    other = np.where(labels == 0, 1 - scores, scores)
-    one, two = metrics.bootstrap(scores, labels, n=20), metrics.bootstrap(other, labels, n=20)
-    assert torch.equal(one.replicates, two.replicates)
-    assert torch.equal(one.ap_low, two.ap_low)
-    assert one.mean_high == two.mean_high
+    changed = np.where(labels == 0, 1 - scores, scores)
+    expected, actual = metrics.bootstrap(scores, labels, n=20), metrics.bootstrap(changed, labels, n=20)
+    assert torch.equal(expected.replicates, actual.replicates)
+    assert torch.equal(expected.ap_low, actual.ap_low)
+    assert expected.mean_high == actual.mean_high
 
 
 def test_resampling_is_uniform():
@@ -116,7 +116,7 @@ def test_resampling_is_uniform():
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_an_interval_holds_its_value(data):
+def test_an_interval_contains_its_value(data):
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 4)))
     labels = data.draw(arrays.arrays(np.int8, shape, elements=st.integers(-1, 1)))
     scores = data.draw(arrays.arrays(np.float64, shape, elements=st.integers(0, 4).map(float)))
@@ -139,24 +139,24 @@ def test_an_interval_holds_its_value(data):
     assert ((low <= value) & (value <= high) & (low >= 0) & (high <= 1) & (low < high))[known].all()
 
 
-def test_the_mean_of_one_class_has_its_interval():
+def test_the_mean_of_one_class_has_the_interval_of_the_class():
     scores, labels = make(53, classes=1, positive=0.1)
     interval = metrics.bootstrap(scores, labels, n=50)
     assert (interval.mean_low, interval.mean_high) == (float(interval.ap_low), float(interval.ap_high))
 
 
-def test_intervals_are_of_the_ranking_and_follow_their_class():
+def test_intervals_depend_on_the_ranking_and_follow_their_class():
     scores, labels = make(54)
     order = [3, 0, 6, 2, 5, 1, 4]
-    one = metrics.bootstrap(scores, labels, n=50)
-    other = metrics.bootstrap((7 * scores - 2)[:, order], labels[:, order], n=50)
-    close(other.ap_low, one.ap_low[order])
-    close(other.ap_high, one.ap_high[order])
-    close([other.mean_low, other.mean_high], [one.mean_low, one.mean_high])
+    expected = metrics.bootstrap(scores, labels, n=50)
+    permuted = metrics.bootstrap((7 * scores - 2)[:, order], labels[:, order], n=50)
+    close(permuted.ap_low, expected.ap_low[order])
+    close(permuted.ap_high, expected.ap_high[order])
+    close([permuted.mean_low, permuted.mean_high], [expected.mean_low, expected.mean_high])
 
 
-def test_few_positives_are_no_certainty():
-    """Positives that all rank first: the fewer, the lower the end."""
+def test_few_positives_give_wide_intervals():
+    """All positives rank first: the fewer there are, the lower the lower end."""
     widths = []
     for positives in (1, 2, 4, 8, 100):
         labels = np.full((200, 1), -1, dtype=np.int8)
@@ -175,7 +175,7 @@ def test_few_positives_are_no_certainty():
     assert (interval.ap_low < 1).all()
 
 
-def test_a_higher_level_is_wider_and_the_lower_end_reaches_further():
+def test_a_higher_level_is_wider_and_bias_lowers_the_lower_end():
     scores, labels = make(55, images=200)
     small, large = metrics.bootstrap(scores, labels, n=200, level=0.5), metrics.bootstrap(scores, labels, n=200)
     assert (large.ap_low < small.ap_low)[~small.ap.isnan()].all()
@@ -190,33 +190,35 @@ def test_a_higher_level_is_wider_and_the_lower_end_reaches_further():
     assert metrics.limits(0.5 * one, 0.01 * one, -0.03 * one, 50 * one) == plain
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say():
-    """Scores of N(0, 1) where absent and N(d, 1) where present, of which AP on all there are is an integral."""
+def test_intervals_cover_the_truth_at_the_stated_level():
+    """Scores of N(0, 1) where absent and N(d, 1) where present: AP of the population is an integral."""
     rng = np.random.default_rng(0)
     share, d = np.geomspace(0.01, 0.2, 8), np.linspace(1, 3, 8)
     cut = np.linspace(-6, 8, 2001)
     tail = np.vectorize(NormalDist().cdf)
-    actual, false = tail(d[:, None] - cut), tail(-cut)
-    precision = share[:, None] * actual / (share[:, None] * actual + (1 - share[:, None]) * false)
-    truth = -np.trapezoid(precision, actual, axis=1)
-    held, of_mean, quantiles = [], [], []
+    true_positives, false_positives = tail(d[:, None] - cut), tail(-cut)
+    precision = (
+        share[:, None] * true_positives / (share[:, None] * true_positives + (1 - share[:, None]) * false_positives)
+    )
+    truth = -np.trapezoid(precision, true_positives, axis=1)
+    covered, mean_covered, quantiles_covered = [], [], []
     for _ in range(100):
         present = rng.random((100, 8)) < share
         scores = rng.normal(size=present.shape) + d * present
         labels = np.where(present, 1, -1).astype(np.int8)
-        seen = present.any(0)
-        got = metrics.bootstrap(scores, labels, n=200)
-        held += ((got.ap_low.numpy() <= truth) & (truth <= got.ap_high.numpy()))[seen].tolist()
-        target = truth[seen].mean()
-        of_mean.append(got.mean_low <= target <= got.mean_high)
-        low, high = np.quantile(got.replicates.numpy(), [0.025, 0.975])
-        quantiles.append(low <= target <= high)
-    assert 0.93 <= np.mean(held) <= 0.98
-    assert 0.9 <= np.mean(of_mean) <= 0.99
-    assert np.mean(quantiles) < 0.75  # what this is for
+        has_positive = present.any(0)
+        interval = metrics.bootstrap(scores, labels, n=200)
+        covered += ((interval.ap_low.numpy() <= truth) & (truth <= interval.ap_high.numpy()))[has_positive].tolist()
+        target = truth[has_positive].mean()
+        mean_covered.append(interval.mean_low <= target <= interval.mean_high)
+        low, high = np.quantile(interval.replicates.numpy(), [0.025, 0.975])
+        quantiles_covered.append(low <= target <= high)
+    assert 0.93 <= np.mean(covered) <= 0.98
+    assert 0.9 <= np.mean(mean_covered) <= 0.99
+    assert np.mean(quantiles_covered) < 0.75  # plain quantiles of the replicates are too narrow
 
 
-def test_a_mean_over_classes_of_one_positive_each_is_not_sure() -> None:
+def test_a_mean_over_single_positive_classes_has_a_wide_interval() -> None:
     labels = np.full((100, 20), -1)
     labels[np.arange(20), np.arange(20)] = 1
     interval = metrics.bootstrap(labels.astype(float), labels, n=100)

@@ -75,7 +75,7 @@ def test_precision_recall_f1_and_exact_match(top_k, per_class, decimals, monkeyp
     close(result, slow_prf(decided, labels))
     assert result.classes == 6
     rows = [all(d == (y > 0) for d, y in zip(ds, ys, strict=True) if y) for ds, ys in zip(decided, labels, strict=True)]
-    counted = [right for right, ys in zip(rows, labels, strict=True) if ys.any()]
+    counted = [is_exact for is_exact, ys in zip(rows, labels, strict=True) if ys.any()]
     assert metrics.exact_match(scores, labels, thresholds, top_k=top_k) == pytest.approx(np.mean(counted))
     assert 0 < np.mean(counted) < 1 or top_k
 
@@ -88,8 +88,8 @@ def test_class_means_match_scikit_learn_on_full_labels():
     truth, decided = labels > 0, scores >= 0.5
     expected = precision_recall_fscore_support(truth, decided, average=None, zero_division=0)
     counts = metrics.decision_counts(scores, labels)
-    for actual, wanted in zip((counts.precision, counts.recall, counts.f1), expected[:3], strict=True):
-        close(actual, wanted)
+    for actual, expected_mean in zip((counts.precision, counts.recall, counts.f1), expected[:3], strict=True):
+        close(actual, expected_mean)
     result = metrics.precision_recall_f1(scores, labels)
     micro = precision_recall_fscore_support(truth, decided, average="micro")
     close([result.OP, result.OR, result.micro_f1], micro[:3])
@@ -105,7 +105,7 @@ def test_no_prediction_is_zero_and_no_positive_is_nan():
     assert nothing.classes == 0
 
 
-def test_a_class_that_cannot_be_wrong_is_left_out():
+def test_a_class_without_known_negatives_is_left_out():
     scores = np.array([[0.9, 0.9, 0.2], [0.2, 0.8, 0.9], [0.8, 0.7, 0.1]])
     labels = np.array([[1, 1, -1], [-1, 1, 1], [1, 0, 1]], dtype=np.int8)
     counts = metrics.decision_counts(scores, labels)
@@ -115,7 +115,7 @@ def test_a_class_that_cannot_be_wrong_is_left_out():
     assert scores_by_class.classes == 2
     assert (scores_by_class.CP, scores_by_class.CR) == (1.0, 0.75)
     assert scores_by_class.macro_f1 == pytest.approx((1 + 2 / 3) / 2)
-    assert scores_by_class.OR == 5 / 6, "all known entries count there"
+    assert scores_by_class.OR == 5 / 6, "all known entries count in the overall recall"
     assert metrics.best_thresholds(scores, labels).tolist() == [0.8, 0.5, 0.1]
     nothing = metrics.precision_recall_f1(scores, np.maximum(labels, 0))
     assert all(math.isnan(value) for value in nothing[:-1])
@@ -223,20 +223,20 @@ def test_summary():
     assert all(type(value) is float for value in values.values())
 
 
-def test_arrays_that_numpy_makes():
+def test_read_only_strided_and_fortran_arrays():
     scores, labels = make(61)
     expected = metrics.average_precision(scores, labels)
     frozen = scores.copy()
     frozen.flags.writeable = False
-    kept = frozen.copy()
+    before = frozen.copy()
     assert torch.equal(metrics.average_precision(frozen, labels), expected)
     assert torch.equal(metrics.average_precision(scores[::-1], labels[::-1]), expected)
     assert torch.equal(metrics.average_precision(np.asfortranarray(scores), labels.astype(np.int64)), expected)
     assert torch.equal(metrics.average_precision(torch.from_numpy(scores).requires_grad_(), labels), expected)
-    assert np.array_equal(frozen, kept)
+    assert np.array_equal(frozen, before)
 
 
-def test_bad_input_says_what_to_do():
+def test_bad_input_is_refused_with_a_fix():
     scores, labels = make(62)
     broken = scores.copy()
     broken[5, 2] = np.nan
@@ -262,15 +262,15 @@ def test_bad_input_says_what_to_do():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_gives_what_the_cpu_gives():
+def test_cuda_equals_the_cpu():
     scores, labels = make(63, images=500, decimals=2)
-    there = torch.from_numpy(scores).cuda(), torch.from_numpy(labels).cuda()
+    on_gpu = torch.from_numpy(scores).cuda(), torch.from_numpy(labels).cuda()
     for kind in KINDS:
-        close(metrics.average_precision(*there, kind).cpu(), metrics.average_precision(scores, labels, kind))
-    assert torch.equal(metrics.best_thresholds(*there).cpu(), metrics.best_thresholds(scores, labels))
-    assert metrics.summary(*there) == pytest.approx(metrics.summary(scores, labels))
-    one, other = metrics.bootstrap(*there, n=50), metrics.bootstrap(scores, labels, n=50)
-    close(one.ap_low.cpu(), other.ap_low)
-    single = torch.nn.functional.one_hot(there[0].argmax(1), 7) * 2 - 1
-    assert metrics.accuracy(there[0], single) == 1
-    assert metrics.completion_rates(there[1], there[1]).accuracy == 1
+        close(metrics.average_precision(*on_gpu, kind).cpu(), metrics.average_precision(scores, labels, kind))
+    assert torch.equal(metrics.best_thresholds(*on_gpu).cpu(), metrics.best_thresholds(scores, labels))
+    assert metrics.summary(*on_gpu) == pytest.approx(metrics.summary(scores, labels))
+    gpu_intervals, cpu_intervals = metrics.bootstrap(*on_gpu, n=50), metrics.bootstrap(scores, labels, n=50)
+    close(gpu_intervals.ap_low.cpu(), cpu_intervals.ap_low)
+    single = torch.nn.functional.one_hot(on_gpu[0].argmax(1), 7) * 2 - 1
+    assert metrics.accuracy(on_gpu[0], single) == 1
+    assert metrics.completion_rates(on_gpu[1], on_gpu[1]).accuracy == 1

@@ -27,8 +27,8 @@ def simulate(images: int = 8000, classes: int = 8, prior: float = -1.5) -> tuple
     logits = generator.normal(prior, 2.0, size=(images, classes))
     p = 1 / (1 + np.exp(-(2 * logits - 1)))
     present = generator.random(p.shape) < p
-    some = present.any(1)
-    return logits[some], p[some], present[some]
+    has_positive = present.any(1)
+    return logits[has_positive], p[has_positive], present[has_positive]
 
 
 def choose_one(present: np.ndarray) -> np.ndarray:
@@ -42,14 +42,14 @@ def choose_one(present: np.ndarray) -> np.ndarray:
 def test_the_chosen_share_is_that_of_all_combinations() -> None:
     p = np.array([[0.2, 0.9, 0.5, 0.0]])
     for column in range(4):
-        others, expected = [other for other in range(4) if other != column], 0.0
+        other_columns, expected = [c for c in range(4) if c != column], 0.0
         for combination in product((0, 1), repeat=3):
-            chance = np.prod([p[0, c] if on else 1 - p[0, c] for c, on in zip(others, combination, strict=True)])
+            chance = np.prod([p[0, c] if on else 1 - p[0, c] for c, on in zip(other_columns, combination, strict=True)])
             expected += chance / (1 + sum(combination))
         assert _chosen_share(p)[0, column] == pytest.approx(expected, abs=1e-9)
 
 
-def test_one_chosen_label_per_image_tells_the_probabilities() -> None:
+def test_probabilities_from_one_chosen_label_per_image() -> None:
     logits, p, present = simulate()
     platt = fit_chosen_labels(logits, choose_one(present))
     fitted = platt.scores(torch.from_numpy(logits)).numpy()
@@ -58,7 +58,7 @@ def test_one_chosen_label_per_image_tells_the_probabilities() -> None:
     assert "random" in platt.assumption
 
 
-def test_scores_that_level_off_are_bent_back() -> None:
+def test_a_nonlinear_curve_is_fitted() -> None:
     """As with label smoothing: above 0 the logits grow three times as fast as the scores of the model."""
     logits, p, present = simulate(prior=-1)
     z = 2 * logits - 1
@@ -82,26 +82,26 @@ def test_classes_have_their_own_curves_where_known_labels_show_it(differ: bool) 
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
-def test_labels_given_with_one_probability_tell_it_and_the_probabilities(share: float) -> None:
+def test_probabilities_from_labels_given_at_a_constant_rate(share: float) -> None:
     logits, p, present = simulate()
-    given = (present & (np.random.default_rng(2).random(p.shape) < share)).astype(np.int8)
-    platt = fit_given_labels(logits, given)
+    labels = (present & (np.random.default_rng(2).random(p.shape) < share)).astype(np.int8)
+    platt = fit_given_labels(logits, labels)
     assert float(np.abs(platt.scores(torch.from_numpy(logits)).numpy() - p).mean()) < 0.05
     assert abs(int(platt.assumption.rsplit(" ", 2)[1]) - 100 * share) < 100 * share * 0.2
 
 
-def test_the_model_follows_from_the_number_of_positives_per_image() -> None:
+def test_the_assumption_depends_on_the_positives_per_image() -> None:
     logits, p, present = simulate(600)
-    one = choose_one(present)
+    single = choose_one(present)
     several = (present & (np.random.default_rng(2).random(p.shape) < 0.6)).astype(np.int8)
-    assert fit_positives_only(logits, one) == fit_chosen_labels(logits, one)
+    assert fit_positives_only(logits, single) == fit_chosen_labels(logits, single)
     assert fit_positives_only(logits, several) == fit_given_labels(logits, several)
-    one[:5] = several[:5]  # a few answers do not change the kind of labels
-    assert fit_positives_only(logits, one) == fit_chosen_labels(logits, one)
+    single[:5] = several[:5]  # a few answers do not change the kind of labels
+    assert fit_positives_only(logits, single) == fit_chosen_labels(logits, single)
 
 
 @pytest.mark.parametrize("labels", [np.zeros((6, 3), np.int8), np.ones((6, 3), np.int8)])
-def test_labels_that_tell_nothing_leave_the_scores_as_they_are(labels: np.ndarray) -> None:
+def test_uninformative_labels_leave_the_scores_unchanged(labels: np.ndarray) -> None:
     platt = fit_positives_only(np.zeros((6, 3)), labels)
     assert (platt.slope, platt.offset) == (1.0, 0.0)
     assert platt.assumption
@@ -120,21 +120,21 @@ def test_the_threshold_maximises_the_expected_f1() -> None:
     p[0, 0] = np.nan
 
     def expected_f1(threshold: float) -> float:
-        called = p >= threshold
-        return float(2 * np.nansum(p[called]) / (called.sum() + np.nansum(p)))
+        predicted = p >= threshold
+        return float(2 * np.nansum(p[predicted]) / (predicted.sum() + np.nansum(p)))
 
     best = expected_f1_threshold(p)
-    assert expected_f1(best) >= max(expected_f1(each) for each in np.linspace(0.01, 0.99, 99)) - 1e-9
+    assert expected_f1(best) >= max(expected_f1(cut) for cut in np.linspace(0.01, 0.99, 99)) - 1e-9
     assert expected_f1_threshold(np.full((2, 2), np.nan)) == 0.5
 
 
-def test_thresholds_reach_what_is_wanted() -> None:
+def test_thresholds_reach_the_target_precision_or_recall() -> None:
     p = np.random.default_rng(0).beta(0.5, 1, size=(300, 4))
     p[0, 0] = np.nan
-    called = p >= (threshold := expected_threshold(p, precision=0.8))
-    assert 0.8 <= p[called].mean() < 0.81
-    called = p >= expected_threshold(p, recall=0.6)
-    assert 0.6 <= p[called].sum() / np.nansum(p) < 0.61
+    predicted = p >= (threshold := expected_threshold(p, precision=0.8))
+    assert 0.8 <= p[predicted].mean() < 0.81
+    predicted = p >= expected_threshold(p, recall=0.6)
+    assert 0.6 <= p[predicted].sum() / np.nansum(p) < 0.61
     assert expected_threshold(p, precision=0.9) > threshold
     assert expected_threshold(p * 0.5, precision=0.9) == 1.0
 
@@ -145,9 +145,9 @@ def test_few_negatives_do_not_calibrate_positives() -> None:
     labels = choose_one(present)
     labels[:40][~present[:40] & (logits[:40] > 0)] = -1
     platt, thresholds = fit_decisions(torch.from_numpy(logits), torch.from_numpy(labels))
-    called = platt.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
+    predicted = platt.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
     assert platt.assumption
-    assert called.sum() == pytest.approx(present.sum(), rel=0.25)
+    assert predicted.sum() == pytest.approx(present.sum(), rel=0.25)
 
 
 def test_precision_is_estimated_where_it_cannot_be_measured() -> None:
@@ -157,8 +157,8 @@ def test_precision_is_estimated_where_it_cannot_be_measured() -> None:
     labels = torch.from_numpy(choose_one(present))
     platt, thresholds = fit_decisions(torch.from_numpy(logits), labels)
     result = evaluate(torch.from_numpy(logits), labels, Names(list("abcdefgh")), thresholds=thresholds, platt=platt)
-    called = platt.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
-    precision = (called & present).sum() / called.sum()
+    predicted = platt.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
+    precision = (predicted & present).sum() / predicted.sum()
     assert result.overall["estimated_precision"] == pytest.approx(precision, abs=0.05)
     assert np.isnan(result.overall["mAP"])
     assert platt.assumption in result.protocol
