@@ -41,25 +41,25 @@ def bce() -> Method:
 
 
 def planned(settings: Settings, source: Any, epoch: int) -> list[Any]:
-    """The batches of the loop: the only thing that the plain loops here take from it."""
+    """The batches of the loop, for a plain torch loop over the same batches."""
     run = training.make_loop(linear(), bce(), source, data(len(source))[1], settings)
     return list(run._plan(epoch))
 
 
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], atol: float = 1e-6) -> None:
-    assert found.keys() == expected.keys()
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], atol: float = 1e-6) -> None:
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=atol, rtol=0)
+        torch.testing.assert_close(actual[name], value, atol=atol, rtol=0)
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(actual[name], value), name
 
 
 class Scripted:
-    """A judge that takes its metrics from a list."""
+    """A validation metric that takes its values from a list."""
 
     def __init__(self, values: list[float]) -> None:
         self.values = list(values)
@@ -84,10 +84,10 @@ class Counting(Callback):
     def __init__(self, stop_at: int = -1, stop_after_epoch: int = -1) -> None:
         self.stop_at, self.stop_after_epoch = stop_at, stop_after_epoch
         self.steps = 0
-        self.told: list[Any] = []
+        self.events: list[Any] = []
 
     def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
-        self.told.append((epoch, images))
+        self.events.append((epoch, images))
 
     def on_step_end(self, images: int, loss: float | None) -> None:
         self.steps += 1
@@ -95,6 +95,6 @@ class Counting(Callback):
             raise KeyboardInterrupt
 
     def on_epoch_end(self, log: EpochLog) -> None:
-        self.told.append(log["epoch"])
+        self.events.append(log["epoch"])
         if log["epoch"] == self.stop_after_epoch:
             raise KeyboardInterrupt

@@ -52,7 +52,7 @@ def pair(device: torch.device) -> tuple[Model, nn.Module, Model]:
     """A plain model, a compiled one with the same weights, and the model inside the compiled one."""
     torch.manual_seed(0)
     plain, inner = (Model(Backbone(), Linear(8, C)).to(device) for _ in range(2))
-    plain, inner = (each.to(memory_format=torch.channels_last).train() for each in (plain, inner))
+    plain, inner = (model.to(memory_format=torch.channels_last).train() for model in (plain, inner))
     inner.load_state_dict(plain.state_dict())
     return plain, CompiledModel(inner, B).train(), inner
 
@@ -68,18 +68,18 @@ def charge(output: Output) -> Tensor:
 
 
 def check_equal(plain: nn.Module, inner: nn.Module) -> None:
-    for (name, ours), theirs in zip(inner.named_parameters(), plain.parameters(), strict=True):
-        assert (ours.grad is None) == (theirs.grad is None), name
-        if ours.grad is not None and theirs.grad is not None:
-            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
-    for ours, theirs in zip(inner.buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    for (name, actual), expected in zip(inner.named_parameters(), plain.parameters(), strict=True):
+        assert (actual.grad is None) == (expected.grad is None), name
+        if actual.grad is not None and expected.grad is not None:
+            torch.testing.assert_close(actual.grad, expected.grad, rtol=1e-4, atol=1e-5)
+    for actual, expected in zip(inner.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=needs_compiler), pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.usefixtures("exact")
-def test_gradients_and_running_means_are_those_of_the_model_itself(device: Any) -> None:
+def test_gradients_and_running_means_equal_the_plain_model(device: Any) -> None:
     device = torch.device(device)
     plain, compiled, inner = pair(device)
     for _ in range(3):
@@ -98,7 +98,7 @@ def test_gradients_and_running_means_are_those_of_the_model_itself(device: Any) 
 @needs_gpu
 @pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 @pytest.mark.usefixtures("exact")
-def test_training_ends_where_it_does_without(precision: Any) -> None:
+def test_compiled_training_equals_plain_training(precision: Any) -> None:
     rng = np.random.default_rng(0)
     table = LabelTable.from_dense(rng.choice(np.array([-1, 0, 1], np.int8), (22, C)))
     images = torch.from_numpy(rng.integers(0, 256, (22, 3, 16, 16), dtype=np.uint8))
@@ -106,33 +106,33 @@ def test_training_ends_where_it_does_without(precision: Any) -> None:
     torch.manual_seed(0)
     first = Model(Backbone(), Linear(8, C)).state_dict()
 
-    def train(how: Any, precision: Any) -> dict[str, Tensor]:
+    def train(compiler: Any, precision: Any) -> dict[str, Tensor]:
         model, method = Model(Backbone(), Linear(8, C)), recipe("bce").make()
         model.load_state_dict(first)
         settings = Settings(epochs=3, batch_size=B, lr=0.3, backbone_lr=1.0, accumulate=2, ema=0.5, device="cuda")
-        settings = replace(settings, optimizer="sgd", compile=how, precision=precision, deterministic=True)
+        settings = replace(settings, optimizer="sgd", compile=compiler, precision=precision, deterministic=True)
         weights = fit(model, method, source, table, settings).weights
         return {name: value.double() for name, value in weights.items() if value.is_floating_point()}
 
     exact, plain, compiled = train("no", "no"), train("no", precision), train("inductor", precision)
-    for name, right in exact.items():
-        moved, rounding, apart = ((right - each[name].to(right)).norm() for each in (first, plain, compiled))
+    for name, weight in exact.items():
+        moved, rounding, error = ((weight - state[name].to(weight)).norm() for state in (first, plain, compiled))
         # Inductor rounds at other places: it may be as far from float32 as rounding is without it.
-        assert apart <= 1e-3 * moved + 3 * rounding, name
+        assert error <= 1e-3 * moved + 3 * rounding, name
         assert moved > 0 or "unused" in name
 
 
 @pytest.mark.slow
 @needs_compiler
-def test_a_compiled_model_computes_in_the_type_it_is_called_in() -> None:
+def test_a_compiled_model_follows_autocast() -> None:
     torch.manual_seed(0)
     model = Model(Backbone(), Linear(8, C)).train()
     compiled = CompiledModel(model, B).train()
-    shown = view(torch.device("cpu"), 0)
-    for kind, near in ((torch.bfloat16, 2e-2), (None, 1e-5), (torch.float16, 2e-3)):
+    pixels = view(torch.device("cpu"), 0)
+    for kind, tolerance in ((torch.bfloat16, 2e-2), (None, 1e-5), (torch.float16, 2e-3)):
         with torch.autocast("cpu", kind, enabled=kind is not None):
-            wanted, actual = model(shown).logits, compiled(shown).logits
-        torch.testing.assert_close(actual, wanted, rtol=near, atol=near)
+            expected, actual = model(pixels).logits, compiled(pixels).logits
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
         weight = model.head.linear.weight
-        ends = [torch.autograd.grad(each.square().sum(), weight)[0] for each in (wanted, actual)]
-        torch.testing.assert_close(*ends, rtol=3 * near, atol=3 * near)
+        gradients = [torch.autograd.grad(logits.square().sum(), weight)[0] for logits in (expected, actual)]
+        torch.testing.assert_close(*gradients, rtol=3 * tolerance, atol=3 * tolerance)

@@ -1,4 +1,4 @@
-"""Cross-fitting: scores that no label of their own image can have influenced, and choices made by them."""
+"""Cross-fitting: out-of-fold scores do not depend on the labels of the image; they choose strength and neighbours."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_label_of_an_image_has_no_influence_on_its_own_score(monkeypatch: py
     assert np.abs(before[~same_fold, 0] - after[~same_fold, 0]).max() > 1e-3
 
 
-def test_guesses_passed_to_a_fold_come_from_models_without_it() -> None:
+def test_probabilities_passed_to_a_fold_come_from_models_without_it() -> None:
     features, table = make_data()
     fold = torch.arange(len(table)) % 5
     image = int(np.flatnonzero(table.dense()[:, 0] != 0)[0])
@@ -63,12 +63,14 @@ def test_guesses_passed_to_a_fold_come_from_models_without_it() -> None:
         )
         for labels in (table, LabelTable.from_dense(changed))
     )
-    others = fold != fold[image]
-    torch.testing.assert_close(before[fold[image]][others], after[fold[image]][others])
-    assert not torch.allclose(before[(fold[image] + 1) % 5][others], after[(fold[image] + 1) % 5][others], atol=1e-3)
+    other_folds = fold != fold[image]
+    torch.testing.assert_close(before[fold[image]][other_folds], after[fold[image]][other_folds])
+    assert not torch.allclose(
+        before[(fold[image] + 1) % 5][other_folds], after[(fold[image] + 1) % 5][other_folds], atol=1e-3
+    )
 
 
-def test_informative_features_are_learned_and_the_final_head_agrees_with_itself() -> None:
+def test_informative_features_are_learned_deterministically() -> None:
     features, table = make_data()
     fitted = crossfit(features, table, recipe("bce").make)
     assert fitted.quality > 0.9
@@ -76,11 +78,11 @@ def test_informative_features_are_learned_and_the_final_head_agrees_with_itself(
     with torch.no_grad():
         first, second = (fitted.head(features).logits for _ in range(2))
     assert torch.equal(first, second)
-    again = crossfit(features, table, recipe("bce").make)
-    np.testing.assert_array_equal(fitted.logits, again.logits)
+    repeated = crossfit(features, table, recipe("bce").make)
+    np.testing.assert_array_equal(fitted.logits, repeated.logits)
 
 
-def test_unreadable_images_have_no_score_and_do_no_harm() -> None:
+def test_unreadable_images_have_no_score() -> None:
     features, table = make_data()
     features[3] = torch.nan
     fitted = crossfit(features, table, recipe("bce").make, strength=1e-3)
@@ -120,7 +122,7 @@ def test_similar_images_help_where_labels_follow_clusters_and_are_saved_with_the
         torch.testing.assert_close(loaded.eval()(features).logits, mixed.head(features).logits)
 
 
-def test_positives_alone_choose_by_the_rank_of_known_positives() -> None:
+def test_positives_only_use_the_rank_of_known_positives() -> None:
     features, table = make_data()
     positives = LabelTable.from_dense(np.maximum(table.dense(), 0))
     fitted = crossfit(features, positives, recipe("an").make)
@@ -155,7 +157,7 @@ def test_ranking_quality_is_mean_average_precision_on_known_labels() -> None:
     )
 
 
-def test_labels_made_by_a_model_choose_nothing() -> None:
+def test_labels_made_by_a_model_do_not_choose_the_strength() -> None:
     features, table = make_data()
     random = np.where(np.random.default_rng(3).random(table.shape) < 0.5, 1, -1).astype(np.int8)
     mixed = LabelTable.from_dense(np.where(table.dense() != 0, table.dense(), random))

@@ -50,7 +50,7 @@ def test_each_solution_is_that_of_the_function_alone() -> None:
         torch.testing.assert_close(together[row], alone, atol=1e-2, rtol=0)
 
 
-def test_functions_at_their_minimum_cost_nothing_more() -> None:
+def test_functions_at_their_minimum_are_not_evaluated_again() -> None:
     functions = make_quadratics([1.0] * 6)
     start = functions.centre.clone()
     start[0] += 1

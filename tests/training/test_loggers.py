@@ -68,7 +68,7 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
-def test_a_missing_package_is_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     for module in (name, "torch.utils.tensorboard"):

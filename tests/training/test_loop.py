@@ -89,7 +89,7 @@ def test_the_loop_is_the_plain_torch_loop(name: str) -> None:
     assert not torch.equal(fitted.weights["head.linear.weight"], linear().state_dict()["head.linear.weight"])
 
 
-def test_an_unknown_optimizer_is_the_users_to_fix() -> None:
+def test_an_unknown_optimizer_is_refused() -> None:
     source, table = data()
     with pytest.raises(UserError, match="adamw, adam, sgd, rmsprop"):
         fit(linear(), bce(), source, table, replace(PLAIN, optimizer="lion"))  # type: ignore[arg-type]
@@ -102,11 +102,13 @@ def test_every_image_once_per_epoch_in_another_order_each_time() -> None:
         assert sorted(order) == list(range(N))
     assert not np.array_equal(*orders)
     assert np.array_equal(orders[0], np.concatenate(planned(PLAIN, source, 1)))
-    other = np.concatenate(planned(replace(PLAIN, seed=1), source, 1))
-    assert not np.array_equal(orders[0], other)
+    other_seed = np.concatenate(planned(replace(PLAIN, seed=1), source, 1))
+    assert not np.array_equal(orders[0], other_seed)
     # By name, not by place: a table in another order is visited in the same order of images.
-    turned = Subset(source, np.arange(N)[::-1].copy())
-    assert [source.names[i] for i in orders[0]] == [turned.names[i] for i in np.concatenate(planned(PLAIN, turned, 1))]
+    reversed_source = Subset(source, np.arange(N)[::-1].copy())
+    assert [source.names[i] for i in orders[0]] == [
+        reversed_source.names[i] for i in np.concatenate(planned(PLAIN, reversed_source, 1))
+    ]
 
 
 @pytest.mark.parametrize("n", [48, 50], ids=["whole groups", "a rest"])
@@ -117,7 +119,7 @@ def test_accumulated_batches_step_like_one_large_batch(n: int) -> None:
     assert_close(small.weights, large.weights)
 
 
-def test_accumulated_steps_are_as_many_as_those_of_large_batches() -> None:
+def test_number_of_accumulated_steps() -> None:
     source, table = data()
     run = training.make_loop(linear(), bce(), source, table, replace(PLAIN, batch_size=8, accumulate=3))
     run.run(False)
@@ -173,7 +175,7 @@ def test_the_best_epoch_is_kept_and_training_stops_without_gain() -> None:
     assert_same(fitted.weights, fit(linear(), bce(), source, table, replace(PLAIN, epochs=2)).weights)
 
 
-def test_without_a_verdict_the_last_weights_are_kept() -> None:
+def test_without_a_metric_the_last_weights_are_kept() -> None:
     source, table = data()
     model = linear()
     fitted = fit(model, bce(), source, table, PLAIN, validation=source, judge=Scripted([math.nan] * 3))
@@ -182,7 +184,7 @@ def test_without_a_verdict_the_last_weights_are_kept() -> None:
     assert_same(dict(model.state_dict()), fitted.weights)
 
 
-def test_the_weight_average_is_the_one_written_out_here() -> None:
+def test_the_weight_average_equals_the_formula() -> None:
     settings = replace(PLAIN, ema=0.6)
     source, table = data()
     average: dict[str, Tensor] = {}
@@ -199,20 +201,20 @@ def test_the_weight_average_is_the_one_written_out_here() -> None:
     assert float((average["head.linear.weight"] - last["head.linear.weight"]).abs().max()) > 1e-3
 
 
-def test_the_average_is_what_is_judged() -> None:
+def test_the_weight_average_is_validated() -> None:
     source, table = data()
-    seen: list[Tensor] = []
+    logits_per_epoch: list[Tensor] = []
 
     def judge(logits: Tensor) -> dict[str, float]:
-        seen.append(logits)
-        return {"select": float(len(seen))}
+        logits_per_epoch.append(logits)
+        return {"select": float(len(logits_per_epoch))}
 
     model = linear()
     fit(model, bce(), source, table, replace(PLAIN, ema=0.9), validation=source, judge=judge)
-    torch.testing.assert_close(score_source(model, source).logits, seen[-1])
+    torch.testing.assert_close(score_source(model, source).logits, logits_per_epoch[-1])
 
 
-def test_clipping_is_torchs() -> None:
+def test_clipping_equals_that_of_torch() -> None:
     settings = replace(PLAIN, clip=0.05, optimizer="sgd", lr=1.0)
     source, table = data()
     fitted = fit(linear(), bce(), source, table, settings)
@@ -277,12 +279,12 @@ def test_a_loss_that_is_not_finite_stops_with_advice() -> None:
 
 def test_mixed_precision_on_the_cpu_trains_in_bfloat16() -> None:
     source, table = data()
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
 
     class Spy(Linear):
         def forward(self, features: Tensor) -> Output:
             output = super().forward(features)
-            seen.append(output.logits.dtype)
+            dtypes.append(output.logits.dtype)
             return output
 
     def model() -> Model:
@@ -291,14 +293,14 @@ def test_mixed_precision_on_the_cpu_trains_in_bfloat16() -> None:
         return Model(None, spy)
 
     fitted = fit(model(), bce(), source, table, replace(PLAIN, precision="bf16"))
-    assert set(seen) == {torch.bfloat16}
+    assert set(dtypes) == {torch.bfloat16}
     full = fit(model(), bce(), source, table, PLAIN)  # and the next run is in full precision again
-    assert seen[-1] == torch.float32
+    assert dtypes[-1] == torch.float32
     assert_close(fitted.weights, full.weights, atol=0.02)
     assert all(value.dtype == torch.float32 for value in fitted.weights.values())
 
 
-def test_half_precision_leaves_the_model_as_it_was_and_its_outputs_wide() -> None:
+def test_outputs_are_float32_under_autocast() -> None:
     source, table = data()
     model = linear()
     fit(model, bce(), source, table, replace(PLAIN, precision="bf16", epochs=1))
@@ -310,11 +312,11 @@ def test_half_precision_leaves_the_model_as_it_was_and_its_outputs_wide() -> Non
 
 def test_channels_last_changes_the_layout_not_the_result() -> None:
     source, table = small_pictures()
-    seen: list[bool] = []
+    layouts: list[bool] = []
 
     class Spy(Linear):
         def forward(self, features: Tensor) -> Output:
-            seen.append(features.is_contiguous(memory_format=torch.channels_last))
+            layouts.append(features.is_contiguous(memory_format=torch.channels_last))
             return super().forward(features)
 
     def model() -> Model:
@@ -325,14 +327,14 @@ def test_channels_last_changes_the_layout_not_the_result() -> None:
 
     settings = replace(PLAIN, epochs=1, batch_size=4, backbone_lr=1.0, channels_last=False)
     plain = fit(model(), bce(), source, table, settings)
-    assert not any(seen)
-    seen.clear()
-    other = fit(model(), bce(), source, table, replace(settings, channels_last=True))
-    assert all(seen)
-    assert_close(other.weights, plain.weights, atol=1e-3)
+    assert not any(layouts)
+    layouts.clear()
+    channels_last = fit(model(), bce(), source, table, replace(settings, channels_last=True))
+    assert all(layouts)
+    assert_close(channels_last.weights, plain.weights, atol=1e-3)
 
 
-def test_ways_to_compile_are_named():
+def test_an_unknown_compiler_is_refused():
     table = LabelTable.from_dense(np.array([[1, -1]], np.int8))
     source = Features(torch.randn(1, 4), Names.numbered(1))
     with pytest.raises(UserError, match="compile cannot be"):

@@ -88,7 +88,7 @@ def test_scores_are_those_of_evaluation_mode_and_leave_the_mode_alone() -> None:
     assert not scored.logits.requires_grad
 
 
-def test_a_batch_without_one_readable_image_is_passed_over() -> None:
+def test_a_batch_without_readable_images_is_skipped() -> None:
     source, table = data()
     order = np.concatenate(planned(PLAIN, source, 1))
     bad = Features(source.values, table.images, bad=order[:16])  # the whole first batch
@@ -114,17 +114,17 @@ class Empty:
             yield np.arange(0), ()
 
 
-def test_images_and_labels_must_be_as_many() -> None:
+def test_images_and_labels_must_have_the_same_length() -> None:
     source, table = data()
     with pytest.raises(ValueError, match="50 images but 3 rows"):
         fit(linear(), bce(), source, table.subset([0, 1, 2]), PLAIN)
 
 
-def test_the_watch_is_told_of_every_epoch_and_step() -> None:
+def test_the_callback_is_called_for_every_epoch_and_step() -> None:
     source, table = data()
     callback = Counting()
     fit(linear(), bce(), source, table, PLAIN, callback=callback)
-    assert callback.told == [(1, N), 1, (2, N), 2, (3, N), 3]
+    assert callback.events == [(1, N), 1, (2, N), 2, (3, N), 3]
     assert callback.steps == 3 * math.ceil(N / 16)
 
 
@@ -158,7 +158,7 @@ class Dropping(Linear):
         super().__init__(channels, classes, dropout=0.5)
 
 
-def test_passes_are_the_heads_own_with_its_dropout_on():
+def test_dropout_passes_have_the_expected_mean_and_spread():
     torch.manual_seed(0)
     features = torch.randn(7, 6)
     source = Features(features, Names.numbered(7))
@@ -171,13 +171,13 @@ def test_passes_are_the_heads_own_with_its_dropout_on():
     assert scored.spread is not None
     assert torch.equal(scored.logits, plain.logits)
     # Of Σ_d w_d x_d m_d / ½ with m_d = 0 or 1 the mean is the logit and the variance Σ_d (w_d x_d)².
-    wanted = ((model.head.linear.weight.detach()[None] * features[:, None]) ** 2).sum(2).sqrt()
-    assert torch.allclose(scored.mean, plain.logits, atol=4 * float(wanted.max()) / 20)
-    assert torch.allclose(scored.spread, wanted, rtol=0.25)
-    again = score_source(model, source, batch_size=3, passes=400, seed=1)
-    other = score_source(model, source, batch_size=3, passes=400, seed=2)
-    assert torch.equal(again.spread, scored.spread)
-    assert not torch.equal(other.spread, scored.spread)
+    expected = ((model.head.linear.weight.detach()[None] * features[:, None]) ** 2).sum(2).sqrt()
+    assert torch.allclose(scored.mean, plain.logits, atol=4 * float(expected.max()) / 20)
+    assert torch.allclose(scored.spread, expected, rtol=0.25)
+    repeated = score_source(model, source, batch_size=3, passes=400, seed=1)
+    other_seed = score_source(model, source, batch_size=3, passes=400, seed=2)
+    assert torch.equal(repeated.spread, scored.spread)
+    assert not torch.equal(other_seed.spread, scored.spread)
     assert model.training
     assert model.head.dropout.training
 
@@ -202,31 +202,31 @@ class Guessing(Ignore):
         return self.held
 
 
-def test_the_log_says_how_true_the_guesses_are_and_the_method_never_sees_the_truth():
+def test_the_log_compares_guesses_with_hidden_labels():
     known = LabelTable.from_dense(np.array([[1, 0], [0, -1], [0, 0]], np.int8))
     truth = LabelTable.from_dense(np.array([[1, -1], [1, -1], [-1, -1]], np.int8))
     source = Features(torch.randn(3, 4), Names.numbered(3))
     method = Method(BCE(), Guessing())
     logs = [
-        fit(Model(None, Linear(4, 2)), method, source, known, Settings(epochs=3, device="cpu"), truth=given).log
-        for given in (truth, None)
+        fit(Model(None, Linear(4, 2)), method, source, known, Settings(epochs=3, device="cpu"), truth=truth_or_none).log
+        for truth_or_none in (truth, None)
     ]
     assert logs[0][1]["tn_rate"] == 1
     assert logs[0][1]["tp_rate"] == 0
     assert logs[0][1]["label_proportion"] == 1
-    # Of epochs after which nothing new was guessed there is nothing to say.
+    # Epochs without new guesses have no such values.
     assert not any("tn_rate" in line or "label_proportion" in line for line in (logs[0][0], logs[0][2], *logs[1]))
 
 
-def test_mirror_images_are_scored_too_and_the_mean_taken() -> None:
+def test_mirror_averages_the_scores_of_both_images() -> None:
     model = Model(build_backbone("tiny"), Linear(build_backbone("tiny").channels, 2))
     images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     views = {"plain": Plain(32)}
     plain, flipped = (
-        score_source(model, Arrays(given, Names.numbered(5), views)).logits for given in (images, images.flip(-1))
+        score_source(model, Arrays(pixels, Names.numbered(5), views)).logits for pixels in (images, images.flip(-1))
     )
-    both = score_source(model, Arrays(images, Names.numbered(5), views), mirror=True)
-    assert_close({"logits": both.logits}, {"logits": (plain + flipped) / 2})
+    mirrored = score_source(model, Arrays(images, Names.numbered(5), views), mirror=True)
+    assert_close({"logits": mirrored.logits}, {"logits": (plain + flipped) / 2})
     assert not torch.allclose(plain, flipped)
     with pytest.raises(ValueError, match="mirror"):
         score_source(Model(None, Linear(4, 2)), Features(torch.randn(3, 4), Names.numbered(3)), mirror=True)

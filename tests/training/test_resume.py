@@ -63,9 +63,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 @pytest.mark.filterwarnings("ignore:fp16 needs a GPU")
 @pytest.mark.parametrize("change", RESUMED.values(), ids=RESUMED)
 @pytest.mark.parametrize("where", ["between epochs", "within an epoch"])
-def test_a_run_that_breaks_off_ends_bit_for_bit_like_an_unbroken_one(
-    tmp_path: Path, change: dict[str, Any], where: str
-) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_one_exactly(tmp_path: Path, change: dict[str, Any], where: str) -> None:
     source, table = data()
     between = where == "between epochs"
     settings = replace(PLAIN, epochs=4, save_every=0 if between else 1, **change)
@@ -102,13 +100,13 @@ def test_a_run_that_breaks_off_ends_bit_for_bit_like_an_unbroken_one(
     assert timeless(resumed.log) == timeless(unbroken.log)
 
 
-def test_a_finished_run_resumed_gives_its_result_again(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_returns_its_result(tmp_path: Path) -> None:
     source, table = data()
     first = fit(linear(), bce(), source, table, PLAIN, folder=tmp_path)
     callback = Counting()
-    again = fit(linear(), bce(), source, table, PLAIN, folder=tmp_path, resume=True, callback=callback)
+    resumed = fit(linear(), bce(), source, table, PLAIN, folder=tmp_path, resume=True, callback=callback)
     assert callback.steps == 0
-    assert_same(again.weights, first.weights)
+    assert_same(resumed.weights, first.weights)
 
 
 def test_resume_without_a_checkpoint_starts_at_the_beginning(tmp_path: Path) -> None:
@@ -120,12 +118,12 @@ def test_resume_without_a_checkpoint_starts_at_the_beginning(tmp_path: Path) -> 
 def test_a_new_run_in_an_old_folder_is_resumed_from_its_own_checkpoints(tmp_path: Path) -> None:
     source, table = data()
     fit(linear(), bce(), source, table, replace(PLAIN, epochs=6), folder=tmp_path)
-    other = replace(PLAIN, seed=9, epochs=3)
+    new_settings = replace(PLAIN, seed=9, epochs=3)
     with pytest.raises(KeyboardInterrupt):
-        fit(linear(), bce(), source, table, other, folder=tmp_path, callback=Counting(stop_after_epoch=2))
-    fitted = fit(linear(), bce(), source, table, other, folder=tmp_path, resume=True)
+        fit(linear(), bce(), source, table, new_settings, folder=tmp_path, callback=Counting(stop_after_epoch=2))
+    fitted = fit(linear(), bce(), source, table, new_settings, folder=tmp_path, resume=True)
     assert [line["epoch"] for line in fitted.log] == [1, 2, 3]
-    assert_same(fitted.weights, fit(linear(), bce(), source, table, other).weights)
+    assert_same(fitted.weights, fit(linear(), bce(), source, table, new_settings).weights)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

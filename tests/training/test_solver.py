@@ -83,7 +83,7 @@ def test_methods_that_relabel_are_solved_in_rounds_and_the_same_each_time(name: 
     assert torch.equal(*scores)
 
 
-def test_methods_with_views_heads_or_weights_of_their_own_are_left_to_the_loop() -> None:
+def test_methods_with_views_heads_or_weights_are_not_solved() -> None:
     assert all(can_solve(recipe(name).make()) for name in ("bce", "an", "em", "wan", "csl", "em-apl"))
     assert not any(can_solve(recipe(name).make()) for name in ("role", "ssgrl", "gcn-ml", "cnn-rnn", "wsabie"))
 
@@ -96,13 +96,17 @@ def test_solving_class_by_class_minimises_the_loss_of_the_method(name: str, monk
     method = seeded(0, recipe(name).make)
     assert is_separable(method)
     solver = LinearSolver(method, features, table, tolerance=1e-5)
-    seen: list[Targets] = []
+    targets_per_round: list[Targets] = []
     compute = method.relabel.forward
-    monkeypatch.setattr(method.relabel, "forward", lambda *given: seen.append(compute(*given)) or seen[-1])
+    monkeypatch.setattr(
+        method.relabel,
+        "forward",
+        lambda *arguments: targets_per_round.append(compute(*arguments)) or targets_per_round[-1],
+    )
     solver.fit(0.01)
     logits = solver.score(features).requires_grad_()
     batch = Batch(torch.arange(len(features)), (features,), torch.from_numpy(table.dense()))
-    targets = seen[-1]
+    targets = targets_per_round[-1]
     charge = method.reduce(targets.pos + targets.neg, targets)
     loss = method.reduce(method.loss(logits, targets), targets)
     loss = loss + sum(term(Output(logits, features), batch, targets) for term in method.terms)
@@ -122,7 +126,7 @@ def test_losses_over_all_classes_of_an_image_are_solved_jointly() -> None:
     assert solver.score(features).any()
 
 
-def test_nothing_known_gives_zero_scores() -> None:
+def test_no_known_labels_give_zero_scores() -> None:
     features, _ = make_problem()
     solver = LinearSolver(recipe("bce").make(), features, LabelTable.from_dense(np.zeros((len(features), 2), np.int8)))
     solver.fit(0.1)
