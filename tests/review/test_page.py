@@ -315,26 +315,6 @@ def test_all_classes_of_a_photo_a_range_and_the_last_answers(server, context) ->
     assert page.faults == []
 
 
-def test_swipes_and_zoom(server, browser) -> None:
-    phone = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True)
-    try:
-        page = open_page(phone, server.url)
-        first = shown(page)
-        page.locator("#photo").click()
-        assert "zoomed" in page.get_attribute("#photo", "class")
-        page.locator("#photo").click()
-        session = phone.new_cdp_session(page)
-        for kind, x in (("touchStart", 200), ("touchMove", 240), ("touchMove", 330)):
-            session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": 300}]})
-        session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-        count(page, 1)
-        assert server.values() == [1]
-        assert shown(page) != first
-        assert page.faults == []
-    finally:
-        phone.close()
-
-
 def test_an_address_with_a_class_opens_its_photos(server, context) -> None:
     page = context.new_page()
     page.goto(f"{server.url}&class=7")

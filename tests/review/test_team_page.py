@@ -64,6 +64,7 @@ def test_two_people_differ_and_one_settles_it(project, browser, tmp_path) -> Non
         text = bob.inner_text("#gallery-tiles .about")
         assert "Ann: yes" in text
         assert "Bob Ö.: no" in text
+        assert bob.get_attribute("#gallery-tiles .card", "aria-description") == "Ann: yes, Bob Ö.: no"
         bob.click("#gallery-tiles .no")
         expect(bob.locator("#conflicts-open")).to_have_text("Conflicts")
         bob.keyboard.press("z")  # undo opens it again

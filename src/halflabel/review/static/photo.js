@@ -32,6 +32,7 @@ export async function openPhoto(wanted = null) {
     photo.marked = new Set(photo.items.filter(isPresent).map((item) => item.entry));
     setTitle("photo-title", "photo-name", question.name);
     $("photo-large").replaceChildren();
+    $("photo-large").classList.remove("zoomed");
     draw();
     announce(`${question.name}: ${photo.items.length} classes.`);
     const url = await retry(() => largePhoto(question), isCurrent, showWaiting);
@@ -59,9 +60,10 @@ function draw() {
   const focused = [...$("photo-classes").children].findIndex((item) => item.contains(document.activeElement));
   $("photo-classes").replaceChildren(...shownItems().map((item, index) => {
     const on = photo.marked.has(item.entry);
-    const button = el("button", { type: "button", class: "class", "aria-pressed": String(on) },
-      el("kbd", {}, index < 9 ? String(index + 1) : ""), el("b", {}, item.class),
-      el("span", { class: "muted" }, valueOf(item) ? (isPresent(item) ? "known: yes" : "known: no") : modelOpinion(item)));
+    const opinion = valueOf(item) ? (isPresent(item) ? "known: yes" : "known: no") : modelOpinion(item);
+    const button = el("button", { type: "button", class: "class", "aria-pressed": String(on), "aria-label": `${item.class}, ${opinion}` },
+      el("kbd", {}, index < 9 ? String(index + 1) : ""), el("b", {}, item.class), el("span", { class: "muted" }, opinion));
+    if (index < 9) button.setAttribute("aria-keyshortcuts", String(index + 1));
     button.addEventListener("click", () => toggleClass(index));
     return el("li", {}, button);
   }));
