@@ -135,6 +135,27 @@ def test_a_label_format_is_detected_read_and_written(tmp_path: Path) -> None:
         formats.add_format("half", "", os)
 
 
+@pytest.mark.parametrize(
+    ("part", "body", "error"),
+    [
+        ("sniff", 'path.suffix == ".mine" and {}["x"]', "KeyError: 'x'"),
+        ("read", '1 / int("0")', "ZeroDivisionError: division by zero"),
+        ("read", "42", "TypeError: returns a int, not a LabelImport"),
+        ("write", 'open("no/such/folder")', "FileNotFoundError"),
+    ],
+)
+def test_a_label_format_that_fails_is_named(tmp_path: Path, part: str, body: str, error: str) -> None:
+    given = {"sniff": "path", "read": "path, policy", "write": "rows, path"}[part]
+    own = PLUGIN.replace('add_format("mine"', f'def {part}({given}):\n    return {body}\n\nadd_format("mine"')
+    (tmp_path / "mine.py").write_text(own)
+    (tmp_path / "list.mine").write_text("b.jpg\na.jpg\n")
+    with pytest.raises(UserError) as refused:
+        formats.write(formats.read(tmp_path / "list.mine").rows, tmp_path / "again.mine", format="mine")
+    place = "" if body == "42" else f", line {own.splitlines().index(f'    return {body}') + 1}"
+    assert f"{tmp_path / 'mine.py'}{place}: {part}() of the label format 'mine': {error}" in refused.value.message
+    assert "\n" not in refused.value.message
+
+
 @pytest.mark.slow
 def test_the_command_line_finds_the_file(tmp_path: Path) -> None:
     (tmp_path / "list.mine").write_text("b.jpg\na.jpg\n")

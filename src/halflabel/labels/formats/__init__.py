@@ -93,13 +93,32 @@ def _module(name: str) -> ModuleType:
     return import_module(f"halflabel.labels.formats.{name.replace('-', '_')}")
 
 
+def _call(name: str, part: str, *values: Any, **options: Any) -> Any:
+    """Call `sniff`, `read` or `write` of a format; an error in a plugin becomes a UserError that names its file."""
+    module = _module(name)
+    try:
+        result = getattr(module, part)(*values, **options)
+        if name in _OWN and part == "read" and not isinstance(result, LabelImport):
+            raise TypeError(f"returns a {type(result).__name__}, not a LabelImport")
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        if name not in _OWN:
+            raise
+        from halflabel.system.plugins import failure
+
+        file = module.__file__ or module.__name__
+        raise failure(error, file, f"{part}() of the label format {name!r}: ", f"correct {part}()") from error
+    return result
+
+
 def detect_format(path: Path) -> str:
     """The name of the format of a file or folder; LabelError if no format fits."""
     path = local_path(path)
     check_exists(path)
     if path.is_file() and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again", path)
-    name = next((name for name in known_formats() if _module(name).sniff(path)), None)
+    name = next((name for name in known_formats() if _call(name, "sniff", path)), None)
     if name is not None and name != "coco":  # any JSON file may be COCO
         return name
     if (unsupported := unsupported_format_error(path)) is not None:
@@ -115,10 +134,9 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
     """Read a label file or folder of any known format, with an audit of how each raw value was read."""
     path, policy = local_path(path), policy or Policy()
     name = detect_format(path) if format == "auto" else format
-    module = _module(name)
     check_exists(path)
-    policy.check(module.USES, name)
-    result: LabelImport = module.read(path, policy)
+    policy.check(_module(name).USES, name)
+    result: LabelImport = _call(name, "read", path, policy)
     for names, several in ((result.rows.images, "images"), (result.rows.classes, "classes")):
         if (example := names.look_alikes()) is not None:
             first, second = map(ascii, example)
@@ -165,5 +183,5 @@ def write(
     if without_uncertain or not getattr(module, "HOLDS_UNCERTAIN", False):
         rows = drop_uncertain(rows, format, accepted=without_uncertain)
     if hasattr(module, "keeps_provenance") and not without_sources:
-        check_provenance(rows, module.keeps_provenance(rows), format)
-    module.write(rows, Path(path), **options)
+        check_provenance(rows, _call(format, "keeps_provenance", rows), format)
+    _call(format, "write", rows, Path(path), **options)

@@ -20,7 +20,7 @@ from pathlib import Path
 from halflabel.errors import UserError
 from halflabel.system.plugin_sources import source_files
 
-__all__ = ["ENTRY_POINTS", "VARIABLE", "load", "load_file"]
+__all__ = ["ENTRY_POINTS", "VARIABLE", "failure", "load", "load_file"]
 
 VARIABLE = "HALFLABEL_PLUGINS"  # paths of .py files, separated as in PATH
 ENTRY_POINTS = "halflabel.plugins"
@@ -81,11 +81,17 @@ def _import_file(path: Path) -> None:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        where = f"{path}, line {line}" if line else str(path)
         fix = f"correct the file, or remove it from {VARIABLE}; `python {path}` shows the traceback"
-        raise UserError(f"{where}: {type(error).__name__}: {error}", fix) from error
+        raise failure(error, path, "", fix) from error
+
+
+def failure(error: Exception, file: str | Path, what: str, fix: str) -> UserError:
+    """Return the error for an exception in a plugin: its file and line, `what` fails, and the exception."""
+    absolute = os.path.abspath(file)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == absolute]
+    line = error.lineno if isinstance(error, SyntaxError) and error.filename == absolute else (lines or [None])[-1]
+    reason = " ".join(str(error).split())
+    return UserError(f"{file}{f', line {line}' if line else ''}: {what}{type(error).__name__}: {reason}", fix)
 
 
 _load_listed_files()
