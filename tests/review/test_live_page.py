@@ -81,7 +81,8 @@ def test_from_nothing_to_a_finished_run(project, browser, tmp_path) -> None:
         server = LiveServer(folder, project.images, server.port)  # the browser keeps unsaved answers by address
         page.goto(server.url)
         expect(page.locator("#count")).to_have_text("41 answers", timeout=PATIENCE)
-        expect(page.locator("#live-answers")).to_have_text("41 answers", timeout=PATIENCE)
+        # The last answer may have been on its way when the server was killed: it comes after the first fit.
+        expect(page.locator("#live-answers")).to_have_text(re.compile("^4[01] answers"), timeout=PATIENCE)
         page.click("#live-finish")
         page.click("#finish-start")
         expect(page.locator("#finish-result")).to_be_visible(timeout=PATIENCE)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
-
-from halflabel.system.http_connections import limited_protocol
-from halflabel.system.sockets import open_socket
+from http_servers import connect, serving
 
 HEADER_SECONDS = 0.4
 PER_CLIENT = 6
@@ -26,20 +22,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    protocol = limited_protocol(header_seconds=HEADER_SECONDS, per_client=PER_CLIENT)
-    config = uvicorn.Config(app, http=protocol, log_level="warning", lifespan="off", timeout_keep_alive=30)
-    server = uvicorn.Server(config)
-    listening = open_socket("127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    yield listening.getsockname()[1]
-    server.should_exit = True
-    thread.join()
-    listening.close()
-
-
-def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
+    with serving(app, "off", header_seconds=HEADER_SECONDS, per_client=PER_CLIENT) as number:
+        yield number
 
 
 def answer(connection: socket.socket) -> bytes:

@@ -109,13 +109,19 @@ class Names:
         positions = pc.index_in(wanted, value_set=self.array)
         return np.asarray(pc.fill_null(positions, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
 
-    def look_alikes(self) -> tuple[str, str] | None:
-        """Two names that differ only in how characters are composed or in characters that nobody sees; None if none do.
+    def look_alikes(self, *, ignore_case: bool = False) -> tuple[str, str] | None:
+        """Two names that differ only in how characters are composed, in outer blanks or in characters that nobody sees.
+
+        `ignore_case` also finds names that differ in capital letters or in the width of letters. None if no two do.
 
         >>> Names(["café", "cafe\\u0301", "dog"]).look_alikes() == ("café", "cafe\\u0301")
         True
+        >>> Names(["dog ", "cat", " dog"]).look_alikes(), Names(["dog", "Dog"]).look_alikes(ignore_case=True)
+        (('dog ', ' dog'), ('dog', 'Dog'))
         """
-        visible = pc.replace_substring_regex(pc.utf8_normalize(self.array, "NFC"), _INVISIBLE, "")
+        visible = pc.utf8_normalize(self.array, "NFKC" if ignore_case else "NFC")
+        visible = pc.utf8_trim_whitespace(pc.replace_substring_regex(visible, _INVISIBLE, ""))
+        visible = pc.utf8_lower(visible) if ignore_case else visible
         changed = pc.not_equal(visible, self.array)
         odd = visible.filter(changed)
         if not len(odd):
@@ -124,7 +130,12 @@ class Names:
         if pc.any(is_known).as_py():
             place = pc.index(is_known, True).as_py()
             return odd[place].as_py(), self.array.filter(changed)[place].as_py()
-        return None
+        coded = pc.dictionary_encode(odd)
+        if len(coded.dictionary) == len(odd):
+            return None
+        same = int(np.argmax(np.bincount(coded.indices.to_numpy()) > 1))
+        pair = self.array.filter(changed).filter(pc.equal(coded.indices, same))
+        return pair[0].as_py(), pair[1].as_py()
 
     def take(self, positions: NDArray[Any]) -> Names:
         """The names at `positions`, in that order."""

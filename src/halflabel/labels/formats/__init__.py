@@ -12,11 +12,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow.compute as pc
+
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._paths import check_exists
 from halflabel.labels.formats._write import check_provenance, drop_uncertain
-from halflabel.labels.formats.unsupported import unsupported_format_error
+from halflabel.labels.formats.unsupported import (
+    describe_beginning,
+    refuse_other_content,
+    unsupported_format_error,
+)
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
@@ -118,16 +124,19 @@ def detect_format(path: Path) -> str:
     check_exists(path)
     if path.is_file() and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again", path)
-    name = next((name for name in known_formats() if _call(name, "sniff", path)), None)
+    known_formats()  # loads the plugins
+    if (own := next((name for name in _OWN if _call(name, "sniff", path)), None)) is not None:
+        return own
+    refuse_other_content(path)
+    name = next((name for name in FORMATS if _call(name, "sniff", path)), None)
     if name is not None and name != "coco":  # any JSON file may be COCO
         return name
     if (unsupported := unsupported_format_error(path)) is not None:
         raise unsupported
     if name is not None:
         return name
-    raise LabelError(
-        "the label format is not recognized", f"state it with --format: {', '.join(known_formats())}", path
-    )
+    message = f"the label format is not recognized{describe_beginning(path)}"
+    raise LabelError(message, f"state it with --format: {', '.join(known_formats())}", path)
 
 
 def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto") -> LabelImport:
@@ -135,12 +144,16 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
     path, policy = local_path(path), policy or Policy()
     name = detect_format(path) if format == "auto" else format
     check_exists(path)
+    if name in FORMATS:
+        refuse_other_content(path)
     policy.check(_module(name).USES, name)
     result: LabelImport = _call(name, "read", path, policy)
     for names, several in ((result.rows.images, "images"), (result.rows.classes, "classes")):
-        if (example := names.look_alikes()) is not None:
+        if pc.any(pc.match_substring(names.array, "\0")).as_py():
+            raise LabelError(f"the names of {several} contain the character NUL", "export the labels again", path)
+        if (example := names.look_alikes(ignore_case=several == "classes")) is not None:
             first, second = map(ascii, example)
-            result.audit.note(f"some {several} look the same but are not, such as {first} and {second}: write one name")
+            result.audit.note(f"some {several} are nearly the same, such as {first} and {second}: write one name")
     return result
 
 

@@ -40,7 +40,13 @@ __all__ = [
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
 
 _DELIMITERS = ",;\t|"
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+# Byte order marks; that of UTF-32 begins with that of UTF-16.
+_WIDE_ENCODINGS = {
+    b"\xff\xfe\0\0": "utf-32",
+    b"\0\0\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+}
 _FIX_QUOTES = "close the quote that is opened here, and write a quote inside a quoted cell twice"
 _SPECIAL = re.compile('[,;\t|"\r\n]')
 
@@ -58,27 +64,32 @@ _BAD_BYTE = re.compile("[\udc80-\udcff]")
 def first_line(path: Path) -> str:
     """The first line that is neither blank nor Excel's `sep=;`, for detecting formats; "" if there is no file.
 
-    Bytes that are neither UTF-8 nor UTF-16 with a byte order mark are replaced.
+    Bytes that are neither UTF-8 nor UTF-16 or UTF-32 with a byte order mark are replaced.
     """
     return next((line for line in _beginning(path) if not _SEP_LINE.fullmatch(line)), "")
 
 
 def _beginning(path: Path) -> Iterator[str]:
-    """The lines that are not blank, with undecodable bytes replaced; for UTF-16 only within the first megabyte."""
+    """The lines that are not blank, with undecodable bytes replaced; of UTF-16 and -32 only the first megabyte."""
     try:
         if not path.is_file():  # reading a pipe would wait forever
             return
         with open(path, "rb") as file:
-            if file.read(2) in _UTF_16:
-                file.seek(0)
-                text = file.read(1 << 20).decode("utf-16", errors="replace")
+            wide = _wide_encoding(file.read(4))
+            file.seek(0)
+            if wide is not None:
+                text = file.read(1 << 20).decode(wide, errors="replace")
                 yield from filter(None, re.split("[\r\n]+", text))
                 return
-            file.seek(0)
             while raw := file.readline(1 << 20):
-                yield from filter(None, re.split("[\r\n]+", raw.decode("utf-8-sig", errors="replace")))
+                yield from filter(None, re.split("[\r\n]+", raw.decode(errors="replace").lstrip("\ufeff")))
     except OSError:
         return
+
+
+def _wide_encoding(beginning: bytes) -> str | None:
+    """UTF-16 or UTF-32, by its byte order mark; None for other files."""
+    return next((name for mark, name in _WIDE_ENCODINGS.items() if beginning.startswith(mark)), None)
 
 
 def detect_delimiter(line: str) -> str:
@@ -122,7 +133,7 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
             for number, line in enumerate(file, 1):
                 if not line.isascii() and (bad := _BAD_BYTE.search(line)):
                     raise _not_text(f"byte 0x{ord(bad.group()) - 0xDC00:02x} is", encoding, path, number)
-                yield line.removeprefix("\ufeff") if number == 1 else line
+                yield line.lstrip("\ufeff") if number == 1 else line
         except UnicodeError:
             raise _not_text("some bytes are", encoding, path, number + 1) from None
 
@@ -201,6 +212,8 @@ class CsvTable:
         self._check_header()
         if len(self) == 0:
             raise LabelError("the file has a header but no rows", "export the labels again", self.path)
+        if header is None:
+            self._refuse_second_header()
 
     def __len__(self) -> int:
         return len(self.columns[0]) if self.columns else 0
@@ -264,8 +277,10 @@ class CsvTable:
         if encoding.startswith(("utf-16", "utf-32")):
             return encoding
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if data[:2] in _UTF_16:
-                raise LabelError("the file is UTF-16", "save it as UTF-8, or add --encoding utf-16", self.path)
+            if (wide := _wide_encoding(data[:4])) is not None:
+                raise LabelError(
+                    f"the file is {wide.upper()}", f"save it as UTF-8, or add --encoding {wide}", self.path
+                )
             if (position := data.find(b"\0")) >= 0:
                 raise LabelError(
                     "byte 0x00 is not allowed in a text file",
@@ -294,6 +309,18 @@ class CsvTable:
                     f"the column {name!r} occurs twice", "rename or remove one of them", line=1, column=name
                 )
             seen.add(name)
+
+    def _refuse_second_header(self) -> None:
+        """Raise LabelError for a row that repeats the header, as two files joined by `cat` have it."""
+        names = pa.array([self.header[0], "\ufeff" + self.header[0]], self.columns[0].type)
+        is_header = pc.is_in(self.columns[0], value_set=names)
+        for name, column in zip(self.header[1:], self.columns[1:], strict=True):
+            if not pc.any(is_header).as_py():
+                return
+            is_header = pc.and_(is_header, pc.equal(pc.utf8_trim_whitespace(column), name))
+        if pc.any(is_header).as_py():
+            message = "the header is repeated here: two files may have been joined"
+            raise self.error(message, "remove this line", row=pc.index(is_header, True).as_py())
 
     def _read(self) -> list[pa.Array]:
         import pyarrow.csv as pa_csv

@@ -78,7 +78,7 @@ def load_json(path: str | Path, without: Collection[str] = ()) -> Any:
     del raw
 
     try:
-        return parse_json(text.removeprefix("\ufeff"), without)
+        return parse_json(text.lstrip("\ufeff"), without)
     except json.JSONDecodeError as fault:
         message = f"this is not JSON: {fault.msg} at character {fault.colno}"
         raise LabelError(message, "export the file again, or repair it here", path, line=fault.lineno) from None
@@ -139,10 +139,11 @@ def check_name(value: Any, path: str | Path, place: str) -> str:
 
 
 def read_score(value: Any, path: str | Path, place: str, line: int | None = None) -> float:
-    """A score as a float, NaN if it is not a number; LabelError if it does not fit into float32."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    """A score as a float, NaN if there is none; LabelError if it is not a number or does not fit into float32."""
+    if value is None:
         return math.nan
-    if abs(value) > MAX_SCORE:  # an integer may have hundreds of digits
+    # An integer may have hundreds of digits.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > MAX_SCORE:
         raise LabelError("this is not a score", "give it a number from 0 to 1", path, line=line, column=place)
     return float(value)
 
@@ -212,7 +213,7 @@ class JsonLines(CsvTable):
     def _decoded(self, encoding: str) -> str:
         raw = self.path.read_bytes()
         try:
-            return raw.decode(encoding).removeprefix("\ufeff")
+            return raw.decode(encoding).lstrip("\ufeff")
         except UnicodeDecodeError as fault:
             line = raw.count(b"\n", 0, fault.start) + 1
             fix = "save the file as UTF-8, or state its encoding, such as --encoding latin-1"

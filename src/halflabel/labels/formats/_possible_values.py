@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -49,10 +50,13 @@ def refuse_possible_values(sheet: _Sheet, names: Iterable[str]) -> None:
 
 
 def _may_be_values(name: str, texts: set[str]) -> bool:
+    is_score = any(word in name.lower() for word in _SCORE_NAMES)
+    if is_score:  # also one number per tag
+        texts = {part for text in texts for part in re.split(r"[\s,;|\[\]()]+", text) if part}
     numbers = [number for text in texts if (number := _number(text)) is not None]
     if len(numbers) < len(texts):
         return texts <= _VALUE_CELLS
-    return any(word in name.lower() for word in _SCORE_NAMES) or all(-1 <= number <= 1 for number in numbers)
+    return is_score or all(-1 <= number <= 1 for number in numbers)
 
 
 def _number(text: str) -> float | None:

@@ -26,7 +26,10 @@ from halflabel.labels.policy import (
     shorten_cell,
 )
 
-__all__ = ["decode_columns"]
+__all__ = ["CLASS_NUMBER_COLUMNS", "decode_columns"]
+
+# The only column with labels, of this name and with 0 and 1, may hold numbers of classes.
+CLASS_NUMBER_COLUMNS = ("label", "class", "category", "target", "y", "label_id", "class_id", "category_id", "classes")
 
 _MOST_PROBLEMS = 8  # named in a message
 _MOST_ODD_VALUES = 2  # values of a class that are not labels; a column with more of them is not a class
@@ -47,6 +50,12 @@ def decode_columns(
     """
     coded = {name: pc.dictionary_encode(column) for name, column in columns}
     all_values = frozenset(raw for column in coded.values() for raw in column.dictionary.to_pylist())
+    are_numbers = {*ZERO} & all_values and {raw.strip() for raw in all_values} <= {*ZERO, *ONE, ""}
+    only = next(iter(coded)) if len(coded) == 1 else ""
+    if are_numbers and only.lower() in CLASS_NUMBER_COLUMNS and policy.zero is None:
+        fix = f"name the column after the class that 1 means, or add --zero absent if the class is called {only!r}"
+        undecided = UndecidedValue("0 and 1 may be the numbers of two classes, or say absent and present", fix)
+        raise make_error(undecided, only, "0", 0)
     labels = np.zeros((max(map(len, coded.values()), default=0), len(coded)), np.int8)
     counts: Counter[tuple[str, Meaning]] = Counter()
     for number, (name, column) in enumerate(coded.items()):

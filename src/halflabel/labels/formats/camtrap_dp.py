@@ -8,6 +8,7 @@ of a model. Images are named by filePath; where that is a URL, by fileName, or b
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +64,12 @@ def read(path: Path, policy: Policy) -> LabelImport:
             )
         (is_listed if name or kind == "blank" else is_open)[places[row]] = True
         if name:
-            by = model_source(people[row]) if methods[row] == "machine" else people[row]
-            about = classes.setdefault(name, len(classes)), sources.setdefault(by, len(sources)), _score(scores[row])
+            if (method := methods[row].strip().lower()) not in ("", "human", "machine"):
+                message = f"classification method {methods[row]!r:.60} is not known"
+                raise observations.error(message, "use human or machine", row=row)
+            by = model_source(people[row]) if method == "machine" else people[row]
+            probability = _score(observations, scores[row], row)
+            about = classes.setdefault(name, len(classes)), sources.setdefault(by, len(sources)), probability
             entries += [(place, *about) for place in places[row]]
     if not entries:
         raise LabelError(
@@ -106,9 +111,10 @@ def _image_names(media: CsvTable) -> Names:
 def _places(media: CsvTable, observations: CsvTable, number: dict[str, int], audit: Audit) -> list[list[int]]:
     """The media of each observation; those of an event are of the same deployment, between its start and its end."""
     deployments, times = _cells(media, "deploymentID"), _cells(media, "timestamp")
-    of_deployment: dict[str, list[tuple[str, int]]] = {}
-    for place, (deployment, time) in enumerate(zip(deployments, times, strict=True)):
-        of_deployment.setdefault(deployment, []).append((time, place))
+    of_deployment: dict[str, list[int]] = {}
+    for place, deployment in enumerate(deployments):
+        of_deployment.setdefault(deployment, []).append(place)
+    time_of: dict[int, datetime] = {}
     places, events = [], 0
     about = ("mediaID", "deploymentID", "eventStart", "eventEnd")
     for row, (medium, deployment, start, end) in enumerate(zip(*(_cells(observations, a) for a in about), strict=True)):
@@ -121,16 +127,36 @@ def _places(media: CsvTable, observations: CsvTable, number: dict[str, int], aud
         else:
             if not events:
                 media.column("timestamp")  # raises if there is none
-            # Times are written in the same way, so that their order is that of the text.
-            places.append([place for time, place in of_deployment.get(deployment, ()) if start <= time <= end])
+            begin, finish = (
+                _time(observations, text, row, name) for text, name in ((start, "eventStart"), (end, "eventEnd"))
+            )
+            candidates = of_deployment.get(deployment, ())
+            for place in candidates:
+                if place not in time_of:
+                    time_of[place] = _time(media, times[place], place, "timestamp")
+            places.append([place for place in candidates if begin <= time_of[place] <= finish])
             events += 1
     if events:
         audit.note(f"{events} observations of whole events are taken for each of their images")
     return places
 
 
-def _score(text: str) -> float:
+def _time(sheet: CsvTable, text: str, row: int, column: str) -> datetime:
+    """A time; one without a zone is UTC."""
     try:
-        return float(text or "nan")
+        time = datetime.fromisoformat(text)
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
+        fix = "write it like 2024-01-31T10:00:00Z"
+        raise sheet.error(f"{text!r:.60} is not a time", fix, row=row, column=column) from None
+
+
+def _score(sheet: CsvTable, text: str, row: int) -> float:
+    try:
+        score = float(text or "nan")
     except ValueError:
-        return float("nan")
+        score = -1.0
+    if score < 0 or score > 1:
+        column = "classificationProbability"
+        raise sheet.error(f"{text!r:.60} is not a probability", "use a number from 0 to 1", row=row, column=column)
+    return score

@@ -12,7 +12,7 @@ from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, folders_with_images
 from halflabel.labels.names import Names
-from halflabel.labels.policy import Policy
+from halflabel.labels.policy import Policy, quote_option
 from halflabel.labels.rows import Rows
 
 __all__ = ["USES", "read", "sniff", "write"]
@@ -34,11 +34,7 @@ def sniff(path: Path) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the class of each image from its folder; images in deeper folders belong to the first folder's class."""
-    classes = (
-        sorted(entry.name for entry in os.scandir(path) if entry.is_dir() and entry.name not in {*policy.ignore})
-        if path.is_dir()
-        else []
-    )
+    classes = _class_names(path, policy) if path.is_dir() else []
     images: list[str] = []
     columns: list[int] = []
     for column, name in enumerate(classes):
@@ -46,7 +42,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
             Path(folder, file).relative_to(path).as_posix()
             for folder, _, files in os.walk(path / name)
             for file in files
-            if file.lower().endswith(IMAGE_ENDINGS)
+            if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith(".")
         )
         images += found
         columns += [column] * len(found)
@@ -62,6 +58,22 @@ def read(path: Path, policy: Policy) -> LabelImport:
     present = np.ones(len(images), np.int8)
     rows = Rows.build(Names(images), Names(classes), np.arange(len(images)), np.array(columns), present)
     return LabelImport(apply_unlisted_policy(rows, policy, audit), audit)
+
+
+def _class_names(path: Path, policy: Policy) -> list[str]:
+    """The folders that are not hidden; LabelError for splits, and for a link that leads back to the folder."""
+    hidden = ("__MACOSX", *policy.ignore)
+    with os.scandir(path) as entries:
+        folders = [entry for entry in entries if entry.is_dir() and entry.name not in hidden]
+    names = sorted(entry.name for entry in folders if not entry.name.startswith("."))
+    if names and _SPLITS.issuperset(name.lower() for name in names):
+        fix = f"name the folder of one split, such as {path / names[0]}"
+        raise LabelError(f"the folders are splits, not classes: {', '.join(names[:3])}", fix, path)
+    for name in names:
+        if path.resolve().is_relative_to((path / name).resolve()):
+            fix = f"remove the link, or add {quote_option('--ignore', name)}"
+            raise LabelError(f"the folder {name!r} is a link that leads back here", fix, path)
+    return names
 
 
 def write(rows: Rows, path: Path) -> None:

@@ -33,6 +33,9 @@ __all__ = ["USES", "Parsed", "document", "keeps_provenance", "note_annotations",
 USES = ("unlisted",)
 
 # Only detectors need these keys, and they make the files large.
+# Keys of annotations in other people's files that deny them, with the values that do.
+_DENIALS = {"value": (0, -1, "0", "-1", "absent"), "present": (0, "0", "no", "false"), "deleted": (1, "1", "true")}
+_OWN_KEYS = {"score", "source", *_DENIALS}
 _GEOMETRY_KEYS = ("segmentation", "bbox", "keypoints", "segments_info")
 
 
@@ -148,8 +151,8 @@ def parse(path: str | Path) -> Parsed:
         _register(class_by_id, record_id(record, "id", path, place), number, path, f"{place}.id")
         _register(class_names, check_name(record.get("name"), path, f"{place}.name"), number, path, f"{place}.name")
     for number, record in enumerate(annotations):
-        if "score" in record:
-            read_score(record["score"], path, f"annotations[{number}].score")
+        if not _OWN_KEYS.isdisjoint(record):
+            _check_annotation(record, path, f"annotations[{number}]")
     return Parsed(
         Names(image_names),
         Names(class_names),
@@ -159,6 +162,17 @@ def parse(path: str | Path) -> Parsed:
         image_records,
         annotations,
     )
+
+
+def _check_annotation(record: Record, path: str | Path, place: str) -> None:
+    """Raise LabelError for a score or a source of another kind, and for keys that say that the class is absent."""
+    read_score(record.get("score"), path, f"{place}.score")
+    if not isinstance(record.get("source", ""), str | None):
+        raise LabelError("this is not a source", "write it as text", path, column=f"{place}.source")
+    for key, denials in _DENIALS.items():
+        if record.get(key) in denials:
+            message = f"{key} = {record[key]!r} may say that the class is absent, but annotations count as present"
+            raise LabelError(message, "remove the annotation, or write the absent classes as LVIS", path, column=place)
 
 
 def document(rows: Rows) -> dict[str, list[Record]]:
@@ -183,8 +197,9 @@ def note_annotations(parsed: Parsed, pairs: int, audit: Audit) -> None:
     """Say how many annotations were counted once with others, and how many were crowds."""
     if again := len(parsed.image) - pairs:
         audit.note(f"{again} further annotations of a class already present in the image: counted once")
-    if crowds := sum(record.get("iscrowd") == 1 for record in parsed.annotation_records):
-        audit.note(f"{crowds} annotations are crowds (iscrowd): counted as present")
+    for key, what in (("iscrowd", "crowds"), ("ignore", "to be ignored")):
+        if count := sum(record.get(key) == 1 for record in parsed.annotation_records):
+            audit.note(f"{count} annotations are {what} ({key}): counted as present")
 
 
 def _image_name(record: Record, path: str | Path, place: str) -> str:

@@ -179,6 +179,8 @@ class _RowCollector:
             label = classes[target]
         else:
             label = check_name(target, path, place)
+            if classes and label not in self.classes:
+                raise LabelError(f"{label!r} is not in the list 'classes'", "add it to the list", path, column=place)
         confidence, attributes = read_score(fields.get("confidence"), path, place), fields.get("attributes")
         source = attributes.get("source") if isinstance(attributes, dict) else None
         if source is None and not math.isnan(confidence):

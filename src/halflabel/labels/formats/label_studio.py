@@ -167,7 +167,7 @@ class _Collector:
     answered_images: list[str] = field(default_factory=list)  # images with a submitted annotation
     counts: Counter[str] = field(default_factory=Counter)
     choices: int = 0  # choices of other projects, which name a class
-    chosen_classes: set[str] = field(default_factory=set)
+    question_of: dict[str, str] = field(default_factory=dict)  # of each class that is a choice
 
     def error(self, message: str, fix: str, place: str) -> LabelError:
         return LabelError(message, fix, self.path, column=place)
@@ -255,7 +255,9 @@ def _add_answer(collector: _Collector, image: str, question: str, answer: str, s
     else:
         label, value = answer, 1
         collector.choices += 1
-        collector.chosen_classes.add(label)
+        if (other := collector.question_of.setdefault(label, question)) != question:
+            message = f"the choice {label!r} answers two questions, {other!r} and {question!r}: the class is not clear"
+            raise LabelError(message, "give the choices of each question names of their own", collector.path)
     collector.classes.setdefault(label)
     collector.rows.append((image, label, value, source, score))
 
@@ -284,7 +286,7 @@ def _build_rows(collector: _Collector, policy: Policy, answered: bool) -> Rows:
         # Only for annotated images, and not for our own questions, whose answers are explicit.
         answered_images = set(collector.answered_images) if answered else set(images)
         is_answered = np.array([name in answered_images for name in images], bool)
-        is_chosen = np.array([name in collector.chosen_classes for name in classes], bool)
+        is_chosen = np.array([name in collector.question_of for name in classes], bool)
         rows = mark_unlisted_absent(rows, audit, images=is_answered, classes=is_chosen, raw="not chosen")
     pairs = len(rows.images) * len(rows.classes)
     audit.add("no answer", "unknown", pairs - len(set(zip(rows.image.tolist(), rows.column.tolist(), strict=True))))

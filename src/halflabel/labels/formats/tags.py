@@ -30,7 +30,7 @@ from halflabel.labels.formats._write import keeps_no_provenance, split_by_image
 from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy, shorten_cell
-from halflabel.labels.rows import Rows
+from halflabel.labels.rows import Rows, is_model_source
 from halflabel.system.files import atomic_write
 
 __all__ = ["LIST_COLUMNS", "OPTIONS", "USES", "keeps_provenance", "read", "sniff", "write"]
@@ -48,6 +48,10 @@ _NAMED_SEPARATORS = {"none": "", "space": r"\s+", "newline": r"[\r\n]+", "tab": 
 
 _HASHTAGS = r"^#[^\s#,;|]+([\s,;|]*#[^\s#,;|]+)*[\s,;|]*$"
 _BRACKETS = r"""(?s)^(\[.*\]|\(\s*['"].*\)|\{\s*['"].*\})$"""  # lists, tuples and sets
+
+# Marks of a tag that may deny it or doubt it, where the bare tag is a class too: -dog, not dog, dog?, dog=0.
+_DENIAL = r"(?i)^(?:[-!~]|not?[ _])\s*|\s*\?$|\s*[:=]\s*-?\d*[.,]?\d+%?$"
+_FOREIGN_SEPARATORS = "，、；،؛"
 
 _AROUND_BRACKETS = r"^\s*\[|\]\s*$"
 
@@ -158,6 +162,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     used = {image_column, *lists, *policy.ignore, *policy.where}
     unused = [name for name in sheet.header if name not in used]
     refuse_possible_values(sheet, unused)
+    _refuse_models(sheet, unused)
     if unused:
         audit.note(f"columns not used: {', '.join(unused)}")
     return LabelImport(rows, audit)
@@ -177,7 +182,9 @@ def write(rows: Rows, path: Path, *, into: str | Path | None = None) -> None:
         name = rows.classes[int(np.argmax(has_no_labels))]
         raise UserError(f"the class {name!r} has no known labels, so it is in no list", "write --to long instead")
     for name in rows.classes:
-        if not name or name != name.strip() or re.search(r"[,;|\r\n]|^[#\[]", name):
+        is_denial = re.search(_DENIAL, name) is not None and re.sub(_DENIAL, "", name) in rows.classes
+        is_split = re.search(rf"[,;|\r\n{_FOREIGN_SEPARATORS}]|^[#\[]", name) is not None
+        if not name or name != name.strip() or is_denial or is_split:
             raise UserError(f"a list of tags cannot hold a class called {name!r}", "write --to long instead")
     for name in rows.images:
         if not name or name != name.strip():
@@ -298,6 +305,12 @@ def _most_frequent_separator(cells: pa.Array) -> _Splitting:
     largest = max(counts.values())
     winners = [mark for mark, count in counts.items() if count == largest]
     if not largest:
+        foreign = pc.match_substring_regex(cells, f"[{_FOREIGN_SEPARATORS}]")
+        if pc.any(foreign).as_py():
+            example = cells.filter(foreign)[0].as_py()
+            mark = next(mark for mark in _FOREIGN_SEPARATORS if mark in example)
+            message = f"{mark!r} in {shorten_cell(example)!r} may separate tags, or be part of a name"
+            raise UserError(message, f"add --separator {mark!r} or --separator none")
         lines = bool(pc.any(pc.match_substring_regex(cells, r"[\r\n]")).as_py())
         description = "split at line ends" if lines else "one per cell: there is no separator"
         return _Splitting(_NAMED_SEPARATORS["newline"] if lines else "", description)
@@ -372,8 +385,10 @@ def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _refuse_values(sheet: CsvTable, name: str, items: pa.Array) -> None:
     """Raise LabelError if the cells are values such as 1 and 0, not lists."""
-    if len(items) and set(pc.unique(pc.utf8_lower(items)).to_pylist()) <= _VALUE_CELLS:
-        message = f"the cells are values, such as {items[0].as_py()!r}, and not lists of tags"
+    is_vector = pc.match_substring_regex(items, r"^[01]([ /]+[01])+$")
+    is_value = pc.is_in(pc.utf8_lower(items), value_set=pa.array(_VALUE_CELLS, items.type))
+    if len(items) and pc.all(pc.or_(is_vector, is_value)).as_py():
+        message = f"the cells are values, such as {shorten_cell(items[0].as_py())!r}, and not lists of tags"
         raise sheet.error(message, "add --format wide, where every column is a class", column=name)
 
 
@@ -383,11 +398,20 @@ def _refuse_signs(sheet: CsvTable, name: str, tags: pa.Array) -> None:
     if len(tags) and pc.all(carries_number).as_py():
         message = f"the tags carry numbers, such as {shorten_cell(tags[0].as_py())!r}"
         raise sheet.error(message, "write the names alone, or one row per label: image,class,value", column=name)
-    marked = tags.filter(pc.match_substring_regex(tags, "^[-!~]."))
-    denied = marked.filter(pc.is_in(pc.replace_substring_regex(marked, "^[-!~]", ""), value_set=tags))
+    marked = tags.filter(pc.match_substring_regex(tags, _DENIAL))
+    denied = marked.filter(pc.is_in(pc.replace_substring_regex(marked, _DENIAL, ""), value_set=tags))
     if len(denied):
-        message = f"the tag {shorten_cell(denied[0].as_py())!r} may mean that the class is absent"
+        message = f"the tag {shorten_cell(denied[0].as_py())!r} may mean that the class is absent, or not certain"
         raise sheet.error(message, "list the absent classes in a column 'absent'", column=name)
+
+
+def _refuse_models(sheet: CsvTable, names: list[str]) -> None:
+    """Raise LabelError if an unused column says that a model made the labels."""
+    for name in names:
+        is_source = name.lower() in ("source", "annotator")
+        if is_source and any(map(is_model_source, pc.unique(sheet.column(name)).to_pylist())):
+            fix = "write one row per label: image,class,value,source"
+            raise sheet.error("a model made some of these labels, which a list of tags cannot say", fix, column=name)
 
 
 def _add_notes(audit: Audit, sheet: CsvTable, rows: Rows, line_count: int, repeats: int) -> None:
@@ -404,5 +428,3 @@ def _add_notes(audit: Audit, sheet: CsvTable, rows: Rows, line_count: int, repea
         audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
     if without_tags := int(np.count_nonzero(np.bincount(rows.image, minlength=len(rows.images)) == 0)):
         audit.note(f"nothing is listed for {without_tags} images")
-    if similar := len(rows.classes) - pc.count_distinct(pc.utf8_lower(rows.classes.array)).as_py():
-        audit.note(f"{similar} classes differ from another one only by capital letters")

@@ -7,14 +7,18 @@ from itertools import islice
 from pathlib import Path
 
 from halflabel.errors import LabelError
+from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats._json import head_and_tail, starts_with
+from halflabel.labels.policy import shorten_cell
 
 __all__ = [
     "IMAGE_ENDINGS",
     "PREDICTION_COLUMNS",
     "QUESTION_COLUMNS",
+    "describe_beginning",
     "folders_with_images",
     "own_output_error",
+    "refuse_other_content",
     "unsupported_format_error",
 ]
 
@@ -27,6 +31,22 @@ _MAX_ENTRIES = 200  # entries of a folder that are examined
 _FULL_EXPORT_KEYS = ('"image_id"', '"category_id"', '"data"')  # keys of COCO results and of full Label Studio exports
 _MINIMAL_EXPORT_KEYS = ('"choices"', '"annotation_id"', '"annotator"', '"lead_time"', '"image"', '"img"')
 
+# The first bytes of files that are not labels, what they are, and what to do.
+_UNPACK = "unpack it, and name the file inside"
+_OTHER_CONTENT = {
+    b"\x1f\x8b": ("a gzip archive", _UNPACK),
+    b"PK\x03\x04": ("a zip archive, or a spreadsheet of Excel or LibreOffice", f"{_UNPACK}, or save the sheet as CSV"),
+    b"\xd0\xcf\x11\xe0": ("a spreadsheet of an old Excel", "save the sheet as CSV"),
+    b"BZh": ("a bzip2 archive", _UNPACK),
+    b"\xfd7zXZ": ("an xz archive", _UNPACK),
+    b"\x28\xb5\x2f\xfd": ("a zstd archive", _UNPACK),
+    b"7z\xbc\xaf": ("a 7z archive", _UNPACK),
+    b"%PDF": ("a PDF document", "export the labels as CSV"),
+    b"SQLite format 3": ("an SQLite database", "export its table as CSV"),
+    b"version https://git-lfs": ("a Git LFS pointer, not the file itself", "fetch the file: git lfs pull"),
+    b"<!doctype html": ("a web page", "download the file itself"),
+    b"<html": ("a web page", "download the file itself"),
+}
 _WRITE = "write a CSV file with the header image,tags and one line per image, such as"
 
 
@@ -34,6 +54,43 @@ def unsupported_format_error(path: Path) -> LabelError | None:
     """The error that says what a file or folder is and how to convert it; None if it is not recognized."""
     message_and_fix = _recognize_folder(path) if path.is_dir() else _recognize_file(path)
     return message_and_fix and LabelError(*message_and_fix, path)
+
+
+def refuse_other_content(path: Path) -> None:
+    """Raise LabelError for a file whose first bytes say that it is an archive, a spreadsheet, a web page …"""
+    if not path.is_file():
+        return
+    try:
+        with open(path, "rb") as file:
+            beginning = file.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n")
+    except OSError:  # the reader says why
+        return
+    is_parquet = beginning.startswith(b"PAR1")
+    if path.suffix.lower() in (".csv", ".tsv", ".txt", ".json", ".jsonl") and is_parquet:
+        raise LabelError("this is a Parquet file", "give its name the ending .parquet", path)
+    if path.suffix.lower() == ".parquet" and not is_parquet:
+        raise LabelError("this is not a Parquet file", "write it again, or name it .csv if it is text", path)
+    for mark, (what, fix) in _OTHER_CONTENT.items():
+        if beginning.lower().startswith(mark.lower()):
+            raise LabelError(f"this is {what}", fix, path)
+
+
+def describe_beginning(path: Path) -> str:
+    """The first line of a text file, or the columns of a Parquet file, in words for an error message; else ""."""
+    if path.suffix.lower() == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            names = pq.read_schema(path).names
+        except (pa.ArrowException, OSError):
+            return ": the file is damaged"
+        needed = "long needs image, class and value; imagefolder is called metadata.parquet and needs file_name"
+        return f": the columns are {', '.join(names[:8])}, but {needed}"
+    line = first_line(path)
+    if not path.is_file() or not line.isprintable():
+        return ""
+    return f": the first line is {shorten_cell(line)!r}" if line.strip() else ": there are only blank lines"
 
 
 def own_output_error(header: list[str]) -> tuple[str, str] | None:

@@ -12,13 +12,22 @@ import pyarrow.compute as pc
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, csv_line, first_line
-from halflabel.labels.formats._wide_values import decode_columns
+from halflabel.labels.formats._wide_values import CLASS_NUMBER_COLUMNS, decode_columns
 from halflabel.labels.formats._write import keeps_no_provenance
 from halflabel.labels.formats.long import IMAGE_COLUMNS, has_values
 from halflabel.labels.formats.open_images import REQUIRED_COLUMNS
 from halflabel.labels.formats.tags import LIST_COLUMNS
+from halflabel.labels.formats.unsupported import IMAGE_ENDINGS
 from halflabel.labels.names import Names
-from halflabel.labels.policy import Policy, UndecidedValue, quote_option, shorten_cell
+from halflabel.labels.policy import (
+    MINUS_ONE,
+    VALUE_WORDS,
+    ZERO,
+    Policy,
+    UndecidedValue,
+    quote_option,
+    shorten_cell,
+)
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import UNCERTAIN
 from halflabel.system.files import atomic_write
@@ -51,6 +60,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if (unnamed := next((name for name in classes if re.fullmatch(r"Unnamed: \d+", name)), None)) is not None:
         fix = f"add {quote_option('--ignore', unnamed)}"
         raise sheet.error("this column numbers the rows, as pandas writes it, and is not a class", fix, column=unnamed)
+    if policy.image_column is None and image_column.lower() not in IMAGE_COLUMNS:
+        _check_first_line(sheet, classes)
     if not classes:
         raise sheet.error("no column is left for the classes", "check the header line", line=1)
     _check_images(sheet, names, selected, image_column)
@@ -88,6 +99,8 @@ def write(rows: Rows, path: Path) -> None:
     if has_values(header) or set(REQUIRED_COLUMNS) <= set(header):
         form = "long" if has_values(header) else "open-images"
         raise UserError(f"with these classes a wide table would be read as {form}: {', '.join(header[:9])}", _LONG)
+    if len(table.classes) == 1 and header[1].lower() in CLASS_NUMBER_COLUMNS:
+        raise UserError(f"a wide table cannot have {header[1]!r} as its only class", _LONG)
     if "" in table.images:
         raise UserError("an image has no name", "give every image a name")
     text = np.array(["0", "", "1", "uncertain"])
@@ -109,6 +122,16 @@ def _image_column(header: list[str]) -> str:
         if name.lower() in IMAGE_COLUMNS:
             return name
     return header[0]
+
+
+def _check_first_line(sheet: CsvTable, classes: list[str]) -> None:
+    """Raise LabelError if the first line is not a header but already labels, or names the images."""
+    if classes and {name.lower() for name in classes} <= {*VALUE_WORDS, *ZERO, *MINUS_ONE}:
+        message = f"the first line is not a header: it has values, such as {classes[0]!r}"
+        raise sheet.error(message, "add a line above it, such as image,dog,cat", line=1)
+    if classes and all(Path(name).suffix.lower() in IMAGE_ENDINGS for name in classes):
+        message = f"the columns are images, such as {classes[0]!r}, and the lines are classes"
+        raise sheet.error(message, "exchange lines and columns: one line per image", line=1)
 
 
 def _check_images(sheet: CsvTable, names: pa.Array, selected: np.ndarray, column: str) -> None:
