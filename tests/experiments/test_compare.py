@@ -418,6 +418,18 @@ def test_settings_that_make_no_sense_are_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_head_of_a_tuned_network_is_fitted_again_as_by_train(go: Any, config: Config) -> None:
+    slow = dataclasses.replace(config.settings, epochs=1)  # with the rate below the tuned head learns next to nothing
+    pictures, table = paint()
+    scores = {}
+    for solver in ("auto", "sgd"):
+        tuned = dataclasses.replace(config, tune="all", solver=solver, settings=slow)
+        comparison = go(solver, names=["bn-bce"], lr=1e-7, seeds=1, config=tuned, table=table, images=pictures)
+        scores[solver] = comparison.rows[0].mAP
+    assert scores["auto"] > 0.95
+    assert scores["auto"] > scores["sgd"] + 0.1
+
+
 def test_whole_networks_are_tuned_and_go_on_within_a_run(go: Any, config: Config, tmp_path: Path) -> None:
     config = dataclasses.replace(config, tune="all")
     whole = go("whole", names=["em"], seeds=1, config=config)

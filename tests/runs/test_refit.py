@@ -15,6 +15,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.models.heads import Linear, NormalisedLinear
 from halflabel.runs.export.hub import export_hub
+from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
@@ -64,6 +65,9 @@ def test_the_run_predicts_with_the_head_that_was_fitted_again(refitted: RunFolde
     export_hub(refitted, tmp_path / "hub")
     opened = Predictor.from_hub(tmp_path / "hub")
     torch.testing.assert_close(opened.logits(source), logits)
+    export_onnx(predictor, tmp_path / "model.onnx")
+    exported = Predictor.from_onnx(tmp_path / "model.onnx").logits(source)
+    torch.testing.assert_close(exported, logits, atol=1e-3, rtol=1e-3)
 
 
 def test_training_continues_from_the_tuned_head(refitted: RunFolder, tmp_path: Path) -> None:
@@ -79,7 +83,7 @@ def test_a_run_that_broke_off_in_the_refit_is_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("halflabel.runs.train.refit_head", stop)
+        patch.setattr("halflabel.runs.assembly.refit_head", stop)
         with pytest.raises(KeyboardInterrupt):
             go(tmp_path / "run")
     resumed = go(tmp_path / "run", resume=True)
@@ -90,7 +94,7 @@ def test_the_tuned_head_is_kept_where_it_ranks_held_out_images_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "halflabel.runs.train.refit_head",
+        "halflabel.runs.assembly.refit_head",
         lambda *args, **options: dataclasses.replace(refit_head(*args, **options), quality=0.0),
     )
     run = go(tmp_path / "run")

@@ -47,6 +47,7 @@ from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import STRONG_VIEW_FIELDS, Config, Settings
 from halflabel.training.device import choose_device
 from halflabel.training.loop import Fitted, fit
+from halflabel.training.refit import Refit
 
 __all__ = ["Bench", "DataError", "Division", "OutOfTime", "Select", "Trained"]
 
@@ -374,6 +375,9 @@ class Bench:
                 fitted = fit_on(model, parts, settings, folder)
             size = 512 if cached else 64
             model = model.to(self.device)
+            refitted = self._refit(assembly, model, parts, known, outside)
+            if refitted is not None:
+                model = Model(model.backbone, refitted.head.to(self.device))
             logits = score_source(model, parts.test, device=self.device, batch_size=size).logits
         judged = None
         if self.with_f1 and len(outside):
@@ -396,6 +400,16 @@ class Bench:
             own_metrics=own,
         )
         return Trained(outcome, logits.numpy()), fitted
+
+    def _refit(
+        self, assembly: Assembly, model: Model, parts: Parts, known: LabelTable, outside: NDArray[np.int64]
+    ) -> Refit | None:
+        """Fit the head of a tuned network again where `train` does."""
+        if self.config.tune == "head" or not len(outside):
+            return None
+        as_trained = Assembly(replace(assembly.config, solver=self.config.solver), assembly.given_recipe)
+        evaluation = known if self.select == "known" else self.rest
+        return as_trained.refit(model, parts.rest, known, outside, evaluation=evaluation)
 
     def _validation_metric(self, known: LabelTable, outside: NDArray[np.int64]) -> ValidationMetric | None:
         """Return the metric that selects the epoch, or None."""

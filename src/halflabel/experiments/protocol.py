@@ -68,6 +68,8 @@ def _describe_selection(grid: Grid, bench: Bench, rows: Sequence[ComparisonRow])
             f"{warning}{which} were trained in batches; epochs and settings were selected by mAP on the validation "
             f"images ({share} of those not for the test), {labels}."
         )
+        if bench.config.tune == "all" and bench.config.solver != "sgd":
+            lines.append("Their heads were fitted again by L-BFGS where that ranks the validation images better.")
     if is_hidden:
         lines.append("Without the hidden labels the selection would be worse, so the numbers are optimistic.")
     elif any(row.selected_on == "known positives" for row in rows):

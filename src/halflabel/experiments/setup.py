@@ -85,7 +85,7 @@ def make_bench(
         config = Config(held_out=held_out, solver="auto")
         epochs = epochs_for(len(table), config.tune)
         config = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=epochs))
-    if lr is not None and config.solver == "auto":
+    if lr is not None and config.solver == "auto" and config.tune == "head":
         config = dataclasses.replace(config, solver="sgd")
     reporter = options.get("reporter", SILENT)
     progress = FeatureProgress(reporter.progress)

@@ -131,6 +131,7 @@ def _override(declared: Mapping[str, Any], overrides: Overrides, frozen: bool) -
 
 def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides) -> Config:
     names = {field.name for field in fields(Settings)}
+    is_frozen_here = effective.get("tune") == "head" != cell.config.get("tune")
     settings = Settings(
         **{name: value for name, value in effective.items() if name in names},
         device=overrides.device,
@@ -142,7 +143,8 @@ def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides
         size=effective.get("size"),
         resize=effective.get("resize", "squash"),
         tune=effective.get("tune", "all"),
-        solver="sgd" if cell.config.get("tune") == "head" else Config.solver,  # as the paper trains its heads
+        # As the paper trains; L-BFGS only for frozen features in place of a network that the paper tunes.
+        solver=Config.solver if is_frozen_here else "sgd",
         linear_init=effective.get("linear_init", 0),
         linear_lr=effective.get("linear_lr"),
         crop=cell.condition.training.weak_view.get("least", Config.crop),

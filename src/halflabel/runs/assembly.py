@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.data.items import Items, pool_items
-from halflabel.data.sources import Arrays, Features, Images
+from halflabel.data.sources import Arrays, Features, Images, Source
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.labels.uncertain import decide_uncertain
@@ -24,11 +24,14 @@ from halflabel.methods.base import Method, Recipe, recipe, seeded
 from halflabel.models.backbones import Backbone, build_backbone
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.feature_transform import Classifier
-from halflabel.models.heads import Head, pool
+from halflabel.models.heads import Head, Model, pool
+from halflabel.models.scoring import score_source
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
 from halflabel.training.crossfit import FOLDS, CrossFit, crossfit
 from halflabel.training.device import choose_device
+from halflabel.training.ranking_quality import ranking_quality
+from halflabel.training.refit import Refit, refit_head
 from halflabel.training.solver import can_solve
 
 __all__ = ["Assembly", "pooled_features", "solver_hindrance"]
@@ -153,6 +156,43 @@ class Assembly:
             device=self.device,
             progress=reporter.fits,
         )
+
+    def refit(
+        self,
+        tuned: Model,
+        source: Source,
+        table: LabelTable,
+        held_out: NDArray[np.int64],
+        *,
+        evaluation: LabelTable,
+        reporter: Reporter = SILENT,
+    ) -> Refit | None:
+        """Fit the head of a tuned network again by L-BFGS; None if that ranks the held-out images no better.
+
+        None also with the solver sgd, with mirror images, which have features of their own, where L-BFGS cannot fit the
+        method, and where the head changes the features.
+        """
+        config, table = self.config, self.training_table(table)
+        training = table.subset(np.setdiff1d(np.arange(len(table)), held_out))
+        if config.solver == "sgd" or config.mirror or tuned.backbone is None:
+            return None
+        if solver_hindrance(self.make_method(), config.method, training) is not None:
+            return None
+        reporter.message("fitting the head again by L-BFGS on the features of the tuned network")
+        scored = score_source(tuned, source, device=self.device, reporter=reporter)
+        if scored.features.shape[1] != tuned.backbone.channels:
+            return None
+        refitted = refit_head(
+            scored.features, table, self.make_method, held_out, evaluation=evaluation, device=self.device
+        )
+        labels = torch.from_numpy(evaluation.subset(held_out).dense())
+        before = ranking_quality(scored.logits[torch.from_numpy(held_out)], labels)
+        qualities = f"ranking quality of the held-out images {before:.4f} before, {refitted.quality:.4f} after"
+        if refitted.quality <= before:
+            reporter.message(f"the tuned head is kept: {qualities}")
+            return None
+        reporter.message(f"the head fitted again is used: {qualities}, strength {refitted.strength:g}")
+        return refitted
 
 
 def solver_hindrance(method: Method, name: str, table: LabelTable) -> str | None:

@@ -31,7 +31,7 @@ from halflabel.metrics.registry import check_own_metrics
 from halflabel.models.heads import Head, Model
 from halflabel.models.near_copies import describe_near_copies
 from halflabel.models.scoring import score_source
-from halflabel.runs.assembly import Assembly, pooled_features, solver_hindrance
+from halflabel.runs.assembly import Assembly, pooled_features
 from halflabel.runs.begin_from import keep_split, load_weights_of
 from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
 from halflabel.runs.folder import RunFolder
@@ -44,8 +44,7 @@ from halflabel.training.checkpoint import load_newest, save_tensors
 from halflabel.training.config import Config, Settings
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
-from halflabel.training.ranking_quality import ranking_quality
-from halflabel.training.refit import Refit, refit_head
+from halflabel.training.refit import Refit
 
 __all__ = ["train"]
 
@@ -290,33 +289,11 @@ def _fit_in_epochs(job: _Job, part: NDArray[np.int8], init_callback: Callback | 
 
 
 def _refit(job: _Job, tuned: Model, source: Source, held_out: NDArray[np.int64]) -> Refit | None:
-    """Fit the head again by L-BFGS on the features of the tuned network; None if held-out images are ranked no better.
-
-    None also with the solver sgd, with mirror images, which have features of their own, and where L-BFGS cannot fit the
-    method. The tuned head is stored beside the new one: training continues from it.
-    """
-    config, assembly = job.config, job.assembly
-    table = assembly.training_table(job.table)
-    training = table.subset(np.setdiff1d(np.arange(len(table)), held_out))
-    hindrance = solver_hindrance(assembly.make_method(), config.method, training)
-    if hindrance is not None or config.solver == "sgd" or config.mirror:
-        return None
-    job.reporter.message("fitting the head again by L-BFGS on the features of the tuned network")
-    scored = score_source(tuned, source, device=job.device, reporter=job.reporter)
-    if scored.features.shape[1] != job.backbone.channels:  # the head changes them
-        return None
-    evaluation = job.evaluation_table
-    refitted = refit_head(
-        scored.features, table, assembly.make_method, held_out, evaluation=evaluation, device=assembly.device
+    """Return `Assembly.refit`; the tuned head is stored beside the new one, as training continues from it."""
+    refitted = job.assembly.refit(
+        tuned, source, job.table, held_out, evaluation=job.evaluation_table, reporter=job.reporter
     )
-    labels = torch.from_numpy(evaluation.subset(held_out).dense())
-    before = ranking_quality(scored.logits[torch.from_numpy(held_out)], labels)
-    qualities = f"ranking quality of the held-out images {before:.4f} before, {refitted.quality:.4f} after"
-    if refitted.quality <= before:
-        job.reporter.message(f"the tuned head is kept: {qualities}")
-        return None
-    job.reporter.message(f"the head fitted again is used: {qualities}, strength {refitted.strength:g}")
-    if distributed.is_main():
+    if refitted is not None and distributed.is_main():
         save_tensors(tuned.head.state_dict(), job.run.tuned_head)
         write_checksums(job.run.folder, job.run.tuned_head.name)
     return refitted

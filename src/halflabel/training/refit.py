@@ -1,4 +1,4 @@
-"""Fit the head of a tuned network again by L-BFGS. Used by `train --tune all`."""
+"""Fit the head of a tuned network again by L-BFGS. Used with `--tune all` by `train`, `compare` and `study`."""
 
 from __future__ import annotations
 
