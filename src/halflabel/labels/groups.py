@@ -115,20 +115,23 @@ def _read(path: Path, column: str, images: Names) -> list[str | None]:
 
 
 def _tables_with(column: str, labels: Path) -> list[Path]:
-    """The CSV files of a folder, or the label file itself, that have a column."""
+    """The CSV files of a folder, or the label file or the folder of Parquet files itself, that have a column."""
     from halflabel.labels.formats._csv import first_line, header_fields
+    from halflabel.labels.formats._parquet import parquet_files
 
     def header(path: Path) -> list[str]:
-        return list(_columns(path)) if path.suffix == ".parquet" else header_fields(first_line(path))
+        return list(_columns(path)) if parquet_files(path) else header_fields(first_line(path))
 
-    return [path for path in (sorted(labels.glob("*.csv")) if labels.is_dir() else [labels]) if column in header(path)]
+    files = sorted(labels.glob("*.csv")) if labels.is_dir() and not parquet_files(labels) else [labels]
+    return [path for path in files if column in header(path)]
 
 
 def _columns(path: Path) -> dict[str, Any]:
     """The columns of text and numbers of a table, by name, as Arrow arrays of text."""
-    from halflabel.labels.formats._csv import CsvTable, read_parquet
+    from halflabel.labels.formats._csv import CsvTable
+    from halflabel.labels.formats._parquet import parquet_files, read_parquet
 
-    if path.suffix != ".parquet":
+    if not parquet_files(path):
         sheet = CsvTable(path)
         return dict(zip(sheet.header, sheet.columns, strict=True))
     import pyarrow as pa

@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, error_summary
+from halflabel.labels.formats._parquet import read_parquet
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.policy import quote_option
-from halflabel.system.memory import physical_memory
 
 __all__ = [
     "CsvTable",
@@ -33,7 +33,6 @@ __all__ = [
     "first_line",
     "header_fields",
     "read_lines",
-    "read_parquet",
     "read_records",
 ]
 
@@ -364,10 +363,10 @@ class CsvTable:
 
 
 class ParquetTable(CsvTable):
-    """Columns of strings from a Parquet file; a "line" is the row number, counted from 1."""
+    """Columns of strings from a Parquet file or a folder of them; a "line" is the row number, counted from 1."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = existing_path(path)
+        self.path = Path(path) if Path(path).is_dir() else existing_path(path)
         table = read_parquet(self.path)
         self.header = list(table.column_names)
         self.columns = [self._text(name, column) for name, column in zip(self.header, table.columns, strict=True)]
@@ -386,52 +385,6 @@ class ParquetTable(CsvTable):
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             message = f"a column of type {column.type} cannot hold labels"
             raise LabelError(message, "store text or numbers", self.path, column=name) from None
-
-
-def read_parquet(path: Path) -> pa.Table:
-    """The table in a Parquet file, with text columns as dictionaries.
-
-    Raises LabelError if it would not fit into half of the memory: a file of a few kilobytes can hold billions of rows,
-    or a long text in each of millions.
-    """
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            metadata = file.metadata
-            row_groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
-            _check_memory(
-                4 * sum(part.column(c).num_values for part in row_groups for c in range(part.num_columns)), path
-            )
-            _check_memory(sum(part.total_byte_size for part in row_groups), path)
-            leaves = [file.schema.column(number) for number in range(len(file.schema.names))]
-            # Text and bytes, also inside lists: a dictionary holds each distinct one once.
-            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        table = pq.read_table(path, read_dictionary=texts)
-        table.validate(full=True)
-        _check_memory(sum(_decoded_size(chunk) for column in table.columns for chunk in column.chunks), path)
-    # A damaged file can raise nearly anything, even MemoryError for an impossible size.
-    except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as error:
-        reason = error_summary(error)
-        raise LabelError(f"cannot be read as Parquet ({reason})", "write the file again", path) from None
-    return table
-
-
-def _decoded_size(values: pa.Array) -> int:
-    """The bytes of text in a dictionary-encoded column, or in lists of such values, after decoding; 0 for numbers."""
-    while isinstance(values, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
-        values = values.flatten()
-    if pa.types.is_struct(values.type):
-        return sum(map(_decoded_size, values.flatten()))
-    if not pa.types.is_dictionary(values.type):
-        return 0
-    return pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
-
-
-def _check_memory(size: int, path: Path) -> None:
-    if size > physical_memory() // 2:
-        message = f"the content of this file takes {size / 1e9:.3g} GB, more than half of the memory"
-        raise LabelError(message, "split the file, or read it on a larger machine", path)
 
 
 def _combine(column: pa.ChunkedArray) -> pa.Array:

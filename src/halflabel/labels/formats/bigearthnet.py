@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import read_parquet
+from halflabel.labels.formats._parquet import parquet_columns, parquet_files, read_parquet
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
 from halflabel.labels.names import Names
@@ -32,22 +32,15 @@ _COLUMNS = {"patch_id", "labels"}
 
 
 def sniff(path: Path) -> bool:
-    """A Parquet file with the two columns, or a folder of patches."""
-    if path.is_dir():
-        return next(path.glob(_JSON), None) is not None
-    if path.suffix != ".parquet":
-        return False
-    import pyarrow.parquet as pq
-
-    try:
-        return set(pq.read_schema(path).names) >= _COLUMNS
-    except (pa.ArrowException, OSError):
-        return False
+    """A Parquet file, or a folder of them, with the two columns; or a folder of patches."""
+    if path.is_dir() and next(path.glob(_JSON), None) is not None:
+        return True
+    return set(parquet_columns(path)) >= _COLUMNS
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the list of each patch."""
-    patches, lists = _read_folder(path, policy) if path.is_dir() else _read_table(path, policy)
+    patches, lists = _read_table(path, policy) if parquet_files(path) else _read_folder(path, policy)
     column = {name: number for number, name in enumerate(sorted(set(chain(*lists))))}
     if not column:
         raise LabelError("no patch has a label", "check the file", path)

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
-from halflabel.labels.formats._csv import CsvTable, first_line, read_parquet
+from halflabel.labels.formats._csv import CsvTable, first_line
 from halflabel.labels.formats._json import JsonLines
+from halflabel.labels.formats._parquet import read_parquet
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated

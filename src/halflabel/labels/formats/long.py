@@ -27,6 +27,7 @@ from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, ParquetTable, detect_delimiter, first_line, read_records
 from halflabel.labels.formats._long_write import COLUMNS, appear_in_order, declaration_blocks, row_blocks, write_blocks
+from halflabel.labels.formats._parquet import parquet_columns, parquet_files
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names
@@ -79,13 +80,8 @@ def sniff(path: Path) -> bool:
     A wide table may have a class called "tag". So without a value column the cells decide: if columns such as "tag" and
     "score" contain only 1, 0, -1 and blank, they are classes.
     """
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        try:
-            return _is_long_header(pq.read_schema(path).names)
-        except (pa.ArrowException, OSError):
-            return False
+    if path.suffix == ".parquet" or path.is_dir():
+        return _is_long_header(parquet_columns(path, flat=path.is_dir()))
     line = first_line(path)
     if not _is_long_header([name.strip() for name in _fields(line)]):
         return False
@@ -114,7 +110,7 @@ def has_values(header: list[str]) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read long rows in their order. Values of our own files are exact; others are read by the stated policy."""
-    sheet = ParquetTable(path) if Path(path).suffix == ".parquet" else CsvTable(path, encoding=policy.encoding)
+    sheet = ParquetTable(path) if parquet_files(Path(path)) else CsvTable(path, encoding=policy.encoding)
     is_own_format = set(COLUMNS) <= set(sheet.header)
     if is_own_format:  # the values of these files have fixed meanings
         policy.check(set(USES) - {"minus_one", "zero", "values"}, "long, in halflabel's own columns")
