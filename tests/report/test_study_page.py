@@ -103,7 +103,7 @@ def test_page_says_what_the_study_found(made: Path, kind: str) -> None:
     messages = content["conclusions"] if kind == "study" else [content["advice"], content["control"]]
     for sentence in [*messages, *content["protocol"]]:
         assert " ".join(sentence.split()) in page.text
-    for name in ("question", "finding", "curves", "points", "differences", "seeds", "cost", "protocol", "commands"):
+    for name in ("question", "curves", "points", "differences", "seeds", "cost", "protocol", "commands"):
         assert f'href="#{name}"' in text
     assert "#missing" not in text
     assert "Based on 2 seeds" in page.text

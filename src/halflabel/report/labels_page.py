@@ -42,6 +42,7 @@ REGIMES = {
 BAR_CLASSES = 28  # classes whose known labels are drawn as bars
 HEATMAP_CLASSES = 14
 TABLE_PAIRS = 15
+LEAST_TOGETHER = 3  # images with both classes: shares of fewer say little
 _LINKS = {"labels": "Known", "pairs": "Together"}
 
 
@@ -151,7 +152,8 @@ def cooccurrence_section(table: LabelTable) -> Html | None:
         "that is; 1 means that A tells nothing about B."
     )
     note = el("p", meaning, class_="muted") if has_negatives else None
-    pair_table = _pair_table(top[:TABLE_PAIRS], has_negatives)
+    least = min(LEAST_TOGETHER, top[0].together)
+    pair_table = _pair_table([pair for pair in top[:TABLE_PAIRS] if pair.together >= least], has_negatives)
     return section(
         "pairs",
         "What comes together",

@@ -72,7 +72,7 @@ def score_section(results: HeldOutResults) -> Html:
         total, high = int(counts.sum()), int(counts[len(counts) // 2 :].sum())
         if total:
             alt = f"Scores of {count(total)} {meaning} entries; {percent(high, total)} score 0.5 or more"
-            rows.append(el("h4", f"{meaning}: {count(total)} entries"))
+            rows.append(el("h3", f"{meaning}: {count(total)} entries"))
             rows.append(
                 svg.histogram(counts, spread.edges, state, alt=alt, x_label="score", y_label="entries", log=True)
             )

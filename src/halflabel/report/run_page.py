@@ -327,11 +327,14 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
     titles = ["class", "present", "absent", "unknown"]
     estimates = results.estimates_per_class() if results is not None and not results.knows_absence else None
     held_out = results is not None and len(results.images) < len(facts.table)
+    thresholds = {row["threshold"] for row in results.per_class} if results is not None else set()
+    common = decimal(thresholds.pop(), 2) if len(thresholds) == 1 else ""  # one for all classes needs no column
+    measured = ("threshold", "precision", "recall")[bool(common) :]
     if results is not None and estimates is None:
         titles += ["held-out present", "held-out absent"] * held_out
-        titles += ["AP", "95 % interval", "threshold", "precision", "recall"]
+        titles += ["AP", "95 % interval", *measured]
     elif results is not None:
-        titles += ["estimated present", "threshold", "recall", "estimated precision"]
+        titles += ["estimated present", *["threshold"] * (not common), "recall", "estimated precision"]
     rows = []
     for c in order.tolist():
         name = facts.table.classes[c]
@@ -340,7 +343,8 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
         if results is not None and estimates is not None:
             row, (precision, present) = results.per_class[c], (part[c] for part in estimates)
             cells.append(cell(present, count(round(present))))
-            cells += [cell(value, decimal(value)) for value in (row["threshold"], row["recall"], precision)]
+            values = [*[row["threshold"]] * (not common), row["recall"], precision]
+            cells += [cell(value, decimal(value)) for value in values]
         elif results is not None:
             row = results.per_class[c]
             if held_out:
@@ -350,13 +354,14 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
             cells.append(cell(row["AP"], points(row["AP"])))
             interval = f"{points(row['AP_low'])} – {points(row['AP_high'])}"
             cells.append(cell(row["AP_high"] - row["AP_low"], interval if np.isfinite(row["AP_low"]) else "—"))
-            cells += [cell(row[key], decimal(row[key])) for key in ("threshold", "precision", "recall")]
+            cells += [cell(row[key], decimal(row[key])) for key in measured]
         rows.append(el("tr", *cells, data_class=c))
     heads = [el("th", title, scope="col") for title in titles]
     notes = "Present, absent and unknown: in how many images the class is known to be so, of all images."
+    at = f" at the threshold {common}, one for all classes" if common else ""
     if estimates is not None:
         notes += (
-            " Recall: of the known positives. The number of images that show the class, and the precision, are "
+            f" Recall: of the known positives{at}. The number of images that show the class, and the precision, are "
             "estimated from the probabilities. A click on a title sorts, a click on a class shows its photos."
         )
     elif results is not None:
@@ -365,7 +370,7 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
         notes += (
             " AP (average precision): how well the model puts images with the class before those without; 100 is best."
         )
-        notes += " Precision and recall: at the threshold, which is the one with the best F1."
+        notes += f" Precision and recall:{at or ' at the threshold with the best F1 of the class'}."
         notes += " A click on a title sorts (intervals by their width), a click on a class shows its photos."
     table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="sortable")
     box = scroll_box(table, "Table of classes", tall=len(rows) > TALL_TABLE)

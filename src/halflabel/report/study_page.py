@@ -29,7 +29,7 @@ from halflabel.report.layout import (
 )
 from halflabel.report.study_facts import StudyFacts, read_study
 from halflabel.report.svg import Series, figure
-from halflabel.system.format import points, shorten
+from halflabel.system.format import counted, points, shorten
 from halflabel.system.html import Html, count, document, el
 
 __all__ = ["build_study", "write_study"]
@@ -37,7 +37,6 @@ __all__ = ["build_study", "write_study"]
 ENOUGH_SEEDS = 3  # with fewer, the spread over seeds is hardly known
 _LINKS = {
     "question": "Question",
-    "finding": "Finding",
     "curves": "Curves",
     "points": "Table",
     "differences": "Differences",
@@ -66,7 +65,6 @@ def build_study(folder: Path) -> str:
     failed = [el("li", shorten(line, 400)) for line in facts.result.failures]
     sections = [
         _question(facts),
-        _finding(facts),
         _curves(facts),
         _points(facts),
         _differences(facts),
@@ -79,7 +77,7 @@ def build_study(folder: Path) -> str:
     shown = [part for part in sections if part is not None]
     kind = "learning curve" if isinstance(facts.result, Growth) else "annotation study"
     title = f"{shorten(facts.folder.resolve().name, 60)} · {kind}"
-    header = el("header", el("h1", title), el("p", _subtitle(facts), class_="muted"), _cards(facts))
+    header = el("header", el("h1", title), *_finding(facts), _cards(facts), el("p", _subtitle(facts), class_="muted"))
     footer = comparison_footer(facts.config, "the study was made", ("entry", "AP", "mAP", "95 % interval", "epoch"))
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown), footer])
 
@@ -147,7 +145,7 @@ def _question(facts: StudyFacts) -> Html:
     )
 
 
-def _finding(facts: StudyFacts) -> Html:
+def _finding(facts: StudyFacts) -> list[Html]:
     """Return the conclusions that the intervals support, in the sentences of the study."""
     result = facts.result
     if isinstance(result, Growth):
@@ -160,23 +158,19 @@ def _finding(facts: StudyFacts) -> Html:
         sentences = list(result.conclusions)
         caution = (
             "A difference is significant where its 95 % interval does not include 0; where it does, there may still be "
-            f"a difference. {count(len(result.gaps))} differences were tested, and of twenty that do not exist, about "
-            "one would seem significant."
+            f"a difference. {counted(len(result.gaps), 'difference was', 'differences were')} tested, and of twenty "
+            "that do not exist, about one would seem significant."
         )
     few = (
         f"Based on {facts.seeds} seed{'s' * (facts.seeds > 1)}: with fewer than {ENOUGH_SEEDS} the spread over seeds "
         "is hardly known, and intervals may be too narrow. Use --seeds 3 or more."
     )
-    first, *rest = [line for line in sentences if line] or ["Nothing was compared."]
-    return section(
-        "finding",
-        "The finding",
-        el("p", el("b", first)),
-        *(el("p", line) for line in rest),
-        el("p", few, class_="warn") if facts.seeds < ENOUGH_SEEDS else None,
+    found = [line for line in sentences if line] or ["Nothing was compared."]
+    return [
+        *(el("p", line, class_="found") for line in found),
+        *([el("p", few, class_="warn")] if facts.seeds < ENOUGH_SEEDS else []),
         el("p", caution, class_="muted"),
-        on="Differences of mAP in points of 100, with 95 % intervals.",
-    )
+    ]
 
 
 def _curves(facts: StudyFacts) -> Html | None:
