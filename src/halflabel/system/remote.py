@@ -11,7 +11,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
@@ -34,6 +34,7 @@ _ATTEMPTS = 6
 _FIRST_WAIT = 0.5  # seconds; doubled after each attempt
 _THREADS = 16
 _BLOCK = 1 << 22  # bytes of a pack that are fetched at a time
+_AHEAD_THREADS = 8  # that fetch blocks before they are needed
 _LOCKS = 64
 
 _T = TypeVar("_T")
@@ -254,6 +255,9 @@ class RemoteFolder:
         note = read_json(folder / _NOTE, "remove the folder: it is copied again")
         self.url: str = note["url"]
         self.files: _Files = {name: (state[0], state[1]) for name, state in note["in_place"].items()}
+        self._checked: set[str] = set()  # tars that this process has compared with the store
+        self._asked: set[tuple[str, int]] = set()  # blocks that were read ahead
+        self._threads: ThreadPoolExecutor | None = None
 
     @classmethod
     def of(cls, folder: Path) -> RemoteFolder | None:
@@ -276,8 +280,18 @@ class RemoteFolder:
             parts.append(self._read_block(name, number, first, last - first))
         return b"".join(parts)
 
+    def read_ahead(self, parts: Iterable[tuple[str, int, int]]) -> None:
+        """Fetch the blocks of parts (name, offset, length) in the background; what fails is reported by `read`."""
+        for name, offset, length in parts:
+            for number in range(offset // _BLOCK, (offset + length - 1) // _BLOCK + 1):
+                if (name, number) not in self._asked and not self._path(name, number).exists():
+                    self._threads = self._threads or ThreadPoolExecutor(_AHEAD_THREADS)
+                    self._threads.submit(self._read_block, name, number, 0, 0)
+                self._asked.add((name, number))
+
     def discard(self, name: str, offset: int, length: int) -> None:
         """Remove the copies of blocks whose bytes are not as expected."""
+        self._checked.discard(name)
         for number in range(offset // _BLOCK, (offset + length - 1) // _BLOCK + 1):
             with suppress(OSError):
                 self._path(name, number).unlink()
@@ -312,8 +326,10 @@ class RemoteFolder:
         files, path = _file_system(url)
         size, _ = self.files[name]
         start, end = number * _BLOCK, min((number + 1) * _BLOCK, size)
-        if _state(_try(lambda: files.info(path), url)) != self.files[name]:
+        # Once per process, and again if the bytes of an image do not match their checksum.
+        if name not in self._checked and _state(_try(lambda: files.info(path), url)) != self.files[name]:
             raise StoreError(f"{url} has changed since it was opened", "run the same command again")
+        self._checked.add(name)
 
         def get() -> bytes:
             data: bytes = files.cat_file(path, start=start, end=end)

@@ -339,11 +339,16 @@ class Pack:
         return {name: number for number, name in enumerate(self.names.to_pylist())}
 
     def read_ahead(self, numbers: NDArray[np.int64]) -> None:
-        """Advise the system to read these images ahead; neighbours are combined into one read."""
-        if self.remote is not None or not hasattr(os, "posix_fadvise") or not len(numbers):
+        """Advise the system to read these images ahead, neighbours in one read; or fetch them from an object store."""
+        if not len(numbers) or not (self.remote is not None or hasattr(os, "posix_fadvise")):
             return
         shard = self.index["shard"][numbers].astype(np.int64)
         first = self.index["offset"][numbers].astype(np.int64)
+        if self.remote is not None:
+            length = self.index["length"][numbers].astype(np.int64)
+            names = [self.file_name(number) for number in shard.tolist()]
+            self.remote.read_ahead(zip(names, first.tolist(), length.tolist(), strict=True))
+            return
         order = np.lexsort((first, shard))
         shard, first = shard[order], first[order]
         last = first + self.index["length"][numbers].astype(np.int64)[order]

@@ -60,7 +60,7 @@ FORMATS = {
     "tags": "one line per image with a list of tags in one column: a.jpg,dog;cat (CSV)",
     "imagefolder": "Hugging Face ImageFolder: metadata.csv, .jsonl or .parquet with file_name",
     "single-positive": "folder of formatted_<split>_images.npy, _labels.npy and _labels_obs.npy",
-    "long": "one row per label: image,class,value,source,score (CSV, Parquet or a folder of Parquet files); halflabel's own form",
+    "long": "one row per label: image,class,value,source,score (CSV, Parquet file or folder); halflabel's own form",
     "wide": "one line per image, one column per class (CSV)",
     "class-folders": "folders of images, one per class: dog/0001.jpg",
 }

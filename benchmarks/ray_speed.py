@@ -1,0 +1,118 @@
+"""The speed and memory of features computed on Ray (`--engine ray`), beside one process.
+
+    python benchmarks/ray_speed.py [--images 1000000] [--files 2000] [--size 32] [--backbone tiny]
+
+The images are small PNG files, each named many times, so that starting, sending and storing weigh more than they do for
+photos. A process computes the feature cache with each engine; another one adds up the CPU time and the memory (PSS) of
+it and of all processes that it started, twice a second. Images per CPU second count from the first finished block to
+the last, so that starting Ray and loading the network are left out. Both caches must have the same bytes. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def compute(arguments: argparse.Namespace) -> None:
+    """Compute the cache, in a process of its own; print the number of images after each block."""
+    from halflabel.data.sources import Images
+    from halflabel.data.views import Plain
+    from halflabel.labels.names import Names
+    from halflabel.models.backbones import build_backbone
+    from halflabel.models.feature_cache import cache_features
+    from halflabel.system.ray_engine import use_engine
+    from halflabel.system.reporter import Reporter
+
+    files = sorted((arguments.folder / "images").iterdir())
+    paths = [files[number % len(files)] for number in range(arguments.images)]
+    source = Images(paths, Names.numbered(len(paths)), {"plain": Plain(arguments.size)})
+    backbone = build_backbone(arguments.backbone, size=arguments.size)
+    with use_engine(arguments.engine):
+        shown = Reporter(lambda done, total: print(done, flush=True) if done % 1024 == 0 or done == total else None)
+        cache_features(backbone, source, arguments.folder / arguments.engine, reporter=shown)
+
+
+def usage(root: int) -> tuple[float, float]:
+    """CPU seconds and memory (GiB) of a process and of all its descendants that live."""
+    parents, seconds = {}, {}
+    for folder in Path("/proc").iterdir():
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split() if folder.name.isdigit() else []
+        except OSError:
+            continue
+        if fields:
+            # The process itself, and its children that have ended.
+            parents[int(folder.name)], seconds[int(folder.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    memory = 0
+    for pid in family:
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            memory += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            continue
+    return sum(seconds.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK"), memory / 2**20
+
+
+def measure(engine: str, arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
+    words = [sys.executable, __file__, "--engine", engine, "--folder", str(folder), "--images", str(arguments.images)]
+    words += ["--size", str(arguments.size), "--backbone", arguments.backbone]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    peak, sampled, points = 0.0, 0.0, []
+    for line in process.stdout:
+        done, now = int(line), time.perf_counter()
+        if now - sampled >= 0.5 or not points or done == arguments.images:
+            seconds, memory = usage(process.pid)
+            peak, sampled = max(peak, memory), now
+            points.append((done, seconds, now))
+    if process.wait():
+        raise SystemExit(f"the engine {engine} failed")
+    (first, cpu_before, began), (last, cpu, ended) = points[0], points[-1]
+    return {
+        "images per CPU second": round((last - first) / (cpu - cpu_before), 1),
+        "images per second": round((last - first) / (ended - began), 1),
+        "peak GiB": round(peak, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=1_000_000)
+    parser.add_argument("--files", type=int, default=2000)
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--backbone", default="tiny")
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.engine:
+        compute(arguments)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "images").mkdir()
+        for number, pixels in enumerate(
+            np.random.default_rng(0).integers(0, 256, (arguments.files, 40, 40, 3), dtype=np.uint8)
+        ):
+            Image.fromarray(pixels).save(folder / "images" / f"{number:06d}.png")
+        result = {engine: measure(engine, arguments, folder) for engine in ("local", "ray")}
+        caches = [next((folder / engine).glob("*/values.npy")).read_bytes() for engine in result]
+        share = result["ray"]["images per CPU second"] / result["local"]["images per CPU second"]
+        facts = {"images": arguments.images, "load": os.getloadavg()[0], "equal bytes": caches[0] == caches[1]}
+        print(json.dumps({**facts, **result, "share per core": round(share, 3)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
