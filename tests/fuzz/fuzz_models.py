@@ -15,28 +15,45 @@ from typing import Any
 import numpy as np
 from fuzz_kit import CLASSES, TESTS, Reader, Refusal, Rng, gather, load_module, small_table
 
-__all__ = ["models", "pages"]
+__all__ = ["models", "pages", "review_app", "small_run"]
 
 
-def models(place: Path) -> Iterator[Reader]:
-    import torch
-
+def small_run(folder: Path) -> Any:
+    """A model of 3 classes, trained for a moment on 12 digit scenes; a model made one of its labels."""
+    from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
-    from halflabel.models.backbones import build_backbone
-    from halflabel.runs.export.hub import export_hub
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
-    from halflabel.training.checkpoint import Checkpoint, save, save_tensors
     from halflabel.training.config import Config, Settings
 
     samples = load_module("fuzz_scenes", TESTS.parent / "src" / "halflabel" / "data" / "datasets" / "digits.py").scenes(
         12, size=32
     )
     table = LabelTable.from_dense(samples.labels[:, :3], samples.names, CLASSES)
-    run = RunFolder(place / "runs" / "run")
+    rows = Rows.from_table(table)
+    source = np.zeros(len(rows.value), np.int32)
+    source[0] = 1
+    score = np.where(source == 1, 0.75, np.nan).astype(np.float32)
+    rows = Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, source, score, ("", "model:x"))
+    run = RunFolder(folder)
     settings = Settings(epochs=1, batch_size=4, device="cpu")
-    config = Config(backbone="tiny", size=32, held_out=0.4, settings=settings, images="photos")
-    train(table, samples.images, config, run)
+    train(
+        rows,
+        samples.images,
+        Config(backbone="tiny", size=32, held_out=0.4, settings=settings, images="photos"),
+        run,
+    )
+    return run
+
+
+def models(place: Path) -> Iterator[Reader]:
+    import torch
+
+    from halflabel.models.backbones import build_backbone
+    from halflabel.runs.export.hub import export_hub
+    from halflabel.training.checkpoint import Checkpoint, save, save_tensors
+
+    run = small_run(place / "runs" / "run")
     files = gather(run.folder)
     for unread in [name for name in files if name.startswith(("last/", "report"))]:
         del files[unread]
@@ -126,14 +143,11 @@ def read_weights(folder: Path, rng: Rng) -> None:
 # ---- servers: the files are bodies of requests
 
 
-def review_client(place: Path) -> Any:
-    """A client of the review page, over made-up scores of a small table; its answers lie in the folder."""
-    from fastapi.testclient import TestClient
-
+def review_app(place: Path, port: int = 8765) -> Any:
+    """The review page over made-up scores of a small table; its answers lie in the folder."""
     from halflabel.review.answers import AnswerStore
     from halflabel.review.questions import choose_questions
     from halflabel.review.scores import ScoredImages
-    from halflabel.review.security import TOKEN_HEADER
     from halflabel.review.server import make_app
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import Thumbnails
@@ -144,19 +158,20 @@ def review_client(place: Path) -> Any:
     scored = ScoredImages(table, scores, features, np.zeros(4, bool), np.full(3, 0.5), place, paths)
     asked = choose_questions(scores, table, scored.thresholds, 6, control=0.5)
     desk = ReviewSession(scored, asked, AnswerStore(place / "answers.sqlite"), who="me", run="first")
-    address = {"token": "t" * 43, "host": "127.0.0.1", "port": 8765}
-    app: Any = make_app(desk, Thumbnails(place, paths), None, layout=place / "map.npz", **address)
-    return TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: "t" * 43})
+    address = {"token": "t" * 43, "host": "127.0.0.1", "port": port}
+    return make_app(desk, Thumbnails(place, paths), None, layout=place / "map.npz", **address)
 
 
 def pages(place: Path) -> Iterator[Reader]:
     from fastapi.testclient import TestClient
     from PIL import Image
 
+    from halflabel.review.security import TOKEN_HEADER
     from halflabel.runs.predictor import open_model
     from halflabel.runs.serve import Limits, make_app
 
-    review = review_client(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")))
+    app = review_app(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")))
+    review = TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: "t" * 43})
     bodies: dict[str, Any] = {
         "questions": {"tab": "a", "count": 3, "label": "cat", "state": "open", "low": 0.1, "high": 0.9, "skip": [1]},
         "renew": {"tab": "a", "entries": [0, 1]},

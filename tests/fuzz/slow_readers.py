@@ -108,7 +108,7 @@ def mark_unlisted(labels: Labels, pairs: set[tuple[str, str]], images: list[str]
 
 
 def long(path: Path, policy: dict[str, Any]) -> Labels | None:
-    if path.suffix == ".parquet":
+    if path.suffix == ".parquet" or path.is_dir():
         return None
     header, rows = csv_rows(path, policy)
     lower = {}
@@ -315,7 +315,7 @@ def camtrap(path: Path, policy: dict[str, Any]) -> Labels | None:
 
 
 def bigearthnet(path: Path, policy: dict[str, Any]) -> Labels | None:
-    if not path.is_dir():
+    if not path.is_dir() or any(path.glob("*.parquet")):
         return None
     labels: Labels = {}
     patches = list(path.glob("*/*_labels_metadata.json"))

@@ -17,7 +17,7 @@ import pytest
 from halflabel.data.decode import BadImage, read_image
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
-from halflabel.labels.formats import _csv as sheet
+from halflabel.labels.formats import _parquet as sheet
 from halflabel.labels.policy import Policy
 from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder

@@ -187,9 +187,13 @@ def test_settings_as_text(place: Path, text: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def review(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    from fuzz_models import review_client
+    from fastapi.testclient import TestClient
+    from fuzz_models import review_app
 
-    return review_client(tmp_path_factory.mktemp("review"))
+    from halflabel.review.security import TOKEN_HEADER
+
+    app = review_app(tmp_path_factory.mktemp("review"))
+    return TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: "t" * 43})
 
 
 @pytest.mark.parametrize("call", ["next", "hold", "release", "say"])

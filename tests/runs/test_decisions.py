@@ -26,7 +26,8 @@ from halflabel.runs.evaluate import fit_decisions
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor, open_model, predict_files
+from halflabel.runs.predict import predict_files
+from halflabel.runs.predictor import Predictor, open_model
 from halflabel.runs.resume import continue_training
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter

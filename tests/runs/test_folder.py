@@ -34,7 +34,7 @@ def test_creating_writes_nothing_until_the_start(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "deep" / "run")
     assert not (tmp_path / "deep").exists()
     run.start(TABLE, {"method": "an", "options": {}})
-    assert names(run.folder) == {"config.yaml", "labels.parquet", "data.hash"}
+    assert names(run.folder) == {"config.yaml", "labels.parquet", "data.hash", "checksums.json"}
     assert RunFolder.open(run.folder).read_config() == {"method": "an", "options": {}}
 
 
@@ -61,7 +61,7 @@ def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     run.weights.write_bytes(b"old")
     (tmp_path / "notes.txt").write_text("the user's own")
     run.start(TABLE, {"new": 1})
-    assert names(tmp_path) == {"config.yaml", "labels.parquet", "data.hash", "notes.txt"}
+    assert names(tmp_path) == {"config.yaml", "labels.parquet", "data.hash", "checksums.json", "notes.txt"}
     assert run.read_config() == {"new": 1}
 
 
@@ -115,6 +115,9 @@ def test_labels_of_a_run_that_named_no_sources_still_open(tmp_path: Path) -> Non
     run = RunFolder(tmp_path)
     run.write_labels(TABLE)
     pq.write_table(pq.read_table(run.labels).select(["image", "class", "value"]), run.labels)
+    with pytest.raises(UserError, match=r"checksum differs.*remove its line from checksums\.json"):
+        run.read_labels()
+    (tmp_path / "checksums.json").unlink()
     assert run.read_labels() == TABLE
     assert run.read_rows().sources == ("",)
 

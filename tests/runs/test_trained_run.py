@@ -64,7 +64,7 @@ def test_damaged_labels_stop_evaluation_alone(copied: Path, folder: Path) -> Non
     run.labels.write_bytes(b"damaged")
     predictor = Predictor.from_run(RunFolder.open(copied))
     assert predict_files(predictor, [folder / "03.png"], []) == before
-    with pytest.raises(UserError, match="start a new run"):
+    with pytest.raises(UserError, match=r"labels\.parquet is damaged"):
         predictor.evaluate(TABLE, folder)
 
 

@@ -25,7 +25,7 @@ from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.runs import folder_tables
 from halflabel.runs.config_file import read_config
-from halflabel.runs.folder_integrity import training_lock, verify_checksum, write_checksums
+from halflabel.runs.folder_integrity import training_lock, verify_checksum, with_checksum, write_checksums
 from halflabel.system import distributed
 from halflabel.system.files import (
     atomic_write,
@@ -102,7 +102,7 @@ class RunFolder:
     split.parquet   which images were held out              predictions.parquet  scores of the evaluated images
     best.safetensors  the weights to use                    thresholds.json      best F1 on known labels, per class
     last/           checkpoints to resume from              calibration.json     from logits to probabilities
-    bad_images.csv  images that could not be read           checksums.json       of weights, thresholds, calibration
+    bad_images.csv  images that could not be read           checksums.json       of the files that decide something
     model_card.md, report.html, repro.sh                    filled.csv           labels filled by `fill`
     answers.sqlite  people's answers; never deleted         scores.parquet       scores for choosing questions
     out_of_fold.parquet  logits by models without the image
@@ -213,13 +213,14 @@ class RunFolder:
             )
 
     def read_config(self) -> dict[str, Any]:
+        verify_checksum(self / "config.yaml")
         return read_config(self / "config.yaml", "train again")
 
     @_first_process_only
     def write_config(self, config: Mapping[str, Any]) -> None:
         import yaml
 
-        with atomic_write(self / "config.yaml") as temporary:
+        with with_checksum(self / "config.yaml"), atomic_write(self / "config.yaml") as temporary:
             temporary.write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
     @_first_process_only
@@ -358,7 +359,8 @@ class RunFolder:
         from halflabel.labels.rows import Rows
 
         rows = (labels if isinstance(labels, Rows) else Rows.from_table(labels)).drop_overridden()
-        formats.write(rows, self.labels)
+        with with_checksum(self.labels):
+            formats.write(rows, self.labels)
         self.write_text("data.hash", rows.resolve().digest() + "\n")
 
     def read_labels(self) -> LabelTable:
@@ -372,6 +374,7 @@ class RunFolder:
     def _read_labels(self) -> tuple[Rows, LabelTable]:
         from halflabel.labels import formats
 
+        verify_checksum(self.labels)
         try:
             rows = formats.read(self.labels, format="long").rows
         except UserError as error:

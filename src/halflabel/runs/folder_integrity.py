@@ -1,4 +1,4 @@
-"""The lock of a run folder against a second training, and the checksums of its model. Used by `folder`."""
+"""The lock of a run folder against a second training, and the checksums of its files. Used by `folder`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.files import JobLock, file_crc32, read_json, write_json
 
-__all__ = ["training_lock", "verify_checksum", "write_checksums"]
+__all__ = ["training_lock", "verify_checksum", "with_checksum", "write_checksums"]
 
 _FILE = "checksums.json"
+_FIX = f"copy the run again, or train again; if you changed the file on purpose, remove its line from {_FILE}"
 
 
 @contextmanager
@@ -39,16 +40,25 @@ def write_checksums(folder: Path, *names: str) -> None:
     write_json(folder / _FILE, _read(folder) | {name: file_crc32(folder / name) for name in names})
 
 
+@contextmanager
+def with_checksum(path: Path) -> Iterator[None]:
+    """Write a file of a run in this block; its checksum is removed before, so that a kill between leaves none."""
+    others = {name: value for name, value in _read(path.parent).items() if name != path.name}
+    if others or (path.parent / _FILE).exists():
+        write_json(path.parent / _FILE, others)
+    yield
+    write_checksums(path.parent, path.name)
+
+
 def verify_checksum(path: Path) -> None:
     """Raise UserError if a file of a run does not match its checksum; a file of an older run has none."""
     expected = _read(path.parent).get(path.name)
     if expected is not None and path.is_file() and file_crc32(path) != expected:
-        raise UserError(f"{path} is damaged: its checksum differs", "copy the run again, or train again")
+        raise UserError(f"{path} is damaged: its checksum differs", _FIX)
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    fix = "copy the run again, or train again"
-    checksums = read_json(folder / _FILE, fix) if (folder / _FILE).exists() else {}
+    checksums = read_json(folder / _FILE, _FIX) if (folder / _FILE).exists() else {}
     if not isinstance(checksums, dict):
-        raise UserError(f"{folder / _FILE} is damaged", fix)
+        raise UserError(f"{folder / _FILE} is damaged", _FIX)
     return checksums

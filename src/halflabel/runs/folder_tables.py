@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
+from halflabel.runs.folder_integrity import verify_checksum, with_checksum
 from halflabel.system.files import atomic_write
 
 __all__ = ["read_folds", "read_predictions", "read_split", "write_predictions", "write_split"]
@@ -23,7 +24,7 @@ def write_split(path: Path, images: Sequence[str], part: NDArray[Any]) -> None:
     import pyarrow.parquet as pq
 
     kind = np.array(["train", "validation"])[part]
-    with atomic_write(path) as temporary:
+    with with_checksum(path), atomic_write(path) as temporary:
         pq.write_table(pa.table({"image": images, "part": pa.array(kind).dictionary_encode()}), temporary)
 
 
@@ -36,6 +37,7 @@ def read_split(path: Path) -> tuple[Names, NDArray[np.int8]]:
     try:
         if not path.is_file():  # reading a named pipe would block
             raise ValueError("no such file")
+        verify_checksum(path)
         table = pq.read_table(path)
         image, part = (table[name].cast(pa.string()).combine_chunks() for name in ("image", "part"))
         if image.null_count or not pc.all(pc.is_in(part, pa.array(["train", "validation"])), min_count=0).as_py():
@@ -61,7 +63,7 @@ def write_predictions(
     columns = {"image": images, "scores": pa.FixedSizeListArray.from_arrays(flat, len(classes))}
     table = pa.table(columns if fold is None else {**columns, "fold": fold})
     table = table.replace_schema_metadata({"classes": json.dumps(list(classes))})
-    with atomic_write(path) as temporary:
+    with with_checksum(path), atomic_write(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 
@@ -71,6 +73,7 @@ def read_predictions(path: Path) -> tuple[Names, list[str], NDArray[np.float32]]
     import pyarrow.parquet as pq
 
     try:
+        verify_checksum(path)
         table = pq.read_table(path).combine_chunks()
         classes = [str(name) for name in json.loads(table.schema.metadata[b"classes"])]
         names = Names(table["image"].cast(pa.string()).combine_chunks())

@@ -22,7 +22,8 @@ from halflabel.runs.export.hub import FILES, export_hub, push
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import OnnxHead, export_onnx
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor, open_model, predict_files
+from halflabel.runs.predict import predict_files
+from halflabel.runs.predictor import Predictor, open_model
 from halflabel.runs.train import train
 from halflabel.training.config import Config
 

@@ -16,7 +16,8 @@ from halflabel.labels import formats
 from halflabel.labels.formats._label_studio_names import question_name
 from halflabel.labels.formats.label_studio import config_path
 from halflabel.labels.table import LabelTable
-from halflabel.runs.predictor import Predictor, open_model, predict_files
+from halflabel.runs.predict import predict_files
+from halflabel.runs.predictor import Predictor, open_model
 from halflabel.runs.serve import make_app
 
 

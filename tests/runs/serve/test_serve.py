@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app as cli
 from halflabel.errors import UserError
-from halflabel.runs.predictor import Predictor, open_model, predict_files
+from halflabel.runs.predict import predict_files
+from halflabel.runs.predictor import Predictor, open_model
 from halflabel.runs.serve import AccessCheck, Batcher, Limits, make_app, open_socket
 
 SMALL = Limits(file_bytes=200_000, request_bytes=500_000, files=4, pixels=200_000, seconds=5, requests=8, batch=4)
