@@ -352,6 +352,12 @@ def test_a_slider_tries_thresholds_and_a_click_enlarges_a_photo(browser: Any, pa
     assert tab.inner_text("dialog.enlarged figcaption") == second
     tab.keyboard.press("Escape")
     assert not tab.is_visible("dialog.enlarged")
+    photo = tab.get_by_role("button").and_(tab.locator("svg.photo")).first
+    photo.press("Space")
+    assert tab.is_visible("dialog.enlarged")
+    tab.get_by_role("button", name="Close").press("Enter")
+    assert not tab.is_visible("dialog.enlarged")
+    assert "precision" in tab.get_attribute(".thresholds input", "aria-valuetext")
     tab.close()
 
 

@@ -135,10 +135,8 @@ function drawCurve(points) {
 function showClasses(classes) {
   const rows = classes.map((row) => {
     const share = row.unknown ? row.decided / row.unknown : 1;
-    const meter = el("span", { class: "share", "aria-hidden": "true" }, el("i"));
-    meter.firstChild.style.width = percent(share).replace("\u00a0", "");
     return el("tr", {}, el("th", { scope: "row" }, row.name), el("td", {}, number(row.present)),
-      el("td", {}, number(row.absent)), el("td", {}, `≈ ${number(row.expected)}`), el("td", {}, meter, ` ${percent(share)}`));
+      el("td", {}, number(row.absent)), el("td", {}, `≈ ${number(row.expected)}`), el("td", {}, percent(share)));
   });
   const head = ["class", "yes", "no", "photos", "decided"].map((name) => el("th", { scope: "col" }, name));
   $("live-table").replaceChildren(el("caption", {}, "Known yes and no; photos with the class, estimated; open labels the model can decide"), el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));

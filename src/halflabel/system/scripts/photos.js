@@ -13,7 +13,12 @@ for (const gallery of document.querySelectorAll(".gallery")) {
   text.setAttribute("role", "status");
   const buttons = [["Previous", -PAGE], ["Next", PAGE]].map(([name, step]) => {
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: name, className: "plain" });
-    button.addEventListener("click", () => { first += step; show(); gallery.scrollIntoView({ block: "start" }); });
+    button.addEventListener("click", () => {
+      first += step;
+      show();
+      gallery.scrollIntoView({ block: "start" });
+      if (button.disabled) buttons.find((other) => other !== button).focus(); // a disabled button loses the focus
+    });
     return button;
   });
   bar.append(buttons[0], text, buttons[1]);
@@ -37,7 +42,9 @@ function enlarge(tile) {
   for (const part of copy.querySelectorAll("[id]")) part.removeAttribute("id");
   copy.querySelector(".map")?.remove();
   copy.removeAttribute("tabindex");
-  dialog.replaceChildren(copy, tile.querySelector("figcaption")?.cloneNode(true) ?? "");
+  copy.setAttribute("role", "img");
+  const close = Object.assign(document.createElement("button"), { type: "button", textContent: "Close", className: "plain" });
+  dialog.replaceChildren(copy, tile.querySelector("figcaption")?.cloneNode(true) ?? "", close);
   if (!dialog.open) dialog.showModal();
 }
 
@@ -50,10 +57,16 @@ dialog.addEventListener("keydown", (event) => {
   const tiles = visibleTiles(opened.closest(".gallery"));
   const next = step && tiles[tiles.indexOf(opened) + step];
   if (next) enlarge(next);
+  if (next) dialog.querySelector("button").focus();
 });
 document.body.append(dialog);
 for (const photo of document.querySelectorAll(".tile svg.photo")) {
   photo.setAttribute("tabindex", "0");
+  photo.setAttribute("role", "button");
   photo.addEventListener("click", () => enlarge(photo.closest(".tile")));
-  photo.addEventListener("keydown", (event) => { if (event.key === "Enter") enlarge(photo.closest(".tile")); });
+  photo.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    enlarge(photo.closest(".tile"));
+  });
 }

@@ -10,14 +10,17 @@ for (const box of document.querySelectorAll(".thresholds")) {
     const [hits, wrong, present] = [sum("hits", at), sum("false", at), rows.length ? sum("hits", 0) : 0];
     const bar = (name, part, whole, text) => {
       const meter = box.querySelector(`.${name}`);
-      meter.querySelector("b").textContent = whole ? `${(100 * part / whole).toFixed(1)} %` : "—";
+      const share = whole ? `${(100 * part / whole).toFixed(1)} %` : "—";
+      meter.querySelector("b").textContent = share;
       meter.querySelector("rect.value").setAttribute("width", whole ? 100 * part / whole : 0);
       meter.querySelector("small").textContent = text;
+      return `${name} ${share}`;
     };
     const number = (value) => value.toLocaleString("en");
     box.querySelector("output").textContent = (at / 100).toFixed(2);
-    bar("precision", hits, hits + wrong, `${number(hits)} of ${number(hits + wrong)} known labels called present are right`);
-    bar("recall", hits, present, `${number(hits)} of ${number(present)} known positives are found`);
+    const precision = bar("precision", hits, hits + wrong, `${number(hits)} of ${number(hits + wrong)} known labels called present are right`);
+    const recall = bar("recall", hits, present, `${number(hits)} of ${number(present)} known positives are found`);
+    slider.setAttribute("aria-valuetext", `${(at / 100).toFixed(2)}: ${precision}, ${recall}`);
   };
   document.addEventListener("classchange", (event) => {
     chosen = event.detail;
