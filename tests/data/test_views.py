@@ -86,11 +86,13 @@ def test_descriptions_change_with_every_parameter() -> None:
         assert len(changed | {view.describe()}) == 1 + len(fields(view))
 
 
-def test_plain_squash_is_a_resize() -> None:
-    image = picture()
-    wanted = F.resize(image, [64, 64], antialias=True)
-    assert torch.equal(Plain(64)(image, 0), wanted)
-    assert torch.equal(Plain(64)(image, 1), wanted)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(37, 120), (64, 64), (300, 20)])
+def test_plain_squash_is_a_resize_of_torchvision(size: tuple[int, int], interpolation: str) -> None:
+    image = picture(*size)
+    wanted = F.resize(image, [64, 64], interpolation=v2.InterpolationMode(interpolation), antialias=True)
+    for key in (0, 1):
+        assert torch.equal(Plain(64, interpolation=interpolation)(image, key), wanted)
 
 
 def test_plain_crop_is_resize_short_side_then_centre() -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
 
 from halflabel.errors import UserError
 from halflabel.system.rng import bits, uniform
@@ -206,19 +207,18 @@ def _torchvision() -> Any:
 def _resized(
     image: torch.Tensor, top: int, left: int, height: int, width: int, size: int, interpolation: str
 ) -> torch.Tensor:
-    """Return a box of the image, resized with antialiasing: a new contiguous (3, S, S)."""
-    from torchvision.transforms.v2 import InterpolationMode
-    from torchvision.transforms.v2.functional import resize
-
+    """Return a box of the image, resized with antialiasing as torchvision does it: a new contiguous (3, S, S)."""
     if interpolation not in _INTERPOLATIONS:
         raise UserError(f"there is no interpolation {interpolation!r}", "use bilinear or bicubic")
     if image.dtype != torch.uint8 or image.ndim != 3:
         raise ValueError(f"a view takes uint8 (C, H, W), not {image.dtype} {tuple(image.shape)}")
     # Resizing bytes is vectorised for channels last only; a crop must be dense to count as channels last.
     box = image.permute(1, 2, 0)[top : top + height, left : left + width].contiguous().permute(2, 0, 1)
-    out: torch.Tensor = resize(box, [size, size], interpolation=InterpolationMode(interpolation), antialias=True)
-    # Where nothing needed resizing, `out` is the image itself, which must not be returned.
-    return out.clone(memory_format=torch.contiguous_format)
+    if (height, width) != (size, size):
+        # These strides say unambiguously that a batch of one image is channels last, and so is the output.
+        batch = box.as_strided((1, *box.shape), (box.numel(), *box.stride()))
+        box = F.interpolate(batch, (size, size), mode=interpolation, align_corners=False, antialias=True)[0]
+    return box.clone(memory_format=torch.contiguous_format)
 
 
 def _affine(

