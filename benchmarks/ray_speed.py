@@ -42,17 +42,16 @@ def compute(arguments: argparse.Namespace) -> None:
         cache_features(backbone, source, arguments.folder / arguments.engine, reporter=shown)
 
 
-def usage(root: int) -> tuple[float, float]:
-    """CPU seconds and memory (GiB) of a process and of all its descendants that live."""
-    parents, seconds = {}, {}
+def usage(root: int, seen: dict[int, int]) -> tuple[float, float]:
+    """CPU seconds and memory (GiB) of a process and of all its descendants; `seen` keeps the time of ended ones."""
+    parents, ticks = {}, {}
     for folder in Path("/proc").iterdir():
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split() if folder.name.isdigit() else []
         except OSError:
             continue
         if fields:
-            # The process itself, and its children that have ended.
-            parents[int(folder.name)], seconds[int(folder.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+            parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), sum(map(int, fields[11:13]))
     family = {root}
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
@@ -63,7 +62,8 @@ def usage(root: int) -> tuple[float, float]:
             memory += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
         except (OSError, StopIteration):
             continue
-    return sum(seconds.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK"), memory / 2**20
+    seen.update({pid: ticks[pid] for pid in family if pid in ticks})
+    return sum(seen.values()) / os.sysconf("SC_CLK_TCK"), memory / 2**20
 
 
 def measure(engine: str, arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -72,10 +72,11 @@ def measure(engine: str, arguments: argparse.Namespace, folder: Path) -> dict[st
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     peak, sampled, points = 0.0, 0.0, []
+    seen: dict[int, int] = {}
     for line in process.stdout:
         done, now = int(line), time.perf_counter()
-        if now - sampled >= 0.5 or not points or done == arguments.images:
-            seconds, memory = usage(process.pid)
+        if done < arguments.images and (now - sampled >= 0.5 or not points):  # the workers end after the last block
+            seconds, memory = usage(process.pid, seen)
             peak, sampled = max(peak, memory), now
             points.append((done, seconds, now))
     if process.wait():

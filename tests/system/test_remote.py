@@ -207,8 +207,6 @@ def test_a_training_continues_when_the_store_is_back(
     weights = [(tmp_path / name / "best.safetensors").read_bytes() for name in ("here", "there")]
     assert weights[0] == weights[1]
     assert "s3://bucket/pack" in (tmp_path / "there" / "repro.sh").read_text()
-    assert _train("s3://bucket/labels.csv", "s3://bucket/photos", "--out", "s3://bucket/run", *how) == 2
-    assert not Path("s3:").exists()
 
 
 def test_processes_share_the_copies(server: S3Server) -> None:

@@ -122,6 +122,8 @@ def fill(
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
+    if opened.store is not None and out is None:
+        raise UserError(f"{opened.address} is not a local folder", "name the file to write with --out")
     path = _output_file(out or opened.filled, labels, force)
     _check_inputs(images, rules)
     rows = read(labels).rows if labels is not None else None

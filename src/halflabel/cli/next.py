@@ -14,6 +14,7 @@ from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import after_next
 from halflabel.cli.terminal import console, show_command
 from halflabel.errors import UserError
+from halflabel.system.files import refuse_remote
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
 
@@ -62,6 +63,7 @@ def next_command(
     from halflabel.review.questions import write_questions
     from halflabel.runs.folder import RunFolder
 
+    refuse_remote(run)
     opened = RunFolder.open(run)
     if out.exists() and first_line(out) != ",".join(QUESTION_COLUMNS):
         raise UserError(f"{out} exists and is not a list of questions", "choose another --out")

@@ -12,6 +12,7 @@ from halflabel.cli import app
 from halflabel.cli.sequence import after_report
 from halflabel.cli.terminal import console, show_command, show_next
 from halflabel.errors import UserError
+from halflabel.system.files import refuse_remote
 from halflabel.system.reporter import Reporter
 
 
@@ -66,6 +67,7 @@ def report(
         console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
         return
 
+    refuse_remote(run)
     opened = RunFolder.open(run)
     with Bar("scores") as bar:
         made = write_report(opened, out, images=images, scan=scan, maps=maps, reporter=Reporter(bar))

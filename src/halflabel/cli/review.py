@@ -18,6 +18,7 @@ from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import after_review
 from halflabel.cli.terminal import console, show_command, show_next
 from halflabel.errors import UserError
+from halflabel.system.files import refuse_remote
 from halflabel.system.format import counted, decimal, percent
 from halflabel.system.reporter import Reporter
 
@@ -105,6 +106,7 @@ def review(
         _start_without_labels(run, images, classes, backbone)
     elif backbone is not None:
         raise UserError("--backbone needs --classes", "leave it out: the run has a backbone")
+    refuse_remote(run)
     opened = RunFolder.open(run)
     if answers is not None and store is not None:
         raise UserError("--answers and --store name two places for the answers", "give one of them")

@@ -287,7 +287,7 @@ def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         callback = CallbackList(epoch_bar, *make_loggers(loggers, run.folder.name, config.as_dict(), run.folder))
     trained = "the head on cached features of" if config.tune == "head" else "all of"
-    console.print(f"\nTraining {trained} {config.backbone} by [bold]{config.method}[/] in {escape(str(run.folder))}")
+    console.print(f"\nTraining {trained} {config.backbone} by [bold]{config.method}[/] in {escape(run.address)}")
 
     def say(line: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
@@ -298,8 +298,9 @@ def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
     if evaluation is not None:
         show_evaluation(evaluation, of_training=True)
         _show_random_answers(job)
-    console.print(f"Wrote [bold]{escape(str(run.folder))}[/]", soft_wrap=True)
-    show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from)))
+    console.print(f"Wrote [bold]{escape(run.address)}[/]", soft_wrap=True)
+    if run.store is None:
+        show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from)))
 
 
 def _show_random_answers(job: TrainingJob) -> None:
@@ -347,7 +348,7 @@ def _check_no_other_options(ctx: typer.Context, flag: str, allowed: Set[str]) ->
 
 
 def _resume_hint(run: RunFolder) -> str:
-    command = f"resume with:  halflabel train --resume {shlex.quote(str(run.folder))}"
+    command = f"resume with:  halflabel train --resume {shlex.quote(run.address)}"
     return command if run.is_started else "nothing was written"
 
 

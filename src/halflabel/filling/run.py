@@ -35,7 +35,7 @@ __all__ = [
 
 def run_source(run: RunFolder, method: str, *, assumed: bool = False) -> str:
     """Return the source of rows filled by a run: "model:METHOD:RUN", "model:METHOD+assumed:RUN" without evidence."""
-    return f"{MODEL_PREFIX}{method}{'+assumed' if assumed else ''}:{run.folder.as_posix()}"
+    return f"{MODEL_PREFIX}{method}{'+assumed' if assumed else ''}:{run.address}"
 
 
 def fill(

@@ -26,12 +26,12 @@ from halflabel.errors import UserError
 from halflabel.runs import folder_tables
 from halflabel.runs.config_file import read_config
 from halflabel.runs.folder_integrity import training_lock, verify_checksum, with_checksum, write_checksums
+from halflabel.runs.store import OCCUPIED_FIX, RunStore
 from halflabel.system import distributed
 from halflabel.system.files import (
     atomic_write,
     read_json,
     read_text,
-    refuse_remote,
     to_json_value,
     write_csv,
     write_json,
@@ -125,10 +125,16 @@ class RunFolder:
 
     def __init__(self, folder: str | Path, *, may_replace: bool = True) -> None:
         self.folder = Path(folder)
+        self.store: RunStore | None = None  # where the folder is uploaded to
         self._may_replace = may_replace
 
     def __truediv__(self, name: str) -> Path:
         return self.folder / name
+
+    @property
+    def address(self) -> str:
+        """The path of the folder, or its address in a store."""
+        return self.folder.as_posix() if self.store is None else self.store.url
 
     @property
     def is_started(self) -> bool:
@@ -143,8 +149,9 @@ class RunFolder:
     @classmethod
     def create(cls, folder: str | Path, *, force: bool = False) -> RunFolder:
         """Return a new run without writing anything; refuse a folder that holds a run, unless `force` is set."""
-        refuse_remote(folder)
-        run = cls(folder, may_replace=force)
+        store = RunStore.of(folder)
+        run = cls(folder, may_replace=force) if store is None else cls(store.create(force=force))
+        run.store = store
         if run.folder.exists() and not run.folder.is_dir():
             raise UserError(f"{run.folder} is a file", "name a folder for the run with --out")
         try:
@@ -156,10 +163,7 @@ class RunFolder:
 
     def _check_free(self) -> None:
         if self.is_started and not self._may_replace:
-            raise UserError(
-                f"{self.folder} already holds a run",
-                "choose another --out, continue it with --resume, or start it again with --force",
-            )
+            raise UserError(f"{self.folder} already holds a run", OCCUPIED_FIX)
 
     def lock_for_training(self, *, resume: bool) -> AbstractContextManager[None]:
         """Lock the run from here to the end of its training; another may have ended since `create`."""
@@ -168,6 +172,8 @@ class RunFolder:
     @_first_process_only
     def start(self, labels: LabelTable | Rows, config: Mapping[str, Any], truth: LabelTable | None = None) -> None:
         """Remove the files of an earlier run, then write labels and settings. From now on the run can be resumed."""
+        if self.store is not None:
+            self.store.clear()
         (self / "config.yaml").unlink(missing_ok=True)
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         for name in _RESULT_FILES:
@@ -196,21 +202,20 @@ class RunFolder:
 
     @classmethod
     def open(cls, folder: str | Path) -> RunFolder:
-        """Return an existing run, or raise an error that names what is missing."""
-        run = cls(folder)
+        """Return an existing run, or raise an error that names what is missing; a run in a store is downloaded."""
+        store = RunStore.of(folder)
+        run = cls(folder if store is None else store.download())
+        run.store = store
         if not run.is_started:
-            raise UserError(
-                f"{run.folder} is not a run: config.yaml is missing", "name the folder that `train --out` wrote"
-            )
+            fix = "name the folder that `train --out` wrote"
+            raise UserError(f"{run.folder} is not a run: config.yaml is missing", fix)
         return run
 
     def check_finished(self) -> None:
         """Raise an error if the run has no weights yet."""
         if not self.weights.is_file():  # reading a device or a pipe would block
-            raise UserError(
-                f"{self.folder} has no weights yet",
-                f"finish it: halflabel train --resume {shlex.quote(str(self.folder))}",
-            )
+            fix = f"finish it: halflabel train --resume {shlex.quote(self.address)}"
+            raise UserError(f"{self.address} has no weights yet", fix)
 
     def read_config(self) -> dict[str, Any]:
         verify_checksum(self / "config.yaml")

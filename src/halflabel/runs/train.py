@@ -72,6 +72,9 @@ def train(
     Of several processes only the first one writes.
     """
     check_own_metrics()
+    if run.store is not None and distributed.is_main():
+        callbacks = (each for each in (reporter.callback, run.store) if each is not None)
+        reporter = dataclasses.replace(reporter, callback=CallbackList(*callbacks))
     with run.lock_for_training(resume=resume):
         return _train(_Job(labels, images, config, run, reporter, cache, truth, resume), init_callback)
 
@@ -89,6 +92,8 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
     run.remove_temporary_files()
     run.write_env(job.device)
     run.write_split(job.table.images.array, part)
+    if run.store is not None and distributed.is_main():
+        run.store.upload()
     try:
         fitted = _solve(job) if solves else _fit_in_epochs(job, part, init_callback)
     except TooManyBadImages:

@@ -25,7 +25,18 @@ from filelock import FileLock
 from halflabel.errors import UserError
 from halflabel.system.files import DISK_FULL, read_json, remote_url, write_json
 
-__all__ = ["RemoteFolder", "StoreError", "cache_folder", "local_folder", "local_path", "show_progress"]
+__all__ = [
+    "MissingObject",
+    "RemoteFolder",
+    "StoreError",
+    "cache_folder",
+    "check_length",
+    "file_system",
+    "local_folder",
+    "local_path",
+    "retry",
+    "show_progress",
+]
 
 _PACKAGES = {"s3": "halflabel[cloud]", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
 _NOTE = ".halflabel-remote.json"  # where a folder in the cache comes from, with size and ETag of each file
@@ -45,8 +56,8 @@ class StoreError(UserError):
     """An object store that cannot be reached, or an object that is not as expected."""
 
 
-class _Missing(StoreError):
-    pass
+class MissingObject(StoreError):
+    """An object that does not exist."""
 
 
 @contextmanager
@@ -86,7 +97,7 @@ def local_path(path: str | Path) -> Path:
 @lru_cache(maxsize=64)
 def _copy(url: str) -> Path:
     place = _place(url)
-    files, root = _file_system(url)
+    files, root = file_system(url)
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(place.parent / f".{place.name}.lock"):
         info = _describe(files, url, root)
@@ -103,8 +114,8 @@ def _copy(url: str) -> Path:
 def _describe(files: Any, url: str, root: str) -> dict[str, Any]:
     """Size, ETag and type of a file; the type of a folder. The web has no folders, but packs."""
     try:
-        return dict(_try(lambda: files.info(root), url))
-    except _Missing:
+        return dict(retry(lambda: files.info(root), url))
+    except MissingObject:
         if url.startswith("http") and _pack_files(files, root) is not None:
             return {"type": "directory"}
         raise
@@ -112,7 +123,7 @@ def _describe(files: Any, url: str, root: str) -> dict[str, Any]:
 
 def _list(files: Any, url: str, root: str) -> _Files:
     """The files of a folder and all folders in it."""
-    listing = _try(lambda: files.find(root, detail=True), url)
+    listing = retry(lambda: files.find(root, detail=True), url)
     names = {path.removeprefix(root).lstrip("/"): info for path, info in listing.items() if info["type"] == "file"}
     wanted = {name: _state(info) for name, info in names.items() if name and not name.endswith("/")}
     if any(".." in PurePosixPath(name).parts for name in wanted):
@@ -132,7 +143,8 @@ def _place(url: str) -> Path:
     return Path(cache_folder(), scheme + (sha256(query.encode()).hexdigest()[:8] if query else ""), *parts)
 
 
-def _file_system(url: str) -> tuple[Any, str]:
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the file system of an address, and the path in it."""
     scheme = url.partition("://")[0]
     try:
         from fsspec.core import url_to_fs
@@ -154,13 +166,13 @@ def _state(info: dict[str, Any]) -> tuple[int, str]:
 def _pack_files(files: Any, root: str) -> _Files | None:
     """The files of a finished pack, by its pack.json; None for anything else."""
     try:
-        manifest = json.loads(_try(lambda: files.cat_file(f"{root}/pack.json"), _url(files, f"{root}/pack.json")))
+        manifest = json.loads(retry(lambda: files.cat_file(f"{root}/pack.json"), _url(files, f"{root}/pack.json")))
         names = [f"{number:05d}.tar" for number in range(int(manifest["shards"]))]
-    except (_Missing, ValueError, KeyError, TypeError):
+    except (MissingObject, ValueError, KeyError, TypeError):
         return None
 
     def state(name: str) -> tuple[str, tuple[int, str]]:
-        return name, _state(_try(lambda: files.info(f"{root}/{name}"), _url(files, f"{root}/{name}")))
+        return name, _state(retry(lambda: files.info(f"{root}/{name}"), _url(files, f"{root}/{name}")))
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return dict(pool.map(state, ["pack.json", "index.arrow", "bad_images.csv", *names]))
@@ -196,10 +208,10 @@ def _update(
 
         def get() -> None:
             files.get_file(remote(name), str(temporary))
-            _check_length(temporary.stat().st_size, wanted[name][0])
+            check_length(temporary.stat().st_size, wanted[name][0])
             os.replace(temporary, path)
 
-        _try(get, _url(files, remote(name)))
+        retry(get, _url(files, remote(name)))
 
     missing = [name for name in wanted if not is_current(name)]
     copied = {name: before[name] for name in wanted.keys() - set(missing)}
@@ -215,18 +227,19 @@ def _update(
         (place / name).unlink(missing_ok=True)
 
 
-def _check_length(actual: int, wanted: int) -> None:
+def check_length(actual: int, wanted: int) -> None:
+    """Raise EOFError if bytes are missing; −1 is an unknown length."""
     if wanted not in (-1, actual):
         raise EOFError(f"{actual} of {wanted} bytes arrived")
 
 
-def _try(call: Callable[[], _T], url: str) -> _T:
+def retry(call: Callable[[], _T], url: str) -> _T:
     """Call, and again after a pause where the failure may be a passing one."""
     for attempt in range(_ATTEMPTS):
         try:
             return call()
         except FileNotFoundError:
-            raise _Missing(f"{url} does not exist", "check the address, and what you may read") from None
+            raise MissingObject(f"{url} does not exist", "check the address, and what you may read") from None
         except Exception as error:
             if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):
                 raise StoreError(f"{url} may not be read ({error})", "check your credentials for this store") from None
@@ -323,20 +336,20 @@ class RemoteFolder:
 
     def _fetch(self, name: str, number: int) -> bytes:
         url = f"{self.url}/{name}"
-        files, path = _file_system(url)
+        files, path = file_system(url)
         size, _ = self.files[name]
         start, end = number * _BLOCK, min((number + 1) * _BLOCK, size)
         # Once per process, and again if the bytes of an image do not match their checksum.
-        if name not in self._checked and _state(_try(lambda: files.info(path), url)) != self.files[name]:
+        if name not in self._checked and _state(retry(lambda: files.info(path), url)) != self.files[name]:
             raise StoreError(f"{url} has changed since it was opened", "run the same command again")
         self._checked.add(name)
 
         def get() -> bytes:
             data: bytes = files.cat_file(path, start=start, end=end)
-            _check_length(len(data), end - start)
+            check_length(len(data), end - start)
             return data
 
-        return _try(get, url)
+        return retry(get, url)
 
 
 def _read_part(path: Path, first: int, length: int) -> bytes:

@@ -345,9 +345,9 @@ class Pack:
         shard = self.index["shard"][numbers].astype(np.int64)
         first = self.index["offset"][numbers].astype(np.int64)
         if self.remote is not None:
-            length = self.index["length"][numbers].astype(np.int64)
+            lengths = self.index["length"][numbers].tolist()
             names = [self.file_name(number) for number in shard.tolist()]
-            self.remote.read_ahead(zip(names, first.tolist(), length.tolist(), strict=True))
+            self.remote.read_ahead(zip(names, first.tolist(), lengths, strict=True))
             return
         order = np.lexsort((first, shard))
         shard, first = shard[order], first[order]
