@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ __all__ = ["models", "pages", "review_app", "small_run"]
 
 
 def small_run(folder: Path) -> Any:
-    """A model of 3 classes, trained for a moment on 12 digit scenes; a model made one of its labels."""
+    """A copy of a model of 3 classes, which is trained once in a process."""
+    from halflabel.runs.folder import RunFolder
+
+    shutil.copytree(_trained_run(), folder)
+    return RunFolder(folder)
+
+
+@cache
+def _trained_run() -> Path:
+    """A model trained for a moment on 12 digit scenes; a model made one of its labels."""
     from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
     from halflabel.runs.folder import RunFolder
@@ -35,7 +45,7 @@ def small_run(folder: Path) -> Any:
     source[0] = 1
     score = np.where(source == 1, 0.75, np.nan).astype(np.float32)
     rows = Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, source, score, ("", "model:x"))
-    run = RunFolder(folder)
+    run = RunFolder(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")) / "run")
     settings = Settings(epochs=1, batch_size=4, device="cpu")
     train(
         rows,
@@ -43,7 +53,7 @@ def small_run(folder: Path) -> Any:
         Config(backbone="tiny", size=32, held_out=0.4, settings=settings, images="photos"),
         run,
     )
-    return run
+    return run.folder
 
 
 def models(place: Path) -> Iterator[Reader]:

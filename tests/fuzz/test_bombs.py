@@ -25,13 +25,7 @@ from halflabel.runs.folder import RunFolder
 DEEP = 200_000
 
 
-@pytest.fixture(autouse=True)
-def little() -> object:
-    """Each test within 20 s and 400 MiB."""
-    before = fuzz_cases._reset_peak()
-    with fuzz_cases.limit(20):
-        yield
-    assert fuzz_cases._peak() - before < 400 << 20
+pytestmark = pytest.mark.usefixtures("limited")
 
 
 @pytest.mark.parametrize("name", ["coco", "lvis", "label-studio", "fiftyone", "imagefolder", "imagefolder-lists"])

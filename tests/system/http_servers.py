@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +15,14 @@ from halflabel.system.sockets import open_socket
 
 
 @contextmanager
-def serving(app: Any, lifespan: str = "on", **limits: Any) -> Iterator[int]:
-    """Serve an application; the value is its port, `limits` are those of `limited_protocol`."""
-    protocol = limited_protocol(**limits)
+def serving(make_app: Callable[[int], Any], lifespan: str = "on", **limits: Any) -> Iterator[int]:
+    """Serve the application for a free port, which is the value; `limits` are those of `limited_protocol`."""
     with open_socket("127.0.0.1", 0) as opened:
         port = opened.getsockname()[1]
-        config = uvicorn.Config(app, http=protocol, log_level="error", lifespan=lifespan, timeout_keep_alive=30)
+        protocol = limited_protocol(**limits)
+        config = uvicorn.Config(
+            make_app(port), http=protocol, log_config=None, access_log=False, lifespan=lifespan, timeout_keep_alive=30
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
         thread.start()

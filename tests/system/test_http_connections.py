@@ -22,7 +22,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with serving(app, "off", header_seconds=HEADER_SECONDS, per_client=PER_CLIENT) as number:
+    with serving(lambda _: app, "off", header_seconds=HEADER_SECONDS, per_client=PER_CLIENT) as number:
         yield number
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "atomic_folder",
     "atomic_write",
     "disk_full_error",
+    "exclusive",
     "file_crc32",
     "parse_json",
     "read_json",
@@ -300,3 +301,16 @@ class JobLock:
             with contextlib.suppress(OSError):
                 self.path.unlink()  # first: a process that opens the file after the release must find it gone
             self._lock.release()
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder that is written in this block; a second process is refused."""
+    folder = folder.resolve()
+    lock = JobLock(folder.with_name(f".{folder.name}.lock"))
+    if not lock.try_acquire():
+        raise UserError(f"another process is writing {folder}", "choose another folder, or wait until it has ended")
+    try:
+        yield
+    finally:
+        lock.release()

@@ -77,7 +77,7 @@ def test_too_many_entries_are_refused_by_every_format(
     result = formats.read(tmp_path / file, Policy(unlisted="absent"))
     assert result.audit.format == name
     assert result.table().known >= 2
-    monkeypatch.setattr(unlisted, "_MAX_ENTRIES", 1)
+    monkeypatch.setattr(unlisted, "physical_memory", lambda: 100)
     with pytest.raises(UserError, match="too many to mark each unlisted pair absent"):
         formats.read(tmp_path / file, Policy(unlisted="absent"))
 

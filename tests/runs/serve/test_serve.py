@@ -383,7 +383,7 @@ def test_a_port_that_is_taken_is_said() -> None:
 
 
 def test_a_body_that_never_ends_is_cut_off(predictor: Predictor) -> None:
-    with serving(make_app(predictor, "x", replace(SMALL, seconds=0.3))) as port, connect(port) as link:
+    with serving(lambda _: make_app(predictor, "x", replace(SMALL, seconds=0.3))) as port, connect(port) as link:
         link.sendall(f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100\r\n\r\nabc".encode())
         assert link.recv(1000).startswith(b"HTTP/1.1 408")
 

@@ -42,7 +42,7 @@ from halflabel.errors import UserError
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
 from halflabel.labels.formats.imagefolder_lists import image_records
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write, file_crc32, refuse_remote, write_json
+from halflabel.system.files import atomic_write, exclusive, file_crc32, refuse_remote, write_json
 from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits, hash_names
 
@@ -94,39 +94,40 @@ def pack_images(
         "source": hashlib.sha256(hash_names(names).tobytes()).hexdigest()[:16],
         "labels": None if labels is None else labels.resolve().digest()[:16],
     }
-    _begin(out, manifest, force)
-    quarantine = Quarantine(out / "bad_images.csv")
-    for path in not_utf8:
-        quarantine.add(path, folder / path, "its name is not UTF-8")
-    parts, done = _read_finished_parts(out, quarantine)
-    total = len(names) + len(not_utf8)
-    data_file = _DataFile(out, len(parts))
-    try:
-        quarantine.check(total, max_bad)
-        for batch in _encoded(names, done, folder, settings, workers, max_pixels):
-            for data, width, height, reason in batch:
-                name, key = names[done].as_py(), keys[done].as_py()
-                done += 1
-                if reason:
-                    quarantine.add(name, folder / name, reason)
-                    data_file.bad.append((name, str(folder / name), reason))
-                    quarantine.check(total, max_bad, so_far=True)
-                else:
-                    data_file.add(name, f"{key}.{_ENDINGS[settings.store]}", data, width, height)
-                    if records is not None:
-                        record = {IMAGE_COLUMN: name, **records[image_of[name]]}
-                        data_file.append(f"{key}.json", json.dumps(record, ensure_ascii=False).encode())
-                if data_file.length >= shard_bytes:
-                    parts.append(data_file.finish(done))
-                    data_file = _DataFile(out, len(parts))
-            if progress is not None:
-                progress(done, len(names))
-        if data_file.rows or data_file.bad:
-            parts.append(data_file.finish(done))
-    finally:
-        data_file.close()
-        quarantine.write(out / "bad_images.csv")
-    return _finish(out, manifest, parts, len(quarantine))
+    with exclusive(out):
+        _begin(out, manifest, force)
+        quarantine = Quarantine(out / "bad_images.csv")
+        for path in not_utf8:
+            quarantine.add(path, folder / path, "its name is not UTF-8")
+        parts, done = _read_finished_parts(out, quarantine)
+        total = len(names) + len(not_utf8)
+        data_file = _DataFile(out, len(parts))
+        try:
+            quarantine.check(total, max_bad)
+            for batch in _encoded(names, done, folder, settings, workers, max_pixels):
+                for data, width, height, reason in batch:
+                    name, key = names[done].as_py(), keys[done].as_py()
+                    done += 1
+                    if reason:
+                        quarantine.add(name, folder / name, reason)
+                        data_file.bad.append((name, str(folder / name), reason))
+                        quarantine.check(total, max_bad, so_far=True)
+                    else:
+                        data_file.add(name, f"{key}.{_ENDINGS[settings.store]}", data, width, height)
+                        if records is not None:
+                            record = {IMAGE_COLUMN: name, **records[image_of[name]]}
+                            data_file.append(f"{key}.json", json.dumps(record, ensure_ascii=False).encode())
+                    if data_file.length >= shard_bytes:
+                        parts.append(data_file.finish(done))
+                        data_file = _DataFile(out, len(parts))
+                if progress is not None:
+                    progress(done, len(names))
+            if data_file.rows or data_file.bad:
+                parts.append(data_file.finish(done))
+        finally:
+            data_file.close()
+            quarantine.write(out / "bad_images.csv")
+        return _finish(out, manifest, parts, len(quarantine))
 
 
 def _select_images(folder: Path, labels: Rows | None) -> tuple[Any, list[str], dict[str, int]]:

@@ -9,10 +9,11 @@ from halflabel.errors import UserError
 from halflabel.labels.audit import Audit
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import UNLISTED_SOURCE, Rows
+from halflabel.system.memory import physical_memory
 
 __all__ = ["apply_unlisted_policy", "mark_unlisted_absent", "unlisted_not_stated"]
 
-_MAX_ENTRIES = 1_000_000_000  # each absent entry takes 16 bytes
+_ENTRY_BYTES = 50  # that each absent entry takes while it is added
 
 
 def unlisted_not_stated(reason: str, complete: str = "the lists are complete") -> tuple[str, str]:
@@ -51,7 +52,7 @@ def mark_unlisted_absent(
     these pairs.
     """
     shape = len(rows.images), len(rows.classes)
-    if shape[0] * shape[1] > _MAX_ENTRIES:
+    if shape[0] * shape[1] * _ENTRY_BYTES > physical_memory() // 2:
         raise UserError(
             f"{shape[0]} images × {shape[1]} classes are too many to mark each unlisted pair absent",
             "use --unlisted unknown, with a method that assumes absence in training, such as an",
