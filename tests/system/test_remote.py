@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,6 +208,19 @@ def test_a_training_continues_when_the_store_is_back(
     weights = [(tmp_path / name / "best.safetensors").read_bytes() for name in ("here", "there")]
     assert weights[0] == weights[1]
     assert "s3://bucket/pack" in (tmp_path / "there" / "repro.sh").read_text()
+
+
+def test_a_pack_in_a_store_is_opened_by_its_address_on_another_machine(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_packed_images(NAMES, Path("s3://bucket/pack"), VIEWS)
+    sent = pickle.dumps(source.part(np.arange(2, 5)))
+    shutil.rmtree(tmp_path / "cache")
+    again()
+    monkeypatch.setenv("HALFLABEL_CACHE", str(tmp_path / "another machine"))
+    part = pickle.loads(sent)
+    assert part.pack.folder.is_relative_to(tmp_path / "another machine")
+    assert [batch.images.tolist() for batch in part.fetch([np.arange(3)], ("plain",))] == [[0, 1, 2]]
 
 
 def test_processes_share_the_copies(server: S3Server) -> None:

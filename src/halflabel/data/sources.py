@@ -359,12 +359,16 @@ def share_unreadable(source: Source) -> None:
 _Item = tuple[int, tuple[str, ...], list[int]]  # image number, names and keys of its views
 
 
+def _no_items(index: NDArray[np.int64]) -> list[_Item]:
+    return []
+
+
 class _PlanSampler(Sampler[list[_Item]]):
     """The batches of a plan, replaced for each pass while the workers stay alive."""
 
     def __init__(self) -> None:
         self.plan: Plan = ()
-        self.items: Callable[[NDArray[np.int64]], list[_Item]] = lambda index: []
+        self.items: Callable[[NDArray[np.int64]], list[_Item]] = _no_items
 
     def __iter__(self) -> Iterator[list[_Item]]:
         return map(self.items, self.plan)

@@ -52,6 +52,16 @@ def test_a_lossless_pack_gives_the_views_of_the_folder_with_any_workers(tmp_path
             assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
 
 
+def test_a_part_of_a_source_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    index = np.array([2, 5, 6])
+    for source in sources(tmp_path):
+        part = pickle.loads(pickle.dumps(source.part(index)))
+        ((numbers, wanted),) = source.fetch([index], ("weak", "strong"), seed=1, epoch=2)
+        ((actual_numbers, actual),) = part.fetch([np.arange(3)], ("weak", "strong"), seed=1, epoch=2)
+        assert (numbers.tolist(), actual_numbers.tolist()) == ([2, 5, 6], [0, 1, 2])
+        assert all(torch.equal(a, b) for a, b in zip(wanted, actual, strict=True))
+
+
 def test_an_image_that_is_not_in_the_pack_is_unreadable(tmp_path: Path) -> None:
     shards = packed_up(write_photos(tmp_path / "a", 3))
     source = open_packed_images(Names(["01", "gone", "02.png"]), shards.folder, VIEWS, max_bad=0.5)
