@@ -23,23 +23,23 @@ from halflabel.models.backbones import build_backbone
 from halflabel.system.reporter import Reporter
 
 
-def work(folder: Path, name: str, most: int) -> None:
+def work(folder: Path, name: str, limit: int) -> None:
     cache._NOTE_IMAGES, cache._POLL_SECONDS = 2, 0.05
     torch.set_num_threads(1)
     backbone = build_backbone("tiny", size=32)
-    seen = 0
+    computed = 0
 
     def count(module: Any, args: tuple[torch.Tensor, ...]) -> None:
-        nonlocal seen
-        seen += len(args[0])
+        nonlocal computed
+        computed += len(args[0])
 
-    def progress(done: int, total: int) -> None:
-        (folder / f"{name}.at").write_text(str(done))
-        while seen >= most:
+    def progress(finished: int, total: int) -> None:
+        (folder / f"{name}.at").write_text(str(finished))
+        while computed >= limit:
             time.sleep(60)
 
-    def say(line: str) -> None:
-        with open(folder / f"{name}.said", "a") as file:
+    def report(line: str) -> None:
+        with open(folder / f"{name}.log", "a") as file:
             print(line, file=file, flush=True)
 
     backbone.register_forward_pre_hook(count)
@@ -48,17 +48,19 @@ def work(folder: Path, name: str, most: int) -> None:
     (folder / f"{name}.pid").write_text(str(os.getpid()))
     while not (folder / f"{name}.go").exists():
         time.sleep(0.02)
-    features = cache.cache_features(backbone, source, folder / "cache", batch_size=2, reporter=Reporter(progress, say))
+    features = cache.cache_features(
+        backbone, source, folder / "cache", batch_size=2, reporter=Reporter(progress, report)
+    )
     np.save(folder / f"{name}.npy", np.array(features.values))
-    say(f"looked at {seen} images")
+    report(f"computed {computed} images")
 
 
 def main(folder: Path, *jobs: str) -> None:
     for job in jobs:
-        name, _, most = job.partition("=")
+        name, _, limit = job.partition("=")
         if not os.fork():
             try:
-                work(folder, name, int(most))
+                work(folder, name, int(limit))
             except BaseException:
                 (folder / f"{name}.error").write_text(traceback.format_exc())
             os._exit(0)

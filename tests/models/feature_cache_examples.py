@@ -19,15 +19,15 @@ N = 7
 
 
 class Counting:
-    """Counts the images that a backbone sees."""
+    """Counts the images that a backbone computes; stops it at a limit."""
 
-    def __init__(self, backbone: Backbone, most: int = 10**9) -> None:
+    def __init__(self, backbone: Backbone, limit: int = 10**9) -> None:
         self.images = 0
-        self.most = most
+        self.limit = limit
         backbone.register_forward_pre_hook(self)
 
     def __call__(self, module: Any, args: tuple[Tensor, ...]) -> None:
-        if self.images >= self.most:
+        if self.images >= self.limit:
             raise KeyboardInterrupt
         self.images += len(args[0])
 
@@ -56,14 +56,14 @@ def images(folder: Path, bad: tuple[int, ...] = (), max_bad: float = 1.0) -> Ima
     return Images(paths, Names.numbered(N), {"plain": Plain(32)}, max_bad=max_bad)
 
 
-def values(found: Features) -> np.ndarray[Any, Any]:
-    return np.array(found.values)
+def values(features: Features) -> np.ndarray[Any, Any]:
+    return np.array(features.values)
 
 
-def by_hand(maps: bool = False) -> np.ndarray[Any, Any]:
+def by_hand(maps: bool = False, n: int = N) -> np.ndarray[Any, Any]:
     backbone = build_backbone("tiny", size=32)
     with torch.inference_mode():
-        features = backbone(torch.stack([Plain(32)(picture) for picture in pictures()]))
+        features = backbone(torch.stack([Plain(32)(picture) for picture in pictures(n=n)]))
     return (features if maps else features.mean((2, 3))).half().numpy()
 
 

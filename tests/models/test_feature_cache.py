@@ -37,7 +37,7 @@ from halflabel.system.reporter import Reporter
 @pytest.mark.parametrize("maps", [False, True], ids=["pooled", "maps"])
 @pytest.mark.parametrize("kind", ["arrays", "images"])
 def test_built_once_and_used_again(tmp_path: Path, kind: str, maps: bool) -> None:
-    backbone, seen = tiny()
+    backbone, counter = tiny()
     reports: list[tuple[int, int]] = []
     messages: list[str] = []
 
@@ -52,53 +52,53 @@ def test_built_once_and_used_again(tmp_path: Path, kind: str, maps: bool) -> Non
     assert values(first).dtype == np.float16
     np.testing.assert_allclose(values(first), by_hand(maps), rtol=2e-3, atol=2e-3)
     assert isinstance(first.values, np.memmap)
-    assert seen.images == N
+    assert counter.images == N
     assert reports == [(3, N), (6, N), (7, N)]
-    again = get()
-    assert seen.images == N
-    assert np.array_equal(values(first), values(again))
+    reused = get()
+    assert counter.images == N
+    assert np.array_equal(values(first), values(reused))
     assert len(reports) == 3
     assert messages == []
 
 
-def test_pooled_features_and_maps_and_other_images_live_side_by_side(tmp_path: Path) -> None:
-    backbone, seen = tiny()
+def test_pooled_features_maps_and_other_images_have_separate_caches(tmp_path: Path) -> None:
+    backbone, counter = tiny()
     fewer = Arrays(pictures()[:3], Names.numbered(3), {"plain": Plain(32)})
     for _ in range(2):
         assert values(cache_features(backbone, arrays(), tmp_path)).ndim == 2
         assert values(cache_features(backbone, arrays(), tmp_path, maps=True)).ndim == 4
         assert len(cache_features(backbone, fewer, tmp_path)) == 3
-    assert seen.images == 2 * N + 3
+    assert counter.images == 2 * N + 3
 
 
-def test_other_weights_have_a_cache_of_their_own(tmp_path: Path) -> None:
-    backbone, seen = tiny()
+def test_other_weights_have_a_separate_cache(tmp_path: Path) -> None:
+    backbone, counter = tiny()
     messages: list[str] = []
     before = values(cache_features(backbone, arrays(), tmp_path))
     change_weights(backbone)
     after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append)))
     assert messages == ["the cached features do not fit (the weights changed): computing others beside them"]
-    assert seen.images == 2 * N
+    assert counter.images == 2 * N
     assert not np.array_equal(before, after)
     for expected in (before, after):
         change_weights(backbone)
         assert np.array_equal(
             values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append))), expected
         )
-    assert seen.images == 2 * N
+    assert counter.images == 2 * N
     assert len(messages) == 1
 
 
-def test_other_views_and_pictures_have_one_too(tmp_path: Path) -> None:
-    backbone, seen = tiny()
+def test_other_views_and_images_have_separate_caches(tmp_path: Path) -> None:
+    backbone, counter = tiny()
     messages: list[str] = []
     cache_features(backbone, arrays(), tmp_path)
     cropped = arrays()
     cropped.views = {"plain": Plain(32, "crop")}
     cache_features(backbone, cropped, tmp_path, reporter=Reporter(message=messages.append))
-    other = arrays(seed=1)
-    other.views = cropped.views
-    cache_features(backbone, other, tmp_path, reporter=Reporter(message=messages.append))
+    other_images = arrays(seed=1)
+    other_images.views = cropped.views
+    cache_features(backbone, other_images, tmp_path, reporter=Reporter(message=messages.append))
     change_weights(backbone)
     cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append))
     assert [line.partition("(")[2].partition(")")[0] for line in messages] == [
@@ -106,13 +106,13 @@ def test_other_views_and_pictures_have_one_too(tmp_path: Path) -> None:
         "the images changed",
         "the weights changed",  # since the most similar of them
     ]
-    assert seen.images == 4 * N
+    assert counter.images == 4 * N
     cache_features(backbone, cropped, tmp_path)
-    assert seen.images == 5 * N
+    assert counter.images == 5 * N
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_a_photo_replaced_with_equal_size_and_time_is_noticed(tmp_path: Path) -> None:
+def test_a_photo_replaced_with_equal_size_and_time_is_detected(tmp_path: Path) -> None:
     backbone, _ = tiny()
     source = images(tmp_path / "images")
     first, second = (Path(path) for path in source.paths[:2])
@@ -138,7 +138,7 @@ def test_copied_images_with_their_times_need_no_new_cache(tmp_path: Path) -> Non
 
 
 def test_computed_again_when_a_file_changes(tmp_path: Path) -> None:
-    backbone, seen = tiny()
+    backbone, counter = tiny()
     messages: list[str] = []
     before = values(cache_features(backbone, images(tmp_path / "images"), tmp_path / "cache"))
     path = tmp_path / "images" / "3.png"
@@ -155,29 +155,27 @@ def test_computed_again_when_a_file_changes(tmp_path: Path) -> None:
         backbone, images(tmp_path / "images"), tmp_path / "cache", reporter=Reporter(message=messages.append)
     )
     assert len(messages) == 2
-    assert seen.images == 3 * N
+    assert counter.images == 3 * N
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 5])
-def test_a_build_that_broke_off_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
-) -> None:
+def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
     monkeypatch.setattr(cache, "_NOTE_IMAGES", 2)
     folder = tmp_path / "images"
     images(folder, bad=(1,))
     backbone = build_backbone("tiny", size=32)
-    Counting(backbone, most=3)
+    Counting(backbone, limit=3)
     with pytest.raises(KeyboardInterrupt):
         cache_features(backbone, images(folder), tmp_path / "cache", batch_size=2)
-    backbone, seen = tiny()
+    backbone, counter = tiny()
     messages: list[str] = []
     source = images(folder)
     features = cache_features(
         backbone, source, tmp_path / "cache", batch_size=batch_size, reporter=Reporter(message=messages.append)
     )
-    # Of 0, 1 (bad), 2, 3 all is kept that fills whole batches of the new size.
+    # Images 0, 1 (bad), 2 and 3 are done; those that fill whole batches of the new size are kept.
     first = 4 // batch_size * batch_size
-    assert seen.images == N - first - (1 if first == 0 else 0)
+    assert counter.images == N - first - (1 if first == 0 else 0)
     good = np.arange(N) != 1
     np.testing.assert_allclose(values(features)[good], by_hand()[good], rtol=2e-3, atol=2e-3)
     assert features.bad.tolist() == [1]
@@ -186,22 +184,22 @@ def test_a_build_that_broke_off_goes_on_where_it_stopped(
     assert sorted(path.name for path in next((tmp_path / "cache").iterdir()).iterdir()) == ["cache.json", "values.npy"]
 
 
-def test_a_broken_off_build_of_other_weights_is_not_gone_on_with(
+def test_an_interrupted_build_of_other_weights_is_not_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_NOTE_IMAGES", 1)
     backbone = build_backbone("tiny", size=32)
-    Counting(backbone, most=4)
+    Counting(backbone, limit=4)
     with pytest.raises(KeyboardInterrupt):
         cache_features(backbone, arrays(), tmp_path, batch_size=2)
-    backbone, seen = tiny()
+    backbone, counter = tiny()
     change_weights(backbone)
     cache_features(backbone, arrays(), tmp_path, batch_size=2)
-    assert seen.images == N
+    assert counter.images == N
 
 
 @pytest.mark.parametrize(
-    ("harm", "says"),
+    ("harm", "message"),
     [
         (flip_a_bit, "do not match their checksum"),
         (lambda place: (place / "values.npy").write_bytes(b""), "do not match their checksum"),
@@ -212,20 +210,20 @@ def test_a_broken_off_build_of_other_weights_is_not_gone_on_with(
     ],
     ids=["a bit", "empty", "no values", "half a note", "another note", "no note"],
 )
-def test_damage_is_found_and_made_good(tmp_path: Path, harm: Callable[[Path], None], says: str) -> None:
-    backbone, seen = tiny()
+def test_a_damaged_cache_is_computed_again(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
+    backbone, counter = tiny()
     before = values(cache_features(backbone, arrays(), tmp_path))
     harm(next(tmp_path.iterdir()))
     messages: list[str] = []
     after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append)))
     assert np.array_equal(before, after)
-    assert seen.images == 2 * N
-    assert bool(messages) == bool(says)
-    assert all(says in line for line in messages)
+    assert counter.images == 2 * N
+    assert bool(messages) == bool(message)
+    assert all(message in line for line in messages)
 
 
-def test_unreadable_images_are_left_out_and_named_each_time(tmp_path: Path) -> None:
-    backbone, seen = tiny()
+def test_unreadable_images_are_left_out_and_reported_each_time(tmp_path: Path) -> None:
+    backbone, counter = tiny()
     folder = tmp_path / "images"
     for _ in range(2):
         source = images(folder, bad=(2, 5))
@@ -239,12 +237,12 @@ def test_unreadable_images_are_left_out_and_named_each_time(tmp_path: Path) -> N
         # The same source, asked again for its images, does not count them twice.
         list(source.fetch([np.arange(N)], ("plain",)))
         assert len(source.quarantine) == 2
-    assert seen.images == N - 2
+    assert counter.images == N - 2
     note = json.loads((next((tmp_path / "cache").iterdir()) / "cache.json").read_text())
     assert note["bad"].keys() == {"2", "5"}
 
 
-def test_a_source_that_knows_its_bad_images_already_still_has_them_left_out(tmp_path: Path) -> None:
+def test_images_already_in_quarantine_are_left_out(tmp_path: Path) -> None:
     source = images(tmp_path / "images", bad=(4,))
     list(source.fetch([np.arange(N)], ("plain",)))
     features = cache_features(tiny()[0], source, tmp_path / "cache")
@@ -252,7 +250,7 @@ def test_a_source_that_knows_its_bad_images_already_still_has_them_left_out(tmp_
     assert len(source.quarantine) == 1
 
 
-def test_too_many_unreadable_images_are_an_error_at_building_and_at_reuse(tmp_path: Path) -> None:
+def test_too_many_unreadable_images_are_refused_when_building_and_reusing(tmp_path: Path) -> None:
     backbone, _ = tiny()
     folder = tmp_path / "images"
     with pytest.raises(UserError, match="cannot be read"):
@@ -262,6 +260,6 @@ def test_too_many_unreadable_images_are_an_error_at_building_and_at_reuse(tmp_pa
         cache_features(backbone, images(folder, max_bad=0.1), tmp_path / "cache")
 
 
-def test_not_one_readable_image_is_an_error(tmp_path: Path) -> None:
+def test_a_source_without_readable_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not one image could be read"):
         cache_features(tiny()[0], images(tmp_path / "images", bad=tuple(range(N))), tmp_path / "cache")

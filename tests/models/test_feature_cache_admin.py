@@ -42,8 +42,8 @@ def use(cache: CacheInfo, hours_ago: float) -> None:
     os.utime(cache.folder / "cache.json", (at, at))
 
 
-def run(*words: str | Path, given: str | None = None) -> Result:
-    return CliRunner().invoke(app, ["cache", *map(str, words)], input=given, env={"COLUMNS": "200"})
+def run(*words: str | Path, answer: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["cache", *map(str, words)], input=answer, env={"COLUMNS": "200"})
 
 
 def everything(folder: Path) -> list[str]:
@@ -68,14 +68,14 @@ def test_caches_are_listed_with_their_origin(tmp_path: Path) -> None:
     assert (older.stem, older.kind) == (plain.stem, "pooled")
     for cache in caches:
         use(cache, 5)
-    other = next(cache for cache in caches if cache.stem == plain.stem and cache.name != plain.name)
-    use(other, 9)
-    make(tmp_path / "cache", weights=1)  # it is there: to use it is noted
+    newer = next(cache for cache in caches if cache.stem == plain.stem and cache.name != plain.name)
+    use(newer, 9)
+    make(tmp_path / "cache", weights=1)  # it exists: the time of its use is stored
     (older,) = select_caches(find_caches(tmp_path), "older")
     assert older.name == plain.name
 
 
-def test_the_folder_is_found_from_runs_a_run_and_itself(tmp_path: Path) -> None:
+def test_caches_are_found_from_runs_a_run_or_the_cache_folder(tmp_path: Path) -> None:
     make(tmp_path / "runs" / "cache")
     first = tmp_path / "runs" / "first"
     first.mkdir()
@@ -97,10 +97,10 @@ def test_a_removed_cache_is_computed_again_when_needed(tmp_path: Path) -> None:
     (strong,) = [cache for cache in caches if cache.strong_views]
     remove_cache(strong)
     assert not strong.folder.exists()
-    left = {cache.name for cache in find_caches(tmp_path)}
-    assert left == {cache.name for cache in caches} - {strong.name}
+    remaining = {cache.name for cache in find_caches(tmp_path)}
+    assert remaining == {cache.name for cache in caches} - {strong.name}
     make(tmp_path, copies=1)
-    assert {cache.name for cache in find_caches(tmp_path)} == left | {strong.name}
+    assert {cache.name for cache in find_caches(tmp_path)} == remaining | {strong.name}
     for cache in select_caches(find_caches(tmp_path), "all"):
         remove_cache(cache)
     assert everything(tmp_path) == []
@@ -120,7 +120,7 @@ def test_a_name_must_match_one_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["renamed", "no note", "link", "file"])
-def test_other_folders_and_files_are_no_caches(tmp_path: Path, kind: str) -> None:
+def test_other_folders_and_files_are_never_removed(tmp_path: Path, kind: str) -> None:
     make(tmp_path / "real")
     (real,) = find_caches(tmp_path / "real")
     place = tmp_path / "place"
@@ -175,12 +175,12 @@ def test_a_cache_that_is_being_built_is_not_removed(tmp_path: Path, pattern: str
 def test_a_build_without_a_lock_is_recognised_by_its_file(tmp_path: Path) -> None:
     make(tmp_path)
     (cache,) = find_caches(tmp_path)
-    own = cache.folder / "values.0123abcd.partial.npy"
-    own.write_bytes(b"half")
+    partial = cache.folder / "values.0123abcd.partial.npy"
+    partial.write_bytes(b"half")
     with pytest.raises(UserError, match="is being built"):
         remove_cache(cache)
     at = time.time() - ABANDONED - 60
-    os.utime(own, (at, at))
+    os.utime(partial, (at, at))
     remove_cache(cache)
     assert everything(tmp_path) == []
 
@@ -216,11 +216,11 @@ def test_the_command_lists_asks_and_removes(tmp_path: Path) -> None:
         assert part in result.output
     assert "1 older than another" in result.output
     names = {cache.name for cache in find_caches(tmp_path)}
-    result = run(tmp_path, "--remove", "older", given="n\n")
+    result = run(tmp_path, "--remove", "older", answer="n\n")
     assert (result.exit_code, "Nothing was removed" in result.output) == (0, True)
     assert run(tmp_path, "--remove", "older").exit_code != 0  # without an answer to the prompt
     assert {cache.name for cache in find_caches(tmp_path)} == names
-    result = run(tmp_path, "--remove", "older", given="y\n")
+    result = run(tmp_path, "--remove", "older", answer="y\n")
     assert result.exit_code == 0, result.output
     assert "Removed 1 cache, " in result.output
     assert len(find_caches(tmp_path)) == 1
@@ -239,7 +239,7 @@ def test_the_exported_network_is_removed_with_its_cache(tmp_path: Path) -> None:
     (older,) = select_caches(find_caches(tmp_path), "older")
     remove_cache(older)
     (network,) = tmp_path.glob("tiny-32px-*.onnx")
-    (left,) = find_caches(tmp_path)
-    assert left.made_of["weights"] in network.name
-    remove_cache(left)
+    (newer,) = find_caches(tmp_path)
+    assert newer.made_of["weights"] in network.name
+    remove_cache(newer)
     assert everything(tmp_path) == ["model.onnx"]

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from feature_cache_examples import by_hand, pictures
 from PIL import Image
-from torch import Tensor
 
 from halflabel.data.sources import Arrays, Features
 from halflabel.data.views import Plain
@@ -36,32 +35,22 @@ N = 12
 pytest.importorskip("fcntl")
 
 
-def pictures() -> Tensor:
-    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (N, 3, 40, 40), dtype=np.uint8))
-
-
-def by_hand() -> np.ndarray[Any, Any]:
-    with torch.inference_mode():
-        actual = build_backbone("tiny", size=32)(torch.stack([Plain(32)(picture) for picture in pictures()]))
-    return actual.mean((2, 3)).half().numpy()
-
-
 def assert_right(values: Any) -> None:
-    np.testing.assert_allclose(np.asarray(values), by_hand(), rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(np.asarray(values), by_hand(n=N), rtol=2e-3, atol=2e-3)
     assert np.asarray(values).any(1).all()
 
 
 def get(folder: Path, backbone: Backbone | None = None, **more: Any) -> Features:
-    source = Arrays(pictures(), Names.numbered(N), {"plain": Plain(32)})
+    source = Arrays(pictures(n=N), Names.numbered(N), {"plain": Plain(32)})
     return cache_features(backbone or build_backbone("tiny", size=32), source, folder, batch_size=2, **more)
 
 
-def looks(folder: Path) -> int:
+def count_computed(folder: Path) -> int:
     """The number of images that must be computed to get the cached features."""
-    backbone, seen = build_backbone("tiny", size=32), list[int]()
-    backbone.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
+    backbone, batch_sizes = build_backbone("tiny", size=32), list[int]()
+    backbone.register_forward_pre_hook(lambda module, args: batch_sizes.append(len(args[0])))
     assert_right(get(folder, backbone).values)
-    return sum(seen)
+    return sum(batch_sizes)
 
 
 def files(folder: Path) -> list[str]:
@@ -71,9 +60,9 @@ def files(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the jobs are forked")
-def test_one_job_computes_and_others_wait_also_for_one_that_is_killed(tmp_path: Path) -> None:
+def test_jobs_wait_for_the_one_that_computes_and_survive_its_death(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    for number, picture in enumerate(pictures()):
+    for number, picture in enumerate(pictures(n=N)):
         Image.fromarray(picture.permute(1, 2, 0).numpy()).save(tmp_path / "images" / f"{number:02}.png")
 
     def read(name: str) -> str:
@@ -89,41 +78,41 @@ def test_one_job_computes_and_others_wait_also_for_one_that_is_killed(tmp_path: 
             time.sleep(0.02)
 
     jobs = subprocess.Popen(
-        [sys.executable, str(JOB), str(tmp_path), "killed=4", "one=1000", "other=1000"],
+        [sys.executable, str(JOB), str(tmp_path), "killed=4", "first=1000", "second=1000"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
-    names = ("killed", "one", "other")
+    names = ("killed", "first", "second")
     try:
         until(lambda: all(read(f"{name}.pid") for name in names))
         (tmp_path / "killed.go").touch()
         until(lambda: read("killed.at") == "4")
-        for name in ("one", "other"):
+        for name in ("first", "second"):
             (tmp_path / f"{name}.go").touch()
-        until(lambda: all(read(f"{name}.at") == "4" for name in names))  # they tell how far the first one is
+        until(lambda: all(read(f"{name}.at") == "4" for name in names))  # they report the progress of the first one
         os.kill(int(read("killed.pid")), signal.SIGKILL)
-        until(lambda: all("looked" in read(f"{name}.said") for name in ("one", "other")))
+        until(lambda: all("computed" in read(f"{name}.log") for name in ("first", "second")))
         jobs.wait(60)
     finally:
         if jobs.poll() is None:
             os.killpg(jobs.pid, signal.SIGKILL)
         jobs.wait()
-    one, other = (np.load(tmp_path / f"{name}.npy") for name in ("one", "other"))
-    assert_right(one)
-    assert np.array_equal(one, other)
-    messages = sorted(read(f"{name}.said").splitlines() for name in ("one", "other"))
-    assert messages == [[WAITING, "looked at 0 images"], [WAITING, f"looked at {N - 4} images"]]
-    assert read("killed.said") == ""
+    first, second = (np.load(tmp_path / f"{name}.npy") for name in ("first", "second"))
+    assert_right(first)
+    assert np.array_equal(first, second)
+    messages = sorted(read(f"{name}.log").splitlines() for name in ("first", "second"))
+    assert messages == [[WAITING, "computed 0 images"], [WAITING, f"computed {N - 4} images"]]
+    assert read("killed.log") == ""
     assert files(tmp_path / "cache") == ["cache.json", "values.npy"]
 
 
-def test_a_job_that_waits_ends_at_once_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_waiting_job_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "_POLL_SECONDS", 60.0)
     get(tmp_path)
     (place,) = tmp_path.iterdir()
     (place / "cache.json").unlink()
-    other = JobLock(place / "building.lock")
-    assert other.try_acquire()
+    lock = JobLock(place / "building.lock")
+    assert lock.try_acquire()
     messages: list[str] = []
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -133,12 +122,12 @@ def test_a_job_that_waits_ends_at_once_when_asked_to(tmp_path: Path, monkeypatch
     timer.join()
     assert time.monotonic() - started < 30
     assert messages == [WAITING]
-    assert not JobLock(other.path).try_acquire(), "the other job has it still"
-    other.release()
+    assert not JobLock(lock.path).try_acquire(), "the other job still holds the lock"
+    lock.release()
     assert files(tmp_path) == ["values.npy"]
 
 
-def test_a_budget_can_end_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_progress_ends_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(JobLock, "try_acquire", lambda self: False)
 
     class OutOfTime(Exception): ...
@@ -165,15 +154,15 @@ def false_flock(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("disk", [no_flock, false_flock])
 @pytest.mark.parametrize("keep", [2, 512], ids=["noted", "not noted"])
 @pytest.mark.parametrize("ends", [True, False], ids=["whole", "broken off"])
-def test_without_true_locks_jobs_do_not_spoil_each_others_work(
+def test_concurrent_jobs_without_working_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[Any], None], keep: int, ends: bool
 ) -> None:
     disk(monkeypatch)
     monkeypatch.setattr(cache, "_NOTE_IMAGES", keep)
     messages: list[str] = []
 
-    def other(done: int, total: int) -> None:
-        """Another job, that begins when the first has looked at a third of the images."""
+    def run_second_job(done: int, total: int) -> None:
+        """Run another job, which begins when the first has computed a third of the images."""
         if done == 4 and ends:
             assert_right(get(tmp_path).values)
         elif done == 4:
@@ -184,14 +173,14 @@ def test_without_true_locks_jobs_do_not_spoil_each_others_work(
         if done >= 2:
             raise RuntimeError("broken off")
 
-    assert_right(get(tmp_path, reporter=Reporter(other, messages.append)).values)
+    assert_right(get(tmp_path, reporter=Reporter(run_second_job, messages.append)).values)
     assert messages == []
-    assert looks(tmp_path) == 0
-    left = set(files(tmp_path)) - {"cache.json", "values.npy"}
-    assert left <= ({"values.partial.npy", "building.json"} if disk is false_flock else set())
+    assert count_computed(tmp_path) == 0
+    remaining = set(files(tmp_path)) - {"cache.json", "values.npy"}
+    assert remaining <= ({"values.partial.npy", "building.json"} if disk is false_flock else set())
 
 
-def test_what_was_left_long_ago_is_removed(tmp_path: Path) -> None:
+def test_old_partial_files_are_removed(tmp_path: Path) -> None:
     get(tmp_path)
     (place,) = tmp_path.iterdir()
     (place / "cache.json").unlink()

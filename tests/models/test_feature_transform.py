@@ -57,7 +57,7 @@ def test_features_that_are_all_zero_stay_finite() -> None:
     assert torch.isfinite(FeatureTransform.fit(values)(values)).all()
 
 
-def test_features_that_are_not_a_backbones_are_only_centred_and_scaled() -> None:
+def test_features_of_other_sources_are_only_centred_and_scaled() -> None:
     values = torch.rand(20, 3) * torch.tensor([1.0, 5.0, 0.1]) + 2
     transform = FeatureTransform.fit(values, of_backbone=False)
     centred = values - values.mean(0)

@@ -23,7 +23,7 @@ def make(classes, steps=3, channels=4):
     return seeded(classes, lambda: GnnHead(Linear(channels, classes), classes, steps, node_size=0)).double()
 
 
-def expected(head, x):
+def slow_propagate(head, x):
     update = dict(head.update.named_parameters())
     return torch.stack([slow.propagate(row, head.message.weight, head.message.bias, update, head.steps) for row in x])
 
@@ -36,19 +36,19 @@ def logits(images, classes, scale=2.0):
 def test_is_the_slow_loop(images, classes, steps):
     head = make(classes, steps)
     x = logits(images, classes).requires_grad_()
-    actual, wanted = head.propagate(x), expected(head, x)
-    torch.testing.assert_close(actual, wanted, rtol=1e-9, atol=1e-9)
+    actual, expected = head.propagate(x), slow_propagate(head, x)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
     learned = [x, *(p for name, p in head.named_parameters() if not name.startswith("inner"))]
-    for got, want in zip(
+    for gradient, expected_gradient in zip(
         torch.autograd.grad(actual.square().sum(), learned, materialize_grads=True),
-        torch.autograd.grad(wanted.square().sum(), learned, materialize_grads=True),
+        torch.autograd.grad(expected.square().sum(), learned, materialize_grads=True),
         strict=True,
     ):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_many_classes_use_the_paper_s_network_in_other_coordinates(steps):
+def test_the_reduced_form_equals_the_papers_in_an_orthonormal_basis(steps):
     """With d = C and an orthonormal basis of unit vectors, the reduced form equals the paper's."""
     exact, x = make(5, steps), logits(3, 5)
     reduced = make(5, steps)
@@ -72,7 +72,7 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(head.propagate, logits(2, 3).requires_grad_())
 
 
-def test_a_class_alone_hears_nothing():
+def test_a_single_class_gets_no_messages():
     """With one class the score depends on the GRU alone: the message layer does not matter."""
     head = make(1)
     before = head.propagate(logits(4, 1))
@@ -82,7 +82,7 @@ def test_a_class_alone_hears_nothing():
     torch.testing.assert_close(head.propagate(logits(4, 1)), before)
 
 
-def test_classes_hear_each_other_but_images_do_not():
+def test_classes_exchange_messages_but_images_do_not():
     head = make(5)
     x = logits(3, 5)
     moved = x.clone()
@@ -93,50 +93,50 @@ def test_classes_hear_each_other_but_images_do_not():
 
 
 @pytest.mark.parametrize("images", [7, 8, 2])
-def test_parts_give_what_all_at_once_gives(monkeypatch, images):
+def test_a_batch_in_parts_has_the_same_scores_and_gradients(monkeypatch, images):
     """A batch in parts, computed again in the backward pass: same scores, same gradients, less memory."""
     head, x = make(6), logits(images, 6).requires_grad_()
     learned = [x, *head.message.parameters(), *head.update.parameters()]
 
     def run():
-        kept = {}
+        saved_bytes = {}
 
         def pack(tensor):
             storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved_bytes[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             y = head.propagate(x)
-        return y, torch.autograd.grad(y.square().sum(), learned), sum(kept.values())
+        return y, torch.autograd.grad(y.square().sum(), learned), sum(saved_bytes.values())
 
-    whole, whole_grads, whole_kept = run()
+    expected, expected_gradients, expected_bytes = run()
     monkeypatch.setattr(graph, "_MAX_STATES", 3 * 36)
-    parts, part_grads, part_kept = run()
-    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
-    for got, want in zip(part_grads, whole_grads, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    actual, gradients, part_bytes = run()
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
     if images > 3:
-        assert part_kept < whole_kept / 3
+        assert part_bytes < expected_bytes / 3
     with torch.no_grad():
-        torch.testing.assert_close(head.propagate(x), whole, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(head.propagate(x), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_training_keeps_what_the_docstring_says_per_image():
+def test_memory_per_image_is_as_documented():
     classes, steps = 30, 3
     head = seeded(0, lambda: GnnHead(Linear(4, classes), classes, steps))
     weights = {parameter.untyped_storage().data_ptr() for parameter in head.parameters()}
-    kept = {}
+    saved_bytes = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         head.propagate(torch.randn(8, classes, requires_grad=True))
-    assert sum(kept.values()) <= 1.1 * 8 * 36 * steps * classes**2
+    assert sum(saved_bytes.values()) <= 1.1 * 8 * 36 * steps * classes**2
 
 
 @pytest.mark.parametrize("classes", [6, 20, 80])
@@ -161,8 +161,8 @@ def test_wraps_heads_of_every_kind():
     linear = GnnHead(Linear(4, 5), 5)
     assert not linear.needs_maps
     assert linear(maps.mean(dim=(2, 3))).maps is None
-    both = Ensemble([GnnHead(Linear(4, 5), 5) for _ in range(2)])
-    assert both(maps).members.shape == (2, 2, 5)
+    ensemble = Ensemble([GnnHead(Linear(4, 5), 5) for _ in range(2)])
+    assert ensemble(maps).members.shape == (2, 2, 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

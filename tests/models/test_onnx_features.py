@@ -52,7 +52,7 @@ def test_paddings_are_constants() -> None:
     assert operators.isdisjoint({"Shape", "Pad", "Slice", "Concat"})
 
 
-def test_is_exported_once_and_again_when_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exported_once_and_again_when_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exports = []
     export = onnx_features._export
 
@@ -66,11 +66,11 @@ def test_is_exported_once_and_again_when_damaged(tmp_path: Path, monkeypatch: py
         assert exported(backbone, tmp_path) is not None
     assert len(exports) == 1
     (file,) = tmp_path.glob("*.onnx")
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
     assert exported(backbone, tmp_path) is not None
     assert len(exports) == 2
-    assert file.read_bytes() == whole
+    assert file.read_bytes() == content
 
 
 def test_a_file_of_other_weights_is_not_used(tmp_path: Path) -> None:
@@ -81,8 +81,8 @@ def test_a_file_of_other_weights_is_not_used(tmp_path: Path) -> None:
     with torch.no_grad():
         next(backbone.parameters()).mul_(2)
     assert exported(backbone, tmp_path) is not None
-    (other,) = set(tmp_path.glob("*.onnx")) - {file}
-    other.write_bytes(content)  # the right name, the wrong weights
+    (new_file,) = set(tmp_path.glob("*.onnx")) - {file}
+    new_file.write_bytes(content)  # the right name, the wrong weights
     network = exported(backbone, tmp_path)
     assert network is not None
     images = parity_images(64, 2)["scene"]
@@ -103,10 +103,10 @@ def test_a_network_that_computes_something_else_is_refused(monkeypatch: pytest.M
     export = onnx_features._export
 
     def of_other_weights(pooled: Any, size: int, **options: Any) -> bytes:
-        other = build_backbone("tiny")
+        changed = build_backbone("tiny")
         with torch.no_grad():
-            other.model.layers[3][1].weight.mul_(1.01)  # type: ignore[index,operator,union-attr]
-        return export(onnx_features._Pooled(other), size, **options)
+            changed.model.layers[3][1].weight.mul_(1.01)  # type: ignore[index,operator,union-attr]
+        return export(onnx_features._Pooled(changed), size, **options)
 
     monkeypatch.setattr(onnx_features, "_export", of_other_weights)
     lines: list[str] = []
@@ -116,7 +116,7 @@ def test_a_network_that_computes_something_else_is_refused(monkeypatch: pytest.M
     assert "differ by" in line
 
 
-def test_one_line_says_that_the_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     lines: list[str] = []
     assert exported(build_backbone("tiny"), reporter=Reporter(message=lines.append)) is None
@@ -144,7 +144,7 @@ def test_a_network_that_cannot_be_exported_is_run_by_torch() -> None:
     assert "odd" in lines[0]
 
 
-def test_cached_features_of_both_ways_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_features_by_onnx_and_torch_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = torch.cat([parity_images(48, FEWEST_IMAGES // 2)[kind] for kind in ("noise", "scene")])
     source = Arrays(images, Names.numbered(len(images)), make_views(48, "squash", "bilinear", 1.0))
     backbone = build_backbone("efficientnet-lite0", size=48)

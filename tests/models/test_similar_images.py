@@ -24,7 +24,7 @@ def test_scores_are_mixed_with_the_guesses_of_the_most_similar_images(weight: fl
     new, logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)), torch.linspace(-3, 3, 12).view(4, 3)
     mixed = torch.sigmoid(similar(new, logits))
     for row in range(len(new)):  # with as many keys as channels a cosine of keys is that of the features
-        cosines = [float(torch.cosine_similarity(new[row], other, dim=0)) for other in features]
+        cosines = [float(torch.cosine_similarity(new[row], reference, dim=0)) for reference in features]
         nearest = sorted(range(len(cosines)), key=lambda image: -cosines[image])[:count]
         shares = np.array([math.exp(5.0 * cosines[image]) for image in nearest])
         shares /= shares.sum()
@@ -47,9 +47,9 @@ def test_neighbours_are_never_of_the_same_fold() -> None:
     references = torch.arange(0, len(features), 2)
     values, index = nearest_images(keys, fold, references, 4)
     for image in range(len(features)):
-        others = [other for other in references.tolist() if fold[other] != fold[image]]
-        expected = sorted(others, key=lambda other: -float(keys[image] @ keys[other]))[:4]
+        candidates = [reference for reference in references.tolist() if fold[reference] != fold[image]]
+        expected = sorted(candidates, key=lambda reference: -float(keys[image] @ keys[reference]))[:4]
         assert references[index[image]].tolist() == expected
         assert values[image].tolist() == pytest.approx(
-            [float(keys[image] @ keys[other]) for other in expected], abs=1e-6
+            [float(keys[image] @ keys[reference]) for reference in expected], abs=1e-6
         )
