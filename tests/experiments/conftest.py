@@ -44,7 +44,7 @@ def go(digits: Digits, config: Config, cache: Path, tmp_path: Path) -> Callable[
     """Compare methods in the folder `out`; by default two of them, without a search, with two seeds."""
 
     def call(out: str = "out", names: Any = ("bn-bce", "em"), **more: Any) -> Comparison:
-        given = {
+        options = {
             **digits._asdict(),
             "config": config,
             "search": "none",
@@ -53,20 +53,20 @@ def go(digits: Digits, config: Config, cache: Path, tmp_path: Path) -> Callable[
             "cache": cache,
             **more,
         }
-        return compare(given.pop("table"), given.pop("images"), names, out=tmp_path / out, **given)
+        return compare(options.pop("table"), options.pop("images"), names, out=tmp_path / out, **options)
 
     return call
 
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
-    """The tasks that are really trained, in their order."""
-    seen: list[Task] = []
+    """The tasks that are trained, in order."""
+    tasks: list[Task] = []
     original = Bench.train
 
     def train(self: Bench, task: Task, **more: Any) -> Trained:
-        seen.append(task)
+        tasks.append(task)
         return original(self, task, **more)
 
     monkeypatch.setattr(Bench, "train", train)
-    return seen
+    return tasks

@@ -52,7 +52,7 @@ def test_a_baseline_is_on_the_list_where_labels_are_missing() -> None:
     assert "bn-bce" in {choice.method for choice in short_list(TABLES["tenth"].stats())}
 
 
-def test_few_answers_of_no_among_positives_do_not_change_the_method() -> None:
+def test_few_known_negatives_do_not_change_the_method() -> None:
     dense = TABLES["single"].dense()
     dense[0][dense[0] == 0] = -1
     with_answers = LabelTable.from_dense(dense).stats()
@@ -60,14 +60,14 @@ def test_few_answers_of_no_among_positives_do_not_change_the_method() -> None:
     assert choose(with_answers).method == choose(TABLES["single"].stats()).method
 
 
-def test_more_known_positives_allow_methods_that_learn_from_their_own_guesses() -> None:
-    few, many = full(200), full(4_000)
-    assert choose(drop.single_positive(few).stats()).method == "n-ls"
-    assert choose(drop.single_positive(many).stats()).method == "em"
+def test_methods_depend_on_the_number_of_known_positives() -> None:
+    small, large = full(200), full(4_000)
+    assert choose(drop.single_positive(small).stats()).method == "n-ls"
+    assert choose(drop.single_positive(large).stats()).method == "em"
     assert choose(drop.single_positive(full(20_000, 250)).stats()).method == "n-ls"  # not measured with so many classes
-    assert choose(drop.partial(few, 0.25).stats()).method == "plcl"
-    assert choose(drop.partial(many, 0.25).stats()).method == "curriculum"
-    assert choose(drop.semi_supervised(many, share=0.8).stats()).method == "curriculum"
+    assert choose(drop.partial(small, 0.25).stats()).method == "plcl"
+    assert choose(drop.partial(large, 0.25).stats()).method == "curriculum"
+    assert choose(drop.semi_supervised(large, share=0.8).stats()).method == "curriculum"
 
 
 def test_full_labels_are_compared_with_plain_cross_entropy_and_single_positives_are_not() -> None:
@@ -75,7 +75,7 @@ def test_full_labels_are_compared_with_plain_cross_entropy_and_single_positives_
     assert "bce" not in {choice.method for choice in short_list(TABLES["single"].stats())}
 
 
-def test_several_tables_get_methods_that_learn_from_all() -> None:
+def test_several_tables_get_methods_that_learn_from_each() -> None:
     tables = [TABLES[name].stats() for name in ("full", "single")]
     choices = short_list(*tables)
     assert all({"full", "single-positive"} <= set(recipe(choice.method).serves) for choice in choices)
@@ -84,7 +84,7 @@ def test_several_tables_get_methods_that_learn_from_all() -> None:
     assert choices[0].method == next(name for name in hard if "full" in recipe(name).serves)
 
 
-def test_methods_that_are_not_there_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unregistered_methods_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     asl, bce = Choice("asl", "why"), Choice("bce", "why")
     rules = (Rule(("full",), (Choice("not-yet", "why"), asl, bce)),)
     monkeypatch.setattr(auto, "RULES", rules)
@@ -111,9 +111,9 @@ def test_few_images_get_more_epochs_where_only_the_head_is_tuned() -> None:
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[-1]
     assert choose(full().stats()).settings["epochs"] == epochs_for(200)
-    whole = choose(full().stats(), tune="all")
-    assert whole.settings == WHOLE
-    assert whole.config["linear_init"] == epochs_for(200)
+    tuned = choose(full().stats(), tune="all")
+    assert tuned.settings == WHOLE
+    assert tuned.config["linear_init"] == epochs_for(200)
     assert choose(full().stats(), method="rml") == Choice("rml", settings={"epochs": epochs_for(200)})
 
 
@@ -122,7 +122,7 @@ def test_no_labels_are_refused() -> None:
         choose(LabelTable.from_dense(np.zeros((3, 2))).stats())
 
 
-def test_the_table_of_rules_covers_all_regimes_and_names_real_options() -> None:
+def test_the_rules_cover_all_regimes_and_name_existing_options() -> None:
     known = recipes()
     for regime in REGIMES:
         assert any(regime in rule.regimes for rule in RULES)

@@ -32,42 +32,42 @@ class FakeBench:
         self.order: list[tuple[str, int]] = []
 
     def train(self, task: Task, **_: Any) -> Trained:
-        took = self.seconds[task.candidate.name]
-        self.now += took
+        duration = self.seconds[task.candidate.name]
+        self.now += duration
         self.order.append((task.candidate.name, task.seed))
-        return Trained(Outcome(select=0.5, wall=took), np.zeros((3, 10), np.float32))
+        return Trained(Outcome(select=0.5, wall=duration), np.zeros((3, 10), np.float32))
 
 
-def test_the_budget_starts_no_run_that_would_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_starts_that_would_exceed_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = FakeBench({"bce": 10.0, "em": 50.0, "asl": 10.0})
     monkeypatch.setattr(time, "monotonic", lambda: bench.now)
     grid = Grid(tuple(map(Candidate.parse, bench.seconds)), (LabelMask(),), 3, "none")
     store = Store(tmp_path)
-    _, left = run_grid(grid, bench, store, Reporter(deadline=100.0))
+    _, left_out = run_grid(grid, bench, store, Reporter(deadline=100.0))
     # 70 s for the first round, 80 s with bce's second seed; em's would end at 130 s.
     assert bench.order == [("bce", 0), ("em", 0), ("asl", 0), ("bce", 1)]
-    assert [(task.candidate.name, task.seed) for task in left] == [
+    assert [(task.candidate.name, task.seed) for task in left_out] == [
         ("em", 1), ("asl", 1), ("bce", 2), ("em", 2), ("asl", 2),
     ]  # fmt: skip
-    assert [tuple(part) for part in _left_out(left)] == [
+    assert [tuple(part) for part in _left_out(left_out)] == [
         ("all", "em", 2, (1, 2)), ("all", "asl", 2, (1, 2)), ("all", "bce", 1, (2,)),
     ]  # fmt: skip
     # The next call knows from the start what a run takes.
-    _, left = run_grid(grid, bench, store, Reporter(deadline=bench.now + 45.0))
-    assert len(left) == 5
-    _, left = run_grid(grid, bench, store, Reporter())
-    assert not left
+    _, left_out = run_grid(grid, bench, store, Reporter(deadline=bench.now + 45.0))
+    assert len(left_out) == 5
+    _, left_out = run_grid(grid, bench, store, Reporter())
+    assert not left_out
     assert len(bench.order) == 9
 
 
-def test_a_budget_that_is_spent_starts_nothing(go: Any, trained: list[Task]) -> None:
+def test_a_spent_budget_starts_no_run(go: Any, trained: list[Task]) -> None:
     fitted = go(budget=1e-9)
     assert not trained
     assert not fitted.rows
-    assert sum(left.runs for left in fitted.left_out) == 4
+    assert sum(part.runs for part in fitted.left_out) == 4
 
 
-def test_features_stop_when_the_budget_is_spent_and_go_on_next_time(
+def test_features_stop_with_the_budget_and_continue_next_time(
     go: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: list[Task]
 ) -> None:
     now = [0.0]
@@ -82,17 +82,17 @@ def test_features_stop_when_the_budget_is_spent_and_go_on_next_time(
     assert reports == [16, 32, 48], "three batches of the images take the 25 s"
     assert not fitted.rows
     assert not fitted.failures
-    assert sum(left.runs for left in fitted.left_out) == 4
-    assert len(trained) == 1, "it was begun, and no other after it"
+    assert sum(part.runs for part in fitted.left_out) == 4
+    assert len(trained) == 1, "it was started, and no other after it"
     assert fitted.waiting == (48, 60)
     reports.clear()
     fitted = go(budget=1e6, reporter=Reporter(progress), cache=tmp_path / "cache")
-    assert reports[0] > 48, "what was computed before is kept"
+    assert reports[0] > 48, "features computed before are kept"
     assert len(fitted.rows) == 2
     assert fitted.waiting is None
 
 
-def test_a_run_under_way_is_given_up_at_the_end_of_an_epoch(
+def test_a_run_stops_at_the_end_of_an_epoch_when_the_budget_is_spent(
     go: Any, monkeypatch: pytest.MonkeyPatch, trained: list[Task]
 ) -> None:
     now, reported = [0.0], []
@@ -113,20 +113,20 @@ def test_a_run_under_way_is_given_up_at_the_end_of_an_epoch(
     now[0] = 0.0
     go(out="other", budget=50.0, reporter=Reporter(callback=Recorder()))
     assert now[0] == 100.0, "one epoch, and no more"
-    again = go(out="other", budget=1e6, reporter=Reporter(callback=Recorder()))
-    assert [row.seeds for row in again.rows] == [2, 2]
-    assert not again.left_out
-    assert not again.failures
+    resumed = go(out="other", budget=1e6, reporter=Reporter(callback=Recorder()))
+    assert [row.seeds for row in resumed.rows] == [2, 2]
+    assert not resumed.left_out
+    assert not resumed.failures
 
 
-def test_a_rate_by_which_nothing_is_learned_is_refused(go: Any, tmp_path: Path) -> None:
+def test_a_learning_rate_of_zero_or_less_is_refused(go: Any, tmp_path: Path) -> None:
     for rate in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(UserError, match="cannot be used"):
             go(lr=rate)
     assert not (tmp_path / "out").exists()
 
 
-def test_time_left_is_told(tmp_path: Path) -> None:
+def test_time_left_is_reported(tmp_path: Path) -> None:
     bench = FakeBench({"bce": 10.0, "em": 50.0})
     reports: list[Any] = []
 

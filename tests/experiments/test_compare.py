@@ -62,7 +62,7 @@ class NotFinite(Method):
 
 @pytest.fixture(autouse=True)
 def odd_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Methods that no one should use, for as long as a test runs."""
+    """Register three broken methods for the duration of a test."""
     methods.recipes()
     built = {
         "swapped": lambda: Method(BCE(), Swapped()),
@@ -82,8 +82,8 @@ def parts_of(out: Path) -> dict[str, str]:
 def same(first: Comparison, second: Comparison) -> bool:
     """Equal in all but time and memory."""
 
-    def comparable(found: Comparison) -> Any:
-        content = found.to_json()
+    def comparable(comparison: Comparison) -> Any:
+        content = comparison.to_json()
         return [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in content["rows"]], {
             k: v for k, v in content.items() if k not in ("rows", "memory_is")
         }
@@ -103,8 +103,8 @@ def test_the_grid_is_complete_and_written(go: Any, tmp_path: Path, trained: list
         lines = list(csv.DictReader(file))
     content = json.loads((out / "comparison.json").read_text())
     assert len(lines) == len(content["rows"]) == 4
-    for line, row, kept in zip(lines, fitted.rows, content["rows"], strict=True):
-        assert float(line["mAP"]) == kept["mAP"] == row.mAP == pytest.approx(np.mean(row.per_seed))
+    for line, row, stored in zip(lines, fitted.rows, content["rows"], strict=True):
+        assert float(line["mAP"]) == stored["mAP"] == row.mAP == pytest.approx(np.mean(row.per_seed))
         assert float(line["mAP_low"]) <= row.mAP <= float(line["mAP_high"])
         assert line["selected_on"] == "known labels"
         assert float(line["seconds"]) > 0
@@ -132,50 +132,50 @@ def test_test_images_are_never_learned_from_and_keep_all_labels(
 ) -> None:
     from halflabel.experiments import bench
 
-    seen: list[tuple[list[str], list[str], LabelTable]] = []
+    fits: list[tuple[list[str], list[str], LabelTable]] = []
     original = bench.fit
 
     def fit(model: Any, method: Any, source: Any, table: LabelTable, settings: Any, **more: Any) -> Any:
         assert list(source.names) == list(table.images)
-        seen.append((list(source.names), list(more["validation"].names), table))
+        fits.append((list(source.names), list(more["validation"].names), table))
         labels = more["judge"].labels
-        # Only what hiding has left is there to choose by.
+        # Only labels that the mask keeps are used for selection.
         assert int((labels != 0).sum()) <= 0.35 * labels.numel()
         return original(model, method, source, table, settings, **more)
 
     monkeypatch.setattr(bench, "fit", fit)
     fitted = go(shares=[0.3])
-    assert len(seen) == 4
+    assert len(fits) == 4
     parts = parts_of(tmp_path / "out")
     rest, test = ({name for name, part in parts.items() if part == kind} for kind in ("train", "test"))
-    for training, validation, table in seen:
+    for training, validation, table in fits:
         assert not set(training) & set(validation)
         assert set(training) | set(validation) == rest
         assert table.known == pytest.approx(0.3 * len(table) * 10, rel=0.02)
     # The same seed gives all methods the same labels, another seed others.
-    assert seen[0][2] == seen[1][2] != seen[2][2] == seen[3][2]
+    assert fits[0][2] == fits[1][2] != fits[2][2] == fits[3][2]
     assert rest | test == set(digits.table.images)
     assert f"{10 * len(test)} of {10 * len(test)} entries known" in fitted.protocol[0]
 
 
-def test_the_search_is_recorded_and_its_choice_kept(go: Any, tmp_path: Path, trained: list[Task]) -> None:
+def test_the_search_is_stored_and_its_choice_is_used(go: Any, tmp_path: Path, trained: list[Task]) -> None:
     fitted = go(names=["em"], search="small", shares=[0.5])
     (row,) = fitted.rows
     assert (row.tried, row.to_try) == (6, 6)
     assert len(trained) == 7
     stored = [json.loads(path.read_text()) for path in (tmp_path / "out" / "tasks").glob("*.json")]
-    first = [one for one in stored if one["seed"] == 0]
-    best = max(one["outcome"]["select"] for one in first)
-    chosen = {(one["lr"], one["options"].get("alpha", 0.2)) for one in first if one["outcome"]["select"] == best}
+    first = [task for task in stored if task["seed"] == 0]
+    best = max(task["outcome"]["select"] for task in first)
+    chosen = {(task["lr"], task["options"].get("alpha", 0.2)) for task in first if task["outcome"]["select"] == best}
     assert (row.lr, row.options["alpha"]) in chosen
-    (second,) = [one for one in stored if one["seed"] == 1]
+    (second,) = [task for task in stored if task["seed"] == 1]
     assert (second["lr"], second["options"].get("alpha", 0.2)) == (row.lr, row.options["alpha"])
 
 
-def test_an_interrupted_comparison_goes_on_and_ends_as_the_unbroken_one(
+def test_a_resumed_comparison_equals_an_uninterrupted_one(
     go: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    whole = go("whole", shares=[0.5, 1])
+    uninterrupted = go("uninterrupted", shares=[0.5, 1])
     original = Bench.train
     calls: list[str] = []
 
@@ -189,20 +189,20 @@ def test_an_interrupted_comparison_goes_on_and_ends_as_the_unbroken_one(
     with pytest.raises(KeyboardInterrupt):
         go(shares=[0.5, 1])
     assert len(list((tmp_path / "out" / "tasks").glob("*.json"))) == 3
-    assert same(go(shares=[0.5, 1]), whole)
+    assert same(go(shares=[0.5, 1]), uninterrupted)
     assert len(calls) == 4 + 5
     assert Counter(calls).most_common(1) == [(calls[3], 2)]
-    assert same(go(shares=[0.5, 1]), whole)
+    assert same(go(shares=[0.5, 1]), uninterrupted)
     assert len(calls) == 9, "a finished comparison trains nothing"
 
 
 def test_a_damaged_task_is_run_again(go: Any, tmp_path: Path, trained: list[Task]) -> None:
-    whole = go()
-    scores, about = (sorted((tmp_path / "out" / "tasks").glob(pattern)) for pattern in ("*.npy", "*.json"))
+    expected = go()
+    scores, records = (sorted((tmp_path / "out" / "tasks").glob(pattern)) for pattern in ("*.npy", "*.json"))
     scores[0].write_bytes(scores[0].read_bytes()[:40])
-    about[-1].write_text("{")
+    records[-1].write_text("{")
     trained.clear()
-    assert same(go(), whole)
+    assert same(go(), expected)
     assert len(trained) == 2
 
 
@@ -232,7 +232,7 @@ def test_methods_shares_and_seeds_may_be_added(go: Any, trained: list[Task]) -> 
     assert len(fitted.rows) == 4
 
 
-def test_a_folder_with_something_else_is_left_alone(go: Any, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(go: Any, tmp_path: Path) -> None:
     for name, content in (("config.json", '{"mine": 1}'), ("config.yaml", "method: an")):
         (tmp_path / name).mkdir()
         (tmp_path / name / name).write_text(content)
@@ -246,7 +246,7 @@ def test_a_folder_with_something_else_is_left_alone(go: Any, tmp_path: Path) -> 
         go("file")
 
 
-def test_what_fails_is_reported_and_the_rest_goes_on(go: Any, trained: list[Task]) -> None:
+def test_failed_runs_are_reported_and_the_others_continue(go: Any, trained: list[Task]) -> None:
     fitted = go(names=["breaks", "em", "not-finite", "bce"], shares=[1], protocols=["single-positive"], seeds=1)
     assert {(row.labels, row.method) for row in fitted.rows} == {
         ("single-positive", "em"), ("all", "em"), ("all", "bce"),
@@ -258,9 +258,9 @@ def test_what_fails_is_reported_and_the_rest_goes_on(go: Any, trained: list[Task
     assert "cannot learn from single-positive labels" in reasons["single-positive", "bce"]
     # What failed is tried again next time, what cannot work is not tried at all.
     trained.clear()
-    again = go(names=["breaks", "em", "not-finite", "bce"], shares=[1], protocols=["single-positive"], seeds=1)
+    repeated = go(names=["breaks", "em", "not-finite", "bce"], shares=[1], protocols=["single-positive"], seeds=1)
     assert {task.candidate.name for task in trained} == {"breaks", "not-finite"}
-    assert same(fitted, again)
+    assert same(fitted, repeated)
 
 
 def test_too_little_memory_is_a_failure_of_that_run_alone(go: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,12 +279,12 @@ def test_too_little_memory_is_a_failure_of_that_run_alone(go: Any, monkeypatch: 
     assert "seed 1" in failure.what
 
 
-def test_choosing_on_hidden_truth_has_to_be_asked_for_and_is_said(
+def test_selecting_by_hidden_labels_is_optional_and_reported(
     go: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for wrong in ("truth", "clean", ""):
+    for value in ("truth", "clean", ""):
         with pytest.raises(UserError, match="selected by") as caught:
-            go(select=wrong, shares=[0.3])
+            go(select=value, shares=[0.3])
         assert "hidden" in caught.value.fix
     with pytest.raises(UserError, match="no label is hidden"):
         go(select="hidden")
@@ -309,13 +309,13 @@ def test_choosing_on_hidden_truth_has_to_be_asked_for_and_is_said(
     assert json.loads((tmp_path / "hidden" / "comparison.json").read_text())["selected_on_hidden_truth"] is True
 
 
-def test_with_positives_only_unknown_counts_as_absent_for_choosing_and_that_is_said(go: Any) -> None:
+def test_with_positives_only_unknown_counts_as_absent_for_selection(go: Any) -> None:
     fitted = go(names=["em", "an"], protocols=["single-positive"])
     assert {row.selected_on for row in fitted.rows} == {"known positives"}
     assert any("unknown ones count as absent" in line for line in fitted.protocol)
 
 
-def test_a_test_that_tells_nothing_apart_is_refused(go: Any, digits: Any, tmp_path: Path) -> None:
+def test_a_test_set_without_negatives_is_refused(go: Any, digits: Any, tmp_path: Path) -> None:
     positives = LabelTable.from_dense(np.maximum(digits.table.dense(), 0), digits.table.images, digits.table.classes)
     with pytest.raises(UserError, match=r"no label is known to be absent among the \d+ test images") as caught:
         go(table=positives)
@@ -323,7 +323,7 @@ def test_a_test_that_tells_nothing_apart_is_refused(go: Any, digits: Any, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_images_that_cannot_be_found_or_read_stop_everything(go: Any, tmp_path: Path, trained: list[Task]) -> None:
+def test_missing_or_unreadable_images_are_refused(go: Any, tmp_path: Path, trained: list[Task]) -> None:
     with pytest.raises(UserError, match="is not a folder"):
         go(images=tmp_path / "nowhere")
     assert not (tmp_path / "out").exists()
@@ -338,7 +338,7 @@ def test_images_that_cannot_be_found_or_read_stop_everything(go: Any, tmp_path: 
         assert next(csv.DictReader(file))["reason"]
 
 
-def test_unreadable_test_images_are_left_out_and_said(go: Any, tmp_path: Path, config: Config) -> None:
+def test_unreadable_test_images_are_left_out_and_reported(go: Any, tmp_path: Path, config: Config) -> None:
     go("first")
     test = [name for name, part in parts_of(tmp_path / "first").items() if part == "test"]
     write_folder(tmp_path / "some", 60, size=32)
@@ -349,20 +349,20 @@ def test_unreadable_test_images_are_left_out_and_said(go: Any, tmp_path: Path, c
     assert len(fitted.rows) == 2
 
 
-def test_labels_of_other_images_can_be_the_test(go: Any, digits: Any) -> None:
+def test_labels_of_other_images_can_be_the_test_set(go: Any, digits: Any) -> None:
     samples = scenes(20, size=32, split="test")
-    other = LabelTable.from_dense(samples.labels, samples.names, samples.classes).subset(classes=np.arange(10)[::-1])
-    fitted = go(test=other, test_images=samples.images)
+    test = LabelTable.from_dense(samples.labels, samples.names, samples.classes).subset(classes=np.arange(10)[::-1])
+    fitted = go(test=test, test_images=samples.images)
     assert fitted.protocol[0].startswith("Test: 20 images, with separate labels")
     with pytest.raises(UserError, match="come without images"):
-        go("b", test=other)
+        go("b", test=test)
     with pytest.raises(UserError, match="no class '0'"):
-        go("b", test=other.subset(classes=np.arange(9)), test_images=samples.images)
+        go("b", test=test.subset(classes=np.arange(9)), test_images=samples.images)
     with pytest.raises(UserError, match="3 test images are also training images"):
         go("b", test=digits.table.subset(np.arange(3)), test_images=digits.images[:3])
 
 
-def test_classes_that_cannot_be_judged_are_left_out(go: Any, digits: Any) -> None:
+def test_classes_without_known_negatives_are_left_out(go: Any, digits: Any) -> None:
     labels = digits.table.dense().copy()
     labels[:, 3] = np.maximum(labels[:, 3], 0)  # never known to be absent: its average precision would always be 1
     fitted = go(
@@ -372,7 +372,7 @@ def test_classes_that_cannot_be_judged_are_left_out(go: Any, digits: Any) -> Non
     assert fitted.rows[0].mAP < 0.9
 
 
-def test_equal_methods_do_not_differ_and_a_worse_one_is_behind(go: Any, config: Config) -> None:
+def test_equal_methods_do_not_differ_and_a_worse_one_does(go: Any, config: Config) -> None:
     pictures, table = paint()
     longer = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=8))
     fitted = go(table=table, images=pictures, names=["swapped", "em", "em:alpha=0.2"], lr=0.02, config=longer, seeds=3)
@@ -390,7 +390,7 @@ def test_equal_methods_do_not_differ_and_a_worse_one_is_behind(go: Any, config: 
 
 
 @pytest.mark.filterwarnings("ignore:learning from unknown entries never starts")  # in so few epochs
-def test_auto_says_why(go: Any) -> None:
+def test_auto_reports_its_reasons(go: Any) -> None:
     messages: list[str] = []
     fitted = go(names="auto", shares=[0.3], seeds=1, reporter=Reporter(message=messages.append))
     assert 4 <= len(fitted.rows) <= 6
@@ -400,7 +400,7 @@ def test_auto_says_why(go: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("options", "message"),
     [
         ({"seeds": 0}, "0 seeds"),
         ({"search": "large"}, "no search"),
@@ -410,11 +410,11 @@ def test_auto_says_why(go: Any) -> None:
         ({"budget": "soon"}, "not a duration"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_before_anything_is_written(
-    go: Any, tmp_path: Path, wrong: dict[str, Any], says: str
+def test_bad_settings_are_refused_before_anything_is_written(
+    go: Any, tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=says):
-        go(**wrong)
+    with pytest.raises(UserError, match=message):
+        go(**options)
     assert not (tmp_path / "out").exists()
 
 
@@ -430,9 +430,9 @@ def test_the_head_of_a_tuned_network_is_fitted_again_as_by_train(go: Any, config
     assert scores["auto"] > scores["sgd"] + 0.1
 
 
-def test_whole_networks_are_tuned_and_go_on_within_a_run(go: Any, config: Config, tmp_path: Path) -> None:
+def test_a_tuned_network_is_resumed_within_a_run(go: Any, config: Config, tmp_path: Path) -> None:
     config = dataclasses.replace(config, tune="all")
-    whole = go("whole", names=["em"], seeds=1, config=config)
+    uninterrupted = go("uninterrupted", names=["em"], seeds=1, config=config)
     ended: list[int] = []
 
     class Stops(Callback):
@@ -444,6 +444,6 @@ def test_whole_networks_are_tuned_and_go_on_within_a_run(go: Any, config: Config
     with pytest.raises(KeyboardInterrupt):
         go(names=["em"], seeds=1, config=config, reporter=Reporter(callback=Stops()))
     assert any((tmp_path / "out" / "unfinished").iterdir())
-    assert same(go(names=["em"], seeds=1, config=config, reporter=Reporter(callback=Stops())), whole)
+    assert same(go(names=["em"], seeds=1, config=config, reporter=Reporter(callback=Stops())), uninterrupted)
     assert ended == [1, 2], "the first epoch is not trained again"
     assert not any((tmp_path / "out" / "unfinished").iterdir())

@@ -106,8 +106,8 @@ def test_another_default_is_another_run(tmp_path: Path, monkeypatch: pytest.Monk
     options = {**known.options, "alpha": known.options["alpha"].replace(default=0.7)}
     monkeypatch.setitem(base._REGISTRY, "em", dataclasses.replace(known, options=options))
     assert store.read(task, (3, 2)) == StoredRun(None, "an option of em has another default now")
-    given = dataclasses.replace(task, options=(("alpha", 0.2),))
-    assert store.read(given, (3, 2)) == StoredRun(None), "it was never trained"
+    with_option = dataclasses.replace(task, options=(("alpha", 0.2),))
+    assert store.read(with_option, (3, 2)) == StoredRun(None), "it was never trained"
 
 
 def test_methods_of_one_solver_have_digests_of_their_own() -> None:
@@ -115,7 +115,7 @@ def test_methods_of_one_solver_have_digests_of_their_own() -> None:
     assert len({method_digest("em", "sgd"), method_digest("em", "lbfgs"), method_digest("asl", "sgd")}) == 3
 
 
-def test_an_edited_metric_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_metric_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = (
         'from halflabel.metrics.registry import metric\n\n\n@metric("Mine")\ndef mine(scores, labels, thresholds):\n'
     )

@@ -40,57 +40,59 @@ def walk(grid: Grid, quality: Callable[[Task], float] = lambda task: 0.5) -> tup
 
 
 def test_every_method_has_one_seed_before_any_gets_a_second() -> None:
-    asked = grid("bce", "em", "asl", label_masks=(TENTH, ALL))
-    order, actual = walk(asked)
-    assert len(order) == asked.total == len({task.key for task in order})
+    tasks = grid("bce", "em", "asl", label_masks=(TENTH, ALL))
+    order, outcomes = walk(tasks)
+    assert len(order) == tasks.total == len({task.key for task in order})
     pairs = {task.pair for task in order}
     assert len(pairs) == 6
     for seed in (1, 2):
         first = next(number for number, task in enumerate(order) if task.seed == seed)
         assert {task.pair for task in order[:first] if task.seed == seed - 1} == pairs
         assert all(task.seed >= seed for task in order[first:])
-    # The very first round is every method as it comes.
+    # The first round is every method with its defaults.
     assert [(task.lr, task.options) for task in order[:6]] == [(task.candidate.lr, ()) for task in order[:6]]
     assert {task.pair for task in order[:6]} == pairs
-    assert all(asked.cell(c, h, seed, actual) in actual for c, h in asked.pairs for seed in range(3))
+    assert all(tasks.cell(c, h, seed, outcomes) in outcomes for c, h in tasks.pairs for seed in range(3))
 
 
 def test_without_search_there_is_one_run_per_cell() -> None:
-    asked = grid("bce", "em", seeds=2, search="none", label_masks=(TENTH, ALL))
-    order, _ = walk(asked)
-    assert len(order) == asked.total == 2 * 2 * 2
+    tasks = grid("bce", "em", seeds=2, search="none", label_masks=(TENTH, ALL))
+    order, _ = walk(tasks)
+    assert len(order) == tasks.total == 2 * 2 * 2
     assert {task.lr for task in order if task.candidate.method == "em"} == {recipe("em").lr}
 
 
 def test_the_search_takes_the_best_rate_then_the_best_option_and_keeps_both() -> None:
-    own = recipe("em").lr
+    default_lr = recipe("em").lr
 
     def quality(task: Task) -> float:
-        return (0.2 if math.isclose(task.lr, 3 * own) else 0.1) + (0.3 if dict(task.options) == {"alpha": 0.05} else 0)
+        return (0.2 if math.isclose(task.lr, 3 * default_lr) else 0.1) + (
+            0.3 if dict(task.options) == {"alpha": 0.05} else 0
+        )
 
-    asked = grid("em")
-    order, actual = walk(asked, quality)
-    tried = [(round(task.lr / own, 3), dict(task.options).get("alpha")) for task in order if task.seed == 0]
+    tasks = grid("em")
+    order, outcomes = walk(tasks, quality)
+    tried = [(round(task.lr / default_lr, 3), dict(task.options).get("alpha")) for task in order if task.seed == 0]
     assert tried == [(1, None), (0.333, None), (3, None), (3, 0.05), (3, 0.1), (3, 0.5)]
-    (pair,) = asked.pairs
-    assert asked.chosen(*pair, actual).options == (("alpha", 0.05),)
-    assert asked.tried(*pair, actual) == [task for task in order if task.seed == 0]
-    assert {(task.lr, task.options) for task in order if task.seed > 0} == {(3 * own, (("alpha", 0.05),))}
+    (pair,) = tasks.pairs
+    assert tasks.chosen(*pair, outcomes).options == (("alpha", 0.05),)
+    assert tasks.tried(*pair, outcomes) == [task for task in order if task.seed == 0]
+    assert {(task.lr, task.options) for task in order if task.seed > 0} == {(3 * default_lr, (("alpha", 0.05),))}
 
 
-def test_of_equal_settings_the_methods_own_are_kept() -> None:
-    asked = grid("em", seeds=2)
-    order, actual = walk(asked)
+def test_among_equal_settings_the_defaults_are_chosen() -> None:
+    tasks = grid("em", seeds=2)
+    order, outcomes = walk(tasks)
     assert (order[-1].lr, order[-1].options) == (recipe("em").lr, ())
-    assert asked.cell(*asked.pairs[0], 1, actual) == order[-1]
+    assert tasks.cell(*tasks.pairs[0], 1, outcomes) == order[-1]
 
 
-def test_runs_that_fail_or_cannot_be_judged_are_not_chosen() -> None:
-    asked = grid("bce", seeds=1)
-    own = recipe("bce").lr
+def test_failed_runs_and_nan_are_not_chosen() -> None:
+    tasks = grid("bce", seeds=1)
+    default_lr = recipe("bce").lr
     for poor in (-1.0, math.nan):
-        _, actual = walk(asked, lambda task, poor=poor: 0.0 if task.lr < own else poor)  # type: ignore[misc]
-        assert asked.chosen(*asked.pairs[0], actual).lr == pytest.approx(own / 3)
+        _, outcomes = walk(tasks, lambda task, poor=poor: 0.0 if task.lr < default_lr else poor)  # type: ignore[misc]
+        assert tasks.chosen(*tasks.pairs[0], outcomes).lr == pytest.approx(default_lr / 3)
 
 
 def test_an_option_that_was_given_is_not_searched() -> None:
@@ -131,16 +133,16 @@ IDLE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given", "option", "values"), IDLE)
-def test_an_option_that_changes_nothing_beside_the_others_is_not_searched(
-    name: str, given: dict[str, object], option: str, values: tuple[float, float] | None
+@pytest.mark.parametrize(("name", "options", "option", "values"), IDLE)
+def test_an_option_without_effect_is_not_searched(
+    name: str, options: dict[str, object], option: str, values: tuple[float, float] | None
 ) -> None:
-    text = ":".join([name, *(f"{key}={value}" for key, value in given.items())])
+    text = ":".join([name, *(f"{key}={value}" for key, value in options.items())])
     order, _ = walk(grid(text, seeds=1))
     assert len(order) == 3
     assert option not in dict(order[0].options)
-    if values is not None:  # it does change nothing
-        first, second = (trained(name, {**given, option: value}) for value in values)
+    if values is not None:  # it has no effect
+        first, second = (trained(name, {**options, option: value}) for value in values)
         assert all(torch.equal(first[part], second[part]) for part in first)
 
 
@@ -153,17 +155,17 @@ def trained(name: str, options: dict[str, object]) -> dict[str, torch.Tensor]:
     shape = (20, 6, 2, 2) if head.needs_maps else (20, 6)
     source = Features(torch.randn(shape, generator=torch.Generator().manual_seed(0)), table.images)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what never starts
+        warnings.simplefilter("ignore")  # parts that never start
         fit(Model(None, head), method, source, table, Settings(epochs=3, batch_size=10, device="cpu"))
     return dict(head.state_dict())
 
 
 def test_unfit_pairs_have_no_tasks() -> None:
-    asked = grid("bce", "em", search="none", seeds=1, label_masks=(TENTH, ALL))
-    bce, _ = asked.candidates
-    fewer = Grid(asked.candidates, asked.label_masks, 1, "none", frozenset({(bce, TENTH)}))
+    tasks = grid("bce", "em", search="none", seeds=1, label_masks=(TENTH, ALL))
+    bce, _ = tasks.candidates
+    fewer = Grid(tasks.candidates, tasks.label_masks, 1, "none", frozenset({(bce, TENTH)}))
     order, _ = walk(fewer)
-    assert {task.pair for task in order} == {task.pair for task in walk(asked)[0]} - {(bce, TENTH)}
+    assert {task.pair for task in order} == {task.pair for task in walk(tasks)[0]} - {(bce, TENTH)}
     assert fewer.total == 3
 
 
@@ -174,7 +176,7 @@ def test_keys_are_safe_file_names_and_differ() -> None:
     assert len({task.key for task in order}) == len(order)
 
 
-def test_hiding_is_what_drop_does() -> None:
+def test_label_masks_equal_drop() -> None:
     table = LabelTable.from_dense([[1, -1, 1, -1, 1], [1, 1, -1, -1, 1], [-1, 1, 1, 1, 0]])
     assert ALL.apply(table, 3) == table
     assert LabelMask.share(1.0) == ALL
@@ -186,7 +188,7 @@ def test_hiding_is_what_drop_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "says"),
+    ("parse", "text", "hint"),
     [
         (Candidate.parse, "bcee", "did you mean bce"),
         (Candidate.parse, "em:beta=1", "alpha"),
@@ -207,10 +209,10 @@ def test_hiding_is_what_drop_does() -> None:
         (parse_budget, "1.2.3m", "30m"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_a_hint(parse: Callable[[str], object], text: str, says: str) -> None:
+def test_bad_texts_are_refused_with_a_hint(parse: Callable[[str], object], text: str, hint: str) -> None:
     with pytest.raises(UserError) as caught:
         parse(text)
-    assert says in caught.value.fix
+    assert hint in caught.value.fix
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5H", 5400)])

@@ -11,7 +11,7 @@ from halflabel.experiments.grid import Task
 from halflabel.experiments.result import ComparisonRow
 
 
-def test_the_naive_reading_and_full_labels_are_trained_beside(go: Any, trained: list[Task]) -> None:
+def test_naive_reading_and_full_labels_are_trained_as_references(go: Any, trained: list[Task]) -> None:
     fitted = go(names=["em"], shares=[0.3], references=True, search="small", seeds=2)
     rows = {row.role: row for row in fitted.rows}
     assert {role: (row.labels, row.method, row.seeds) for role, row in rows.items()} == {
@@ -27,7 +27,7 @@ def test_the_naive_reading_and_full_labels_are_trained_beside(go: Any, trained: 
     assert "With all labels known, asl has" in sentence
 
 
-def test_they_are_not_trained_twice(go: Any, trained: list[Task]) -> None:
+def test_references_are_not_trained_twice(go: Any, trained: list[Task]) -> None:
     fitted = go(names=["an", "bce"], shares=[0.3, 1], references=True, seeds=1)
     assert len(trained) == 4
     assert {(row.labels, row.method): row.role for row in fitted.rows} == {
@@ -41,8 +41,8 @@ def test_they_are_not_trained_twice(go: Any, trained: list[Task]) -> None:
 def row(method: str, behind: float = 0.0, half: float = 0.01, labels: str = "10 %", role: str = "") -> ComparisonRow:
     ends = (behind - half, behind + half) if behind else (0.0, 0.0)
     numbers = {"mAP_low": 0.6, "mAP_high": 0.8, "behind": behind, "behind_low": ends[0], "behind_high": ends[1]}
-    other = dict.fromkeys(["seed_sd", "validation", "seconds", "memory", "CF1", "CF1_sd", "OF1", "OF1_sd"], 0.0)
-    other |= dict.fromkeys(["lr", "tried", "to_try", "kept"], 0.0) | {"known": 1.0}
+    zeros = dict.fromkeys(["seed_sd", "validation", "seconds", "memory", "CF1", "CF1_sd", "OF1", "OF1_sd"], 0.0)
+    zeros |= dict.fromkeys(["lr", "tried", "to_try", "kept"], 0.0) | {"known": 1.0}
     return ComparisonRow(
         labels,
         method,
@@ -54,7 +54,7 @@ def row(method: str, behind: float = 0.0, half: float = 0.01, labels: str = "10 
         rate_at_edge=False,
         role=role,
         **numbers,
-        **other,  # type: ignore[arg-type]
+        **zeros,  # type: ignore[arg-type]
     )
 
 
@@ -79,7 +79,7 @@ def row(method: str, behind: float = 0.0, half: float = 0.01, labels: str = "10 
         ),
     ],
 )
-def test_the_last_sentence_says_which_is_best_by_how_much_and_how_surely(
+def test_the_conclusion_names_the_best_method_its_lead_and_interval(
     rows: list[ComparisonRow], parts: list[str]
 ) -> None:
     (sentence,) = conclude_comparison(rows)

@@ -39,10 +39,10 @@ def test_difference_is_the_formula(seeds: int) -> None:
 def test_interval_of_one_seed_is_that_of_the_bootstrap() -> None:
     rng = np.random.default_rng(0)
     labels = rng.choice([-1, 0, 1], size=(30, 4), p=[0.7, 0.2, 0.1]).astype(np.int8)
-    actual = metrics.bootstrap(rng.normal(size=labels.shape) + labels, labels, n=50)
-    worth = metrics.positives_of_mean(torch.from_numpy((labels > 0).sum(0)))
-    one = interval(np.array([actual.mean]), actual.replicates.numpy()[None], worth)
-    assert tuple(one) == pytest.approx((actual.mean, actual.mean_low, actual.mean_high), abs=1e-9)
+    bootstrap = metrics.bootstrap(rng.normal(size=labels.shape) + labels, labels, n=50)
+    positives = metrics.positives_of_mean(torch.from_numpy((labels > 0).sum(0)))
+    actual_interval = interval(np.array([bootstrap.mean]), bootstrap.replicates.numpy()[None], positives)
+    assert tuple(actual_interval) == pytest.approx((bootstrap.mean, bootstrap.mean_low, bootstrap.mean_high), abs=1e-9)
 
 
 def test_interval_of_seeds_is_the_formula_of_the_metric() -> None:
@@ -58,7 +58,7 @@ def test_interval_of_seeds_is_the_formula_of_the_metric() -> None:
     assert tuple(interval(values, replicates, 200)) == pytest.approx((centre, float(ends[0]), float(ends[1])))
 
 
-def test_difference_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_difference_covers_the_truth_at_the_stated_level() -> None:
     """Three seeds on one draw of images; the replicates know the spread of images, the values that of seeds."""
     rng = np.random.default_rng(0)
     hits = []
@@ -71,8 +71,8 @@ def test_difference_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.92 <= np.mean(hits) <= 0.99
 
 
-def test_no_difference_is_less_sure_the_fewer_positives() -> None:
-    """Methods that rank all positives alike: one of these would show nothing if there were a difference."""
+def test_few_positives_widen_the_interval_of_a_difference() -> None:
+    """Methods that rank all positives alike: with few positives a difference might not show."""
     mean, low, high = difference(np.zeros(3), np.zeros((3, 20)), 1)
     assert (mean, low, high) == pytest.approx((0, -0.49, 0.49), abs=1e-3)
     assert difference(np.zeros(3), np.zeros((3, 20)), 100).high == pytest.approx(0.0049, abs=1e-5)
@@ -81,8 +81,8 @@ def test_no_difference_is_less_sure_the_fewer_positives() -> None:
 
 def test_no_known_positive_has_no_interval() -> None:
     nothing = np.full((1, 20), np.nan)
-    for one in (interval(nothing[:, 0], nothing, 0), difference(nothing[:, 0], nothing, 0)):
-        assert all(math.isnan(value) for value in one)
+    for ends in (interval(nothing[:, 0], nothing, 0), difference(nothing[:, 0], nothing, 0)):
+        assert all(math.isnan(value) for value in ends)
 
 
 def test_seeds_that_differ_widen_the_interval() -> None:

@@ -33,55 +33,55 @@ def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str 
     config = SimpleNamespace(held_out=0.2, group=None, tune="head", solver="auto")
     data = SimpleNamespace(has_own_test=False, test_groups=None)
     bench: Any = SimpleNamespace(test=test, select=select, data=data, config=config)
-    store, actual = Store(folder), {}
+    store, outcomes = Store(folder), {}
     for candidate in candidates:
         for seed, strength in strengths[candidate.name].items():
             task = Task(candidate, LabelMask(), seed, candidate.lr, candidate.options)
             noise = np.random.default_rng(seed).normal(size=LABELS.shape)
-            actual[task] = Outcome(select=0.5, measure="mAP", best_epoch=seed + 1)
-            store.write(task, actual[task], (strength * LABELS + noise).astype(np.float32))
+            outcomes[task] = Outcome(select=0.5, measure="mAP", best_epoch=seed + 1)
+            store.write(task, outcomes[task], (strength * LABELS + noise).astype(np.float32))
     scorer = TaskScorer(bench, store)
-    result = summarise(grid, actual, scorer, bench)
+    result = summarise(grid, outcomes, scorer, bench)
     return dataclasses.replace(result, protocol=tuple(describe_protocol(grid, bench, scorer, result.rows)))
 
 
-def test_methods_are_ranked_by_seeds_that_all_have(tmp_path: Path) -> None:
-    """The better one alone has had the seed that is hard for all."""
+def test_methods_are_ranked_by_common_seeds(tmp_path: Path) -> None:
+    """Only the better method was trained with the seed that is hard for all."""
     summary = summed_up(tmp_path, {"bn-bce": {0: 0.8, 1: 0.8}, "em": {0: 2.0, 1: 2.0, 2: -1.0}})
-    best, other = summary.rows
-    assert np.mean(best.per_seed) < other.mAP < best.mAP, "the mean over all its seeds would put it last"
+    best, second = summary.rows
+    assert np.mean(best.per_seed) < second.mAP < best.mAP, "the mean over all its seeds would put it last"
     assert (best.method, best.seeds, best.unused_seeds, best.judged_by) == ("em", 2, 1, (0, 1))
-    assert (other.method, other.seeds, other.unused_seeds) == ("bn-bce", 2, 0)
+    assert (second.method, second.seeds, second.unused_seeds) == ("bn-bce", 2, 0)
     assert best.mAP == pytest.approx(np.mean(best.per_seed[:2]))
     assert len(best.per_seed) == len(best.best_epochs) == 3
-    gaps = [b - a for a, b in zip(best.per_seed, other.per_seed, strict=False)]
-    assert other.behind == pytest.approx(np.mean(gaps))
-    assert other.behind < 0
+    gaps = [b - a for a, b in zip(best.per_seed, second.per_seed, strict=False)]
+    assert second.behind == pytest.approx(np.mean(gaps))
+    assert second.behind < 0
     assert [run.rpartition("-seed")[2][0] for run in best.runs] == ["0", "1"]
     assert any("further finished seeds" in line and "em at all: 1" in line for line in summary.protocol)
-    shown = summary.table()[0]
-    assert (shown["judged_by"], shown["runs"]) == ("0 1", " ".join(best.runs))
+    table_row = summary.table()[0]
+    assert (table_row["judged_by"], table_row["runs"]) == ("0 1", " ".join(best.runs))
 
 
-def test_who_shares_no_seed_is_not_ranked(tmp_path: Path) -> None:
+def test_a_method_without_a_common_seed_is_not_ranked(tmp_path: Path) -> None:
     summary = summed_up(tmp_path, {"bn-bce": {0: 0.8, 1: 0.8}, "em": {0: 0.5, 1: 0.5}, "an": {2: 3.0}})
     assert [row.method for row in summary.rows] == ["bn-bce", "em", "an"]
     assert math.isnan(summary.rows[-1].behind)
     assert any("Not ranked" in line and "an at all" in line for line in summary.protocol)
 
 
-def test_equal_seeds_are_all_counted() -> None:
+def test_common_seeds() -> None:
     assert common_seeds({}) == ()
     assert common_seeds({"a": [2, 0], "b": [0, 2]}) == (0, 2)
 
 
-def test_with_nothing_hidden_nothing_was_chosen_on_hidden_truth(tmp_path: Path) -> None:
+def test_full_labels_are_never_selected_by_hidden_labels(tmp_path: Path) -> None:
     summary = summed_up(tmp_path, {"em": {0: 1.0}}, select="hidden")
     assert {row.labels: row.selected_on for row in summary.rows} == {"all": "known labels"}
 
 
 def row(labels: str, method: str, **more: Any) -> ComparisonRow:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "mAP": 0.8123,
         "mAP_low": 0.5057,
         "mAP_high": 0.9211,
@@ -108,7 +108,7 @@ def row(labels: str, method: str, **more: Any) -> ComparisonRow:
         "solver": "sgd",
         "per_seed": (0.8, 0.82, 0.7),
     }
-    return ComparisonRow(labels, method, **{**given, **more})
+    return ComparisonRow(labels, method, **{**values, **more})
 
 
 RESULT = Comparison(
@@ -121,7 +121,7 @@ RESULT = Comparison(
 
 
 @pytest.mark.parametrize(("terminal", "width"), [(True, 80), (True, 60), (True, 200), (False, 80)])
-def test_no_figure_is_ever_cut(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int) -> None:
+def test_numbers_are_never_truncated(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int) -> None:
     screen = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, color_system=None)
     for module in (command, grid):
         monkeypatch.setattr(module, "console", screen)

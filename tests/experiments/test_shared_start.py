@@ -62,11 +62,11 @@ def features() -> Tensor:
 )
 def test_scores_are_those_of_the_start(name: str, options: dict[str, Any]) -> None:
     _, head = begun(name, **options)
-    wanted = linear()[0](features()).logits
-    assert torch.allclose(head(features()).logits, wanted, atol=1e-4)
+    expected = linear()[0](features()).logits
+    assert torch.allclose(head(features()).logits, expected, atol=1e-4)
 
 
-def test_what_fast0tag_learns_later_is_among_the_same_vectors() -> None:
+def test_fast0tag_keeps_the_vectors_of_the_start() -> None:
     method, head = begun("fast0tag", vector_size=8)
     before = head(features()).logits
     method.start(labels())  # as training does
@@ -74,7 +74,7 @@ def test_what_fast0tag_learns_later_is_among_the_same_vectors() -> None:
 
 
 @pytest.mark.parametrize("dimensions", [2, CLASSES, 30])
-def test_wsabie_begins_with_the_nearest_factors(dimensions: int) -> None:
+def test_wsabie_starts_from_the_truncated_svd(dimensions: int) -> None:
     _, head = begun("wsabie", dimensions=dimensions)
     weight = linear()[0].linear.weight.detach()
     actual = head.labels.detach() @ head.images.detach()  # type: ignore[union-attr,operator]
@@ -88,7 +88,7 @@ def test_wsabie_begins_with_the_nearest_factors(dimensions: int) -> None:
     assert bool((head.labels.grad.abs().sum(0) > 0).all())  # no dimension is dead
 
 
-def test_a_head_of_another_kind_begins_as_it_was_made() -> None:
+def test_a_head_without_linear_weights_is_unchanged() -> None:
     method = recipe("cnn-rnn").make()
     head = seeded(2, lambda: method.head(CHANNELS, CLASSES))
     before = {name: value.clone() for name, value in head.state_dict().items()}
@@ -98,30 +98,30 @@ def test_a_head_of_another_kind_begins_as_it_was_made() -> None:
         copy_start({}, Model(None, head), method, labels())
 
 
-def test_the_backbone_goes_over_where_it_is_tuned() -> None:
+def test_a_tuned_backbone_is_copied() -> None:
     first = Model(build_backbone("tiny", pretrained=False, size=32), Linear(CHANNELS, CLASSES))
     with torch.no_grad():
         for value in first.parameters():
             value.add_(1.0)
     method = recipe("lsep").make()
-    other = Model(build_backbone("tiny", pretrained=False, size=32), method.head(CHANNELS, CLASSES))
-    copy_start(first.state_dict(), other, method, labels())
-    for name, value in other.state_dict().items():
+    started = Model(build_backbone("tiny", pretrained=False, size=32), method.head(CHANNELS, CLASSES))
+    copy_start(first.state_dict(), started, method, labels())
+    for name, value in started.state_dict().items():
         assert torch.equal(value, first.state_dict()[name]), name
 
 
 @pytest.fixture
 def fits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """Epochs, seed and known labels of what is really trained, in its order."""
-    seen: list[tuple[int, int, int]] = []
+    """Epochs, seed and known labels of each training, in order."""
+    trainings: list[tuple[int, int, int]] = []
     original = halflabel.training.loop.fit
 
     def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
-        seen.append((settings.epochs, settings.seed, table.known))
+        trainings.append((settings.epochs, settings.seed, table.known))
         return original(model, method, source, table, settings, **more)
 
     monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
-    return seen
+    return trainings
 
 
 def task(method: str, seed: int = 0, share: float = 0.5) -> Task:
@@ -131,7 +131,7 @@ def task(method: str, seed: int = 0, share: float = 0.5) -> Task:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tune", ["head", "all"])
-def test_trained_once_per_seed_and_hiding(
+def test_trained_once_per_seed_and_label_mask(
     tune: Any, digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
 ) -> None:
     messages: list[str] = []
@@ -147,8 +147,8 @@ def test_trained_once_per_seed_and_hiding(
         )
 
     first = bench()
-    for one in (task("lsep"), task("logistic"), task("wsabie"), task("lsep", seed=1), task("lsep", share=0.8)):
-        first.train(one)
+    for each_task in (task("lsep"), task("logistic"), task("wsabie"), task("lsep", seed=1), task("lsep", share=0.8)):
+        first.train(each_task)
     epochs = [(epochs, seed) for epochs, seed, _ in fits]
     # The start before what needs it; the task that is the start is only scored.
     assert epochs == [(3, 0), (2, 0), (2, 0), (3, 1), (2, 1), (3, 0), (2, 0)]
@@ -166,7 +166,7 @@ def test_trained_once_per_seed_and_hiding(
     assert read_start(tmp_path / "nothing") is None
 
 
-def test_another_test_has_the_same_start(
+def test_another_test_set_reuses_the_start(
     digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
 ) -> None:
     rest = digits.table.subset(np.arange(20, 60))
@@ -176,21 +176,21 @@ def test_another_test_has_the_same_start(
         bench = Bench(data, config, cache=tmp_path, start=START)
         bench.train(task("lsep"))
     assert [epochs for epochs, *_ in fits] == [3, 2, 2]
-    (kept_as,) = (tmp_path / "starts").iterdir()
-    other = Bench(data, config, cache=tmp_path, start=replace(START, epochs=1))
-    other.train(task("lsep"))
+    (stored_start,) = (tmp_path / "starts").iterdir()
+    shorter = Bench(data, config, cache=tmp_path, start=replace(START, epochs=1))
+    shorter.train(task("lsep"))
     assert len(list((tmp_path / "starts").iterdir())) == 2
-    assert kept_as.exists()
+    assert stored_start.exists()
 
 
-def test_the_start_is_the_method_trained_alone(digits: Any, config: Config, tmp_path: Path) -> None:
+def test_the_start_equals_its_method_trained_alone(digits: Any, config: Config, tmp_path: Path) -> None:
     alone = replace(config, settings=replace(config.settings, epochs=START.epochs))
     plain = Bench(split_data(digits.table, digits.images), alone, cache=tmp_path).train(task("logistic"))
     started = Bench(split_data(digits.table, digits.images), config, cache=tmp_path, start=START)
     assert np.array_equal(started.train(task("logistic")).logits, plain.logits)
     assert started.identity()["start"]["epochs"] == 3
     assert "start" not in Bench(split_data(digits.table, digits.images), config, cache=tmp_path).identity()
-    # Where cannot be used any more, a method with the same head stays where it began.
+    # With a learning rate of 0 a method with the same head stays where it started.
     still = replace(config, settings=replace(config.settings, schedule="constant"))
     bench = Bench(split_data(digits.table, digits.images), still, cache=tmp_path, start=START)
     same = bench.train(replace(task("lsep"), lr=0.0, candidate=replace(task("lsep").candidate, weight_decay=0.0)))
@@ -198,7 +198,7 @@ def test_the_start_is_the_method_trained_alone(digits: Any, config: Config, tmp_
     assert np.allclose(same.logits, first.logits, atol=1e-6)
 
 
-def test_a_budget_ends_the_start_too(digits: Any, config: Config, tmp_path: Path) -> None:
+def test_the_budget_also_limits_the_start(digits: Any, config: Config, tmp_path: Path) -> None:
     bench = Bench(split_data(digits.table, digits.images), config, cache=tmp_path, start=START)
     bench.train(task("lsep", seed=1))  # features are there
     bench.reporter = Reporter(deadline=time.monotonic() - 1)
@@ -207,7 +207,7 @@ def test_a_budget_ends_the_start_too(digits: Any, config: Config, tmp_path: Path
     assert len(list((tmp_path / "starts").iterdir())) == 1
 
 
-def test_a_start_of_the_labelled_images_for_tasks_of_all(
+def test_a_start_on_labelled_images_only(
     digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
 ) -> None:
     dense = replace(task("lsep"), label_mask=LabelMask("dense", (("share", 0.2),)))
@@ -230,45 +230,45 @@ def test_a_start_of_the_labelled_images_for_tasks_of_all(
 def test_epochs_of_the_head_alone_are_not_cut_short(
     digits: Any, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Any] = []
+    trainings: list[Any] = []
     original = halflabel.training.loop.fit
 
     def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
         fitted = original(model, method, source, table, settings, **more)
-        seen.append((settings.epochs, settings.patience, len(fitted.log)))
+        trainings.append((settings.epochs, settings.patience, len(fitted.log)))
         return fitted
 
     monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
     # A rate of 0: no epoch is better than the first.
     settings = replace(config.settings, patience=1, epochs=4)
-    whole = replace(config, tune="all", settings=settings, linear_init=3, linear_lr=0.0)
+    tuned = replace(config, tune="all", settings=settings, linear_init=3, linear_lr=0.0)
     role = replace(task("role-li"), lr=0.0, candidate=replace(task("role-li").candidate, weight_decay=0.0))
-    bench = Bench(split_data(digits.table, digits.images), whole, cache=tmp_path)
+    bench = Bench(split_data(digits.table, digits.images), tuned, cache=tmp_path)
     bench.train(role)
-    assert seen == [(3, 0, 3), (4, 1, 2)]
+    assert trainings == [(3, 0, 3), (4, 1, 2)]
     assert bench.identity()["linear_init"] == 3
-    bench.config = replace(whole, linear_init=0)
+    bench.config = replace(tuned, linear_init=0)
     bench.train(role)
-    assert seen[2] == (25, 0, 25)
+    assert trainings[2] == (25, 0, 25)
     assert "linear_init" not in bench.identity()
     bench.train(replace(role, candidate=replace(role.candidate, method="role")))
-    assert len(seen) == 5  # it has none
+    assert len(trainings) == 5  # it has none
 
 
-def test_images_of_which_nothing_is_known_can_be_left_out(
+def test_images_without_labels_can_be_left_out(
     digits: Any, config: Config, tmp_path: Path, fits: list[tuple[int, int, int]]
 ) -> None:
     dense = replace(task("bce"), label_mask=LabelMask("dense", (("share", 0.2),)))
-    whole, part = (
+    all_images, labelled_images = (
         Bench(split_data(digits.table, digits.images), config, cache=tmp_path, labelled_only=only)
         for only in (False, True)
     )
-    outside = [bench.divide(dense.label_mask, 0).outside.tolist() for bench in (whole, part)]
+    outside = [bench.divide(dense.label_mask, 0).outside.tolist() for bench in (all_images, labelled_images)]
     assert outside[0] == outside[1]
-    inside = part.divide(dense.label_mask, 0).inside
-    assert 0 < len(inside) < len(whole.divide(dense.label_mask, 0).inside) / 2
-    known = part.divide(dense.label_mask, 0).known.subset(inside)
+    inside = labelled_images.divide(dense.label_mask, 0).inside
+    assert 0 < len(inside) < len(all_images.divide(dense.label_mask, 0).inside) / 2
+    known = labelled_images.divide(dense.label_mask, 0).known.subset(inside)
     assert (np.diff(known.start) > 0).all()
-    part.train(dense)
+    labelled_images.train(dense)
     assert fits[0][2] == known.known
-    assert part.identity()["labelled only"] is True
+    assert labelled_images.identity()["labelled only"] is True

@@ -52,8 +52,8 @@ def test_a_task_has_the_scores_of_a_run_of_train(
 
     data, run = bench.data, RunFolder(tmp_path / "run")
     settings = Settings(seed=1, device="cpu")
-    wanted = Config(method=method, backbone="tiny", size=32, solver="auto", settings=settings)
-    train(HALF.apply(data.rest, 1), digits.images[torch.from_numpy(data.inside)], wanted, run)
+    config = Config(method=method, backbone="tiny", size=32, solver="auto", settings=settings)
+    train(HALF.apply(data.rest, 1), digits.images[torch.from_numpy(data.inside)], config, run)
     predictor = Predictor.from_run(run)
     test = Arrays(digits.images[torch.from_numpy(data.outside)], data.test.images, predictor.views)
     np.testing.assert_allclose(logits, score_source(predictor.model, test).logits.numpy(), rtol=1e-2, atol=2e-2)
@@ -61,7 +61,7 @@ def test_a_task_has_the_scores_of_a_run_of_train(
     assert pytest.approx((decided.CF1, decided.OF1), abs=0.03) == (outcome.CF1, outcome.OF1)
 
 
-def test_what_needs_batches_is_trained_in_batches(digits: Any, auto: Config, cache: Path) -> None:
+def test_methods_that_need_batches_use_sgd(digits: Any, auto: Config, cache: Path) -> None:
     bench = Bench(split_data(digits.table, digits.images), auto, cache)
     assert bench.choose_solver(Candidate.parse("wsabie")).solver == "sgd"
     in_batches = dataclasses.replace(auto, solver="sgd")
@@ -86,15 +86,15 @@ def test_no_image_is_held_out_and_no_rate_is_searched(
     assert not any("validation images (" in line for line in fitted.protocol)
 
 
-def test_a_given_rate_is_a_choice_of_batches(go: Any, auto: Config) -> None:
+def test_a_given_learning_rate_chooses_sgd(go: Any, auto: Config) -> None:
     assert [row.solver for row in go(names=["em"], config=auto, lr=0.01, seeds=1).rows] == ["sgd"]
 
 
 def test_a_method_that_the_solver_cannot_fit_is_listed(go: Any, quick: Config) -> None:
     fitted = go(names=["bn-bce", "wsabie"], config=dataclasses.replace(quick, solver="lbfgs"), shares=[0.5], seeds=1)
     assert [row.method for row in fitted.rows] == ["bn-bce"]
-    ((labels, method, what, reason),) = fitted.failures
-    assert (labels, method, what) == ("50 %", "wsabie", "all")
+    ((labels, method, scope, reason),) = fitted.failures
+    assert (labels, method, scope) == ("50 %", "wsabie", "all")
     assert "needs batches" in reason
 
 
@@ -123,7 +123,7 @@ def test_readings_of_uncertain_labels_are_compared(digits: Any, go: Callable[...
     value = np.where((value > 0) & (np.arange(len(value)) % 3 == 0), UNCERTAIN, value)
     table = LabelTable.from_entries(digits.table.images, digits.table.classes, image, column, value)
     readings = ("ignore", "present", "absent", "soft")
-    result = go(names=[f"bce:uncertain={each}" for each in readings], table=table, config=auto, seeds=1)
+    result = go(names=[f"bce:uncertain={reading}" for reading in readings], table=table, config=auto, seeds=1)
     assert not result.failures
     assert {row.options["uncertain"] for row in result.rows} == set(readings)
     assert len({row.mAP for row in result.rows}) == 4

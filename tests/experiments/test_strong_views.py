@@ -38,7 +38,7 @@ def views_differ(source: Any) -> bool:
 
 
 @pytest.mark.parametrize("room", [0, 1 << 30], ids=["mapped", "in memory"])
-def test_a_strong_view_teaches_something_else_than_the_weak_one(
+def test_strong_views_change_the_result(
     digits: Any, config: Config, cache: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     monkeypatch.setattr(sources, "_MAX_BYTES_IN_MEMORY", room)
@@ -46,7 +46,7 @@ def test_a_strong_view_teaches_something_else_than_the_weak_one(
     assert not np.allclose(logits(bench, CONSISTENT), logits(bench, PSEUDO), atol=1e-3)
 
 
-def test_strong_views_count_for_what_fits_into_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_strong_views_count_towards_the_memory_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     actual = np.arange(60, dtype=np.float16).reshape(3, 4, 5)
     np.save(tmp_path / "values.npy", actual)
     plain, *strong = np.load(tmp_path / "values.npy", mmap_mode="r")
@@ -64,18 +64,18 @@ def test_strong_views_count_for_what_fits_into_memory(monkeypatch: pytest.Monkey
 def test_a_study_trains_on_both_views(
     digits: Any, config: Config, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[bool] = []
+    differ: list[bool] = []
     original = module.fit
 
     def fit(model: Any, method: Any, source: Any, *rest: Any, **more: Any) -> Any:
-        seen.append(views_differ(source))
+        differ.append(views_differ(source))
         return original(model, method, source, *rest, **more)
 
     monkeypatch.setattr(module, "fit", fit)
-    how = {"budgets": (0.5,), "strategies": ("partial",), "seeds": 1, "config": config, "cache": cache}
-    study(digits.table, digits.images, out=tmp_path, method="srcr", **how)
-    assert seen
-    assert all(seen)
+    options = {"budgets": (0.5,), "strategies": ("partial",), "seeds": 1, "config": config, "cache": cache}
+    study(digits.table, digits.images, out=tmp_path, method="srcr", **options)
+    assert differ
+    assert all(differ)
 
 
 def test_other_weights_in_the_same_file_are_another_comparison(
@@ -84,8 +84,8 @@ def test_other_weights_in_the_same_file_are_another_comparison(
     path = tmp_path / "weights.safetensors"
     state = build_backbone("tiny", size=32).model.state_dict()
     save_tensors(state, path)
-    given = dataclasses.replace(config, weights=str(path))
-    go(config=given, seeds=1)
+    with_weights = dataclasses.replace(config, weights=str(path))
+    go(config=with_weights, seeds=1)
     path = path.rename(tmp_path / "moved.safetensors")
     trained.clear()
     go(config=dataclasses.replace(config, weights=str(path)), seeds=1)

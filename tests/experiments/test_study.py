@@ -57,24 +57,11 @@ SMALL: dict[str, Any] = {"backbone": "tiny", "size": 32, "settings": Settings(ep
 CONFIG = Config(held_out=0.0, **SMALL)
 
 
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
-    seen: list[Task] = []
-    original = Bench.train
-
-    def train(self: Bench, task: Task, **more: Any) -> Trained:
-        seen.append(task)
-        return original(self, task, **more)
-
-    monkeypatch.setattr(Bench, "train", train)
-    return seen
-
-
 def run(*words: str | Path) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
 
 
-def test_the_same_budget_is_spent_in_four_ways(
+def test_four_strategies_spend_the_same_budget(
     painted: Any, cache: Path, tmp_path: Path, trained: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, table = painted
@@ -108,17 +95,21 @@ def test_the_same_budget_is_spent_in_four_ways(
     assert plus.share == pytest.approx((by_task["noisy+", 0].dense() == truth).mean())
     # A point is the mean over seeds of the mAP of the scores that are kept.
     test = table.subset(np.flatnonzero(assign_parts(table, (0.8, 0.2)) == 1)).dense()
-    kept = [np.load(path) for path in sorted((tmp_path / "tasks").glob("bn-bce-25_-seed*.npy"))]
-    assert len(kept) == 2
+    stored_logits = [np.load(path) for path in sorted((tmp_path / "tasks").glob("bn-bce-25_-seed*.npy"))]
+    assert len(stored_logits) == 2
     point = next(point for point in result.points if (point.strategy, point.share) == ("partial", 0.25))
-    assert point.mAP == pytest.approx(np.mean([metrics.mean_average_precision(one, test) for one in kept]))
+    assert point.mAP == pytest.approx(
+        np.mean([metrics.mean_average_precision(scores, test) for scores in stored_logits])
+    )
     assert point.low <= point.mAP <= point.high
     assert point.labels == by_task["25 %", 0].known
     with open(tmp_path / "study.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == len(result.points)
     for step in result.steps:
         more, less = (
-            next(one.per_seed for one in result.points if (one.strategy, one.share) == (step.strategy, share))
+            next(
+                scores.per_seed for scores in result.points if (scores.strategy, scores.share) == (step.strategy, share)
+            )
             for share in (step.share, step.other_share)
         )
         assert step.difference == pytest.approx(np.mean(more) - np.mean(less))
@@ -129,21 +120,21 @@ def test_the_same_budget_is_spent_in_four_ways(
     gaps = {(gap.share, gap.other, gap.other_share) for gap in result.gaps if gap.other != "noisy+"}
     assert gaps == {(0.25, "dense", 0.25), (0.75, "dense", 0.75), (0.25, "noisy", 0.75), (0.75, "noisy", 0.75)}
     trained.clear()
-    again = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
+    repeated = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
     assert not trained
-    assert again == result
+    assert repeated == result
 
 
 def test_only_fully_labelled_images_are_studied(painted: Any, cache: Path, tmp_path: Path) -> None:
     images, table = painted
-    some = drop.partial(table, 0.5, seed=3).merge(drop.dense(table, 0.5, seed=3))
+    half_labelled = drop.partial(table, 0.5, seed=3).merge(drop.dense(table, 0.5, seed=3))
     result = study(
-        some, images, out=tmp_path, budgets=(0.5,), strategies=["partial"], seeds=1, config=CONFIG, cache=cache
+        half_labelled, images, out=tmp_path, budgets=(0.5,), strategies=["partial"], seeds=1, config=CONFIG, cache=cache
     )
     assert result.protocol[0].startswith("60 of 120 images have all labels known and are used")
-    few = drop.dense(table, 0.1, seed=3)
+    tenth_labelled = drop.dense(table, 0.1, seed=3)
     with pytest.raises(UserError, match="12 of 120 images") as caught:
-        study(few, images, out=tmp_path / "b", config=CONFIG)
+        study(tenth_labelled, images, out=tmp_path / "b", config=CONFIG)
     assert "--grow" in caught.value.fix
     assert not (tmp_path / "b").exists()
 
@@ -152,9 +143,9 @@ def gap(share: float, other: str, at: float, difference: float, half: float) -> 
     return Gap("partial", share, other, at, difference, difference - half, difference + half)
 
 
-def test_conclusions_say_what_the_intervals_support_and_no_more() -> None:
-    both = conclude([gap(0.1, "dense", 0.1, 0.04, 0.01), gap(0.5, "dense", 0.5, 0.01, 0.02)])
-    assert both == [
+def test_conclusions_follow_the_intervals() -> None:
+    sentences = conclude([gap(0.1, "dense", 0.1, 0.04, 0.01), gap(0.5, "dense", 0.5, 0.01, 0.02)])
+    assert sentences == [
         "With the same number of clean labels, partial labels give a higher mAP than dense ones with 10 % "
         "(+4.00 points of mAP, +3.00 to +5.00); no difference between partial and dense labels is "
         "significant with 50 %."
@@ -185,7 +176,7 @@ def test_conclusions_say_what_the_intervals_support_and_no_more() -> None:
     assert describe_control([]) == "", "nothing was compared"
 
 
-def test_the_law_is_found_again() -> None:
+def test_the_parameters_of_the_law_are_recovered() -> None:
     share = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
     true = [(0.9, 0.1, 0.5), (0.7, 0.02, 1.0), (0.8, 0.0, 1.0)]
     value = np.stack([a - b * share**-c for a, b, c in true])
@@ -204,21 +195,21 @@ def test_the_law_is_found_again() -> None:
 def curve(spread: float, images: float, seeds: int, number: int, a: float = 0.9) -> dict[float, dict[int, TaskScore]]:
     """Scores that scatter about a = 0.9, b = 0.1, c = 0.5, over seeds and over test images, shared by all shares."""
     rng = np.random.default_rng(number)
-    shift, actual = rng.normal(0, images), {}
+    shift, scores = rng.normal(0, images), {}
     for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0):
         values = a - 0.1 * share**-0.5 + shift + rng.normal(0, spread, seeds)
-        actual[share] = {
+        scores[share] = {
             s: TaskScore(float(v), v + np.linspace(-2, 2, 400) * images, 500) for s, v in enumerate(values)
         }
-    return actual
+    return scores
 
 
-def test_the_interval_of_the_gain_holds_the_truth_nearly_always() -> None:
+def test_the_interval_of_the_gain_covers_the_truth() -> None:
     true = 0.1 * (1 - 2**-0.5)
-    actual = [extrapolate(curve(0.005, 0.01, 3, number)) for number in range(40)]
-    held = sum(one.gain.low <= true <= one.gain.high for one in actual)
-    assert held >= 34  # 95 % of 40 are 38
-    assert np.mean([one.gain.mean for one in actual]) == pytest.approx(true, abs=0.004)
+    extrapolations = [extrapolate(curve(0.005, 0.01, 3, number)) for number in range(40)]
+    covered = sum(extrapolation.gain.low <= true <= extrapolation.gain.high for extrapolation in extrapolations)
+    assert covered >= 34  # 95 % of 40 are 38
+    assert np.mean([extrapolation.gain.mean for extrapolation in extrapolations]) == pytest.approx(true, abs=0.004)
     tight = extrapolate(curve(0.001, 0.01, 3, 1)).gain
     wide = extrapolate(curve(0.01, 0.01, 3, 1)).gain
     assert tight.high - tight.low < 0.5 * (wide.high - wide.low)
@@ -227,23 +218,23 @@ def test_the_interval_of_the_gain_holds_the_truth_nearly_always() -> None:
     assert backtest.foretold.mean == pytest.approx(backtest.measured, abs=1e-3)
 
 
-def test_noise_is_normal_and_a_function_of_its_place() -> None:
-    actual = learning_curve._normal(400, 50)
+def test_noise_is_normal_and_a_function_of_row_and_column() -> None:
+    noise = learning_curve._normal(400, 50)
     for row, column in ((0, 0), (3, 7), (399, 49)):
         u, v = (float(uniform(0, row, column, part)[0]) for part in (0, 1))
-        assert actual[row, column] == pytest.approx(math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v))
-    np.testing.assert_array_equal(learning_curve._normal(5, 3), actual[:5, :3])
-    moments = [float((actual**power).mean()) for power in (1, 2, 3, 4)]
+        assert noise[row, column] == pytest.approx(math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v))
+    np.testing.assert_array_equal(learning_curve._normal(5, 3), noise[:5, :3])
+    moments = [float((noise**power).mean()) for power in (1, 2, 3, 4)]
     assert moments == pytest.approx([0, 1, 0, 3], abs=0.1)
 
 
 def test_intervals_do_not_change_with_numpy() -> None:
-    """Written down once: no generator that may change is asked."""
-    actual = {
+    """The noise uses no generator of numpy, whose streams may change."""
+    scores = {
         share: {seed: TaskScore(0.9 - 0.1 * share**-0.5 + 0.002 * seed, np.full(50, 0.8), 500) for seed in range(3)}
         for share in (1 / 8, 1 / 4, 1 / 2, 1.0)
     }
-    gain = extrapolate(actual).gain
+    gain = extrapolate(scores).gain
     assert (gain.low, gain.high) == pytest.approx((0.026638300, 0.031665082), abs=1e-7)
 
 
@@ -303,51 +294,57 @@ def test_the_curve_is_fitted_to_the_same_seeds_at_all_shares(
 ) -> None:
     """A budget may end within a round of seeds; some seeds are easier than others."""
     images, table = painted
-    how: dict[str, Any] = {"shares": (0.25, 0.5, 1), "lr": 0.05, "config": CONFIG, "cache": cache}
-    one = grow(table, images, out=tmp_path / "one", seeds=1, **how)
-    original, begun = Bench.train, []
+    options: dict[str, Any] = {"shares": (0.25, 0.5, 1), "lr": 0.05, "config": CONFIG, "cache": cache}
+    single_seed = grow(table, images, out=tmp_path / "single_seed", seeds=1, **options)
+    original, started = Bench.train, []
 
     def train(self: Bench, task: Task, **more: Any) -> Trained:
-        begun.append(task)
-        if len(begun) > 7:  # five of seed 0, two of seed 1
+        started.append(task)
+        if len(started) > 7:  # five of seed 0, two of seed 1
             raise OutOfTime
         return original(self, task, **more)
 
     monkeypatch.setattr(Bench, "train", train)
-    cut = grow(table, images, out=tmp_path / "cut", seeds=2, **how)
+    cut = grow(table, images, out=tmp_path / "cut", seeds=2, **options)
     assert sorted(len(point.per_seed) for point in cut.points) == [1, 1, 1, 1, 2, 2]
     assert {point.seeds for point in cut.points} == {1}
-    assert (cut.law, cut.gain) == (one.law, one.gain)
-    assert [point.mAP for point in cut.points] == [point.mAP for point in one.points]
+    assert (cut.law, cut.gain) == (single_seed.law, single_seed.gain)
+    assert [point.mAP for point in cut.points] == [point.mAP for point in single_seed.points]
     assert any("2 further runs are left out" in line for line in cut.protocol)
-    assert any("too narrow" in line for line in cut.protocol), "one seed is all that counts"
+    assert any("too narrow" in line for line in cut.protocol), "only one seed counts"
 
 
-def test_a_study_is_no_comparison(painted: Any, cache: Path, tmp_path: Path) -> None:
+def test_a_study_and_a_comparison_do_not_share_a_folder(painted: Any, cache: Path, tmp_path: Path) -> None:
     images, table = painted
-    how: dict[str, Any] = {"budgets": (0.5,), "strategies": ["partial"], "seeds": 1, "config": CONFIG, "cache": cache}
-    study(table, images, out=tmp_path / "a", **how)
+    options: dict[str, Any] = {
+        "budgets": (0.5,),
+        "strategies": ["partial"],
+        "seeds": 1,
+        "config": CONFIG,
+        "cache": cache,
+    }
+    study(table, images, out=tmp_path / "a", **options)
     place = tmp_path / "a" / "config.json"
     assert json.loads(place.read_text())["what"] == "study"
     assert not is_comparison(tmp_path / "a")
-    again = compare(table, images, ["bce"], out=tmp_path / "b", seeds=1, search="none", config=Config(**SMALL))
-    assert again.rows
+    comparison = compare(table, images, ["bce"], out=tmp_path / "b", seeds=1, search="none", config=Config(**SMALL))
+    assert comparison.rows
     with pytest.raises(UserError, match="something other than a comparison"):
         compare(table, images, ["bce"], out=tmp_path / "a", seeds=1, config=Config(**SMALL))
     with pytest.raises(UserError, match="something other than a study"):
-        study(table, images, out=tmp_path / "b", **how)
+        study(table, images, out=tmp_path / "b", **options)
     with pytest.raises(UserError, match="comparison"):
         read_comparison(tmp_path / "a")
-    assert study(table, images, out=tmp_path / "a", **how).points
+    assert study(table, images, out=tmp_path / "a", **options).points
     # --force clears all of it.
-    late = study(table, images, out=tmp_path / "a", force=True, budget=1e-9, **{**how, "budgets": (0.25,)})
+    late = study(table, images, out=tmp_path / "a", force=True, budget=1e-9, **{**options, "budgets": (0.25,)})
     assert not late.points
     assert json.loads(place.read_text())["what"] == "study"
     Store(tmp_path / "a", "study").start({"other": 1}, force=True)
     assert not list((tmp_path / "a").glob("study.*"))
 
 
-def test_nothing_finished_is_no_finding(tmp_path: Path) -> None:
+def test_no_conclusion_without_a_finished_run(tmp_path: Path) -> None:
     write_folder(tmp_path, 40, size=32)
     for words in (["--grow"], []):
         out = tmp_path / f"out{len(words)}"
@@ -361,18 +358,17 @@ def test_nothing_finished_is_no_finding(tmp_path: Path) -> None:
             assert word not in result.stdout
 
 
-@pytest.mark.filterwarnings("ignore:learning from unknown entries never starts")  # in so few epochs
 @pytest.mark.filterwarnings("ignore:learning from unknown entries never starts")  # in one epoch
-def test_at_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(tmp_path, 40, size=32)
     data = [tmp_path / "train.csv", tmp_path / "images"]
     for words in (["study", "a b.csv"], ["study", "a b.csv"], ["study", "a b.csv", "--seeds", "2", "--force"]):
         monkeypatch.setattr("sys.argv", ["halflabel", *words])
         result = run("study", *data, *TINY, "--budgets", "0.5,1", "--out", tmp_path / "out", "--method", "auto")
         assert result.exit_code == 0, result.output
-    # Each command that had a part in it is kept once, without what would start from nothing.
-    kept = [["halflabel", "study", "a b.csv"], ["halflabel", "study", "a b.csv", "--seeds", "2"]]
-    assert json.loads((tmp_path / "out" / "study.json").read_text())["commands"] == kept
+    # Each command is stored once, without --force.
+    commands = [["halflabel", "study", "a b.csv"], ["halflabel", "study", "a b.csv", "--seeds", "2"]]
+    assert json.loads((tmp_path / "out" / "study.json").read_text())["commands"] == commands
     assert f"halflabel report {tmp_path / 'out'}" in result.stdout
     text = " ".join(result.stdout.split())
     for part in ("partial", "dense", "noisy+", "test mAP (95 %)", "With the same number of clean labels", "auto:"):
@@ -383,7 +379,7 @@ def test_at_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert grown.exit_code == 0, grown.output
     assert "Doubling the labels is expected to give" in grown.stdout
     assert "too narrow" in grown.stdout  # one seed
-    for words, says in (
+    for words, message in (
         (["--budgets", "half"], "--budgets 0.1,0.3,1"),
         (["--budgets", "2"], "not in (0, 1]"),
         (["--strategies", "wild"], "partial, dense, noisy, noisy+"),
@@ -393,5 +389,5 @@ def test_at_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         refused = run("study", *data, *TINY, "--out", tmp_path / "out", *words)
         assert refused.exit_code == 2, refused.output
-        assert says in " ".join(refused.stderr.split())
+        assert message in " ".join(refused.stderr.split())
         assert "Traceback" not in refused.output
