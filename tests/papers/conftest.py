@@ -36,11 +36,11 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return runs
 
 
-def save(made: Scenes, numbers: range, place: Callable[[int], Path]) -> None:
+def save(samples: Scenes, numbers: range, place: Callable[[int], Path]) -> None:
     for number in numbers:
         path = place(number)
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(made.images[number].permute(1, 2, 0).numpy()).save(path, quality=95)
+        Image.fromarray(samples.images[number].permute(1, 2, 0).numpy()).save(path, quality=95)
 
 
 def write_voc(folder: Path, year: int, train: int, test: int) -> None:
@@ -72,19 +72,19 @@ def write_coco(folder: Path, train: int, test: int) -> None:
         save(samples, numbers, lambda number, part=part: folder / part / f"{part}_{number:06d}.jpg")
 
 
-def write_open_images(folder: Path, each: int) -> None:
-    samples = scenes(3 * each, size=SIZE)
+def write_open_images(folder: Path, images_per_split: int) -> None:
+    samples = scenes(3 * images_per_split, size=SIZE)
     for number, split in enumerate(("train", "validation", "test")):
-        mine = range(number * each, (number + 1) * each)
+        numbers = range(number * images_per_split, (number + 1) * images_per_split)
         rows = [
             f"{image:016x},verification,/m/{column},{int(samples.labels[image, column] > 0)}\n"
-            for image in mine
+            for image in numbers
             for column in range(len(samples.classes))
             if (image + column) % 3
         ]
         (folder / split).mkdir(parents=True)
         (folder / split / "annotations-human.csv").write_text("ImageID,Source,LabelName,Confidence\n" + "".join(rows))
-        save(samples, mine, lambda image, split=split: folder / split / f"{image:016x}.jpg")
+        save(samples, numbers, lambda image, split=split: folder / split / f"{image:016x}.jpg")
     (folder / "classes-trainable.txt").write_text("".join(f"/m/{column}\n" for column in range(len(samples.classes))))
     boxable = "".join(f"/m/{column},digit {column}\n" for column in range(BOXABLE))
     (folder / "class-descriptions-boxable.csv").write_text(boxable)
@@ -102,17 +102,17 @@ def write_nus(folder: Path, train: int, test: int) -> None:
     save(samples, range(train + test), lambda number: folder / "Flickr" / "zoo" / f"{number:04d}.jpg")
 
 
-def write_cifar(folder: Path, each: int, classes: int = 3) -> None:
+def write_cifar(folder: Path, images_per_batch: int, classes: int = 3) -> None:
     rng = np.random.default_rng(0)
     base = folder / "cifar-10-batches-bin"
     base.mkdir(parents=True)
     (base / "batches.meta.txt").write_text("".join(f"class{number}\n" for number in range(classes)))
     for stem in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        column = np.arange(each) % classes
-        pixels = rng.integers(0, 120, (each, 3, 32 * 32))
-        pixels[np.arange(each), column] += 120  # one colour per class
+        column = np.arange(images_per_batch) % classes
+        pixels = rng.integers(0, 120, (images_per_batch, 3, 32 * 32))
+        pixels[np.arange(images_per_batch), column] += 120  # one colour per class
         (base / f"{stem}.bin").write_bytes(
-            np.concatenate([column[:, None], pixels.reshape(each, -1)], 1).astype(np.uint8).tobytes()
+            np.concatenate([column[:, None], pixels.reshape(images_per_batch, -1)], 1).astype(np.uint8).tobytes()
         )
 
 

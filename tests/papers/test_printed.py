@@ -58,8 +58,8 @@ def test_wang_2023_table_agrees_with_text() -> None:
     assert sum(gain < 0 for gain in gains("BN-BCE + SR + CR (w/o SR)", "BN-BCE + SR")) > len(shares) / 2
     assert all(gain > 0 for gain in gains("BN-BCE + SR + CR (w/ SR)", "BN-BCE + SR"))
     for column, gain in (("mAP", 2.6), ("OF1", 2.2), ("CF1", 3.0)):
-        ours, other = (value("S4-table1", row, "MS-COCO", column) for row in ("Ours", "SARB*"))
-        assert round(ours - other, 1) == gain
+        ours, sarb = (value("S4-table1", row, "MS-COCO", column) for row in ("Ours", "SARB*"))
+        assert round(ours - sarb, 1) == gain
     plcl = [value("S4-table1", "Ours", "VG-200", m) - value("S4-table1", "PLCL", "VG-200", m) for m in ("mAP", "OF1")]
     assert [round(gain, 1) for gain in plcl] == [5.1, 5.6]
 

@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from paper_examples import figure, run
 
 import halflabel.models.backbones
 import halflabel.training.loop
 from halflabel import metrics
-from halflabel.cli import app
 from halflabel.data.datasets import open_dataset
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench, Trained
 from halflabel.experiments.grid import Task
 from halflabel.labels import drop
-from halflabel.papers.result import Reproduction, TableFigure
 from halflabel.papers.run import reproduce
 from halflabel.papers.settings import Overrides
 from halflabel.papers.spec import Condition, MaskSpec, PaperMeasure, PaperTable, PaperTraining, TableRow
@@ -33,31 +31,18 @@ TINY = Overrides(backbone="tiny", size=32, epochs=2, device="cpu", workers=0)
 WORDS = ["--backbone", "tiny", "--size", "32", "--epochs", "2", "--device", "cpu", "--workers", "0"]
 
 
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "220"})
-
-
-def figure(result: Reproduction, row: str, measure: str, condition: str | None = None) -> TableFigure:
-    (match,) = [
-        each
-        for each in result.figures
-        if each.row == row and each.measure == measure and condition in (None, each.condition)
-    ]
-    return match
-
-
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     """The tasks that are trained, in order."""
-    seen: list[Task] = []
+    tasks: list[Task] = []
     original = Bench.train
 
     def train(self: Bench, task: Task, **more: Any) -> Trained:
-        seen.append(task)
+        tasks.append(task)
         return original(self, task, **more)
 
     monkeypatch.setattr(Bench, "train", train)
-    return seen
+    return tasks
 
 
 def test_tables_are_listed_without_arguments() -> None:
@@ -97,20 +82,20 @@ def test_s5_on_the_command_line_and_resumed(voc2012: Path, tmp_path: Path, train
     assert content["figures"][0]["ours"] is not None
     assert "NUS" in content["missing"]
     trained.clear()
-    again = run(*words, *WORDS, "--tune", "head")
-    assert again.exit_code == 0
+    resumed = run(*words, *WORDS, "--tune", "head")
+    assert resumed.exit_code == 0
     assert not trained
-    other = run(*words, "--backbone", "tiny", "--size", "32", "--epochs", "3", "--device", "cpu", "--tune", "head")
-    assert other.exit_code == 2
-    assert "epochs was 2, is 3" in " ".join(other.stderr.split())
-    assert "--force" in other.stderr
+    refused = run(*words, "--backbone", "tiny", "--size", "32", "--epochs", "3", "--device", "cpu", "--tune", "head")
+    assert refused.exit_code == 2
+    assert "epochs was 2, is 3" in " ".join(refused.stderr.split())
+    assert "--force" in refused.stderr
 
 
 def test_s5_measures_as_the_released_code_does(voc2012: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     """Whole network: flip only, a fifth held out with all labels, batch size, rate and patience as released."""
     result = reproduce("S5-table", voc2012, out=tmp_path, rows=["EM loss"], conditions=["VOC"], overrides=TINY)
-    assert [one.row for one in result.figures] == ["EM loss"]
-    (fit,) = [one for one in fits if one["source"].names is not None][:1]
+    assert [cell.row for cell in result.figures] == ["EM loss"]
+    (fit,) = [fit for fit in fits if fit["source"].names is not None][:1]
     full = open_dataset("voc2012", voc2012, difficult="absent")
     settings = fit["settings"]
     assert (settings.optimizer, settings.batch_size, settings.lr, settings.patience) == ("adam", 8, 1e-5, 1)
@@ -128,8 +113,8 @@ def test_s5_measures_as_the_released_code_does(voc2012: Path, tmp_path: Path, fi
     logits = torch.from_numpy(np.load(next(tmp_path.glob("*/tasks/*.npy"))))
     test = full.splits["test"].with_positives().labels
     assert len(test) == len(full.test) - 1
-    each = metrics.average_precision(logits, torch.from_numpy(test.dense()))
-    assert result.figures[0].ours == pytest.approx(100 * float(torch.nan_to_num(each).mean()))
+    per_class = metrics.average_precision(logits, torch.from_numpy(test.dense()))
+    assert result.figures[0].ours == pytest.approx(100 * float(torch.nan_to_num(per_class).mean()))
     assert result.figures[0].published == 89.09
     assert not any("frozen" in line for line in result.differs)
 
@@ -137,7 +122,7 @@ def test_s5_measures_as_the_released_code_does(voc2012: Path, tmp_path: Path, fi
 def test_s2_ablation_without_validation(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     """Last epoch on all images; the first row freezes the backbone; four measures; the paper's relabelling epochs."""
     result = reproduce("S2-table4", coco2014, out=tmp_path, rows=["BCE", "not fine-tuned"], overrides=TINY)
-    assert {one.row for one in result.figures} == {"BCE", "BCE, not fine-tuned"}
+    assert {cell.row for cell in result.figures} == {"BCE", "BCE, not fine-tuned"}
     assert all(fit["validation"] is None and fit["judge"] is None for fit in fits)
     assert all(len(fit["table"]) == 50 for fit in fits)
     assert [any(name.startswith("backbone") for name in fit["weights"]) for fit in fits] == [False, True]
@@ -161,19 +146,19 @@ def test_s2_relabelling_is_measured_against_the_truth(
     overrides = Overrides(backbone="tiny", size=32, epochs=4, tune="head", lr=0.1, device="cpu", workers=0)
     result = reproduce("S2-table2", voc2007, out=tmp_path, rows=rows, overrides=overrides)
     # The row that figures are relative to comes along.
-    assert list(dict.fromkeys(one.row for one in result.figures)) == [
+    assert list(dict.fromkeys(scores.row for scores in result.figures)) == [
         "no relabelling",
         "[a] score threshold θ=2",
         "[c] positive only θ=5",
     ]
     assert "[a] score threshold θ=2; [c] positive only θ=5: relabel_at 2,3 instead of 10,15" in result.differs
-    base, ours = (figure(result, row, "MAP") for row in ("no relabelling", "[a] score threshold θ=2"))
-    assert ours.relative_to == "no relabelling"
+    base, relabelled = (figure(result, row, "MAP") for row in ("no relabelling", "[a] score threshold θ=2"))
+    assert relabelled.relative_to == "no relabelling"
     assert math.isnan(base.published)
     logits = {path.name: torch.from_numpy(np.load(path)) for path in tmp_path.glob("*/tasks/*.npy")}
     test = open_dataset("voc2007", voc2007, train="train", test="val").test.dense()
-    maps = sorted(100 * metrics.mean_average_precision(one, test) for one in logits.values())
-    assert any(base.ours + ours.ours == pytest.approx(value) for value in maps)
+    maps = sorted(100 * metrics.mean_average_precision(scores, test) for scores in logits.values())
+    assert any(base.ours + relabelled.ours == pytest.approx(value) for value in maps)
     share = figure(result, "[a] score threshold θ=2", "label prop.")
     assert share.published == 95.29
     assert 10 <= share.ours <= 100
@@ -195,11 +180,11 @@ def test_s1_validates_on_its_own_split_and_groups_classes(
         assert list(fit["validation"].names) == list(opened.splits["validation"].labels.images)
         assert fit["judge"].labels.numpy().tolist() == opened.splits["validation"].labels.dense().tolist()
     groups = [figure(result, "Logistic", f"Group {number}", "end to end") for number in range(1, 6)]
-    whole = figure(result, "Logistic", "All classes", "end to end")
+    all_classes = figure(result, "Logistic", "All classes", "end to end")
     # Ten classes: five groups of two, so that the mean of the groups is the mean of all.
-    assert np.mean([one.ours for one in groups]) == pytest.approx(whole.ours)
-    assert whole.published == 75.85
-    assert figure(result, "Logistic", "All classes", "fixed features").difference != whole.difference
+    assert np.mean([group.ours for group in groups]) == pytest.approx(all_classes.ours)
+    assert all_classes.published == 75.85
+    assert figure(result, "Logistic", "All classes", "fixed features").difference != all_classes.difference
     assert result.skipped == ("CNN-RNN: the method 'not-here' is not available",)
     skipped = figure(result, "CNN-RNN", "All classes", "end to end")
     assert (skipped.published, skipped.runs) == (75.16, 0)
@@ -225,15 +210,15 @@ def test_s3_random_weights_trials_and_noise(
     result = reproduce(
         "S3-table1", cifar10, out=tmp_path / "a", rows=["softmax"], conditions=["random init."], overrides=overrides
     )
-    (one,) = result.figures
+    (softmax,) = result.figures
     assert calls == [False] * 5  # five batches, each a trial
-    assert (one.published, one.published_spread, one.runs, one.of_runs) == (51.46, 1.1, 5, 5)
+    assert (softmax.published, softmax.published_spread, softmax.runs, softmax.of_runs) == (51.46, 1.1, 5, 5)
     assert "tiny from random weights" in " ".join(result.protocol["random init."])
     values = []
     for place in sorted((tmp_path / "a").glob("*/tasks/*.npy")):
         logits, labels = np.load(place), np.arange(12) % 3
         values.append(100 * float((logits.argmax(1) == labels).mean()))
-    assert one.ours == pytest.approx(np.mean(values))
+    assert softmax.ours == pytest.approx(np.mean(values))
     fits.clear()
     noise = reproduce(
         "S3-noise",
@@ -245,7 +230,7 @@ def test_s3_random_weights_trials_and_noise(
     )
     assert not math.isnan(figure(noise, "RML-CNN", "Accuracy").ours)
     # The figure of the paper has no numbers, and the other measures are for images of several classes.
-    assert all(math.isnan(one.published) for one in noise.figures)
+    assert all(math.isnan(cell.published) for cell in noise.figures)
     assert math.isnan(figure(noise, "RML-CNN", "mAP").ours)
     tables = [
         open_dataset("cifar10", cifar10, labelled=6, unlabelled=False, batch=batch).train for batch in range(1, 6)
@@ -258,13 +243,13 @@ def test_s3_random_weights_trials_and_noise(
 def _small_cifar(table: PaperTable) -> PaperTable:
     """The same table with six labelled images per batch instead of 4,000, of which the masks hide none."""
 
-    def small(one: Condition) -> Condition:
-        if one.dataset != "cifar10":
-            return one
-        if not one.dataset_options:
-            return replace(one, masks=(MaskSpec("semi-supervised", {"number": 6}),))
-        masks = tuple(replace(mask, options={**mask.options, "labelled": 1.0}) for mask in one.masks)
-        return replace(one, dataset_options={**one.dataset_options, "labelled": 6}, masks=masks)
+    def small(condition: Condition) -> Condition:
+        if condition.dataset != "cifar10":
+            return condition
+        if not condition.dataset_options:
+            return replace(condition, masks=(MaskSpec("semi-supervised", {"number": 6}),))
+        masks = tuple(replace(mask, options={**mask.options, "labelled": 1.0}) for mask in condition.masks)
+        return replace(condition, dataset_options={**condition.dataset_options, "labelled": 6}, masks=masks)
 
     conditions = tuple(map(small, table.conditions))
     return replace(table, conditions=conditions)
@@ -283,12 +268,12 @@ def test_a_mean_needs_all_its_shares(coco2014: Path, tmp_path: Path, monkeypatch
     monkeypatch.setitem(TABLES, "S4-table1", small)
     overrides = Overrides(device="cpu", workers=0)
     original = Bench.train
-    done: list[Task] = []
+    trained: list[Task] = []
 
     def train(self: Bench, task: Task, **more: Any) -> Trained:
-        if len(done) == 3:
+        if len(trained) == 3:
             raise UserError("the roof is leaking", "wait")
-        done.append(task)
+        trained.append(task)
         return original(self, task, **more)
 
     monkeypatch.setattr(Bench, "train", train)
@@ -301,14 +286,14 @@ def test_a_mean_needs_all_its_shares(coco2014: Path, tmp_path: Path, monkeypatch
     assert result.failures[0].startswith("Ours, MS-COCO, 60 % of each image's labels, seed 0: ")
     assert "the roof is leaking" in result.failures[0]
     assert "30 and 60 % of each image's labels; drawn" in " ".join(result.protocol["MS-COCO"])
-    done.clear()
+    trained.clear()
     late = reproduce("S4-table1", coco2014, out=tmp_path, overrides=overrides, budget=1e-9)
     assert late.left_out == 1
     assert late.figures[1].note == "1 of 2 runs finished"
-    whole = reproduce("S4-table1", coco2014, out=tmp_path, overrides=overrides)
-    assert len(done) == 1  # only what had failed
-    assert whole.figures[0] == first
-    assert not math.isnan(whole.figures[1].ours)
+    complete = reproduce("S4-table1", coco2014, out=tmp_path, overrides=overrides)
+    assert len(trained) == 1  # only what had failed
+    assert complete.figures[0] == first
+    assert not math.isnan(complete.figures[1].ours)
 
 
 def test_a_missing_data_set_is_reported_with_its_layout(voc2012: Path, tmp_path: Path) -> None:
@@ -318,7 +303,7 @@ def test_a_missing_data_set_is_reported_with_its_layout(voc2012: Path, tmp_path:
     assert "annotations/instances_train2014.json" in text
     assert "https://cocodataset.org" in text
     assert not (tmp_path / "out").exists()
-    for words, says in (
+    for words, message in (
         (["S5-table9", voc2012], "use one of: S1-table1"),
         (["S5-table", tmp_path], "VOCdevkit"),
         (["S5-table", voc2012, "--rows", "ANN"], "use one of: All P. & All N.: BCE loss; "),
@@ -326,27 +311,27 @@ def test_a_missing_data_set_is_reported_with_its_layout(voc2012: Path, tmp_path:
     ):
         refused = run("reproduce", *words, *WORDS, "--out", tmp_path / "out")
         assert refused.exit_code == 2
-        assert says in " ".join(refused.stderr.split())
+        assert message in " ".join(refused.stderr.split())
         assert "Traceback" not in refused.output
 
 
 def test_location_of_the_feature_cache(voc2012: Path, tmp_path: Path) -> None:
     """Next to --out, shared with other tables, unless --cache names a folder or OUT/cache exists."""
     words = ["reproduce", "S5-table", voc2012, "--rows", "AN loss", "--conditions", "VOC", *WORDS, "--tune", "head"]
-    out, other, old = tmp_path / "a" / "out", tmp_path / "other", tmp_path / "b" / "out"
+    out, cache, old = tmp_path / "a" / "out", tmp_path / "other", tmp_path / "b" / "out"
     first = run(*words, "--out", out).stdout
     assert "features 49/49" in first
     assert f"Cached features and starting models, also for other tables: {tmp_path / 'a' / 'cache'}\n" in first
     assert list((tmp_path / "a" / "cache").glob("*/values.npy"))
-    assert run(*words, "--out", tmp_path / "c" / "out", "--cache", other).exit_code == 0
-    assert list(other.glob("*/values.npy"))
+    assert run(*words, "--out", tmp_path / "c" / "out", "--cache", cache).exit_code == 0
+    assert list(cache.glob("*/values.npy"))
     assert not (tmp_path / "c" / "cache").exists()
-    other.rename(tmp_path / "moved")
+    cache.rename(tmp_path / "moved")
     (old / "cache").parent.mkdir(parents=True)
     (tmp_path / "moved").rename(old / "cache")
-    again = run(*words, "--out", old)
-    assert again.exit_code == 0, again.output
-    assert "features 49/49" not in again.stdout  # none had to be computed
+    reused = run(*words, "--out", old)
+    assert reused.exit_code == 0, reused.output
+    assert "features 49/49" not in reused.stdout  # none had to be computed
     assert not (tmp_path / "b" / "cache").exists()
     (tmp_path / "file").touch()
     refused = run(*words, "--out", out, "--cache", tmp_path / "file")
@@ -381,9 +366,9 @@ def test_the_protocol_lists_deviations_of_rows(id: str) -> None:
 def test_s3_rows_quoted_from_other_papers(coco2014: Path, tmp_path: Path, fits: list[dict[str, Any]]) -> None:
     """CNN+RNN uses the F1 of its own paper, CNN+RMLC trains a head with its own rate; both report deviations."""
     result = reproduce("S3-table4", coco2014, out=tmp_path, rows=["CNN+RNN", "CNN+RMLC"], overrides=TINY)
-    own, head = (next(fit for fit in fits if fit["settings"].optimizer == name) for name in ("sgd", "adamw"))
-    assert (own["settings"].lr, head["settings"].lr, head["settings"].weight_decay) == (5e-5, 1e-3, 1e-2)
-    assert not any(name.startswith("backbone") for name in head["weights"])
+    cnn_rnn, rmlc = (next(fit for fit in fits if fit["settings"].optimizer == name) for name in ("sgd", "adamw"))
+    assert (cnn_rnn["settings"].lr, rmlc["settings"].lr, rmlc["settings"].weight_decay) == (5e-5, 1e-3, 1e-2)
+    assert not any(name.startswith("backbone") for name in rmlc["weights"])
     precision, recall = (figure(result, "CNN+RNN", name).ours for name in ("P-C", "R-C"))
     assert figure(result, "CNN+RNN", "F1-C").ours == pytest.approx(2 * precision * recall / (precision + recall))
     for row, part in (("CNN+RNN", "quoted from another paper"), ("CNN+RMLC", "another experiment: the paper uses")):
@@ -407,10 +392,10 @@ def test_s1_the_two_classifiers_of_latent_noise_are_two_rows(open_images: Path, 
     out = tmp_path / "out"
     result = reproduce("S1-table1", open_images, out=out, rows=rows, conditions=["fixed features"], overrides=TINY)
     assert not result.skipped
-    seen, there = (figure(result, row, "All classes") for row in rows)
-    assert (seen.published, there.published) == (75.54, 75.86)
-    assert not math.isnan(seen.ours)
-    assert not math.isnan(there.ours)
+    relevance, visual = (figure(result, row, "All classes") for row in rows)
+    assert (relevance.published, visual.published) == (75.54, 75.86)
+    assert not math.isnan(relevance.ours)
+    assert not math.isnan(visual.ours)
     logits = [np.load(path) for path in sorted(out.glob("*/tasks/*.npy"))]
     assert len(logits) == 2
     assert not np.allclose(*logits)
@@ -423,4 +408,4 @@ def test_s1_with_frozen_backbone_keeps_its_columns_apart(
     overrides = replace(TINY, tune="head", epochs=1)
     result = reproduce("S1-table1", open_images, out=tmp_path / "out", rows=["Logistic"], overrides=overrides)
     assert [fit["settings"].optimizer for fit in fits] == ["adamw", "rmsprop"]
-    assert all(not math.isnan(one.ours) for one in result.figures)
+    assert all(not math.isnan(cell.ours) for cell in result.figures)

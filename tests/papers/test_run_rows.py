@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from paper_examples import run
 
-from halflabel.cli import app
 from halflabel.data.datasets import open_dataset
 from halflabel.experiments import bench
 from halflabel.labels.drop import semi_supervised
@@ -24,15 +23,11 @@ WORDS = ["--backbone", "tiny", "--size", "32", "--device", "cpu", "--workers", "
 WIKI = ["wiki", "wiki+wordnet"]
 
 
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "220"})
-
-
 @pytest.fixture
 def small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch of 12 images, of which the mask leaves 5 labelled, instead of 4,000 of each of five batches."""
     table = TABLES["S3-table1"]
-    conditions = tuple(replace(one, trials=({"batch": 1},)) for one in table.conditions)
+    conditions = tuple(replace(condition, trials=({"batch": 1},)) for condition in table.conditions)
     monkeypatch.setitem(TABLES, "S3-table1", replace(table, conditions=conditions))
 
 
@@ -80,11 +75,11 @@ def test_s5_linear_init_has_its_own_learning_rate_and_epochs(
     overrides = replace(SMALL, epochs=2)
     result = reproduce("S5-table", voc2012, out=tmp_path, rows=["ROLE+LI"], conditions=["VOC"], overrides=overrides)
     assert not result.failures
-    head, whole = fits
+    head, network = fits
     assert not any(name.startswith("backbone") for name in head["weights"])
     settings = [(fit["settings"].epochs, fit["settings"].lr, fit["settings"].patience) for fit in fits]
     assert settings == [(5, 1e-3, 0), (2, 1e-5, 1)]
-    assert torch.equal(whole["weights"]["head.linear.weight"], head["fitted"]["head.linear.weight"])
+    assert torch.equal(network["weights"]["head.linear.weight"], head["fitted"]["head.linear.weight"])
     assert "after 5 epochs of the head alone (ROLE+LI)" in " ".join(result.protocol["VOC"])
     # Others of the table are trained as before.
     table = TABLES["S5-table"]
@@ -105,16 +100,16 @@ def test_options_and_deviations_of_huynh_2020() -> None:
 def test_a_method_with_two_views_trains_on_both(
     coco2014: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[bool] = []
+    differ: list[bool] = []
     original = bench.fit
 
     def fit(model: Any, method: Any, source: Any, *rest: Any, **more: Any) -> Any:
         ((_, (weak, strong)),) = source.fetch([np.arange(8)], ("weak", "strong"))
-        seen.append(bool((weak != strong).flatten(1).any(1).all()))
+        differ.append(bool((weak != strong).flatten(1).any(1).all()))
         return original(model, method, source, *rest, **more)
 
     monkeypatch.setattr(bench, "fit", fit)
     overrides = Overrides(backbone="tiny", size=32, tune="head", epochs=1, device="cpu", workers=0)
     rows, conditions = ["BN-BCE + SR + CR (w/ SR)"], ["50 %"]
     reproduce("S4-table2", coco2014, out=tmp_path, rows=rows, conditions=conditions, overrides=overrides)
-    assert seen == [True]
+    assert differ == [True]

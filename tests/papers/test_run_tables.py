@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from paper_examples import figure, run
 
 from halflabel import metrics
-from halflabel.cli import app
 from halflabel.data.datasets import open_dataset
 from halflabel.errors import UserError
 from halflabel.labels import drop
-from halflabel.papers.result import Reproduction, TableFigure
 from halflabel.papers.run import reproduce
 from halflabel.papers.settings import Overrides, set_up_cell
 from halflabel.papers.tables import TABLES
@@ -27,19 +25,6 @@ from halflabel.papers.tables import TABLES
 BOXABLE = 8  # classes in the list of the small Open Images
 SMALL = Overrides(backbone="tiny", size=32, device="cpu", workers=0)
 WORDS = ["--backbone", "tiny", "--size", "32", "--device", "cpu", "--workers", "0"]
-
-
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "220"})
-
-
-def figure(result: Reproduction, row: str, measure: str, condition: str | None = None) -> TableFigure:
-    (match,) = [
-        each
-        for each in result.figures
-        if each.row == row and each.measure == measure and condition in (None, each.condition)
-    ]
-    return match
 
 
 @pytest.mark.slow
@@ -52,13 +37,13 @@ def test_s1_rows_start_from_the_logistic_model(open_images: Path, tmp_path: Path
     assert epochs == [2, 1, 1, 1] * 2 * 2  # two columns, two seeds
     for tuned in (True, False):
         for seed in (0, 1):
-            mine = [
+            same_seed = [
                 fit
                 for fit in fits
                 if fit["settings"].seed == seed and tuned == any(name.startswith("backbone") for name in fit["weights"])
             ]
-            start = mine[0]["fitted"]
-            for fit in mine[1:]:
+            start = same_seed[0]["fitted"]
+            for fit in same_seed[1:]:
                 weights = fit["weights"]
                 for name in weights:
                     if name.startswith("backbone"):
@@ -74,10 +59,10 @@ def test_s1_rows_start_from_the_logistic_model(open_images: Path, tmp_path: Path
     assert "1 epoch of rmsprop, batches of 32, from the weights of the model logistic after 2 epochs" in words
     # The same start for another table, and for the same one again in another folder.
     fits.clear()
-    again = reproduce("S1-table4", open_images, out=tmp_path / "four", rows=["not used"], seeds=2, overrides=SMALL)
+    reused = reproduce("S1-table4", open_images, out=tmp_path / "four", rows=["not used"], seeds=2, overrides=SMALL)
     assert not fits
     logistic = figure(result, "Logistic", "Group 5", "fixed features")
-    assert again.figures[0].per_seed == logistic.per_seed
+    assert reused.figures[0].per_seed == logistic.per_seed
     # Where training is longer, so is that of the start.
     row = next(row for row in TABLES["S1-table1"].rows if row.name == "LSEP")
     cell = TABLES["S1-table1"].cell(row, TABLES["S1-table1"].conditions[0])
@@ -100,13 +85,13 @@ def test_s1_table2_is_tested_on_validation_images(
     assert "78.12" in text
     assert "all rows: λ_y and λ_f are fixed in eq. 7" in text
     content = json.loads((tmp_path / "out" / "reproduction.json").read_text())
-    ours = {one["row"]: one["ours"] for one in content["figures"]}
+    ours = {cell["row"]: cell["ours"] for cell in content["figures"]}
     validation = open_dataset("open-images", open_images).splits["validation"].labels.dense()
     results = []
     for path in (tmp_path / "out").glob("*/tasks/*.npy"):
         logits = torch.from_numpy(np.load(path))
-        each = metrics.average_precision(logits, torch.from_numpy(validation))
-        results.append(100 * float(torch.nan_to_num(each).mean()))
+        per_class = metrics.average_precision(logits, torch.from_numpy(validation))
+        results.append(100 * float(torch.nan_to_num(per_class).mean()))
     assert sorted(results) == pytest.approx(sorted(ours.values()))
     assert len(fits) == 3
     needs = run("reproduce", "S1-table2").stdout
@@ -166,7 +151,7 @@ def test_s2_strategies_by_share(coco2014: Path, tmp_path: Path, fits: list[dict[
     assert "ResNet-50, dense, all labels of 10 % of the images, seed 0" in text
     assert "ResNet-50, noisy, all labels, 50 % of each image's wrong, seed 0" in text
     content = json.loads((tmp_path / "out" / "reproduction.json").read_text())
-    figures = {(one["row"], one["condition"]): one for one in content["figures"]}
+    figures = {(entry["row"], entry["condition"]): entry for entry in content["figures"]}
     assert ("ResNet-50, noisy", "10 %") not in figures  # the paper has none
     assert figures["ResNet-50, noisy", "50 %"]["published"] == 3.75
     assert figures["ResNet-50, dense", "10 %"]["published"] == 54.29
@@ -176,7 +161,7 @@ def test_s2_strategies_by_share(coco2014: Path, tmp_path: Path, fits: list[dict[
     )
     full = open_dataset("coco2014", coco2014).train
     by_share = {(fit["table"].known, len(fit["table"])): fit["table"] for fit in fits}
-    wanted = [
+    expected = [
         drop.partial(full, 0.1),
         drop.dense(full, 0.1),
         drop.partial(full, 0.5),
@@ -185,8 +170,10 @@ def test_s2_strategies_by_share(coco2014: Path, tmp_path: Path, fits: list[dict[
         full,
     ]
     assert len(fits) == 6  # all labels only once
-    for fit, table_wanted in zip(sorted(fits, key=_order), sorted(map(_with_labels, wanted), key=_size), strict=True):
-        assert _size(fit["table"]) == _size(table_wanted)
+    for fit, expected_table in zip(
+        sorted(fits, key=_order), sorted(map(_with_labels, expected), key=_size), strict=True
+    ):
+        assert _size(fit["table"]) == _size(expected_table)
     dense = by_share[full.shape[1] * 5, 5]
     assert dense == _with_labels(drop.dense(full, 0.1))
 
@@ -213,8 +200,12 @@ def test_s2_shares_of_clean_and_noisy_labels(nus_wide: Path, coco2014: Path, tmp
     for condition, name in (("NUS-WIDE", "nus-wide"), ("MS COCO", "coco2014")):
         truth = open_dataset(name, data / name).train.dense()
         positives = (truth > 0).sum(1)
-        wrong = 100 * np.maximum(positives - 1, 0).sum() / truth.size
-        for row, clean, noisy in (("clean", 100, 0), ("noisy+", 100 - wrong, wrong), ("partial 10%", 10, 0)):
+        wrong_share = 100 * np.maximum(positives - 1, 0).sum() / truth.size
+        for row, clean, noisy in (
+            ("clean", 100, 0),
+            ("noisy+", 100 - wrong_share, wrong_share),
+            ("partial 10%", 10, 0),
+        ):
             assert figure(result, row, "clean label", condition).ours == pytest.approx(clean)
             assert figure(result, row, "noisy label", condition).ours == pytest.approx(noisy)
     assert figure(result, "noisy+", "noisy label", "NUS-WIDE").published == 1.4

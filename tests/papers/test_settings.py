@@ -23,7 +23,7 @@ NO_EPOCHS = {
 
 def setup_of(id: str, row: str, **overrides: Any) -> CellSetup:
     table = TABLES[id]
-    (match,) = [each for each in table.rows if row in (each.name, each.method)]
+    (match,) = [candidate for candidate in table.rows if row in (candidate.name, candidate.method)]
     return set_up_cell(table.cell(match, table.conditions[0]), Overrides(**overrides))
 
 
@@ -35,8 +35,8 @@ def test_the_learning_rate_drops_at_the_same_share_of_training() -> None:
         assert (settings.epochs, settings.step_epochs, setup.options["relabel_at"]) == (epochs, step, relabel)
         assert [learning_rate_factor(share * epochs, settings) for share in (0.45, 0.55)] == [1.0, 0.1]
         assert any(line.startswith(f"step epochs {step} instead of 10") for line in setup.differs) == (epochs != 20)
-    one = setup_of("S2-table4", row, epochs=1)
-    assert one.config.settings.step_epochs == 1
+    single_epoch = setup_of("S2-table4", row, epochs=1)
+    assert single_epoch.config.settings.step_epochs == 1
     # On a frozen backbone the schedule is the library's, which has no steps.
     frozen = setup_of("S2-table4", row, epochs=8, tune="head")
     assert frozen.config.settings.schedule == Settings.schedule
@@ -62,10 +62,10 @@ def test_options_of_tables_without_stated_epochs() -> None:
     """S3 does not state its training length: 40 epochs, so that labels are propagated again; shorter runs scale it."""
     assert setup_of("S3-table1", "ss-rml", epochs=2).options == {"start": 0, "every": 1}
     assert setup_of("S3-table1", "ss-rml", epochs=40).options == {"start": 0}
-    own = {"start": 5, "every": 20}
-    assert scale_options({}, own, 10, 2, declared=False) == {"start": 1}
-    assert scale_options({}, own, 10, 40, declared=False) == {}
-    assert scale_options({"start": -1}, own, 10, 2) == {"start": -1, "every": 4}
+    defaults = {"start": 5, "every": 20}
+    assert scale_options({}, defaults, 10, 2, declared=False) == {"start": 1}
+    assert scale_options({}, defaults, 10, 40, declared=False) == {}
+    assert scale_options({"start": -1}, defaults, 10, 2) == {"start": -1, "every": 4}
 
 
 def test_patience_and_linear_init_are_scaled() -> None:

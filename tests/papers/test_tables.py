@@ -76,7 +76,7 @@ def test_methods_accept_their_options(table: PaperTable) -> None:
 
 @ALL
 def test_no_two_rows_are_the_same_experiment(table: PaperTable) -> None:
-    seen = {}
+    rows_by_key = {}
     for row in table.rows:
         if row.can_run(recipes()):
             for condition in filter(row.applies_to, table.conditions):
@@ -84,8 +84,8 @@ def test_no_two_rows_are_the_same_experiment(table: PaperTable) -> None:
                 key = (condition.name, cell.method, *map(repr, (cell.options, cell.masks, cell.config, row.settings)))
                 if (table.id, condition.name) == ("S2-table6", "100 %"):  # all labels, whatever the strategy
                     continue
-                assert key not in seen, (row.name, seen[key])
-                seen[key] = row.name
+                assert key not in rows_by_key, (row.name, rows_by_key[key])
+                rows_by_key[key] = row.name
 
 
 @ALL
@@ -99,14 +99,14 @@ def test_rows_columns_and_measures_are_those_published(table: PaperTable) -> Non
         relative = any(measure.relative for measure in table.measures)
         assert row.relative_to is None or (relative and row.relative_to in rows)
         assert set(row.measured_as) <= {measure.name for measure in table.measures}
-    if table.id == "S3-noise" or table.id in {each.id for each in drawn.TABLES}:  # a diagram
+    if table.id == "S3-noise" or table.id in {drawn_table.id for drawn_table in drawn.TABLES}:  # a diagram
         assert table.id not in PRINTED
         return
     printed = PRINTED[table.id]
-    others = {row for row, cells in printed.rows.items() if {c.condition for c in cells} == {"other networks"}}
+    other_networks = {row for row, cells in printed.rows.items() if {c.condition for c in cells} == {"other networks"}}
     extra = {row.relative_to for row in table.rows} - {None}
-    assert set(rows) == (set(printed.rows) - others) | extra
-    columns = {column for row, cells in printed.rows.items() if row not in others for column in cells}
+    assert set(rows) == (set(printed.rows) - other_networks) | extra
+    columns = {column for row, cells in printed.rows.items() if row not in other_networks for column in cells}
     assert {column.condition for column in columns} == {condition.name for condition in table.conditions}
     assert {column.measure for column in columns} == {measure.name for measure in table.measures}
     for row in table.rows:
@@ -154,8 +154,11 @@ def test_strategies_of_durand_2019_use_equally_many_clean_labels() -> None:
             (hiding,) = table.cell(row, condition).masks
             known = drop.apply(hiding.protocol, full, **hiding.options) if hiding.protocol else full
             shares = label_shares(known, full)
-            wrong = 100 - shares["clean_labels"] if row.name.endswith("noisy") else 0
-            assert (f"{shares['clean_labels']:g} %", shares["wrong_labels"]) == (condition.name, pytest.approx(wrong))
+            wrong_share = 100 - shares["clean_labels"] if row.name.endswith("noisy") else 0
+            assert (f"{shares['clean_labels']:g} %", shares["wrong_labels"]) == (
+                condition.name,
+                pytest.approx(wrong_share),
+            )
 
 
 def test_notes_about_a_data_set_belong_to_it() -> None:

@@ -42,28 +42,30 @@ def test_k_belongs_to_saliency_only() -> None:
     """The number of the default equals that of SR in table 2, rounded, not that of SR + CR."""
     at_5 = PRINTED["S4-table3"].number("k=5", "50 %", "mAP")
     alone = PRINTED["S4-table2"].number("BN-BCE + SR", "50 %", "mAP")
-    both = PRINTED["S4-table2"].number("BN-BCE + SR + CR (w/ SR)", "50 %", "mAP")
+    with_cr = PRINTED["S4-table2"].number("BN-BCE + SR + CR (w/ SR)", "50 %", "mAP")
     assert at_5 is not None
     assert alone is not None
-    assert both is not None
-    assert abs(at_5.value - alone.value) < 0.051 < abs(at_5.value - both.value)
+    assert with_cr is not None
+    assert abs(at_5.value - alone.value) < 0.051 < abs(at_5.value - with_cr.value)
     for k, row in enumerate(TABLES["S4-table3"].rows, 1):
         assert dict(row.options) == {"consistency": "none", "k": k}
 
 
 def test_rows_of_huynh_2020_are_repeated() -> None:
     names = {"Latent Noise": "Latent Noise (visual)", "Curriculum": "Curriculum Labeling"}
-    here, there = PRINTED["S4-table4"], PRINTED["S1-table1"]
-    groups = [column.measure for column in there.columns if column.condition == "end to end"]
+    wang, huynh = PRINTED["S4-table4"], PRINTED["S1-table1"]
+    groups = [column.measure for column in huynh.columns if column.condition == "end to end"]
     for row in ("Latent Noise", "CNN-RNN", "Curriculum", "IMCL"):
-        for column, group in zip(here.columns, groups, strict=True):
-            ours = here.number(row, "OpenImages V3", column.measure)
-            theirs = there.number(names.get(row, row), "end to end", group)
-            assert ours is not None
-            assert theirs is not None
-            assert ours.value == pytest.approx(theirs.value, abs=0.051)
+        for column, group in zip(wang.columns, groups, strict=True):
+            number = wang.number(row, "OpenImages V3", column.measure)
+            original = huynh.number(names.get(row, row), "end to end", group)
+            assert number is not None
+            assert original is not None
+            assert number.value == pytest.approx(original.value, abs=0.051)
     table = TABLES["S4-table4"]
-    assert [measure.options for measure in table.measures] == [one.options for one in TABLES["S1-table1"].measures]
+    assert [measure.options for measure in table.measures] == [
+        measure.options for measure in TABLES["S1-table1"].measures
+    ]
 
 
 def test_saliency_by_k_runs(coco2014: Path, tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ CLASSES = ["a$^$b", "one_$", *(f"digit {i}" for i in range(2, 10))]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    actual = tmp_path_factory.mktemp("digits")
-    write_folder(actual, 60, size=32)
-    return actual
+    path = tmp_path_factory.mktemp("digits")
+    write_folder(path, 60, size=32)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -73,20 +73,18 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def check_pictures(out: Path) -> set[str]:
-    """The names of the pictures, each of them one, with numbers beside it."""
-    actual = set()
+    """Check that each file is a picture with a JSON or CSV file beside it; return the names."""
+    names = set()
     for path in out.glob("*.png"):
         head = path.read_bytes()[:24]
         assert head[:8] == b"\x89PNG\r\n\x1a\n"
         assert min(struct.unpack(">II", head[16:24])) > 200
         assert path.with_suffix(".json").exists() or path.with_suffix(".csv").exists()
-        actual.add(path.stem)
-    return actual
+        names.add(path.stem)
+    return names
 
 
-def test_a_run_with_everything_has_every_figure(
-    imcl: RunFolder, folder: Path, truth: LabelTable, tmp_path: Path
-) -> None:
+def test_every_figure_of_a_complete_run(imcl: RunFolder, folder: Path, truth: LabelTable, tmp_path: Path) -> None:
     out = tmp_path / "new" / "figures"
     output = call(imcl.folder, folder / "images", "--out", out)
     names = {"densities", "label_neighbours", "image_neighbours"}
@@ -115,7 +113,9 @@ def test_a_run_with_everything_has_every_figure(
     assert all(float(pair["c"]) >= 0 and float(pair["c̄"]) >= 0 for pair in pairs)
 
 
-def test_what_a_run_cannot_have_is_said(bce: RunFolder, imcl: RunFolder, folder: Path, tmp_path: Path) -> None:
+def test_skipped_figures_are_reported_with_the_reason(
+    bce: RunFolder, imcl: RunFolder, folder: Path, tmp_path: Path
+) -> None:
     output = call(bce.folder, "--out", tmp_path / "a")
     assert "densities: skipped; no images were held out" in output
     assert "image neighbours: skipped; bce learns no similarities: imcl does" in output
@@ -132,7 +132,7 @@ def test_what_a_run_cannot_have_is_said(bce: RunFolder, imcl: RunFolder, folder:
     assert check_pictures(tmp_path / "c") == {"densities"}
 
 
-def test_a_file_that_is_gone_spoils_one_figure_alone(folder: Path, truth: LabelTable, tmp_path: Path) -> None:
+def test_a_missing_graph_file_skips_one_figure(folder: Path, truth: LabelTable, tmp_path: Path) -> None:
     edges = tmp_path / "edges.csv"
     edges.write_text("digit 2,digit 3,0.5\n", encoding="utf-8")
     run = make(folder, "own-graph", truth, method="imcl", options={"graph": str(edges)})
@@ -142,7 +142,7 @@ def test_a_file_that_is_gone_spoils_one_figure_alone(folder: Path, truth: LabelT
     assert check_pictures(tmp_path / "out") == {"densities"}
 
 
-def test_wrong_requests_are_refused_with_a_fix(imcl: RunFolder, folder: Path, tmp_path: Path) -> None:
+def test_bad_arguments_are_refused_with_a_fix(imcl: RunFolder, folder: Path, tmp_path: Path) -> None:
     photos, out = folder / "images", ("--out", tmp_path / "out")
     for words, message, fix in (
         ((imcl.folder, tmp_path / "nowhere", *out), "is not a folder", "name the folder with the images"),
