@@ -54,7 +54,7 @@ def files(run: RunFolder) -> list[Path]:
     return sorted((run.folder.parent.parent / "images").iterdir())[:6]
 
 
-def test_the_run_states_what_it_assumes_and_what_it_estimates(run: RunFolder) -> None:
+def test_the_run_states_its_assumption_and_estimates(run: RunFolder) -> None:
     calibration, metrics = run.read_calibration(), run.read_metrics()
     assert "at random" in calibration.assumption
     assert calibration.assumption in metrics["protocol"]
@@ -74,14 +74,15 @@ def test_exports_decide_like_the_run(run: RunFolder, files: list[Path], tmp_path
     for path in (tmp_path / "m.onnx", tmp_path / "hub"):
         opened = open_model(path)
         assert opened.platt.assumption == predictor.platt.assumption
-        for ours, theirs in zip(expected, predict_files(opened, files, all_scores=True), strict=True):
-            present = [{label["class"] for label in each.labels if label["present"]} for each in (ours, theirs)]
+        for expected_image, actual_image in zip(expected, predict_files(opened, files, all_scores=True), strict=True):
+            present = [
+                {label["class"] for label in image.labels if label["present"]}
+                for image in (expected_image, actual_image)
+            ]
             assert present[0] == present[1]
 
 
-def test_curves_and_thresholds_per_class_travel_with_the_exports(
-    run: RunFolder, files: list[Path], tmp_path: Path
-) -> None:
+def test_exports_keep_curves_and_thresholds_per_class(run: RunFolder, files: list[Path], tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
     copy = RunFolder.open(tmp_path / "run")
     ramp = np.linspace(0.5, 2, len(CLASSES)).tolist()
@@ -96,10 +97,12 @@ def test_curves_and_thresholds_per_class_travel_with_the_exports(
     for path in (tmp_path / "m.onnx", tmp_path / "hub"):
         opened = open_model(path)
         assert opened.platt == platt
-        for ours, theirs in zip(expected, predict_files(opened, files, all_scores=True), strict=True):
-            assert [item["class"] for item in ours.labels] == [item["class"] for item in theirs.labels]
-            assert [item["present"] for item in ours.labels] == [item["present"] for item in theirs.labels]
-            probabilities = [[item["probability"] for item in each.labels] for each in (ours, theirs)]
+        for expected_image, actual_image in zip(expected, predict_files(opened, files, all_scores=True), strict=True):
+            assert [item["class"] for item in expected_image.labels] == [item["class"] for item in actual_image.labels]
+            assert [item["present"] for item in expected_image.labels] == [
+                item["present"] for item in actual_image.labels
+            ]
+            probabilities = [[item["probability"] for item in image.labels] for image in (expected_image, actual_image)]
             assert np.allclose(*probabilities, atol=1e-4)
 
 
@@ -121,9 +124,9 @@ def test_a_stated_number_of_positives_holds_on_the_training_images(run: RunFolde
         assert f"{number:g}" in predictor.platt.assumption
 
 
-def test_what_cannot_work_is_refused(run: RunFolder, tmp_path: Path) -> None:
+def test_bad_decision_options_are_refused(run: RunFolder, tmp_path: Path) -> None:
     predictor = Predictor.from_run(run)
-    for wrong in (
+    for options in (
         {"threshold": 1.5},
         {"threshold": "precision=2"},
         {"threshold": "f1=0.5"},
@@ -132,7 +135,7 @@ def test_what_cannot_work_is_refused(run: RunFolder, tmp_path: Path) -> None:
         {"positives_per_image": 99.0},
     ):
         with pytest.raises(UserError):
-            predictor.deciding(**wrong)
+            predictor.deciding(**options)
     export_hub(run, tmp_path / "hub")
     with pytest.raises(UserError, match="out-of-fold"):
         open_model(tmp_path / "hub").deciding(positives_per_image=2.0)
@@ -161,17 +164,17 @@ def test_known_labels_are_never_mixed_with_estimates(run: RunFolder) -> None:
     assert np.isfinite(evaluation.overall["mAP"])
 
 
-def test_after_the_loop_of_the_readme_decisions_stay_sane(run: RunFolder, tmp_path: Path) -> None:
+def test_decisions_after_next_review_and_continue(run: RunFolder, tmp_path: Path) -> None:
     """next, review, train --continue: 30 true answers to chosen questions, 6 to random ones."""
     folder = run.folder.parent.parent / "images"
     table = run.read_labels()
     truth = scenes(80, size=32).labels
-    found = next_questions(run, folder, 36, control=1 / 6)
+    next_batch = next_questions(run, folder, 36, control=1 / 6)
     store = AnswerStore(tmp_path / "answers.sqlite")
     store.add(
         [
             Answer(str(k), table.images[q.image], table.classes[q.column], int(truth[q.image, q.column]), None, q.why)
-            for k, q in enumerate(found.questions)
+            for k, q in enumerate(next_batch.questions)
         ],
         "somebody",
     )
@@ -191,7 +194,7 @@ def test_after_the_loop_of_the_readme_decisions_stay_sane(run: RunFolder, tmp_pa
     assert control.known == 6
 
 
-def test_chosen_answers_do_not_change_how_many_labels_are_called() -> None:
+def test_chosen_answers_do_not_change_the_labels_per_image() -> None:
     """60 answers, most to the likeliest unknown entries: labels per image stay within 30 % of the truth."""
     generator = np.random.default_rng(0)
     logits = generator.normal(-2, 2.5, size=(1500, 8))
@@ -201,17 +204,17 @@ def test_chosen_answers_do_not_change_how_many_labels_are_called() -> None:
     single = drop.single_positive(truth)
     unknown = np.argwhere(single.dense() == 0)
     order = np.argsort(-logits[tuple(unknown.T)])
-    asked, control = unknown[order[:50]], unknown[generator.choice(len(unknown), 10, replace=False)]
+    chosen, control = unknown[order[:50]], unknown[generator.choice(len(unknown), 10, replace=False)]
     rows = Rows.from_table(single)
-    for entries, source in ((asked, ASKED_SOURCE), (control, CONTROL_SOURCE)):
+    for entries, source in ((chosen, ASKED_SOURCE), (control, CONTROL_SOURCE)):
         value = np.where(present[tuple(entries.T)], 1, -1)
         rows = rows.append(Rows.build(truth.images, truth.classes, entries[:, 0], entries[:, 1], value, source))
     _, evaluation, random = calibration_tables(rows)
     assert random is not None
     x = torch.from_numpy(logits)
     platt, thresholds = fit_decisions(x, torch.from_numpy(evaluation.dense()), control=torch.from_numpy(random.dense()))
-    called = float((platt.scores(x) >= thresholds).sum(1).double().mean())
-    assert called == pytest.approx(present.sum(1).mean(), rel=0.3)
+    labels_per_image = float((platt.scores(x) >= thresholds).sum(1).double().mean())
+    assert labels_per_image == pytest.approx(present.sum(1).mean(), rel=0.3)
 
 
 def test_control_answers_correct_the_probabilities() -> None:
@@ -220,31 +223,31 @@ def test_control_answers_correct_the_probabilities() -> None:
     logits = generator.normal(-2, 3, size=(4000, 5))
     p = 1 / (1 + np.exp(-logits))
     present = generator.random(p.shape) < p
-    given = present & (generator.random(p.shape) < np.where(logits > 2, 0.8, 0.2))
-    known = torch.from_numpy(given.astype(np.int8))
-    asked = np.zeros(p.shape, np.int8)
-    row, column = np.nonzero(~given & (p > 0.05))
+    labelled = present & (generator.random(p.shape) < np.where(logits > 2, 0.8, 0.2))
+    known = torch.from_numpy(labelled.astype(np.int8))
+    answers = np.zeros(p.shape, np.int8)
+    row, column = np.nonzero(~labelled & (p > 0.05))
     drawn = generator.choice(len(row), 300, replace=False)
-    asked[row[drawn], column[drawn]] = np.where(present[row[drawn], column[drawn]], 1, -1)
+    answers[row[drawn], column[drawn]] = np.where(present[row[drawn], column[drawn]], 1, -1)
     x = torch.from_numpy(logits)
     before = fit_decisions(x, known).platt
-    after = fit_decisions(x, known, control=torch.from_numpy(asked)).platt
+    after = fit_decisions(x, known, control=torch.from_numpy(answers)).platt
     errors = [float(np.abs(platt.scores(x).numpy() - p).mean()) for platt in (before, after)]
     assert errors[1] < 0.8 * errors[0]
     assert "than" in after.assumption.split(";")[1]
 
 
-def test_no_as_the_answer_to_likely_questions_never_makes_more_labels_present() -> None:
+def test_negative_answers_to_likely_questions_add_no_labels() -> None:
     """Control questions of `fill` are about likely entries: their answers say nothing about unlikely ones."""
     generator = np.random.default_rng(0)
     logits = generator.normal(-2, 2, size=(800, 8))
     p = 1 / (1 + np.exp(-logits))
-    given = (generator.random(p.shape) < p) & (generator.random(p.shape) < 0.5)
-    likely = np.argwhere(~given & (p > 0.9))[:40]
-    asked = np.zeros(p.shape, np.int8)
-    asked[tuple(likely.T)] = np.where(np.arange(len(likely)) % 4 == 0, -1, 1)
-    x, known = torch.from_numpy(logits), torch.from_numpy(given.astype(np.int8))
+    labelled = (generator.random(p.shape) < p) & (generator.random(p.shape) < 0.5)
+    likely = np.argwhere(~labelled & (p > 0.9))[:40]
+    answers = np.zeros(p.shape, np.int8)
+    answers[tuple(likely.T)] = np.where(np.arange(len(likely)) % 4 == 0, -1, 1)
+    x, known = torch.from_numpy(logits), torch.from_numpy(labelled.astype(np.int8))
     before, after = (
-        fit_decisions(x, known, control=control).platt.scores(x).sum() for control in (None, torch.from_numpy(asked))
+        fit_decisions(x, known, control=control).platt.scores(x).sum() for control in (None, torch.from_numpy(answers))
     )
     assert 0.5 * before < after < before

@@ -84,28 +84,28 @@ def test_thresholds_are_of_calibrated_scores() -> None:
     assert evaluation.overall["mAP"] == pytest.approx(evaluate(logits, labels, CLASSES).overall["mAP"])
 
 
-def blind(row: dict[str, Any]) -> bool:
+def has_no_ap(row: dict[str, Any]) -> bool:
     return math.isnan(row["AP"]) and math.isnan(row["AP_low"]) and math.isnan(row["AP_high"])
 
 
-def test_a_class_without_evidence_has_no_value_rather_than_0() -> None:
+def test_a_class_without_known_positives_has_no_ap() -> None:
     logits, labels = case()
     labels[:, 1] = torch.where(labels[:, 1] > 0, 0, labels[:, 1])
     labels[:, 2] = 0
     evaluation = evaluate(logits, labels, CLASSES)
-    assert [blind(row) for row in evaluation.per_class] == [False, True, True, False]
+    assert [has_no_ap(row) for row in evaluation.per_class] == [False, True, True, False]
     expected = by_scikit_learn(logits[:, [0, 3]], labels[:, [0, 3]])
     assert evaluation.overall["mAP"] == pytest.approx(np.mean(expected))
     assert "2 of 4 classes have a known positive" in evaluation.protocol
 
 
 @pytest.mark.parametrize("images", [0, 3])
-def test_nothing_known_or_nothing_readable_is_no_crash(images: int) -> None:
+def test_no_known_labels_or_readable_images_give_nan(images: int) -> None:
     logits = torch.full((3, C), math.nan) if images == 0 else torch.randn(3, C)
     labels = torch.zeros(3, C, dtype=torch.int8) if images else torch.ones(3, C, dtype=torch.int8)
     evaluation: Evaluation = evaluate(logits, labels, CLASSES)
     assert math.isnan(evaluation.overall["mAP"])
-    assert all(blind(row) for row in evaluation.per_class)
+    assert all(has_no_ap(row) for row in evaluation.per_class)
 
 
 def test_validation_metric_uses_known_entries() -> None:
@@ -134,7 +134,7 @@ def test_validation_metric_without_readable_images_is_nan() -> None:
     assert math.isnan(ValidationMetric(labels)(torch.full((N, C), math.nan))["select"])
 
 
-def test_positives_alone_are_no_evidence_of_precision() -> None:
+def test_positives_only_give_no_measured_precision() -> None:
     logits, labels = case()
     evaluation = evaluate(logits, labels.clamp(min=0), CLASSES)
     assert all(math.isnan(evaluation.overall[name]) for name in ("mAP", "mAP_low", "mAP_high", "CP", "micro_f1", "ECE"))
@@ -149,17 +149,17 @@ def test_a_class_without_a_known_negative_has_no_ap_and_is_left_out_of_the_mean(
     logits = torch.tensor([[0.1, 0.9], [0.8, 0.3], [0.5, 0.2]])
     labels = torch.tensor([[1, 1], [-1, 0], [1, 1]], dtype=torch.int8)
     evaluation = evaluate(logits, labels, Names(["ranked", "only present"]))
-    wanted = average_precision_score([1, 0, 1], logits[:, 0])
-    assert evaluation.overall["mAP"] == pytest.approx(wanted)
-    assert evaluation.per_class[0]["AP"] == pytest.approx(wanted)
+    expected = average_precision_score([1, 0, 1], logits[:, 0])
+    assert evaluation.overall["mAP"] == pytest.approx(expected)
+    assert evaluation.per_class[0]["AP"] == pytest.approx(expected)
     assert all(math.isnan(evaluation.per_class[1][name]) for name in ("AP", "precision", "recall"))
     assert evaluation.overall["classes"] == 1
     assert evaluation.overall["macro_f1"] == pytest.approx(2 * 2 / 5)
     assert "1 of 2 classes" in evaluation.protocol
-    assert ValidationMetric(labels)(logits)["select"] == pytest.approx(wanted)
+    assert ValidationMetric(labels)(logits)["select"] == pytest.approx(expected)
 
 
-def test_fifths_of_the_classes_by_the_number_of_their_training_labels() -> None:
+def test_map_by_fifths_of_the_classes() -> None:
     rng = np.random.default_rng(0)
     logits, labels = torch.from_numpy(rng.normal(size=(40, 10))), torch.from_numpy(rng.choice([-1, 1], (40, 10)))
     names = Names.numbered(10)
@@ -172,7 +172,7 @@ def test_fifths_of_the_classes_by_the_number_of_their_training_labels() -> None:
     assert "G1" not in evaluate(logits, labels.to(torch.int8), names).overall
 
 
-def test_probabilities_that_round_to_1_are_no_ties() -> None:
+def test_probabilities_that_round_to_1_are_not_tied() -> None:
     logits, labels = case()
     high = evaluate(logits + 30, labels, CLASSES)
     aps = [row["AP"] for row in high.per_class]

@@ -83,13 +83,13 @@ def test_a_damaged_config_is_a_user_error(tmp_path: Path, content: bytes) -> Non
         RunFolder.open(tmp_path).read_config()
 
 
-def test_labels_come_back_whole_with_unlabelled_images_and_unused_classes(tmp_path: Path) -> None:
+def test_labels_keep_unlabelled_images_and_unused_classes(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_labels(TABLE)
     assert run.read_labels() == TABLE
 
 
-def test_labels_keep_their_source_and_score_and_the_digest_is_that_of_the_labels(tmp_path: Path) -> None:
+def test_labels_keep_their_source_and_score(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     at = np.array([[2, 0], [0, 2], [0, 0], [0, 2], [0, 0]])
     value, source = np.array([1, 1, -1, -1, 1]), np.array([1, 1, 0, 1, 0])
@@ -97,12 +97,12 @@ def test_labels_keep_their_source_and_score_and_the_digest_is_that_of_the_labels
     names = ("person", "model:bce:runs/1")
     rows = Rows.build(TABLE.images, TABLE.classes, at[:, 0], at[:, 1], value, source, score, names)
     run.write_labels(rows)
-    kept = run.read_rows()
-    messages = [
-        (kept.images[i], kept.classes[c], int(v), kept.sources[s], None if math.isnan(p) else float(p))
-        for i, c, v, s, p in zip(kept.image, kept.column, kept.value, kept.source, kept.score, strict=True)
+    stored = run.read_rows()
+    entries = [
+        (stored.images[i], stored.classes[c], int(v), stored.sources[s], None if math.isnan(p) else float(p))
+        for i, c, v, s, p in zip(stored.image, stored.column, stored.value, stored.source, stored.score, strict=True)
     ]
-    assert messages == [
+    assert entries == [
         ("b/1.jpg", "z", 1, "person", None),
         ("b/1.jpg", "a,b", -1, "model:bce:runs/1", 0.5),
         ("ä", "z", 1, "model:bce:runs/1", 0.75),
@@ -111,7 +111,7 @@ def test_labels_keep_their_source_and_score_and_the_digest_is_that_of_the_labels
     assert (tmp_path / "data.hash").read_text() == rows.resolve().digest() + "\n"
 
 
-def test_labels_of_a_run_that_named_no_sources_still_open(tmp_path: Path) -> None:
+def test_labels_without_sources_are_read(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_labels(TABLE)
     pq.write_table(pq.read_table(run.labels).select(["image", "class", "value"]), run.labels)
@@ -126,8 +126,8 @@ def test_changed_labels_are_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_labels(TABLE)
     digest = (tmp_path / "data.hash").read_text()
-    other = LabelTable.from_dense([[1, 1, -1], [0, 0, 0], [-1, 1, 0]], images=TABLE.images, classes=TABLE.classes)
-    run.write_labels(other)
+    changed = LabelTable.from_dense([[1, 1, -1], [0, 0, 0], [-1, 1, 0]], images=TABLE.images, classes=TABLE.classes)
+    run.write_labels(changed)
     run.write_text("data.hash", digest)
     for read in (run.read_labels, run.read_rows):
         with pytest.raises(UserError, match="differs from the labels"):
@@ -147,7 +147,7 @@ def test_the_log_reads_back_and_its_csv_has_every_column(tmp_path: Path) -> None
         ]
 
 
-def test_json_holds_no_nan(tmp_path: Path) -> None:
+def test_nan_is_null_in_json(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_json("metrics.json", {"mAP": math.nan, "n": np.int64(3), "list": np.array([1.0, math.inf])})
     text = (tmp_path / "metrics.json").read_text()

@@ -25,11 +25,11 @@ from halflabel.types import Batch, Output, Targets
 
 
 @pytest.fixture(autouse=True)
-def own(monkeypatch: pytest.MonkeyPatch) -> None:
+def copied_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", dict(recipes()))
 
 
-def of(make: Callable[[], Method]) -> Recipe:
+def recipe_of(make: Callable[[], Method]) -> Recipe:
     def broken(weight: float = 1.0) -> Method:
         """A method that breaks a promise; weight: nothing."""
         return make()
@@ -121,27 +121,27 @@ BROKEN: list[tuple[str, Callable[[], Method], str]] = [
 
 
 @pytest.mark.parametrize(("check", "make", "problem"), BROKEN, ids=[check for check, *_ in BROKEN])
-def test_a_broken_promise_is_found(check: str, make: Callable[[], Method], problem: str) -> None:
+def test_a_broken_promise_is_detected(check: str, make: Callable[[], Method], problem: str) -> None:
     with pytest.raises(Broken, match=problem):
-        {**CHECKS, **ONCE}[check](of(make), "partial")
+        {**CHECKS, **ONCE}[check](recipe_of(make), "partial")
 
 
 @pytest.mark.filterwarnings("ignore:Weighted.weight changes")
 def test_a_resumed_training_that_differs_is_found() -> None:
     with pytest.raises(Broken, match=r"head\.linear\.weight differs after a resumed training"):
-        ONCE["resume"](of(lambda: Method(BCE(), Weighted(1.0, 0.1))), "partial")
+        ONCE["resume"](recipe_of(lambda: Method(BCE(), Weighted(1.0, 0.1))), "partial")
 
 
 @pytest.mark.slow
 def test_a_head_that_cannot_be_exported_is_found() -> None:
     with pytest.raises(Broken, match="Untraceable on this backbone cannot be exported to ONNX"):
-        ONCE["export to ONNX"](of(lambda: Method(BCE(), head=Untraceable)), "partial")
+        ONCE["export to ONNX"](recipe_of(lambda: Method(BCE(), head=Untraceable)), "partial")
 
 
 def test_detached_scores_are_constants_for_the_gradient() -> None:
-    ONCE["gradient"](of(lambda: Plain(lambda x, _: (torch.sigmoid(x.detach()) * x).mean())), "partial")
+    ONCE["gradient"](recipe_of(lambda: Plain(lambda x, _: (torch.sigmoid(x.detach()) * x).mean())), "partial")
     with pytest.raises(Broken, match="slope"):
-        ONCE["gradient"](of(lambda: Plain(lambda x, _: x.mean() * WrongBackward.apply(x).mean())), "partial")
+        ONCE["gradient"](recipe_of(lambda: Plain(lambda x, _: x.mean() * WrongBackward.apply(x).mean())), "partial")
 
 
 def test_options_without_a_sentence_are_found() -> None:
@@ -183,15 +183,15 @@ def own_local() -> Method:
 
 
 @pytest.fixture
-def afresh() -> Iterator[None]:
+def fresh_plugins() -> Iterator[None]:
     load.cache_clear()
     yield
     load.cache_clear()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("afresh")
-def test_a_file_of_ones_own_is_checked_in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("fresh_plugins")
+def test_a_users_file_is_checked_in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "mine.py"))
     result = CliRunner().invoke(app, ["methods", "own-local", "--check"])

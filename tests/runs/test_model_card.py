@@ -9,7 +9,7 @@ from halflabel.runs.evaluate import evaluate
 from halflabel.runs.model_card import model_card
 
 
-def test_the_card_says_what_each_class_wants() -> None:
+def test_the_card_states_the_threshold_of_each_class() -> None:
     labels = torch.tensor([[1, 1, -1, 0], [1, -1, -1, 0], [1, -1, -1, 0]], dtype=torch.int8)
     table = LabelTable.from_dense(labels.numpy(), None, ["always", "some", "never", "nothing"])
     evaluation = evaluate(torch.zeros(3, 4), labels, table.classes)

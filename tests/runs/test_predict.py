@@ -40,24 +40,24 @@ def test_predictions_come_while_images_are_read(predictor: Predictor, files: Fil
 
 
 def test_an_interrupted_command_is_continued(predictor: Predictor, files: FileList, tmp_path: Path) -> None:
-    whole, again = tmp_path / "whole", tmp_path / "again"
-    assert write_predictions(predictor, files, whole, all_scores=True) == (91, 2)
-    seen: list[int] = []
+    uninterrupted, continued = tmp_path / "uninterrupted", tmp_path / "continued"
+    assert write_predictions(predictor, files, uninterrupted, all_scores=True) == (91, 2)
+    progress: list[int] = []
 
     def stop(done: int, total: int) -> None:
-        seen.append(done)
-        if len(seen) == 3:
+        progress.append(done)
+        if len(progress) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_predictions(predictor, files, again, all_scores=True, reporter=Reporter(stop))
-    assert [path.name for path in sorted(again.glob("part-*"))] == ["part-00000.parquet", "part-00001.parquet"]
-    (again / "part-00001.parquet").write_bytes(b"damaged")
-    assert write_predictions(predictor, files, again, all_scores=True, reporter=Reporter(stop)) == (91, 2)
-    assert seen[3:] == [32, 58]  # of the images after the first part
-    for path in whole.iterdir():
-        assert (again / path.name).read_bytes() == path.read_bytes()
-    table = pq.read_table(whole).to_pylist()
+        write_predictions(predictor, files, continued, all_scores=True, reporter=Reporter(stop))
+    assert [path.name for path in sorted(continued.glob("part-*"))] == ["part-00000.parquet", "part-00001.parquet"]
+    (continued / "part-00001.parquet").write_bytes(b"damaged")
+    assert write_predictions(predictor, files, continued, all_scores=True, reporter=Reporter(stop)) == (91, 2)
+    assert progress[3:] == [32, 58]  # of the images after the first part
+    for path in uninterrupted.iterdir():
+        assert (continued / path.name).read_bytes() == path.read_bytes()
+    table = pq.read_table(uninterrupted).to_pylist()
     flat = [
         (item.image, label["class"], pytest.approx(label["probability"]), label["present"])
         for item in [*predict_files(predictor, files.paths, all_scores=True)]

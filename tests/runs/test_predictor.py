@@ -39,7 +39,7 @@ def trained(out: Path, images: Path, config: Config = CONFIG) -> Predictor:
 
 
 @pytest.mark.parametrize("mirror", [False, True])
-def test_both_ways_give_the_same_predictions(
+def test_onnx_and_torch_give_the_same_predictions(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, mirror: bool
 ) -> None:
     predictor = trained(tmp_path / "run", folder, dataclasses.replace(CONFIG, mirror=mirror))
@@ -49,7 +49,9 @@ def test_both_ways_give_the_same_predictions(
     by_onnx = predict_files(predictor, [folder], all_scores=True)
     assert len(list(tmp_path.glob("cache/*.onnx"))) == 1
     for first, second in zip(by_torch, by_onnx, strict=True):
-        scores = [{label["class"]: label["probability"] for label in each.labels} for each in (first, second)]
+        scores = [
+            {label["class"]: label["probability"] for label in prediction.labels} for prediction in (first, second)
+        ]
         assert scores[0] == pytest.approx(scores[1], rel=1e-3)
 
 
@@ -64,22 +66,22 @@ def test_a_second_evaluation_computes_no_features(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predictor = trained(tmp_path / "run", folder)
-    other = tmp_path / "other"
-    other.mkdir()
+    new_images = tmp_path / "other"
+    new_images.mkdir()
     for path in folder.iterdir():
-        (other / f"new-{path.name}").write_bytes(path.read_bytes())
+        (new_images / f"new-{path.name}").write_bytes(path.read_bytes())
     labels = np.random.default_rng(2).choice([-1, 1], size=(12, 3))
-    table = LabelTable.from_dense(labels, sorted(path.name for path in other.iterdir()))
-    first = predictor.evaluate(table, other)
-    direct = predictor.logits(module.open_images(table.images, other, predictor.views))
+    table = LabelTable.from_dense(labels, sorted(path.name for path in new_images.iterdir()))
+    first = predictor.evaluate(table, new_images)
+    direct = predictor.logits(module.open_images(table.images, new_images, predictor.views))
     with monkeypatch.context() as patch:
         patch.setattr(type(predictor.model.backbone), "forward", None)
-        again = predictor.evaluate(table, other)
-    assert again.overall == pytest.approx(first.overall, nan_ok=True)
-    cached = predictor.cached_logits(module.open_images(table.images, other, predictor.views), module.SILENT)
+        second = predictor.evaluate(table, new_images)
+    assert second.overall == pytest.approx(first.overall, nan_ok=True)
+    cached = predictor.cached_logits(module.open_images(table.images, new_images, predictor.views), module.SILENT)
     torch.testing.assert_close(cached, direct, rtol=1e-2, atol=1e-2)  # features are cached in half precision
-    (other / "new-00.png").write_bytes((folder / "05.png").read_bytes())  # another photo of the same name
-    changed = predictor.cached_logits(module.open_images(table.images, other, predictor.views), module.SILENT)
+    (new_images / "new-00.png").write_bytes((folder / "05.png").read_bytes())  # another photo of the same name
+    changed = predictor.cached_logits(module.open_images(table.images, new_images, predictor.views), module.SILENT)
     assert not torch.allclose(changed[0], cached[0], atol=1e-2)
 
 

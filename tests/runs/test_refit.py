@@ -72,11 +72,11 @@ def test_the_run_predicts_with_the_head_that_was_fitted_again(refitted: RunFolde
 
 def test_training_continues_from_the_tuned_head(refitted: RunFolder, tmp_path: Path) -> None:
     settings = dataclasses.replace(SETTINGS, lr=0.0)
-    again = go(tmp_path / "again", dataclasses.replace(CONFIG, settings=settings, begin_from=str(refitted.folder)))
-    assert again.tuned_head.read_bytes() == refitted.tuned_head.read_bytes()
+    continued = go(tmp_path / "again", dataclasses.replace(CONFIG, settings=settings, begin_from=str(refitted.folder)))
+    assert continued.tuned_head.read_bytes() == refitted.tuned_head.read_bytes()
 
 
-def test_a_run_that_broke_off_in_the_refit_is_resumed(
+def test_a_run_interrupted_in_the_refit_is_resumed(
     refitted: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*args: Any, **options: Any) -> Refit:
@@ -108,7 +108,7 @@ def test_the_solver_sgd_keeps_the_tuned_head(tmp_path: Path) -> None:
     assert "--solver sgd" in (run / "repro.sh").read_text()
 
 
-def test_epochs_do_not_ask_for_the_solver_sgd_where_the_network_is_tuned() -> None:
+def test_epochs_do_not_choose_sgd_where_the_network_is_tuned() -> None:
     assert choose_solver({"solver": "auto", "tune": "all", "epochs": 3}) == "auto"
     assert choose_solver({"solver": "auto", "tune": "head", "epochs": 3}) == "sgd"
 

@@ -50,15 +50,15 @@ BREAKS: dict[str, tuple[Config, Callable[[], Break]]] = {
 
 
 @pytest.fixture(scope="module")
-def unbroken(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Config], bytes]:
-    """The weights that a configuration ends with when nothing happens; trained once each."""
+def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Config], bytes]:
+    """The final weights of an uninterrupted training of a configuration; trained once each."""
     known: list[tuple[Config, bytes]] = []
 
     def find(config: Config) -> bytes:
-        for other, actual in known:
-            if other == config:
-                return actual
-        out = tmp_path_factory.mktemp("unbroken")
+        for stored, stored_weights in known:
+            if stored == config:
+                return stored_weights
+        out = tmp_path_factory.mktemp("uninterrupted")
         go(out, folder, config)
         known.append((config, weights(out)))
         return known[-1][1]
@@ -67,24 +67,24 @@ def unbroken(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.mark.parametrize(("config", "stop"), BREAKS.values(), ids=BREAKS)
-def test_a_broken_off_run_ends_with_the_same_file_as_an_unbroken_one(
-    tmp_path: Path, folder: Path, unbroken: Callable[[Config], bytes], config: Config, stop: Callable[[], Break]
+def test_a_resumed_run_writes_the_file_of_an_uninterrupted_one(
+    tmp_path: Path, folder: Path, uninterrupted: Callable[[Config], bytes], config: Config, stop: Callable[[], Break]
 ) -> None:
-    expected = unbroken(config)
+    expected = uninterrupted(config)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "broken", folder, config, reporter=Reporter(callback=stop()))
     assert not (tmp_path / "broken" / "best.safetensors").exists()
     run = RunFolder.open(tmp_path / "broken")
-    again = Config.from_dict(run.read_config())
+    stored_config = Config.from_dict(run.read_config())
     callback = Break()
-    train(run.read_labels(), folder, again, run, resume=True, reporter=Reporter(callback=callback))
+    train(run.read_labels(), folder, stored_config, run, resume=True, reporter=Reporter(callback=callback))
     assert weights(tmp_path / "broken") == expected
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
-    whole = 3 * (config.settings.epochs + config.linear_init)
-    assert callback.steps < whole or stop().step == 2
+    all_steps = 3 * (config.settings.epochs + config.linear_init)
+    assert callback.steps < all_steps or stop().step == 2
 
 
-def test_patience_does_not_cut_the_head_short_that_comes_first(tmp_path: Path, folder: Path) -> None:
+def test_patience_does_not_apply_to_linear_init(tmp_path: Path, folder: Path) -> None:
     # A head that learns nothing never gets better after its first epoch.
     settings = dataclasses.replace(ALL.settings, patience=1)
     config = dataclasses.replace(ALL, settings=settings, linear_init=5, linear_lr=0.0)
@@ -93,7 +93,7 @@ def test_patience_does_not_cut_the_head_short_that_comes_first(tmp_path: Path, f
     assert head.epochs == 5
 
 
-def test_a_run_that_broke_off_while_features_were_computed(tmp_path: Path, folder: Path, first_run: Path) -> None:
+def test_a_run_interrupted_while_computing_features_is_resumed(tmp_path: Path, folder: Path, first_run: Path) -> None:
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -104,9 +104,7 @@ def test_a_run_that_broke_off_while_features_were_computed(tmp_path: Path, folde
     assert weights(tmp_path / "a" / "run") == weights(first_run)
 
 
-def test_a_damaged_newest_checkpoint_costs_an_epoch_not_the_result(
-    tmp_path: Path, folder: Path, first_run: Path
-) -> None:
+def test_a_run_is_resumed_despite_a_damaged_checkpoint(tmp_path: Path, folder: Path, first_run: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "broken", folder, reporter=Reporter(callback=Break(epoch=2)))
     place = tmp_path / "broken" / "last" / "head"
@@ -122,14 +120,14 @@ def test_a_damaged_newest_checkpoint_costs_an_epoch_not_the_result(
     assert weights(tmp_path / "broken") == weights(first_run)
 
 
-def test_a_finished_run_resumed_stays_as_it_is(folder: Path, first_run: Path, copied: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(folder: Path, first_run: Path, copied: Path) -> None:
     measured = (copied / "metrics.json").read_text()
     go(copied, folder, resume=True, reporter=Reporter(callback=Break(step=1)), cache=first_run.parent / "cache")
     assert weights(copied) == weights(first_run)
     assert (copied / "metrics.json").read_text() == measured
 
 
-def test_a_new_start_in_an_old_folder_is_not_calibrated_by_the_old_run(folder: Path, copied: Path) -> None:
+def test_a_new_run_in_an_old_folder_has_its_own_calibration(folder: Path, copied: Path) -> None:
     assert Predictor.from_run(RunFolder(copied)).platt.known > 0
     go(copied, folder, dataclasses.replace(HEAD, held_out=0.0))
     assert Predictor.from_run(RunFolder(copied)).platt.known == 0
@@ -140,9 +138,9 @@ def test_a_second_training_into_the_same_folder_is_refused(tmp_path: Path, folde
 
     class Second(Callback):
         def on_epoch_end(self, log: EpochLog) -> None:
-            for other in (RunFolder(tmp_path / "run"), RunFolder(tmp_path / "link")):
+            for same_run in (RunFolder(tmp_path / "run"), RunFolder(tmp_path / "link")):
                 with pytest.raises(UserError, match="another training is writing") as refusal:
-                    train(TABLE, folder, dataclasses.replace(HEAD, method="an"), other)
+                    train(TABLE, folder, dataclasses.replace(HEAD, method="an"), same_run)
                 refusals.append(refusal)
 
     (tmp_path / "link").symlink_to(tmp_path / "run")
@@ -152,7 +150,7 @@ def test_a_second_training_into_the_same_folder_is_refused(tmp_path: Path, folde
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "link", "run"]
 
 
-def test_a_run_that_another_finished_meanwhile_is_not_replaced(tmp_path: Path, folder: Path) -> None:
+def test_a_run_finished_by_another_process_is_not_replaced(tmp_path: Path, folder: Path) -> None:
     late = RunFolder.create(tmp_path / "run")
     go(tmp_path / "run", folder)
     before = weights(tmp_path / "run")

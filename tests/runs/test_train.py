@@ -23,7 +23,7 @@ from halflabel.system.reporter import Reporter
 from halflabel.training.config import Config
 
 
-def test_a_run_leaves_everything_behind(tmp_path: Path, folder: Path) -> None:
+def test_the_files_of_a_run(tmp_path: Path, folder: Path) -> None:
     run = RunFolder(tmp_path / "run")
     evaluation = train(TABLE, folder, HEAD, run)
     assert evaluation is not None
@@ -76,7 +76,7 @@ def test_the_number_of_workers_does_not_change_the_weights(tmp_path: Path, folde
     assert weights(tmp_path / "0") == weights(tmp_path / "2")
 
 
-def test_the_cache_serves_every_run_beside_it(tmp_path: Path, folder: Path) -> None:
+def test_runs_in_one_folder_share_the_cache(tmp_path: Path, folder: Path) -> None:
     reports: list[tuple[int, int]] = []
     go(tmp_path / "one", folder, reporter=Reporter(lambda *at: reports.append(at)))
     assert reports[-1] == (N, N)
@@ -134,30 +134,30 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "says"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_said_before_anything_is_written(
-    tmp_path: Path, folder: Path, change: dict[str, Any], says: str
+@pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
+def test_errors_are_raised_before_anything_is_written(
+    tmp_path: Path, folder: Path, change: dict[str, Any], message: str
 ) -> None:
     change = dict(change)
     table, images = change.pop("table", TABLE), change.pop("images", folder)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         go(tmp_path / "run", images, dataclasses.replace(HEAD, **change), table)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there(tmp_path: Path, folder: Path) -> None:
+def test_a_missing_gpu_is_an_error_for_training_only(tmp_path: Path, folder: Path) -> None:
     config = dataclasses.replace(HEAD, settings=dataclasses.replace(SETTINGS, device="cuda"))
     with pytest.raises(UserError, match=r"no CUDA device here.*device=.cpu."):
         go(tmp_path / "run", folder, config)
     assert list(tmp_path.iterdir()) == []
-    # A run that was trained on one serves here all the same.
+    # A run that was trained on a GPU predicts on the CPU.
     go(tmp_path / "run", folder)
     RunFolder(tmp_path / "run").write_config(config.as_dict())
     assert len(predict_files(Predictor.from_run(RunFolder(tmp_path / "run")), [folder], [])) == N
 
 
-def test_positives_alone_are_judged_as_such(tmp_path: Path, folder: Path) -> None:
+def test_positives_only_have_assumed_and_estimated_metrics(tmp_path: Path, folder: Path) -> None:
     config = dataclasses.replace(HEAD, method="an")
     go(tmp_path / "run", folder, config, POSITIVES)
     run = RunFolder(tmp_path / "run")
@@ -167,48 +167,51 @@ def test_positives_alone_are_judged_as_such(tmp_path: Path, folder: Path) -> Non
     assert "estimated precision" in (run / "model_card.md").read_text()
 
 
-def rows_of(made: np.ndarray) -> Rows:
-    """The labels of TABLE, those where `made` is true by a model that is always wrong."""
+def rows_of(is_model_made: np.ndarray) -> Rows:
+    """The labels of TABLE; those where `is_model_made` is true are inverted and have a model as source."""
     image, column, value = TABLE.entries()
     sources = ("person", "model:bce:runs/before")
-    messages = np.where(made, -value, value)
-    return Rows.build(TABLE.images, TABLE.classes, image, column, messages, made.astype(int), None, sources)
+    labels = np.where(is_model_made, -value, value)
+    return Rows.build(TABLE.images, TABLE.classes, image, column, labels, is_model_made.astype(int), None, sources)
 
 
 def test_model_labels_are_used_for_training_but_not_for_evaluation(tmp_path: Path, folder: Path) -> None:
-    actual = np.arange(TABLE.known) % 3 == 0
+    is_model_made = np.arange(TABLE.known) % 3 == 0
     lines: list[str] = []
-    fitted = go(tmp_path / "run", folder, table=rows_of(actual), reporter=Reporter(message=lines.append))
+    fitted = go(tmp_path / "run", folder, table=rows_of(is_model_made), reporter=Reporter(message=lines.append))
     messages = [line for line in lines if "model" in line]
     assert messages == [
-        f"{actual.sum()} of {TABLE.known} labels were made by a model: they are trained on, but only the others are "
-        "used for evaluation"
+        f"{is_model_made.sum()} of {TABLE.known} labels were made by a model: they are trained on, but only the others "
+        "are used for evaluation"
     ]
     run = RunFolder(tmp_path / "run")
-    assert run.read_labels() == rows_of(actual).resolve()
+    assert run.read_labels() == rows_of(is_model_made).resolve()
     held = np.flatnonzero(run.split_of(TABLE.images))
-    people = TABLE.keep(~actual).subset(held).dense()
+    people = TABLE.keep(~is_model_made).subset(held).dense()
     assert 0 < np.count_nonzero(people) < TABLE.subset(held).known
     counts = [(row["present"], row["absent"]) for row in fitted.per_class]
     assert counts == [(int((people[:, c] > 0).sum()), int((people[:, c] < 0).sum())) for c in range(3)]
     left_out = TABLE.subset(held).known - np.count_nonzero(people)
     assert f"{left_out} labels made by a model are not used" in run.read_metrics()["protocol"]
-    # Where labels of a model are unknown, all that is measured is the same; so it is by `evaluate`.
+    # Removing the labels of the model changes no metric.
     predictor = Predictor.from_run(run)
-    alone = predictor.evaluate(TABLE.keep(~actual), folder)
-    both = predictor.evaluate(rows_of(actual), folder)
-    assert both.overall == alone.overall
-    assert both.protocol == f"{alone.protocol}; {actual.sum()} labels made by a model are not used"
-    assert predictor.evaluate(rows_of(np.zeros_like(actual)), folder).overall != alone.overall
+    without_model_labels = predictor.evaluate(TABLE.keep(~is_model_made), folder)
+    with_model_labels = predictor.evaluate(rows_of(is_model_made), folder)
+    assert with_model_labels.overall == without_model_labels.overall
+    assert (
+        with_model_labels.protocol
+        == f"{without_model_labels.protocol}; {is_model_made.sum()} labels made by a model are not used"
+    )
+    assert predictor.evaluate(rows_of(np.zeros_like(is_model_made)), folder).overall != without_model_labels.overall
     with pytest.raises(UserError, match="nothing to evaluate on"):
-        predictor.evaluate(rows_of(np.ones_like(actual)), folder)
-    # A run that goes on trains on, and judges by, the same.
+        predictor.evaluate(rows_of(np.ones_like(is_model_made)), folder)
+    # A resumed run trains on and evaluates by the same labels.
     before = run.weights.read_bytes()
     train(run.read_rows(), folder, Config.from_dict(run.read_config()), run, resume=True)
     assert run.weights.read_bytes() == before
 
 
-def test_a_run_on_labels_of_a_model_alone_ends_well(tmp_path: Path, folder: Path) -> None:
+def test_a_run_on_model_labels_only_has_no_metrics(tmp_path: Path, folder: Path) -> None:
     fitted = go(tmp_path / "run", folder, table=rows_of(np.ones(TABLE.known, bool)))
     assert np.isnan(fitted.overall["mAP"])
     assert all(row["present"] == row["absent"] == 0 for row in fitted.per_class)
@@ -227,7 +230,7 @@ def test_copies_of_an_image_are_held_out_together(tmp_path: Path) -> None:
     assert set(part.tolist()) == {0, 1}
 
 
-def test_the_settings_survive_the_file(tmp_path: Path) -> None:
+def test_the_config_is_written_and_read_back(tmp_path: Path) -> None:
     config = dataclasses.replace(ALL, options={"alpha": 0.5, "flag": True}, weights="w.pth", linear_init=3)
     run = RunFolder(tmp_path)
     run.write_config(config.as_dict())
@@ -240,7 +243,7 @@ def test_equal_runs_are_equal_files(tmp_path: Path, folder: Path, first_run: Pat
         assert weights(tmp_path / name) == weights(first_run)
 
 
-def test_guesses_are_compared_with_hidden_labels_in_the_log(tmp_path: Path, folder: Path) -> None:
+def test_the_log_compares_guesses_with_the_truth(tmp_path: Path, folder: Path) -> None:
     known = LabelTable.from_dense(np.where(np.arange(3 * N).reshape(N, 3) % 2, TABLE.dense(), 0), TABLE.images, CLASSES)
     order = np.random.default_rng(1).permutation(N)
     shuffled = TABLE.subset(order, np.array([2, 0, 1]))
@@ -260,14 +263,14 @@ def test_guesses_are_compared_with_hidden_labels_in_the_log(tmp_path: Path, fold
     assert not (tmp_path / "other" / "config.yaml").exists()
 
 
-def test_images_held_on_the_device_train_as_those_in_files(tmp_path: Path, folder: Path) -> None:
+def test_images_on_the_device_train_like_files(tmp_path: Path, folder: Path) -> None:
     for hold in ("files", "device"):
         fitted = go(tmp_path / hold, folder, dataclasses.replace(ALL, hold=hold))
         assert fitted.overall["mAP"] > 0.9
     assert weights(tmp_path / "files") != weights(tmp_path / "device")  # crops are resampled otherwise
 
 
-def test_a_method_of_two_views_trains_on_cached_ones(tmp_path: Path, folder: Path) -> None:
+def test_a_method_with_two_views_trains_on_cached_features(tmp_path: Path, folder: Path) -> None:
     for copies in (1, 3):
         config = dataclasses.replace(HEAD, method="srcr", copies=copies)
         assert go(tmp_path / f"{copies}", folder, config) is not None
@@ -281,7 +284,7 @@ def test_a_training_that_diverges_stops_with_advice(tmp_path: Path, folder: Path
     assert "lower --lr" in stop.value.fix
 
 
-def test_fp16_on_a_cpu_says_that_it_is_float32(tmp_path: Path, folder: Path, first_run: Path) -> None:
+def test_fp16_on_a_cpu_warns_that_it_is_float32(tmp_path: Path, folder: Path, first_run: Path) -> None:
     config = dataclasses.replace(HEAD, settings=dataclasses.replace(SETTINGS, precision="fp16"))
     with pytest.warns(UserWarning, match="float32"):
         go(tmp_path / "run", folder, config)

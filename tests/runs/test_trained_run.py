@@ -20,7 +20,7 @@ from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 
 
-def test_the_run_read_back_says_what_training_said(tmp_path: Path, folder: Path) -> None:
+def test_a_loaded_run_gives_the_metrics_of_training(tmp_path: Path, folder: Path) -> None:
     run = RunFolder(tmp_path / "run")
     evaluation = train(TABLE, folder, HEAD, run)
     assert evaluation is not None
@@ -29,14 +29,14 @@ def test_the_run_read_back_says_what_training_said(tmp_path: Path, folder: Path)
     held_out = [image for image, part in zip(*pq.read_table(run / "split.parquet").to_pydict().values(), strict=True)
                 if part == "validation"]  # fmt: skip
     hidden = TABLE.subset(TABLE.images.index(held_out))
-    again = Predictor.from_run(RunFolder.open(run.folder)).evaluate(hidden, folder)
-    # Training saw features in half precision, prediction whole ones.
-    assert again.overall["mAP"] == pytest.approx(evaluation.overall["mAP"], abs=1e-3)
-    kept = pq.read_table(run / "predictions.parquet").to_pydict()
-    assert kept["image"] == held_out
+    loaded_evaluation = Predictor.from_run(RunFolder.open(run.folder)).evaluate(hidden, folder)
+    # Training uses features in half precision, prediction in single precision.
+    assert loaded_evaluation.overall["mAP"] == pytest.approx(evaluation.overall["mAP"], abs=1e-3)
+    stored = pq.read_table(run / "predictions.parquet").to_pydict()
+    assert stored["image"] == held_out
     predictor = Predictor.from_run(run)
     rows = predict_files(predictor, [folder / name for name in held_out], [], all_scores=True)
-    for row, image, scores in zip(rows, held_out, kept["scores"], strict=True):
+    for row, image, scores in zip(rows, held_out, stored["scores"], strict=True):
         assert Path(row.image).name == image
         by_class = {label["class"]: label["probability"] for label in row.labels}
         assert [by_class[name] for name in CLASSES] == pytest.approx(scores, abs=0.01)
@@ -47,8 +47,8 @@ def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Pa
     plain = predictor.evaluate(TABLE, folder)
     order = [2, 0, 1]
     labels = np.hstack([TABLE.dense()[:, order], np.ones((N, 1), np.int8)])
-    turned = LabelTable.from_dense(labels, TABLE.images, [*(CLASSES[c] for c in order), "x"])
-    assert predictor.evaluate(turned, folder).per_class == plain.per_class
+    permuted = LabelTable.from_dense(labels, TABLE.images, [*(CLASSES[c] for c in order), "x"])
+    assert predictor.evaluate(permuted, folder).per_class == plain.per_class
     fewer = predictor.evaluate(TABLE.subset(classes=[0, 1]), folder).per_class
     assert fewer[:2] == plain.per_class[:2]
     assert (fewer[2]["class"], fewer[2]["present"], fewer[2]["absent"]) == ("blue", 0, 0)
@@ -58,7 +58,7 @@ def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Pa
         predictor.evaluate(none, folder, labels_name="other.csv")
 
 
-def test_damaged_labels_stop_evaluation_alone(copied: Path, folder: Path) -> None:
+def test_damaged_labels_prevent_only_evaluation(copied: Path, folder: Path) -> None:
     run = RunFolder(copied)
     before = predict_files(Predictor.from_run(run), [folder / "03.png"], [])
     run.labels.write_bytes(b"damaged")
@@ -69,7 +69,7 @@ def test_damaged_labels_stop_evaluation_alone(copied: Path, folder: Path) -> Non
 
 
 @pytest.mark.parametrize(("top", "every"), [(0, False), (2, False), (10**30, False), (0, True)])
-def test_labels_of_scores_are_those_of_a_loop(first_run: Path, top: int, every: bool) -> None:
+def test_labels_from_scores_equal_a_loop(first_run: Path, top: int, every: bool) -> None:
     predictor = Predictor.from_run(RunFolder(first_run))
     predictor.thresholds = torch.tensor([0.5, 0.25, 0.75])
     for values in ([0.25, 0.25, 0.5], [0.5, 0.125, 0.75], [0.0, 0.0, 0.0]):
@@ -85,8 +85,8 @@ def test_labels_of_scores_are_those_of_a_loop(first_run: Path, top: int, every: 
 def test_predictions_of_files_folders_and_names_from_a_pipe(tmp_path: Path, folder: Path, first_run: Path) -> None:
     predictor = Predictor.from_run(RunFolder(first_run))
     (tmp_path / "broken.png").write_bytes(b"not a picture")
-    given = [folder / "03.png", Path("-"), tmp_path / "broken.png", folder / "03.png", tmp_path / "missing.png"]
-    predictions = predict_files(predictor, given, [str(folder / "01.png"), "", str(folder / "02.png")], top=1)
+    arguments = [folder / "03.png", Path("-"), tmp_path / "broken.png", folder / "03.png", tmp_path / "missing.png"]
+    predictions = predict_files(predictor, arguments, [str(folder / "01.png"), "", str(folder / "02.png")], top=1)
     assert [Path(row.image).name for row in predictions] == [
         "03.png", "01.png", "02.png", "broken.png", "03.png", "missing.png",
     ]  # fmt: skip
@@ -142,8 +142,8 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("harm", "says"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_run_says_what_is_wrong(copied: Path, harm: Callable[[RunFolder], Any], says: str) -> None:
+@pytest.mark.parametrize(("harm", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_to_a_run_is_explained(copied: Path, harm: Callable[[RunFolder], Any], message: str) -> None:
     harm(RunFolder(copied))
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         Predictor.from_run(RunFolder.open(copied))

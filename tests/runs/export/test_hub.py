@@ -30,10 +30,10 @@ from halflabel.training.config import Config
 
 @pytest.fixture(scope="module")
 def folder(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An exported model, read only; written with every way to the network closed."""
+    """An exported model, read only; written without access to the network."""
     out = tmp_path_factory.mktemp("hub") / "model"
 
-    def closed(*given: Any, **more: Any) -> Any:
+    def closed(*arguments: Any, **more: Any) -> Any:
         raise AssertionError("a connection was opened")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +49,7 @@ def copied(folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "model"))
 
 
-def test_the_folder_holds_what_is_needed_and_no_more(run: RunFolder, folder: Path) -> None:
+def test_the_files_of_the_folder(run: RunFolder, folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert config["classes"] == ["red", "green", "büé|x"]
@@ -62,7 +62,7 @@ def test_the_folder_holds_what_is_needed_and_no_more(run: RunFolder, folder: Pat
         assert Predictor.from_run(run).config.images.encode() not in path.read_bytes()
 
 
-def test_the_card_says_what_was_measured(run: RunFolder, folder: Path) -> None:
+def test_the_card_states_the_measured_values(run: RunFolder, folder: Path) -> None:
     text = (folder / "README.md").read_text(encoding="utf-8")
     measured = run.read_json("metrics.json")
     (result,) = ModelCard(text).data.eval_results
@@ -79,7 +79,9 @@ def test_the_card_says_what_was_measured(run: RunFolder, folder: Path) -> None:
     assert "More Information Needed" not in text
 
 
-def test_a_run_that_measured_nothing_says_so(pictures: Path, table: LabelTable, run: RunFolder, tmp_path: Path) -> None:
+def test_the_card_of_a_run_without_evaluation(
+    pictures: Path, table: LabelTable, run: RunFolder, tmp_path: Path
+) -> None:
     config: Config = dataclasses.replace(Predictor.from_run(run).config, held_out=0.0)
     bare = RunFolder(tmp_path / "bare")
     train(table, pictures, config, bare)
@@ -97,46 +99,49 @@ def test_all_three_kinds_predict_the_same(
     files = [*sorted(pictures.iterdir())[:19], broken]  # more than a batch, and one that cannot be read
     predictors = [open_model(path) for path in (run.folder, folder, exported)]
     assert [isinstance(predictor.model.head, OnnxHead) for predictor in predictors] == [False, False, True]
-    first, *others = (predict_files(predictor, files, [], all_scores=True) for predictor in predictors)
-    assert first[-1].error
-    for other in others:
-        for mine, theirs in zip(first, other, strict=True):
-            assert (mine.image, mine.error) == (theirs.image, theirs.error)
-            assert [label["class"] for label in mine.labels] == [label["class"] for label in theirs.labels]
-            assert [label["present"] for label in mine.labels] == [label["present"] for label in theirs.labels]
-            for a, b in zip(mine.labels, theirs.labels, strict=True):
+    run_predictions, *export_predictions = (
+        predict_files(predictor, files, [], all_scores=True) for predictor in predictors
+    )
+    assert run_predictions[-1].error
+    for predictions in export_predictions:
+        for expected, actual in zip(run_predictions, predictions, strict=True):
+            assert (expected.image, expected.error) == (actual.image, actual.error)
+            assert [label["class"] for label in expected.labels] == [label["class"] for label in actual.labels]
+            assert [label["present"] for label in expected.labels] == [label["present"] for label in actual.labels]
+            for a, b in zip(expected.labels, actual.labels, strict=True):
                 assert a["probability"] == pytest.approx(b["probability"], abs=1e-5)
-    wanted = predictors[0].evaluate(table, pictures).overall
+    expected_metrics = predictors[0].evaluate(table, pictures).overall
     for predictor in predictors[1:]:
-        assert predictor.evaluate(table, pictures).overall == pytest.approx(wanted, abs=1e-4, nan_ok=True)
+        assert predictor.evaluate(table, pictures).overall == pytest.approx(expected_metrics, abs=1e-4, nan_ok=True)
 
 
 def test_mirror_images_are_scored_where_the_run_scored_them(run: RunFolder, copied: Path, pictures: Path) -> None:
-    own, config = Predictor.from_run(run), copied / "config.json"
+    predictor, config = Predictor.from_run(run), copied / "config.json"
     plain = predict_files(open_model(copied), [pictures], [])
-    own.config = dataclasses.replace(own.config, mirror=True)
-    wanted = predict_files(own, [pictures], [])
-    config.write_text(json.dumps(ModelMetadata.of(own).as_dict()))
-    assert predict_files(open_model(copied), [pictures], []) == wanted != plain
-    before = ModelMetadata.of(own).as_dict()
-    del before["mirror"]  # as exports were when mirror images were not scored yet
-    config.write_text(json.dumps(before))
+    predictor.config = dataclasses.replace(predictor.config, mirror=True)
+    expected = predict_files(predictor, [pictures], [])
+    config.write_text(json.dumps(ModelMetadata.of(predictor).as_dict()))
+    assert predict_files(open_model(copied), [pictures], []) == expected != plain
+    old_metadata = ModelMetadata.of(predictor).as_dict()
+    del old_metadata["mirror"]  # as exports were when mirror images were not scored yet
+    config.write_text(json.dumps(old_metadata))
     assert predict_files(open_model(copied), [pictures], []) == plain
 
 
 def test_the_hub_folder_exports_to_onnx(
     run: RunFolder, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same model and the same About arrive at the writer; the writer itself is tested elsewhere."""
-    seen: list[Any] = []
+    """The writer gets the same model and metadata; the writer itself is tested elsewhere."""
+    written: list[Any] = []
     monkeypatch.setattr(
-        "halflabel.runs.export.onnx.write_onnx", lambda model, about, path, **more: seen.append((model, about))
+        "halflabel.runs.export.onnx.write_onnx",
+        lambda model, run_about, path, **more: written.append((model, run_about)),
     )
     for predictor in (open_model(run.folder), open_model(folder)):
         export_onnx(predictor, tmp_path / "m.onnx")
-    (mine, about), (theirs, their_about) = seen
-    assert about == their_about
-    assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+    (run_model, run_about), (hub_model, hub_about) = written
+    assert run_about == hub_about
+    assert all(torch.equal(a, b) for a, b in zip(run_model.parameters(), hub_model.parameters(), strict=True))
 
 
 def test_the_normalisation_of_training_is_used(run: RunFolder, copied: Path) -> None:
@@ -192,7 +197,7 @@ def test_damaged_files_are_explained(copied: Path, tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
-def test_nothing_is_overwritten_unasked(run: RunFolder, copied: Path) -> None:
+def test_nothing_is_overwritten_without_force(run: RunFolder, copied: Path) -> None:
     with pytest.raises(UserError, match="force"):
         export_hub(run, copied)
     (copied / "notes.txt").write_text("mine")
@@ -205,31 +210,31 @@ def test_nothing_is_overwritten_unasked(run: RunFolder, copied: Path) -> None:
 
 
 class FakeApi:
-    """Keeps what would have been sent."""
+    """Records the calls instead of sending them."""
 
     def __init__(self, fault: Exception | None = None) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.fault = fault
 
-    def create_repo(self, repo: str, **given: Any) -> str:
+    def create_repo(self, repo: str, **options: Any) -> str:
         if self.fault is not None:
             raise self.fault
-        self.calls.append(("create", {"repo": repo, **given}))
+        self.calls.append(("create", {"repo": repo, **options}))
         return f"https://huggingface.co/{repo}"
 
-    def upload_folder(self, **given: Any) -> None:
-        self.calls.append(("upload", given))
+    def upload_folder(self, **options: Any) -> None:
+        self.calls.append(("upload", options))
 
 
 def test_push_sends_the_three_files(folder: Path) -> None:
     api = FakeApi()
     assert push(folder, "me/birds", private=True, api=api) == "https://huggingface.co/me/birds"
-    (_, actual), (_, sent) = api.calls
-    assert actual == {"repo": "me/birds", "private": True, "repo_type": "model", "exist_ok": True}
+    (_, created), (_, sent) = api.calls
+    assert created == {"repo": "me/birds", "private": True, "repo_type": "model", "exist_ok": True}
     assert (sent["repo_id"], sent["folder_path"], sent["allow_patterns"]) == ("me/birds", folder, list(FILES))
 
 
-def test_push_explains_itself(run: RunFolder, folder: Path, tmp_path: Path) -> None:
+def test_errors_of_push_have_a_fix(run: RunFolder, folder: Path, tmp_path: Path) -> None:
     for name in ("birds", "/birds", "me/", "a/b/c"):
         with pytest.raises(UserError, match="user/name"):
             push(folder, name, api=FakeApi())
@@ -244,7 +249,9 @@ def test_push_explains_itself(run: RunFolder, folder: Path, tmp_path: Path) -> N
 
 
 @pytest.fixture(scope="module")
-def secretive(pictures: Path, table: LabelTable, run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run_with_paths(
+    pictures: Path, table: LabelTable, run: RunFolder, tmp_path_factory: pytest.TempPathFactory
+) -> RunFolder:
     """A run with label vectors from a file that began with the weights of another; read only."""
     place = tmp_path_factory.mktemp("a secret place")
     words = place / "glove.txt"
@@ -255,16 +262,16 @@ def secretive(pictures: Path, table: LabelTable, run: RunFolder, tmp_path_factor
     first, second = RunFolder(place / "first"), RunFolder(place / "second")
     train(table, pictures, config, first)
     train(table, pictures, dataclasses.replace(config, begin_from=str(first.folder)), second)
-    words.unlink()  # whoever gets the model has not got the file either
+    words.unlink()  # the exported model must not need the file
     return second
 
 
 @pytest.mark.parametrize("kind", ["hub", "onnx"])
 def test_only_the_file_name_of_paths_is_exported(
-    secretive: RunFolder, pictures: Path, tmp_path: Path, kind: str
+    run_with_paths: RunFolder, pictures: Path, tmp_path: Path, kind: str
 ) -> None:
     out = tmp_path / ("model" if kind == "hub" else "model.onnx")
-    result = CliRunner().invoke(app, ["export", kind, str(secretive.folder), "--out", str(out)])
+    result = CliRunner().invoke(app, ["export", kind, str(run_with_paths.folder), "--out", str(out)])
     assert result.exit_code == 0, result.output
     for path in out.iterdir() if kind == "hub" else [out]:
         assert b"a secret place" not in path.read_bytes()
@@ -272,10 +279,12 @@ def test_only_the_file_name_of_paths_is_exported(
     assert opened.config.options == {"vectors": "glove.txt", "vector_size": 2}
     assert opened.config.begin_from is None
     photo = pictures / "00.png"
-    (ours,), (theirs,) = (predict_files(one, [photo], [], top=3) for one in (Predictor.from_run(secretive), opened))
-    assert [label["class"] for label in ours.labels] == [label["class"] for label in theirs.labels]
-    assert [label["probability"] for label in ours.labels] == pytest.approx(
-        [label["probability"] for label in theirs.labels], abs=1e-4
+    (expected,), (actual,) = (
+        predict_files(predictor, [photo], [], top=3) for predictor in (Predictor.from_run(run_with_paths), opened)
+    )
+    assert [label["class"] for label in expected.labels] == [label["class"] for label in actual.labels]
+    assert [label["probability"] for label in expected.labels] == pytest.approx(
+        [label["probability"] for label in actual.labels], abs=1e-4
     )
 
 
@@ -283,7 +292,7 @@ def test_a_run_of_the_solver(solver_run: Any, tmp_path: Path) -> None:
     folder = export_hub(solver_run.run, tmp_path / "hub")
     assert "out-of-fold scores" in (folder / "README.md").read_text(encoding="utf-8")
     files = sorted(solver_run.images.iterdir())[:5]
-    first, other = (
+    expected, actual = (
         predict_files(open_model(path), files, [], all_scores=True) for path in (solver_run.run.folder, folder)
     )
-    assert first == other
+    assert expected == actual

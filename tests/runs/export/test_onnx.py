@@ -56,7 +56,7 @@ def about_of(model: Model, size: int) -> ModelMetadata:
 
 
 def spread(head: Head) -> Head:
-    """First weights are small; larger ones make a wrong file differ."""
+    """Enlarge the weights: initial ones are small, and a wrong file would hardly differ."""
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.mul_(3)
@@ -69,21 +69,21 @@ def run_file(path: Path, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return logits, scores
 
 
-def test_the_file_says_all_a_user_needs(run: RunFolder, exported: Path) -> None:
+def test_the_metadata_of_the_file(run: RunFolder, exported: Path) -> None:
     proto = onnx.load(exported)
-    messages = {prop.key: json.loads(prop.value) for prop in proto.metadata_props}
+    metadata = {prop.key: json.loads(prop.value) for prop in proto.metadata_props}
     predictor = Predictor.from_run(run)
-    assert messages["classes"] == ["red", "green", "büé|x"]
-    assert messages["thresholds"] == pytest.approx(predictor.thresholds.tolist())
+    assert metadata["classes"] == ["red", "green", "büé|x"]
+    assert metadata["thresholds"] == pytest.approx(predictor.thresholds.tolist())
     calibration = predictor.platt._asdict()
-    assert messages["calibration"].keys() == calibration.keys()
+    assert metadata["calibration"].keys() == calibration.keys()
     for name, value in calibration.items():
-        wanted = list(value) if isinstance(value, tuple) else value
-        assert messages["calibration"][name] == pytest.approx(wanted), name
-    assert messages["calibration"]["known"] > 0
-    assert messages["preprocess"]["size"] == 32
-    assert messages["preprocess"]["resize"] == "crop"
-    assert len(messages["preprocess"]["mean"]) == 3
+        expected = list(value) if isinstance(value, tuple) else value
+        assert metadata["calibration"][name] == pytest.approx(expected), name
+    assert metadata["calibration"]["known"] > 0
+    assert metadata["preprocess"]["size"] == 32
+    assert metadata["preprocess"]["resize"] == "crop"
+    assert len(metadata["preprocess"]["mean"]) == 3
     assert str(run.folder.parent) not in exported.read_bytes().decode("latin-1")
     session = onnxruntime.InferenceSession(str(exported), providers=["CPUExecutionProvider"])
     (images,) = session.get_inputs()
@@ -94,17 +94,17 @@ def test_the_file_says_all_a_user_needs(run: RunFolder, exported: Path) -> None:
     ]
 
 
-def test_the_file_computes_what_the_run_computes(run: RunFolder, exported: Path) -> None:
+def test_the_file_computes_the_logits_and_probabilities_of_the_run(run: RunFolder, exported: Path) -> None:
     """From pixels to calibrated probabilities, by plain numpy around the file: what a user would write."""
     predictor = Predictor.from_run(run)
     for batch in (1, 2, 5):
         images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8)
         with torch.no_grad():
-            wanted = predictor.model(images).logits
+            expected = predictor.model(images).logits
         logits, scores = run_file(exported, images)
-        np.testing.assert_allclose(logits, wanted.numpy(), atol=1e-5)
+        np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)
         slope, offset = predictor.platt.slope, predictor.platt.offset
-        np.testing.assert_allclose(scores, 1 / (1 + np.exp(-(slope * wanted.numpy() + offset))), atol=1e-5)
+        np.testing.assert_allclose(scores, 1 / (1 + np.exp(-(slope * expected.numpy() + offset))), atol=1e-5)
 
 
 def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
     write_onnx(model, replace(about_of(model, 32), mirror=True), tmp_path / "both.onnx")
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     with torch.no_grad():
-        plain, turned = model(images).logits, model(images.flip(-1)).logits
-    assert (plain - turned).abs().max() > 1e-2
-    np.testing.assert_allclose(run_file(tmp_path / "both.onnx", images)[0], (plain + turned) / 2, atol=1e-5)
+        plain, mirrored = model(images).logits, model(images.flip(-1)).logits
+    assert (plain - mirrored).abs().max() > 1e-2
+    np.testing.assert_allclose(run_file(tmp_path / "both.onnx", images)[0], (plain + mirrored) / 2, atol=1e-5)
 
 
-def told(head: LabelAwareHead) -> Head:
+def with_labels(head: LabelAwareHead) -> Head:
     rng = np.random.default_rng(0)
     head.set_labels(rng.normal(size=tuple(head.vectors.shape)), rng.random((4, 4)) / 4)
     return head
@@ -130,7 +130,7 @@ HEADS: dict[str, Callable[[], Head]] = {
     "paths": lambda: RecurrentHead(64, 4, dimensions=8, hidden=8, beam=2, length=2),
     "regions": lambda: Regional(64, 4, levels=2, length=2, dimensions=8, hidden=8),
     "labels": lambda: Ensemble(
-        [told(SemanticHead(64, 4, vector_size=5, width=6, rank=3)), told(GraphClassifier(64, 4))]
+        [with_labels(SemanticHead(64, 4, vector_size=5, width=6, rank=3)), with_labels(GraphClassifier(64, 4))]
     ),
 }
 
@@ -145,8 +145,8 @@ def test_every_head(name: str, tmp_path: Path) -> None:
     assert max(parity.logits, parity.probabilities) < 1e-5
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     with torch.no_grad():
-        wanted = model(images).logits
-    np.testing.assert_allclose(run_file(tmp_path / "m.onnx", images)[0], wanted.numpy(), atol=1e-4)
+        expected = model(images).logits
+    np.testing.assert_allclose(run_file(tmp_path / "m.onnx", images)[0], expected.numpy(), atol=1e-4)
     assert all(map(torch.equal, before, model.parameters()))
 
 
@@ -158,8 +158,8 @@ def test_a_head_with_similar_images(solver_run: Any, tmp_path: Path) -> None:
     assert max(parity.logits, parity.probabilities) < 1e-4
     images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
     with torch.no_grad():
-        wanted = predictor.model(images).logits
-    np.testing.assert_allclose(run_file(tmp_path / "m.onnx", images)[0], wanted.numpy(), atol=1e-4, rtol=1e-4)
+        expected = predictor.model(images).logits
+    np.testing.assert_allclose(run_file(tmp_path / "m.onnx", images)[0], expected.numpy(), atol=1e-4, rtol=1e-4)
 
 
 def test_similar_images_agree_near_probability_0_and_1(tmp_path: Path) -> None:
@@ -190,22 +190,24 @@ def test_a_backbone_of_timm(tmp_path: Path) -> None:
 def test_a_file_that_computes_something_else_is_refused(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same graph with one bias moved: neither the new file nor a part of it may stay, and an old one must."""
+    """The same graph with one bias changed: no new file is left, and an old one is kept."""
     import halflabel.runs.export.onnx as module
 
-    honest = module._translate(
+    original = module._translate(
         ExportedGraph(Predictor.from_run(run).model.float(), Predictor.from_run(run).platt).eval(), 32
     )
 
-    def tampered(*given: Any) -> Any:
+    def changed_bias(*arguments: Any) -> Any:
         proto = onnx.ModelProto()
-        proto.CopyFrom(honest)
-        named = next(item for item in proto.graph.initializer if "head" in item.name and item.name.endswith("bias"))
-        bias = onnx.numpy_helper.to_array(named) + np.float32(3e-4)
-        named.CopyFrom(onnx.numpy_helper.from_array(bias, named.name))
+        proto.CopyFrom(original)
+        initializer = next(
+            item for item in proto.graph.initializer if "head" in item.name and item.name.endswith("bias")
+        )
+        bias = onnx.numpy_helper.to_array(initializer) + np.float32(3e-4)
+        initializer.CopyFrom(onnx.numpy_helper.from_array(bias, initializer.name))
         return proto
 
-    monkeypatch.setattr(module, "_translate", tampered)
+    monkeypatch.setattr(module, "_translate", changed_bias)
     path = tmp_path / "m.onnx"
     with pytest.raises(UserError, match=r"differs from PyTorch by 0\.0003") as caught:
         export_onnx(Predictor.from_run(run), path)
@@ -218,10 +220,10 @@ def test_a_file_that_computes_something_else_is_refused(
     assert export_onnx(Predictor.from_run(run), path, tolerance=1e-3).logits == pytest.approx(3e-4, rel=0.2)
 
 
-def test_not_a_number_is_refused(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_is_refused(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nan = Parity(float("nan"), 0.0, 8)
-    monkeypatch.setattr("halflabel.runs.export.onnx._compare", lambda *given: nan)
-    monkeypatch.setattr("halflabel.runs.export.onnx._translate", lambda *given: onnx.load_model_from_string(_EMPTY))
+    monkeypatch.setattr("halflabel.runs.export.onnx._compare", lambda *_: nan)
+    monkeypatch.setattr("halflabel.runs.export.onnx._translate", lambda *_: onnx.load_model_from_string(_EMPTY))
     with pytest.raises(UserError, match="was not written"):
         export_onnx(Predictor.from_run(run), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
@@ -245,7 +247,7 @@ def _smallest() -> bytes:
 _EMPTY = _smallest()
 
 
-class Stubborn(Head):
+class DataDependent(Head):
     """A head that no tracer can follow."""
 
     def forward(self, features: Tensor) -> Output:
@@ -254,15 +256,15 @@ class Stubborn(Head):
         return Output(features.amax((2, 3))[:, :4], features.mean((2, 3)))
 
 
-def test_what_cannot_be_traced_is_refused(tmp_path: Path) -> None:
-    model = Model(build_backbone("tiny"), Stubborn()).eval()
-    with pytest.raises(UserError, match="Stubborn on this backbone cannot be exported to ONNX") as caught:
+def test_a_head_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
+    model = Model(build_backbone("tiny"), DataDependent()).eval()
+    with pytest.raises(UserError, match="DataDependent on this backbone cannot be exported to ONNX") as caught:
         write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
     assert "hub" in caught.value.fix
     assert not list(tmp_path.iterdir())
 
 
-def test_faults_of_use(run: RunFolder, exported: Path, tmp_path: Path) -> None:
+def test_bad_arguments_are_refused(run: RunFolder, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\.onnx"):
         export_onnx(Predictor.from_run(run), tmp_path / "model.pt")
     with pytest.raises(UserError, match="an ONNX file already"):

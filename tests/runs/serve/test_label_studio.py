@@ -58,7 +58,7 @@ def test_health_and_setup(client: TestClient) -> None:
     assert client.post("/setup", json=sent).json() == {"model_version": "run"}
 
 
-def test_questions_of_convert_are_answered_as_predict_answers(
+def test_questions_of_convert_get_the_answers_of_predict(
     client: TestClient, predictor: Predictor, folder: Path, tmp_path: Path
 ) -> None:
     names = [f"a {number}.jpg" for number in range(3)]
@@ -69,13 +69,13 @@ def test_questions_of_convert_are_answered_as_predict_answers(
     addresses += ["/data/upload/3/0a1b2c3d-" + quote("a 0.jpg"), "/data/local-files/?d=gone.jpg", "../../etc/passwd"]
     reply = client.post("/predict", json=request(addresses, interface)).json()["results"]
     assert [len(task["result"]) for task in reply] == [len(predictor.classes)] * 4 + [0, 0]
-    wanted = predict_files(predictor, [folder / name for name in names], [], top=0, all_scores=True)
-    for task, prediction in zip(reply, wanted, strict=False):
+    expected = predict_files(predictor, [folder / name for name in names], [], top=0, all_scores=True)
+    for task, prediction in zip(reply, expected, strict=False):
         assert task["model_version"] == "run"
         chosen = [result["value"]["choices"] for result in task["result"]]
         assert chosen == [["yes" if label["present"] else "no"] for label in prediction.labels]
-    same = [[result["from_name"] for result in reply[k]["result"]] for k in (0, 3)]
-    assert same[0] == same[1]
+    questions = [[result["from_name"] for result in reply[k]["result"]] for k in (0, 3)]
+    assert questions[0] == questions[1]
     # What Label Studio stores of it is read back as predictions of a model.
     tasks = [{"data": {"image": addresses[0]}, "predictions": [reply[0]]}]
     (tmp_path / "export.json").write_text(json.dumps(tasks))

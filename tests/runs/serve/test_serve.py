@@ -23,7 +23,7 @@ from halflabel.cli import app as cli
 from halflabel.errors import UserError
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor, open_model
-from halflabel.runs.serve import AccessCheck, Batcher, Limits, make_app, open_socket
+from halflabel.runs.serve import AccessCheck, Batcher, Limits, make_app
 
 SMALL = Limits(file_bytes=200_000, request_bytes=500_000, files=4, pixels=200_000, seconds=5, requests=8, batch=4)
 
@@ -53,7 +53,7 @@ def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
 @pytest.mark.parametrize("query", ["", "?top=5", "?all=true", "?top=0"])
 def test_labels_are_those_of_predict(client: TestClient, predictor: Predictor, photo: Path, query: str) -> None:
     top = {"": 3, "?top=5": 5, "?all=true": 0, "?top=0": 0}[query]
-    (wanted,) = predict_files(predictor, [photo], [], top=top, all_scores="all" in query)
+    (expected,) = predict_files(predictor, [photo], [], top=top, all_scores="all" in query)
     for reply in (
         client.post(f"/predict{query}", files=files(photo.read_bytes())),
         client.post(f"/predict{query}", content=photo.read_bytes()),
@@ -61,10 +61,10 @@ def test_labels_are_those_of_predict(client: TestClient, predictor: Predictor, p
         assert reply.status_code == 200, reply.text
         (actual,) = reply.json()["images"]
         assert actual["error"] == ""
-        assert [label["class"] for label in actual["labels"]] == [label["class"] for label in wanted.labels]
-        assert [label["present"] for label in actual["labels"]] == [label["present"] for label in wanted.labels]
+        assert [label["class"] for label in actual["labels"]] == [label["class"] for label in expected.labels]
+        assert [label["present"] for label in actual["labels"]] == [label["present"] for label in expected.labels]
         assert [label["probability"] for label in actual["labels"]] == pytest.approx(
-            [label["probability"] for label in wanted.labels], abs=1e-6
+            [label["probability"] for label in expected.labels], abs=1e-6
         )
 
 
@@ -86,19 +86,19 @@ def test_every_kind_of_model_can_be_served(model: Path, photo: Path, tmp_path: P
 
 
 def test_files_are_answered_in_their_order_and_bad_ones_named(client: TestClient, bench: Any, photo: Path) -> None:
-    other = bench.saved(bench.picture(random.Random(2), "CMYK"), "JPEG")
-    reply = client.post("/predict?all=true", files=files(photo.read_bytes(), b"<html>", other))
+    cmyk = bench.saved(bench.picture(random.Random(2), "CMYK"), "JPEG")
+    reply = client.post("/predict?all=true", files=files(photo.read_bytes(), b"<html>", cmyk))
     assert reply.status_code == 200
     first, bad, last = reply.json()["images"]
     assert [item["image"] for item in (first, bad, last)] == ["0.jpg", "1.jpg", "2.jpg"]
     assert (bad["error"], bad["labels"]) == ("not an image", [])
-    alone = client.post("/predict?all=true", content=other).json()["images"][0]
+    alone = client.post("/predict?all=true", content=cmyk).json()["images"][0]
     scores = [{label["class"]: label["probability"] for label in item["labels"]} for item in (last, alone, first)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
     assert scores[0] != pytest.approx(scores[2], abs=1e-6)
 
 
-def test_what_is_wrong_is_refused_with_a_reason(client: TestClient, bench: Any, photo: Path) -> None:
+def test_bad_requests_are_refused_with_a_reason(client: TestClient, bench: Any, photo: Path) -> None:
     good = photo.read_bytes()
     form = "multipart/form-data; boundary=x"
     odd = b'--x\r\nContent-Disposition: form-data; name="f"; filename="\xff\xfe"\r\n\r\n'
@@ -122,17 +122,17 @@ def test_what_is_wrong_is_refused_with_a_reason(client: TestClient, bench: Any, 
         (415, "multipart/mixed", {"content": b"x", "headers": {"content-type": "multipart/mixed; boundary=x"}}),
         (400, "empty file; 1.jpg: not an image", {"files": files(b"", b"no")}),
     ]
-    for status, messages, given in cases:
-        reply = client.post("/predict", **given)
-        assert reply.status_code == status, (messages, reply.text)
-        assert re.search(messages, reply.json()["detail"]), reply.text
+    for status, reason, request in cases:
+        reply = client.post("/predict", **request)
+        assert reply.status_code == status, (reason, reply.text)
+        assert re.search(reason, reply.json()["detail"]), reply.text
     assert client.post("/predict?top=-1", content=good).status_code == 400
     assert "top" in client.post("/predict?top=many", content=good).json()["detail"]
     assert client.get("/predict").status_code == 405
     assert client.get("/nowhere").status_code == 404
 
 
-def test_a_body_of_unsaid_length_is_counted(client: TestClient, photo: Path) -> None:
+def test_a_body_without_content_length_is_limited(client: TestClient, photo: Path) -> None:
     def stream(parts: int) -> Iterator[bytes]:
         for _ in range(parts):
             yield bytes(50_000)
@@ -143,7 +143,7 @@ def test_a_body_of_unsaid_length_is_counted(client: TestClient, photo: Path) -> 
     assert "larger than 0.2 MB" in reply.json()["detail"]
 
 
-def test_names_that_are_no_text_come_back_as_text(client: TestClient, photo: Path) -> None:
+def test_file_names_that_are_not_text_are_returned_as_text(client: TestClient, photo: Path) -> None:
     head = b'--x\r\nContent-Disposition: form-data; name="f"; filename="\\ud800<b>"\r\n\r\n'
     for charset in ("utf-8", "unicode_escape", "hex", "utf-16", "nonsense"):
         kind = {"content-type": f"multipart/form-data; boundary=x; charset={charset}"}
@@ -154,7 +154,7 @@ def test_names_that_are_no_text_come_back_as_text(client: TestClient, photo: Pat
             reply.json()["images"][0]["image"].encode()
 
 
-def test_a_full_house_is_told_to_come_back(predictor: Predictor, photo: Path) -> None:
+def test_a_busy_server_answers_503_with_retry_after(predictor: Predictor, photo: Path) -> None:
     with TestClient(make_app(predictor, "x", replace(SMALL, requests=1, wait=0.5))) as client:
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(client.post, "/predict", content=photo.read_bytes())
@@ -165,14 +165,14 @@ def test_a_full_house_is_told_to_come_back(predictor: Predictor, photo: Path) ->
         assert client.post("/predict", content=photo.read_bytes()).status_code == 200
 
 
-def test_nothing_is_left_behind(
+def test_temporary_files_are_removed(
     predictor: Predictor, photo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with TestClient(make_app(predictor, "x", SMALL)) as client:
         (folder,) = tmp_path.glob("halflabel-serve-*")
-        for given in ({"content": photo.read_bytes()}, {"content": b"x"}, {"files": files(b"", photo.read_bytes())}):
-            client.post("/predict", **given)
+        for request in ({"content": photo.read_bytes()}, {"content": b"x"}, {"files": files(b"", photo.read_bytes())}):
+            client.post("/predict", **request)
         client.post("/predict", files=files(bytes(200_001)))
         assert list(folder.iterdir()) == []
     assert not folder.exists()
@@ -199,16 +199,16 @@ def test_health_classes_and_docs(client: TestClient, predictor: Predictor, photo
     assert set(schema["components"]["schemas"]["Label"]["properties"]) == {"class", "probability", "present"}
 
 
-def test_photos_are_decided_by_the_slider(browser: Any, bench: Any, model: Path, photo: Path) -> None:
+def test_the_slider_sets_the_threshold(browser: Any, bench: Any, model: Path, photo: Path) -> None:
     server = bench.Server(model)
     tab = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme="dark")
     try:
-        told: list[str] = []
-        tab.on("console", lambda message: told.append(message.text))
-        tab.on("pageerror", lambda error: told.append(str(error)))
+        console: list[str] = []
+        tab.on("console", lambda message: console.append(message.text))
+        tab.on("pageerror", lambda error: console.append(str(error)))
         tab.goto(f"http://127.0.0.1:{server.port}/")
-        named = {"name": "<b>one</b>.png", "mimeType": "image/png", "buffer": photo.read_bytes()}
-        tab.locator("#files").set_input_files([named, {**named, "name": "two.png"}])
+        upload = {"name": "<b>one</b>.png", "mimeType": "image/png", "buffer": photo.read_bytes()}
+        tab.locator("#files").set_input_files([upload, {**upload, "name": "two.png"}])
         tab.locator(".result").nth(1).locator(".bars li").first.wait_for()
         tab.locator(".result").nth(0).locator(".bars li").first.wait_for()
         assert tab.locator(".result b").all_inner_texts() == ["two.png", "<b>one</b>.png"]
@@ -220,7 +220,7 @@ def test_photos_are_decided_by_the_slider(browser: Any, bench: Any, model: Path,
         tab.locator("#reset").click()
         assert not tab.is_visible("#reset")
         assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        assert told == []
+        assert console == []
         dropped = "const data = new DataTransfer(); data.items.add(new File(['no image'], 'three.png')); "
         tab.evaluate(f"() => {{ {dropped} document.dispatchEvent(new DragEvent('drop', {{ dataTransfer: data }})); }}")
         tab.get_by_role("alert").get_by_text("Refused: three.png: not an image").wait_for()
@@ -230,17 +230,17 @@ def test_photos_are_decided_by_the_slider(browser: Any, bench: Any, model: Path,
 
 
 @pytest.mark.parametrize(
-    ("host", "shown"),
+    ("host", "address"),
     [("photos.example:81", "http://photos.example:81/predict"), ("[::1]:8", "&#x27;http://[::1]:8/predict&#x27;")]
     + [(bad, "http://HOST:PORT/predict") for bad in ("a;rm -rf ~", "<b>", "[::1 x", "")],
 )
-def test_the_examples_name_the_address_the_page_was_found_at(client: TestClient, host: str, shown: str) -> None:
+def test_the_examples_show_the_address_of_the_page(client: TestClient, host: str, address: str) -> None:
     page = client.get("/docs", headers={"host": host})
     assert page.status_code == 200
-    assert f"curl -F files=@photo.jpg {shown}<" in page.text
+    assert f"curl -F files=@photo.jpg {address}<" in page.text
 
 
-def test_batches_gather_what_comes_together() -> None:
+def test_concurrent_images_are_batched() -> None:
     sizes: list[int] = []
 
     def score(images: torch.Tensor) -> torch.Tensor:
@@ -272,7 +272,7 @@ def test_a_batch_that_fails_does_not_end_the_others() -> None:
     batcher.stop()
 
 
-def test_an_idle_batcher_rests_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_batcher_calls_on_idle_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halflabel.runs.serve.batches._IDLE_SECONDS", 0.02)
     rested = threading.Event()
     batcher = Batcher(lambda images: images.float().mean((2, 3)), max_batch=2, wait=0, on_idle=rested.set)
@@ -282,7 +282,7 @@ def test_an_idle_batcher_rests_once_and_goes_on(monkeypatch: pytest.MonkeyPatch)
     batcher.stop()
 
 
-def test_a_model_without_numbers_is_refused_at_once(model: Path) -> None:
+def test_a_model_with_nan_scores_is_refused_at_the_start(model: Path) -> None:
     broken = open_model(model)
     for weight in broken.model.parameters():
         torch.nn.init.constant_(weight, torch.nan)
@@ -297,9 +297,9 @@ FAULTS: dict[str, tuple[Exception | None, int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("raised", "status", "says"), FAULTS.values(), ids=FAULTS)
-def test_a_model_that_fails_is_said_as_all_faults_are(
-    model: Path, photo: Path, raised: Exception | None, status: int, says: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("raised", "status", "detail"), FAULTS.values(), ids=FAULTS)
+def test_errors_of_the_model_are_json(
+    model: Path, photo: Path, raised: Exception | None, status: int, detail: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = open_model(model)
     app = make_app(broken, "run", SMALL)
@@ -312,13 +312,13 @@ def test_a_model_that_fails_is_said_as_all_faults_are(
     broken.scores = scores  # type: ignore[method-assign]
     with TestClient(app) as opened:
         answer = opened.post("/predict", files=files(photo.read_bytes()))
-        assert (answer.status_code, answer.json()) == (status, {"detail": says})
+        assert (answer.status_code, answer.json()) == (status, {"detail": detail})
         assert ("retry-after" in answer.headers) == (status == 503)
         assert opened.get("/health").status_code == 200
     assert ("secret" in caplog.text) == (raised is not None)
 
 
-def test_what_nobody_thought_of_is_json_too(predictor: Predictor, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_errors_are_json(predictor: Predictor, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def odd(*_: Any, **__: Any) -> None:
         raise KeyError("secret")
 
@@ -346,18 +346,18 @@ def test_without_a_token_the_host_must_be_this_machine(predictor: Predictor, hea
 TOKEN = "a-token-of-some-length"
 
 
-def test_with_a_token_nothing_else_is_answered(predictor: Predictor, photo: Path) -> None:
+def test_with_a_token_other_requests_are_refused(predictor: Predictor, photo: Path) -> None:
     with TestClient(AccessCheck(make_app(predictor), host="127.0.0.1", port=8000, token=TOKEN)) as client:
         assert client.get("/health").status_code == 200
         for path in ("/", "/classes", "/openapi.json", "/nothing"):
             assert client.get(path).status_code == 401
-        wrong = ["Bearer " + TOKEN[:-1], "Bearer", "Basic x", f"Token {TOKEN}", f"Basic {TOKEN}", TOKEN]
-        for sent in wrong:
+        refused = ["Bearer " + TOKEN[:-1], "Bearer", "Basic x", f"Token {TOKEN}", f"Basic {TOKEN}", TOKEN]
+        for sent in refused:
             response = client.post("/predict", content=photo.read_bytes(), headers={"authorization": sent})
             assert response.status_code == 401
             assert "Basic" in response.headers["www-authenticate"]
-        right = {"authorization": f"Bearer {TOKEN}", "host": "any.example"}
-        assert client.post("/predict", content=photo.read_bytes(), headers=right).status_code == 200
+        accepted = {"authorization": f"Bearer {TOKEN}", "host": "any.example"}
+        assert client.post("/predict", content=photo.read_bytes(), headers=accepted).status_code == 200
         assert client.get("/", auth=("anybody", TOKEN)).status_code == 200
 
 
@@ -369,29 +369,22 @@ def test_a_short_token_is_refused(model: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["--max-mb", "--max-megapixels", "--timeout", "--wait-ms"])
 @pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
-def test_limits_are_numbers(model: Path, flag: str, value: str) -> None:
+def test_limits_must_be_finite(model: Path, flag: str, value: str) -> None:
     result = CliRunner().invoke(cli, ["serve", str(model), "--port", "0", flag, value])
     assert result.exit_code == 2, result.output
     assert flag in result.stderr
 
 
-def test_a_port_that_is_taken_is_said() -> None:
-    with open_socket("127.0.0.1", 0) as taken, pytest.raises(UserError, match="cannot listen"):
-        open_socket("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(UserError, match="cannot listen"):
-        open_socket("no.such.host.invalid", 0)
-
-
-def test_a_body_that_never_ends_is_cut_off(predictor: Predictor) -> None:
+def test_a_body_that_never_ends_is_refused(predictor: Predictor) -> None:
     with serving(lambda _: make_app(predictor, "x", replace(SMALL, seconds=0.3))) as port, connect(port) as link:
         link.sendall(f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100\r\n\r\nabc".encode())
         assert link.recv(1000).startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.slow
-def test_a_real_server_under_fire(bench: Any, model: Path) -> None:
-    """A seeded part of the benchmark; then a client that sends too much, and the end of the server while one waits."""
-    # The time limit is that of `serve` itself: a busy machine needs seconds for what an idle one does at once.
+def test_a_real_server_with_bad_requests(bench: Any, model: Path) -> None:
+    """A seeded part of the benchmark; then a client that sends too much, and a server stopped while a client waits."""
+    # The default time limit: a busy machine needs seconds for what an idle one does at once.
     server = bench.Server(model, "--max-mb", "20", "--wait-ms", "2")
     try:
         makes = bench.samples(48, seed=7, without=("49 megapixels, 16-bit", "bomb", "bomb in form", "100 MB"))
