@@ -57,7 +57,7 @@ def test_other_numbers_are_scaled_by_one_factor_for_all_bands(tmp_path: Path, dt
     [bands(4), bands(5)[0], bands(5).astype(complex), np.full((4, 4, 5), np.nan), np.zeros((0, 4, 5)), "text"],
     ids=["4 bands", "2-d", "complex", "NaN", "empty", "no file"],
 )
-def test_what_is_not_an_image_of_five_bands_is_unreadable(tmp_path: Path, content: np.ndarray | str) -> None:
+def test_arrays_that_are_not_images_of_five_bands_are_unreadable(tmp_path: Path, content: np.ndarray | str) -> None:
     path = tmp_path / "x.npy"
     path.write_text(content) if isinstance(content, str) else np.save(path, content)
     with pytest.raises(BadImage):
@@ -120,7 +120,7 @@ def test_a_run_learns_from_a_band_beyond_rgb(tmp_path: Path) -> None:
     assert evaluation.overall["mAP"] > 0.95
     predictor = Predictor.from_run(run)
     paths = [folder / f"{name}.npy" for name in names[:5]]
-    scores = [found.labels[0]["probability"] > 0.5 for found in predict_files(predictor, paths)]
+    scores = [prediction.labels[0]["probability"] > 0.5 for prediction in predict_files(predictor, paths)]
     assert scores == (labels[:5, 0] > 0).tolist()
     with pytest.raises(UserError, match="5 bands"):
         export_onnx(predictor, tmp_path / "x.onnx")

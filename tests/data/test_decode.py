@@ -75,9 +75,9 @@ def test_jpeg_in_rgb_grey_and_cmyk_is_close(tmp_path: Path) -> None:
     original = Image.fromarray(picture())
     for mode in ("RGB", "L", "CMYK"):
         image = read(tmp_path, original.convert(mode), "JPEG", quality=98)
-        wanted = np.asarray(original.convert("L").convert("RGB") if mode == "L" else original)
+        expected = np.asarray(original.convert("L").convert("RGB") if mode == "L" else original)
         assert image.shape == (3, 20, 30)
-        assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - wanted).mean() < 4, mode
+        assert np.abs(image.permute(1, 2, 0).numpy().astype(int) - expected).mean() < 4, mode
 
 
 def test_a_jpeg_of_several_pictures_gives_the_first(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_jpeg_of_several_pictures_gives_the_first(tmp_path: Path) -> None:
     assert image[2, 4, 4] < 15
 
 
-def test_avif_is_read_where_pillow_can_and_named_where_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_avif_is_read_or_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = pytest.importorskip("PIL.AvifImagePlugin")
     if not plugin.SUPPORTED:
         pytest.skip("Pillow is built without AVIF")
@@ -140,7 +140,7 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted"),
+    ("values", "expected"),
     [
         (np.array([[0, 65535, 32768]], np.int32), [0, 255, 128]),
         (np.array([[-1000, 99000, 49000]], np.int32), [0, 255, 128]),
@@ -151,10 +151,10 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
         (np.array([[-7.0, -7.0, -7.0]], np.float32), [0, 0, 0]),
     ],
 )
-def test_wide_numbers_are_scaled(tmp_path: Path, values: np.ndarray, wanted: list[int]) -> None:
+def test_wide_numbers_are_scaled(tmp_path: Path, values: np.ndarray, expected: list[int]) -> None:
     image = read(tmp_path, Image.fromarray(values), "TIFF")
     assert image.shape == (3, 1, 3)
-    assert image[0, 0].tolist() == wanted
+    assert image[0, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -218,7 +218,7 @@ def test_truncated_says_so(tmp_path: Path) -> None:
     assert reason(tmp_path, SAMPLES["png"][:33]) == "truncated"
 
 
-def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_refused_before_decoding(tmp_path: Path) -> None:
     assert reason(tmp_path, png_header(200_000, 200_000)) == "200000 × 200000 pixels is over the limit of 100000000"
     # Above Pillow's warning level and below its error level: no warning, and it is the missing data that is reported.
     assert "limit" not in reason(tmp_path, png_header(9_999, 10_000))
@@ -231,21 +231,21 @@ def test_the_limit_counts_pixels_exactly(tmp_path: Path) -> None:
         read_image(tmp_path / "a.png", max_pixels=599)
 
 
-def test_what_is_no_image_file(tmp_path: Path) -> None:
+def test_files_that_are_not_images(tmp_path: Path) -> None:
     assert reason(tmp_path, b"image,class\n1,2\n") == "not an image"
     assert reason(tmp_path, b"") == "empty file"
     assert reason(tmp_path, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n") == "not an image"
     assert reason(tmp_path, encoded(Image.new("RGB", (4, 4)), "PPM")) == "not an image"
     os.mkfifo(tmp_path / "pipe")
-    for path, wanted in (("absent.png", "no such file"), (".", "not a file"), ("pipe", "not a file")):
+    for path, expected in (("absent.png", "no such file"), (".", "not a file"), ("pipe", "not a file")):
         with pytest.raises(BadImage) as caught:
             read_image(tmp_path / path)
-        assert caught.value.reason == wanted
+        assert caught.value.reason == expected
     with pytest.raises(BadImage):
         read_image(tmp_path / "a\0b.png")
 
 
-def test_bad_image_survives_the_way_from_a_worker() -> None:
+def test_bad_image_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(BadImage("a/b.png", "truncated")))
     assert (error.path, error.reason, str(error)) == (Path("a/b.png"), "truncated", f"{Path('a/b.png')}: truncated")
 
@@ -257,12 +257,12 @@ def test_mutated_files_give_an_image_or_bad_image(tmp_path: Path, data: st.DataO
     for _ in range(data.draw(st.integers(1, 6))):
         # Headers are short: half of the changes are aimed at them.
         place = data.draw(st.integers(0, 60) | st.integers(0, len(sample) - 1)) % len(sample)
-        how = data.draw(st.sampled_from(["set", "cut", "insert", "word"]))
-        if how == "set":
+        change = data.draw(st.sampled_from(["set", "cut", "insert", "word"]))
+        if change == "set":
             sample[place] = data.draw(st.integers(0, 255))
-        elif how == "word":
+        elif change == "word":
             sample[place : place + 4] = data.draw(st.sampled_from([b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff"]))
-        elif how == "insert":
+        elif change == "insert":
             sample[place:place] = data.draw(st.binary(min_size=1, max_size=8))
         else:
             del sample[max(place, 1) :]
@@ -283,7 +283,7 @@ def touch(folder: Path, *paths: str) -> None:
         (folder / path).write_bytes(b"")
 
 
-def test_find_images_is_recursive_sorted_and_case_blind(tmp_path: Path) -> None:
+def test_find_images_is_recursive_sorted_and_ignores_case(tmp_path: Path) -> None:
     touch(tmp_path, "b/2.PNG", "b/1.jpg", "a.JPeG", "notes.txt", ".hidden.jpg", ".cache/x.jpg", "z.tif", "b/._1.jpg")
     assert find_images(tmp_path) == [tmp_path / path for path in ("a.JPeG", "b/1.jpg", "b/2.PNG", "z.tif")]
 
@@ -295,7 +295,7 @@ def test_find_images_follows_links_and_does_not_loop(tmp_path: Path) -> None:
     assert find_images(tmp_path / "set") == [tmp_path / "set/2.jpg", tmp_path / "set/link/1.jpg"]
 
 
-def test_a_missing_folder_is_the_users_to_fix(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a folder"):
         find_images(tmp_path / "absent")
 
@@ -304,7 +304,7 @@ def test_locate_in_order_of_certainty(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     touch(folder, "1.jpg", "1.png", "sub/2.PNG", "sub/3.jpg", "other/3.jpg", "v1.5.jpg", "sub/v1.7.jpg", "raw.dat")
     touch(tmp_path, "secret.jpg")
-    wanted = {
+    expected = {
         "1.png": "1.png",
         "1": "1.jpg",
         "1.webp": "1.jpg",
@@ -334,9 +334,9 @@ def test_locate_in_order_of_certainty(tmp_path: Path) -> None:
         ".": None,
         "sub": None,
     }
-    paths = [locate_images([name], folder)[0] for name in wanted]
-    assert dict(zip(wanted, paths, strict=True)) == {
-        name: None if path is None else folder / path for name, path in wanted.items()
+    paths = [locate_images([name], folder)[0] for name in expected]
+    assert dict(zip(expected, paths, strict=True)) == {
+        name: None if path is None else folder / path for name, path in expected.items()
     }
 
 

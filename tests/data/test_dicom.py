@@ -79,7 +79,7 @@ def test_real_scans_of_pydicom_are_read() -> None:
         assert pixels.std() > 10
 
 
-def test_what_cannot_be_read_is_a_bad_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_bad_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = dicom(tmp_path / "a.dcm", RAMP)
     with pytest.raises(BadImage, match="over the limit"):
         read_pixels(path, max_pixels=100)

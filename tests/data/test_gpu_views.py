@@ -30,7 +30,7 @@ def one_by_one(view: Weak, images: torch.Tensor, keys: np.ndarray) -> torch.Tens
     return torch.stack([view(image, int(key)) for image, key in zip(images, keys, strict=True)])
 
 
-def test_draws_are_those_of_the_views_on_the_cpu():
+def test_draws_equal_those_of_the_cpu():
     from halflabel.data.views import _draws
 
     keys = keys_for(5)
@@ -46,9 +46,9 @@ def test_mirror_images_alone_are_the_same_bytes():
 def test_a_weak_view_shows_the_same_part_of_the_image():
     images, keys = smooth(32), keys_for(32)
     view = Weak(SIZE, least=0.5)
-    actual, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
-    other = one_by_one(view, images, keys_for(32, seed=1)).float()
-    assert (actual - wanted).abs().mean() < 6 < 20 < (actual - other).abs().mean()
+    actual, expected = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
+    other_seed = one_by_one(view, images, keys_for(32, seed=1)).float()
+    assert (actual - expected).abs().mean() < 6 < 20 < (actual - other_seed).abs().mean()
 
 
 @pytest.mark.parametrize("name", RANDAUGMENT_OPS)
@@ -61,13 +61,13 @@ def test_each_operation_is_that_of_the_cpu(name):
     moved = name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
     noise = torch.randint(40, 220, (len(keys), 3, SIZE, SIZE), generator=torch.Generator().manual_seed(1))
     images = smooth(len(keys)) if moved else noise.to(torch.uint8)
-    actual, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
-    apart = (actual - wanted).abs().mean(dim=(1, 2, 3))
-    changed = (wanted - images.float()).abs().mean(dim=(1, 2, 3))
-    # Places are whole pixels there and parts of pixels here; colours agree to rounding.
-    assert float(apart.max()) < (9 if moved else 1.5)
+    actual, expected = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
+    error = (actual - expected).abs().mean(dim=(1, 2, 3))
+    changed = (expected - images.float()).abs().mean(dim=(1, 2, 3))
+    # The CPU moves by whole pixels, the device by parts of pixels; colours agree to rounding.
+    assert float(error.max()) < (9 if moved else 1.5)
     if name != "Identity":
-        assert float((apart / changed.clamp(min=0.5)).mean()) < 0.35
+        assert float((error / changed.clamp(min=0.5)).mean()) < 0.35
 
 
 def test_the_grey_square_is_where_the_cpu_puts_it():
@@ -79,12 +79,12 @@ def test_the_grey_square_is_where_the_cpu_puts_it():
 def test_a_view_depends_on_its_key_alone_not_on_its_batch():
     view = Strong(SIZE)
     images, keys = smooth(12), keys_for(12)
-    whole = make_view(view, images, keys)
-    assert torch.equal(whole[5:6], make_view(view, images[5:6], keys[5:6]))
-    assert not torch.equal(whole, make_view(view, images, keys_for(12, seed=3)))
+    batch = make_view(view, images, keys)
+    assert torch.equal(batch[5:6], make_view(view, images[5:6], keys[5:6]))
+    assert not torch.equal(batch, make_view(view, images, keys_for(12, seed=3)))
 
 
-def test_a_resident_source_gives_what_is_asked_for():
+def test_device_images_give_the_requested_views():
     names = Names([f"image {i}" for i in range(6)])
     views = {"plain": Plain(SIZE), "weak": Weak(SIZE, least=1.0), "strong": Strong(SIZE)}
     images = smooth(6)
@@ -100,7 +100,7 @@ def test_a_resident_source_gives_what_is_asked_for():
 
 
 @pytest.mark.parametrize("view", ["plain", "weak", "strong"])
-def test_batches_of_which_nothing_could_be_read_have_no_views(view: str) -> None:
+def test_batches_without_readable_images_have_no_views(view: str) -> None:
     names = Names.numbered(6)
     views = {"plain": Plain(8), "weak": Weak(8), "strong": Strong(8)}
     source = DeviceImages(torch.zeros(6, 3, 8, 8, dtype=torch.uint8), names, views, bad=[4, 5])
@@ -111,38 +111,38 @@ def test_batches_of_which_nothing_could_be_read_have_no_views(view: str) -> None
 
 def test_places_are_those_of_torch() -> None:
     maps = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(0))
-    wanted = torch.nn.functional.affine_grid(maps, [3, 3, 10, 10], align_corners=False)
-    actual = _places(10, torch.device("cpu")).expand(3, -1, -1).bmm(maps.transpose(1, 2)).view_as(wanted)
-    torch.testing.assert_close(actual, wanted)
+    expected = torch.nn.functional.affine_grid(maps, [3, 3, 10, 10], align_corners=False)
+    actual = _places(10, torch.device("cpu")).expand(3, -1, -1).bmm(maps.transpose(1, 2)).view_as(expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("view", ["plain", "weak", "strong"])
-def test_batches_made_ahead_are_whole_whatever_the_device_does_meanwhile(view: str) -> None:
-    """Each batch is read late, on a busy stream, and dropped at once: memory given away too early would show."""
+def test_prefetched_batches_are_not_overwritten(view: str) -> None:
+    """Each batch is read late, on a busy stream, and dropped at once: memory freed too early would show."""
     views = {"plain": Plain(SIZE), "weak": Weak(SIZE), "strong": Strong(SIZE)}
     images = smooth(256)
     plan = [np.arange(first, first + 16) for first in range(0, 256, 16)]
     busy = torch.randn(2048, 2048, device="cuda")
     source = DeviceImages(images.cuda(), Names.numbered(256), views)
-    wanted = [make_view(views[view], images[i].cuda(), view_keys(0, 0, source.hashes[i], 1)[:, 0]) for i in plan]
+    expected = [make_view(views[view], images[i].cuda(), view_keys(0, 0, source.hashes[i], 1)[:, 0]) for i in plan]
     results = []
     for _, actual in source.fetch(plan, (view,)):
         for _ in range(20):
             busy = busy @ busy / 50
         results.append(actual[0].float() * 2)
         del actual
-    for each, right in zip(results, wanted, strict=True):
-        assert torch.equal(each, right.float() * 2)
+    for result, expected_view in zip(results, expected, strict=True):
+        assert torch.equal(result, expected_view.float() * 2)
 
 
 @pytest.mark.parametrize("name", ["Brightness", "Color", "Contrast", "Sharpness"])
-def test_an_operation_drawn_twice_is_done_twice(name: str) -> None:
+def test_an_operation_drawn_twice_is_applied_twice(name: str) -> None:
     view = Strong(SIZE, least=1.0, flip=0.0, num_ops=2, magnitude=20, cutout=0.0)
     keys = keys_for(40_000)
     picks = (draw_uniform(keys, 11)[:, [7, 9]] * len(RANDAUGMENT_OPS)).astype(int)
     keys = keys[(picks == list(RANDAUGMENT_OPS).index(name)).all(1)][:24]
     images = torch.randint(90, 160, (len(keys), 3, SIZE, SIZE), generator=torch.Generator().manual_seed(1))
     images = images.to(torch.uint8)
-    actual, wanted = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
-    assert float((actual - wanted).abs().mean(dim=(1, 2, 3)).max()) < 3
+    actual, expected = make_view(view, images, keys).float(), one_by_one(view, images, keys).float()
+    assert float((actual - expected).abs().mean(dim=(1, 2, 3)).max()) < 3

@@ -78,8 +78,8 @@ def test_features_are_the_mean_of_readable_images() -> None:
 
 def test_prediction_evaluation_and_fill_score_items(run: RunFolder, folder: Path) -> None:
     predictor = Predictor.from_run(run)
-    found = predict_files(predictor, [folder / name for name in NAMES[:6]], items=True)
-    probabilities = [item.labels[0]["probability"] for item in found]
+    predictions = predict_files(predictor, [folder / name for name in NAMES[:6]], items=True)
+    probabilities = [item.labels[0]["probability"] for item in predictions]
     source = open_images(Names(NAMES[:6]), folder, predictor.views, max_bad=1.0)
     np.testing.assert_allclose(predictor.scores(source)[:, 0], probabilities, atol=1e-4)
     table = LabelTable.from_dense(LABELS, NAMES, ["bright"])

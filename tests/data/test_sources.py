@@ -1,4 +1,4 @@
-"""Sources give the views of a plan, in its order, whatever the number of workers and however many files are broken."""
+"""Sources give the views of a plan, in its order, with any number of workers and of broken files."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_order_of_the_plan_is_kept(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["arrays", "images"])
-def test_a_view_is_that_of_the_images_own_key(tmp_path: Path, kind: str) -> None:
+def test_views_depend_on_the_key_of_the_image(tmp_path: Path, kind: str) -> None:
     source = arrays() if kind == "arrays" else images(tmp_path)
     ((_, actual),) = source.fetch([np.array([4, 6])], ("weak", "strong"), seed=3, epoch=2)
     keys = view_keys(3, 2, source.hashes[[4, 6]], 2)
@@ -77,25 +77,25 @@ def test_a_view_is_that_of_the_images_own_key(tmp_path: Path, kind: str) -> None
         image = source.images[number] if isinstance(source, Arrays) else read_image(source.paths[number])
         for at, name in enumerate(("weak", "strong")):
             assert torch.equal(actual[at][place], VIEWS[name](image, int(keys[place, at])))
-    ((_, other),) = source.fetch([np.array([4, 6])], ("weak", "strong"), seed=3, epoch=3)
-    assert not torch.equal(actual[0], other[0])
+    ((_, other_epoch),) = source.fetch([np.array([4, 6])], ("weak", "strong"), seed=3, epoch=3)
+    assert not torch.equal(actual[0], other_epoch[0])
 
 
-def test_workers_do_not_change_what_comes_out(tmp_path: Path) -> None:
+def test_batches_do_not_depend_on_the_workers(tmp_path: Path) -> None:
     alone = images(tmp_path, bad=(3,))
     helped = images(tmp_path, bad=(3,), workers=2)
     for epoch, views in ((1, ("weak", "strong")), (1, ("plain",)), (2, ("weak", "strong"))):
         plan = [np.array([8, 1, 3]), np.array([0, 4]), np.array([3]), np.array([2, 6])]
         first, second = (list(source.fetch(plan, views, seed=1, epoch=epoch)) for source in (alone, helped))
         assert len(first) == len(second) == 4
-        for one, two in zip(first, second, strict=True):
-            assert one.images.tolist() == two.images.tolist()
-            assert len(one.views) == len(two.views)
-            assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
+        for expected, actual in zip(first, second, strict=True):
+            assert expected.images.tolist() == actual.images.tolist()
+            assert len(expected.views) == len(actual.views)
+            assert all(torch.equal(a, b) for a, b in zip(expected.views, actual.views, strict=True))
     assert alone.quarantine.rows == helped.quarantine.rows
 
 
-def test_an_unreadable_file_is_put_aside_once_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_quarantined_once(tmp_path: Path) -> None:
     source = images(tmp_path, bad=(2, 6))
     (tmp_path / "7.png").unlink()
     plan = [np.array([1, 2, 3]), np.array([6]), np.array([7, 8])]
@@ -126,22 +126,22 @@ def test_too_many_pixels_are_refused_before_decoding(tmp_path: Path) -> None:
     assert "pixels" in source.quarantine.rows[0][2]
 
 
-def test_a_part_renumbers_and_keeps_names_and_keys(tmp_path: Path) -> None:
-    whole = images(tmp_path, bad=(6,))
-    part = Subset(whole, np.array([6, 1, 8]))
+def test_a_subset_has_new_numbers_and_keeps_names_and_keys(tmp_path: Path) -> None:
+    source = images(tmp_path, bad=(6,))
+    part = Subset(source, np.array([6, 1, 8]))
     assert len(part) == 3
     assert list(part.names) == ["6", "1", "8"]
     actual = list(part.fetch([np.array([2, 0]), np.array([1])], ("weak",), seed=4, epoch=5))
     assert [batch.images.tolist() for batch in actual] == [[2], [1]]
-    ((_, (own,)),) = whole.fetch([np.array([8])], ("weak",), seed=4, epoch=5)
-    assert torch.equal(actual[0].views[0], own)
+    ((_, (expected,)),) = source.fetch([np.array([8])], ("weak",), seed=4, epoch=5)
+    assert torch.equal(actual[0].views[0], expected)
     deeper = Subset(part, np.array([2]))
-    ((numbers, (same,)),) = deeper.fetch([np.array([0])], ("weak",), seed=4, epoch=5)
+    ((numbers, (nested,)),) = deeper.fetch([np.array([0])], ("weak",), seed=4, epoch=5)
     assert numbers.tolist() == [0]
-    assert torch.equal(same, own)
+    assert torch.equal(nested, expected)
 
 
-def test_features_come_in_float32_without_the_bad_ones() -> None:
+def test_features_are_float32_without_unreadable_images() -> None:
     source = features(bad=(3, 5))
     actual = list(source.fetch([np.array([5, 2, 1]), np.array([3])], ("weak", "plain")))
     assert [batch.images.tolist() for batch in actual] == [[2, 1], []]
@@ -158,7 +158,7 @@ def test_features_may_be_tensors() -> None:
 
 
 def copied(copies: int, bad: tuple[int, ...] = (), kind: str = "array", n: int = N) -> Features:
-    """Features whose values tell where they are from: 100 · (1 + copy) + image, 0 + image for the plain view."""
+    """Features whose values state their origin: 100 · (1 + copy) + image, 0 + image for the plain view."""
     plain = np.arange(n, dtype=np.float16)[:, None] + np.zeros(4, np.float16)
     arrays = [plain, *(plain + 100 * (1 + copy) for copy in range(copies))]
     actual = [torch.from_numpy(array) if kind == "tensor" else array for array in arrays]
@@ -166,7 +166,7 @@ def copied(copies: int, bad: tuple[int, ...] = (), kind: str = "array", n: int =
 
 
 def which_copies(source: Source, seed: int, epoch: int, views: tuple[str, ...] = ("strong",)) -> list[int]:
-    """Of each image in turn, the copy that is its (last) strong view; that it is its own is checked."""
+    """The copy that is the (last) strong view of each image; checks that it is of the same image."""
     ((index, actual),) = source.fetch([np.arange(len(source))], views, seed=seed, epoch=epoch)
     copy, image = actual[-1][:, 0].div(100, rounding_mode="floor") - 1, actual[-1][:, 0] % 100
     assert image.tolist() == index.tolist()
@@ -204,14 +204,14 @@ def test_the_copy_is_a_function_of_seed_epoch_and_image() -> None:
     # It goes with the image's name, not with its number.
     plain, *strong = (array[index] for array in (source.values, *source.strong))
     turned = Features(plain, source.names.take(index), strong=strong)
-    ((_, (other,)),) = turned.fetch([np.arange(90)], ("strong",), seed=1, epoch=2)
-    assert torch.equal(other, part)
+    ((_, (from_reversed,)),) = turned.fetch([np.arange(90)], ("strong",), seed=1, epoch=2)
+    assert torch.equal(from_reversed, part)
     # Two strong views of one step are drawn apart.
-    ((_, (one, two)),) = source.fetch([np.arange(90)], ("strong", "strong"), seed=1, epoch=2)
-    assert not torch.equal(one, two)
+    ((_, (first_copy, second_copy)),) = source.fetch([np.arange(90)], ("strong", "strong"), seed=1, epoch=2)
+    assert not torch.equal(first_copy, second_copy)
 
 
-def test_features_without_images_have_their_one_view_for_a_strong_one_and_say_so_once() -> None:
+def test_features_without_images_warn_once_that_views_are_equal() -> None:
     source = features()
     with pytest.warns(UserWarning, match="no strong views"):
         ((_, (weak, strong)),) = source.fetch([np.array([3, 1])], ("weak", "strong"))
@@ -219,12 +219,12 @@ def test_features_without_images_have_their_one_view_for_a_strong_one_and_say_so
     assert len(list(source.fetch([np.array([3, 1])], ("weak", "strong"), epoch=1))) == 1  # a warning would be an error
 
 
-def test_features_of_images_that_were_cached_without_strong_views_refuse_to_give_one() -> None:
+def test_strong_views_that_were_not_cached_are_refused() -> None:
     source = copied(0)
     assert len(list(source.fetch([np.array([3, 1])], ("weak", "plain")))) == 1
-    for whole in (source, Subset(source, np.array([2, 1]))):
+    for features in (source, Subset(source, np.array([2, 1]))):
         with pytest.raises(UserError, match="strong views, but these features were cached without"):
-            list(whole.fetch([np.array([1])], ("weak", "strong")))
+            list(features.fetch([np.array([1])], ("weak", "strong")))
 
 
 def test_one_copy_is_every_strong_view_and_a_batch_may_have_none() -> None:
@@ -239,7 +239,7 @@ def test_an_empty_plan_gives_nothing(tmp_path: Path) -> None:
         assert list(source.fetch([], ("plain",))) == []
 
 
-def test_a_pass_that_is_broken_off_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_an_unfinished_fetch_does_not_affect_the_next(tmp_path: Path) -> None:
     source = images(tmp_path, workers=2)
     plan = [np.array([number]) for number in range(N)]
     first = source.fetch(plan, ("plain",))
@@ -248,14 +248,14 @@ def test_a_pass_that_is_broken_off_does_not_spoil_the_next(tmp_path: Path) -> No
     assert [batch.images.tolist() for batch in source.fetch(plan[::-1], ("plain",))] == [[n] for n in range(N)][::-1]
 
 
-def test_a_source_dies_with_its_last_name(tmp_path: Path) -> None:
+def test_a_source_is_freed_without_the_garbage_collector(tmp_path: Path) -> None:
     source = images(tmp_path, workers=1)
     list(source.fetch(PLAN, ("plain",)))
-    left = weakref.ref(source)
+    reference = weakref.ref(source)
     # Were it part of a cycle, its workers would wait for the garbage collector, then for 5 seconds each.
     gc.disable()
     try:
         del source
-        assert left() is None
+        assert reference() is None
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""How strong a strong view is: from the command line to the pixels, the caches, and the runs that remember it."""
+"""Options of the strong view: from the command line to the pixels, the caches and the runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from command_line import done
 from typer.testing import CliRunner
 
 from halflabel.cli import app
@@ -28,12 +29,6 @@ SRCR = ["--method", "srcr", "--epochs", "1", "--copies", "1"]
 GENTLE = ["--strong-ops", "1", "--strong-magnitude", "3", "--cutout", "0.1"]
 
 
-def done(*words: Any) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
@@ -45,15 +40,15 @@ def test_settings_are_those_of_the_view() -> None:
     backbone = build_backbone("tiny", size=32)
     preprocess = backbone.preprocess
     assert Config().views(32, backbone) == make_views(32, "squash", preprocess.interpolation, preprocess.crop_pct)
-    asked = Config(strong_ops=3, strong_magnitude=20, cutout=0.0, crop=0.9).views(32, backbone)
-    strong = asked["strong"]
+    views = Config(strong_ops=3, strong_magnitude=20, cutout=0.0, crop=0.9).views(32, backbone)
+    strong = views["strong"]
     assert isinstance(strong, Strong)
     assert (strong.num_ops, strong.magnitude, strong.cutout, strong.least) == (3, 20, 0.0, 0.9)
-    assert asked["weak"] == Config(crop=0.9).views(32, backbone)["weak"]
+    assert views["weak"] == Config(crop=0.9).views(32, backbone)["weak"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("strong_ops", -1), ("strong_magnitude", 31), ("cutout", 1.5)])
-def test_what_no_view_can_have_is_refused(name: str, value: float) -> None:
+def test_options_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(UserError, match=name) as refused:
         Config(**{name: value}).views(32, build_backbone("tiny", size=32))  # type: ignore[arg-type]
     assert name in refused.value.fix
@@ -67,7 +62,7 @@ def test_what_no_view_can_have_is_refused(name: str, value: float) -> None:
 @pytest.mark.parametrize(
     "more", [{"num_ops": 0}, {"num_ops": 10}, {"magnitude": 0}, {"magnitude": 30}, {"cutout": 1.0}]
 )
-def test_the_ends_of_the_ranges_make_views_on_either_side(more: dict[str, Any]) -> None:
+def test_the_limits_of_the_options_work_on_cpu_and_device(more: dict[str, Any]) -> None:
     view = Strong(24, **more)
     image = torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     keys = np.arange(40, dtype=np.uint64)
@@ -79,14 +74,14 @@ def test_the_ends_of_the_ranges_make_views_on_either_side(more: dict[str, Any]) 
         assert result.dtype == torch.uint8
 
 
-def test_nothing_but_the_weak_view_is_left_without_operations_and_cutout() -> None:
+def test_without_operations_and_cutout_strong_equals_weak() -> None:
     backbone = build_backbone("tiny", size=32)
     views = Config(strong_ops=0, cutout=0.0).views(32, backbone)
     image = torch.randint(0, 256, (3, 40, 36), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert all(torch.equal(views["weak"](image, key), views["strong"](image, key)) for key in range(20))
 
 
-def test_a_run_remembers_them_and_caches_are_kept_apart(data: Path, tmp_path: Path) -> None:
+def test_a_run_stores_the_options_and_caches_are_separate(data: Path, tmp_path: Path) -> None:
     train = ["train", data / "train.csv", data / "images", *SRCR, *TINY]
     usual, gentle = tmp_path / "usual", tmp_path / "gentle"
     done(*train, "--out", usual)
@@ -97,13 +92,13 @@ def test_a_run_remembers_them_and_caches_are_kept_apart(data: Path, tmp_path: Pa
     weights = {run: (run / "best.safetensors").read_bytes() for run in (usual, gentle, tmp_path / "again")}
     assert weights[gentle] == weights[tmp_path / "again"] != weights[usual]
     assert all(word in (gentle / "repro.sh").read_text() for word in ("--strong-ops 1", "--cutout 0.1"))
-    # Resuming and training on keep them; neither takes others.
+    # --resume and --continue keep the options and refuse others.
     done("train", "--resume", gentle)
     assert (gentle / "best.safetensors").read_bytes() == weights[gentle]
     done("train", "--continue", gentle, "--out", tmp_path / "next")
     assert [RunFolder(tmp_path / "next").read_config()[name] for name in STRONG_VIEW_FIELDS] == [1, 3, 0.1]
     assert CliRunner().invoke(app, ["train", "--resume", str(gentle), "--cutout", "0.3"]).exit_code == 2
-    # A run of an earlier version knows nothing of them, and opens as it was.
+    # A run of an earlier version has no such options, and is read with the defaults.
     content = yaml.safe_load((usual / "config.yaml").read_text())
     for name in STRONG_VIEW_FIELDS:
         content.pop(name)
@@ -115,12 +110,12 @@ def test_a_run_remembers_them_and_caches_are_kept_apart(data: Path, tmp_path: Pa
     assert (usual / "best.safetensors").read_bytes() == weights[usual]
 
 
-def test_comparisons_are_told_apart_by_them_and_older_ones_go_on(tmp_path: Path) -> None:
+def test_the_options_are_part_of_the_identity_of_a_comparison(tmp_path: Path) -> None:
     images = torch.zeros((8, 3, 32, 32), dtype=torch.uint8)
     table = LabelTable.from_dense([[1, -1], [-1, 1]] * 4)
 
     def identity(**more: Any) -> dict[str, Any]:
         return Bench(split_data(table, images), Config(backbone="tiny", size=32, **more), cache=tmp_path).identity()
 
-    assert not set(STRONG_VIEW_FIELDS) & set(identity())  # as folders have it that were made before there was a choice
+    assert not set(STRONG_VIEW_FIELDS) & set(identity())  # as in folders of earlier versions
     assert identity(cutout=0.2) == {**identity(), "cutout": 0.2}

@@ -29,7 +29,7 @@ def picture(height: int = 90, width: int = 70) -> torch.Tensor:
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.describe())
 @pytest.mark.parametrize("shape", [(90, 70), (64, 64), (1, 1), (1, 500), (200, 3)])
-def test_every_view_gives_new_square_bytes_and_leaves_the_image(view: View, shape: tuple[int, int]) -> None:
+def test_views_are_new_square_bytes_and_the_image_is_unchanged(view: View, shape: tuple[int, int]) -> None:
     image = picture(*shape)
     before = image.clone()
     for key in range(8):
@@ -42,7 +42,7 @@ def test_every_view_gives_new_square_bytes_and_leaves_the_image(view: View, shap
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.describe())
-def test_the_key_decides_whatever_the_generators_and_threads(view: View) -> None:
+def test_views_depend_on_the_key_only(view: View) -> None:
     image = picture()
     keys = view_keys(1, 2, np.arange(24, dtype=np.uint64), 1)[:, 0].tolist()
     torch.manual_seed(3)
@@ -52,13 +52,13 @@ def test_the_key_decides_whatever_the_generators_and_threads(view: View) -> None
     torch.manual_seed(99)
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(8) as pool:
-        again = list(pool.map(view, [image] * len(keys), keys))
+        in_threads = list(pool.map(view, [image] * len(keys), keys))
     torch.set_num_threads(1)
-    alone = [view(image, key) for key in keys]
+    one_thread = [view(image, key) for key in keys]
     torch.set_num_threads(threads)
-    for one, two, three in zip(first, again, alone, strict=True):
-        assert torch.equal(one, two)
-        assert torch.equal(one, three)
+    for expected, threaded, single in zip(first, in_threads, one_thread, strict=True):
+        assert torch.equal(expected, threaded)
+        assert torch.equal(expected, single)
 
 
 def test_the_layout_of_the_memory_does_not_matter() -> None:
@@ -75,13 +75,14 @@ def test_keys_differ_in_every_part() -> None:
 
 
 def test_descriptions_change_with_every_parameter() -> None:
-    other = {"resize": "crop", "interpolation": "bicubic"}
-    seen = {view.describe() for view in (Plain(64), Weak(64), Strong(64))}
-    assert len(seen) == 3
+    text_values = {"resize": "crop", "interpolation": "bicubic"}
+    descriptions = {view.describe() for view in (Plain(64), Weak(64), Strong(64))}
+    assert len(descriptions) == 3
     for view in (Plain(64), Weak(64), Strong(64)):
         assert view.describe() == replace(view).describe()
         changed = {
-            replace(view, **{f.name: other.get(f.name) or getattr(view, f.name) / 2}).describe() for f in fields(view)
+            replace(view, **{f.name: text_values.get(f.name) or getattr(view, f.name) / 2}).describe()
+            for f in fields(view)
         }
         assert len(changed | {view.describe()}) == 1 + len(fields(view))
 
@@ -90,21 +91,21 @@ def test_descriptions_change_with_every_parameter() -> None:
 @pytest.mark.parametrize("size", [(37, 120), (64, 64), (300, 20)])
 def test_plain_squash_is_a_resize_of_torchvision(size: tuple[int, int], interpolation: str) -> None:
     image = picture(*size)
-    wanted = F.resize(image, [64, 64], interpolation=v2.InterpolationMode(interpolation), antialias=True)
+    expected = F.resize(image, [64, 64], interpolation=v2.InterpolationMode(interpolation), antialias=True)
     for key in (0, 1):
-        assert torch.equal(Plain(64, interpolation=interpolation)(image, key), wanted)
+        assert torch.equal(Plain(64, interpolation=interpolation)(image, key), expected)
 
 
 def test_plain_crop_is_resize_short_side_then_centre() -> None:
     image = picture(240, 160)
-    wanted = F.center_crop(F.resize(image, [128], antialias=True), [112, 112])
-    difference = (Plain(112, "crop")(image, 0).int() - wanted.int()).abs()
-    # The border differs: there the smoothing of one sees pixels that the other has cut off.
+    expected = F.center_crop(F.resize(image, [128], antialias=True), [112, 112])
+    difference = (Plain(112, "crop")(image, 0).int() - expected.int()).abs()
+    # The border differs: there the antialiasing of one uses pixels that the other has cropped.
     assert difference[:, 2:-2, 2:-2].max() <= 2
 
 
-def test_weak_crops_as_its_draws_say() -> None:
-    """Columns and rows numbered by colour tell which box a view has taken."""
+def test_weak_crops_have_the_expected_size_and_flips() -> None:
+    """Columns and rows numbered by colour show which box a view has cropped."""
     height, width = 100, 200
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     image = torch.stack([y * 2, x, x * 0]).to(torch.uint8)
@@ -135,12 +136,12 @@ def test_operations_are_those_of_torchvision(name: str, magnitude: int) -> None:
     magnitudes = magnitudes_of(31, 64, 64)
     level = 0.0 if magnitudes is None else float(magnitudes[magnitude])
     for sign in (-1, 1):
-        wanted = reference._apply_image_or_video_transform(
+        expected = reference._apply_image_or_video_transform(
             image, name, level * (sign if signed else 1), reference.interpolation, reference._fill
         )
-        got = RANDAUGMENT_OPS[name](image, magnitude / 30, sign)
+        actual = RANDAUGMENT_OPS[name](image, magnitude / 30, sign)
         # torchvision's tables are float32: a value on the edge between two bytes may fall to either side.
-        difference = (got.int() - wanted.int()).abs()
+        difference = (actual.int() - expected.int()).abs()
         if name in ("ShearX", "ShearY", "Rotate"):
             assert (difference > 0).float().mean() < 0.01
         else:
@@ -160,7 +161,7 @@ def test_contrast_does_not_depend_on_the_number_of_threads() -> None:
     assert torch.equal(results[0], results[2])
 
 
-def test_strong_is_weak_then_operations_then_a_square() -> None:
+def test_strong_is_weak_then_operations_then_cutout() -> None:
     image = picture()
     bare = Strong(64, num_ops=0, cutout=0.0)
     assert all(torch.equal(bare(image, key), Weak(64)(image, key)) for key in range(20))
@@ -185,15 +186,15 @@ def test_cutout_is_one_grey_square_of_varied_side() -> None:
 
 def test_all_operations_are_drawn() -> None:
     image = picture(64, 64)
-    one = Strong(64, num_ops=1, least=1, flip=0, cutout=0)
-    produced = {one(image, key).numpy().tobytes() for key in range(300)}
-    wanted = {
+    single_operation = Strong(64, num_ops=1, least=1, flip=0, cutout=0)
+    produced = {single_operation(image, key).numpy().tobytes() for key in range(300)}
+    expected = {
         op(image, 0.3, sign).contiguous().numpy().tobytes() for op in RANDAUGMENT_OPS.values() for sign in (-1, 1)
     }
-    assert produced == wanted
+    assert produced == expected
 
 
-def test_wrong_names_are_the_users_to_fix() -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(UserError, match="stretch"):
         Plain(64, "stretch")(picture(), 0)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="nearest"):

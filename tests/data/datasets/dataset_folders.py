@@ -13,7 +13,7 @@ from halflabel.data.datasets import Dataset, open_dataset
 from halflabel.errors import UserError
 
 
-def put(path: Path, content: str | bytes = "") -> None:
+def write_file(path: Path, content: str | bytes = "") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
@@ -21,12 +21,12 @@ def put(path: Path, content: str | bytes = "") -> None:
 def write_voc(folder: Path, year: int) -> None:
     base = folder / "VOCdevkit" / f"VOC{year}"
     for split, images in (("train", "ab"), ("val", "cd"), ("trainval", "abcd"), ("test", "ef")):
-        put(base / "ImageSets" / "Main" / f"{split}.txt", "".join(f"{image}\n" for image in images))
+        write_file(base / "ImageSets" / "Main" / f"{split}.txt", "".join(f"{image}\n" for image in images))
         for name, flags in (("cat", (1, -1, 0, 1, -1, 0)), ("dog", (-1, 0, 1, -1, 1, -1))):
             text = "".join(f"{image} {flags['abcdef'.index(image)]:>2}\n" for image in images)
-            put(base / "ImageSets" / "Main" / f"{name}_{split}.txt", text)
+            write_file(base / "ImageSets" / "Main" / f"{name}_{split}.txt", text)
     for image in "abcdef":
-        put(base / "JPEGImages" / f"{image}.jpg", b"jpeg")
+        write_file(base / "JPEGImages" / f"{image}.jpg", b"jpeg")
 
 
 def write_coco(folder: Path, year: int) -> None:
@@ -35,29 +35,29 @@ def write_coco(folder: Path, year: int) -> None:
         images = [{"id": k, "file_name": f"{part}{k:03}.jpg"} for k in ids]
         marks = [{"id": n, "image_id": i, "category_id": c} for n, (i, c) in enumerate(pairs)]
         content = {"images": images, "annotations": marks, "categories": categories}
-        put(folder / "annotations" / f"instances_{part}{year}.json", json.dumps(content))
+        write_file(folder / "annotations" / f"instances_{part}{year}.json", json.dumps(content))
         for image in images:
-            put(folder / f"{part}{year}" / str(image["file_name"]), b"jpeg")
+            write_file(folder / f"{part}{year}" / str(image["file_name"]), b"jpeg")
 
 
 def write_nus(folder: Path) -> None:
     for split, images in (("Train", ("actor\\0001_2.jpg", "bear\\0003_4.jpg")), ("Test", ("car\\0005_6.jpg",))):
-        put(folder / "ImageList" / f"{split}Imagelist.txt", "".join(f"{image}\r\n" for image in images))
+        write_file(folder / "ImageList" / f"{split}Imagelist.txt", "".join(f"{image}\r\n" for image in images))
         for name, flags in (("sky", (1, 0)), ("lake", (0, 0))):
             text = "".join(f"{flag}\n" for flag in flags[: len(images)])
-            put(folder / "Groundtruth" / "TrainTestLabels" / f"Labels_{name}_{split}.txt", text)
-    put(folder / "Flickr" / "actor" / "0001_2.jpg", b"jpeg")
+            write_file(folder / "Groundtruth" / "TrainTestLabels" / f"Labels_{name}_{split}.txt", text)
+    write_file(folder / "Flickr" / "actor" / "0001_2.jpg", b"jpeg")
 
 
 def write_cub(folder: Path) -> None:
     base = folder / "CUB_200_2011"
-    put(base / "images.txt", "1 001.A/x.jpg\n2 001.A/y.jpg\n3 002.B/z.jpg\n")
-    put(base / "train_test_split.txt", "1 1\n2 0\n3 1\n")
-    put(folder / "attributes.txt", "1 has_bill_shape::curved\n2 has_eye_color::black\n")
+    write_file(base / "images.txt", "1 001.A/x.jpg\n2 001.A/y.jpg\n3 002.B/z.jpg\n")
+    write_file(base / "train_test_split.txt", "1 1\n2 0\n3 1\n")
+    write_file(folder / "attributes.txt", "1 has_bill_shape::curved\n2 has_eye_color::black\n")
     # image attribute present certainty time; certainty 1 is "not visible"
     lines = "1 1 1 4 2.0\n1 2 0 1 1.0\n2 1 0 3 5.1\n2 2 1 1 4.0\n3 1 0 2 1.0\n3 2 1 3 2.0\n"
-    put(base / "attributes" / "image_attribute_labels.txt", lines)
-    put(base / "images" / "001.A" / "x.jpg", b"jpeg")
+    write_file(base / "attributes" / "image_attribute_labels.txt", lines)
+    write_file(base / "images" / "001.A" / "x.jpg", b"jpeg")
 
 
 def write_open_images(folder: Path) -> None:
@@ -68,21 +68,21 @@ def write_open_images(folder: Path) -> None:
         "test": "t,human,/m/1,0\nt,human,/m/9,1\n",
     }
     for split, rows in human.items():
-        put(folder / split / "annotations-human.csv", header + rows)
-        put(folder / split / "annotations-machine.csv", header + "a,machine,/m/2,0.9\na,machine,/m/3,0.9\n")
-    put(folder / "class-descriptions.csv", '/m/1,"Cat"\n/m/2,"Dog, old"\n/m/3,"Tree"\n/m/7,"Cow"\n')
-    put(folder / "classes-trainable.txt", "/m/2\n/m/7\n/m/1\n")
+        write_file(folder / split / "annotations-human.csv", header + rows)
+        write_file(folder / split / "annotations-machine.csv", header + "a,machine,/m/2,0.9\na,machine,/m/3,0.9\n")
+    write_file(folder / "class-descriptions.csv", '/m/1,"Cat"\n/m/2,"Dog, old"\n/m/3,"Tree"\n/m/7,"Cow"\n')
+    write_file(folder / "classes-trainable.txt", "/m/2\n/m/7\n/m/1\n")
 
 
 def write_vg(folder: Path) -> None:
-    put(folder / "train_list_500.txt", "10.jpg\n11.jpg\n")
-    put(folder / "test_list_500.txt", "12.jpg\n")
-    put(
+    write_file(folder / "train_list_500.txt", "10.jpg\n11.jpg\n")
+    write_file(folder / "test_list_500.txt", "12.jpg\n")
+    write_file(
         folder / "vg_category_200_labels_index.json",
         json.dumps({"10.jpg": [0, 199], "11.jpg": [], "12.jpg": [5], "99.jpg": [1]}),
     )
-    put(folder / "VG_100K" / "10.jpg", b"jpeg")
-    put(folder / "VG_100K_2" / "11.jpg", b"jpeg")
+    write_file(folder / "VG_100K" / "10.jpg", b"jpeg")
+    write_file(folder / "VG_100K_2" / "11.jpg", b"jpeg")
 
 
 CIFAR = ("airplane", "automobile", "bird")
@@ -104,10 +104,10 @@ def cifar_records(first: int, count: int) -> tuple[bytes, np.ndarray]:
 
 def write_cifar(folder: Path) -> None:
     base = folder / "cifar-10-batches-bin"
-    put(base / "batches.meta.txt", "".join(f"{name}\n" for name in CIFAR) + "\n")
+    write_file(base / "batches.meta.txt", "".join(f"{name}\n" for name in CIFAR) + "\n")
     for number in range(1, 6):
-        put(base / f"data_batch_{number}.bin", cifar_records(10 * number, 4)[0])
-    put(base / "test_batch.bin", cifar_records(90, 2)[0])
+        write_file(base / f"data_batch_{number}.bin", cifar_records(10 * number, 4)[0])
+    write_file(base / "test_batch.bin", cifar_records(90, 2)[0])
 
 
 def stl_pictures(first: int, count: int) -> tuple[bytes, np.ndarray]:
@@ -126,13 +126,13 @@ def stl_pictures(first: int, count: int) -> tuple[bytes, np.ndarray]:
 
 def write_stl(folder: Path) -> None:
     base = folder / "stl10_binary"
-    put(base / "class_names.txt", "airplane\nbird\n")
-    put(base / "train_X.bin", stl_pictures(0, 4)[0])
-    put(base / "train_y.bin", bytes([1, 2, 2, 1]))
-    put(base / "test_X.bin", stl_pictures(40, 1)[0])
-    put(base / "test_y.bin", bytes([2]))
-    put(base / "unlabeled_X.bin", stl_pictures(80, 2)[0])
-    put(base / "fold_indices.txt", "2 0 \n1 3 \n")
+    write_file(base / "class_names.txt", "airplane\nbird\n")
+    write_file(base / "train_X.bin", stl_pictures(0, 4)[0])
+    write_file(base / "train_y.bin", bytes([1, 2, 2, 1]))
+    write_file(base / "test_X.bin", stl_pictures(40, 1)[0])
+    write_file(base / "test_y.bin", bytes([2]))
+    write_file(base / "unlabeled_X.bin", stl_pictures(80, 2)[0])
+    write_file(base / "fold_indices.txt", "2 0 \n1 3 \n")
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {

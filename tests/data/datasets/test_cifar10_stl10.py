@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from dataset_folders import CIFAR, cifar_records, opened, put, refusal, stl_pictures, write_cifar
+from dataset_folders import CIFAR, cifar_records, opened, refusal, stl_pictures, write_cifar, write_file
 
 from halflabel.data.datasets import Split, open_dataset
 
@@ -27,8 +27,8 @@ def test_cifar10_labels_and_pixels(tmp_path: Path) -> None:
         count = len(split) // batches
         expected = np.concatenate([cifar_records(first + 10 * batch, count)[1] for batch in range(batches)])
         assert np.array_equal(pixels(split).numpy(), expected)
-    some = dataset.splits["train"].take([17, 2])
-    assert np.array_equal(pixels(some).numpy(), pixels(dataset.splits["train"]).numpy()[[17, 2]])
+    part = dataset.splits["train"].take([17, 2])
+    assert np.array_equal(pixels(part).numpy(), pixels(dataset.splits["train"]).numpy()[[17, 2]])
 
 
 def test_cifar10_few_labels(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_cifar10_few_labels(tmp_path: Path) -> None:
 
 
 def test_cifar10_refuses_pickles_and_damage(tmp_path: Path) -> None:
-    put(tmp_path / "py" / "cifar-10-batches-py" / "data_batch_1", pickle.dumps({"data": 1}))
+    write_file(tmp_path / "py" / "cifar-10-batches-py" / "data_batch_1", pickle.dumps({"data": 1}))
     error = refusal("cifar10", tmp_path / "py")
     assert "can run code" in error
     assert "cifar-10-binary.tar.gz" in error
@@ -69,9 +69,9 @@ def test_stl10_labels_pixels_and_folds(tmp_path: Path) -> None:
     expected = np.concatenate([stl_pictures(0, 4)[1][[2, 0]], stl_pictures(80, 2)[1]])
     assert np.array_equal(pixels(fold.splits["train"]).numpy(), expected)
     assert "no fold 2" in refusal("stl10", tmp_path, fold=2)
-    put(tmp_path / "stl10_binary" / "fold_indices.txt", "0 4\n")
+    write_file(tmp_path / "stl10_binary" / "fold_indices.txt", "0 4\n")
     assert "within 0 to 3" in refusal("stl10", tmp_path, fold=0)
-    put(tmp_path / "stl10_binary" / "train_y.bin", bytes([0, 1, 1, 2]))
+    write_file(tmp_path / "stl10_binary" / "train_y.bin", bytes([0, 1, 1, 2]))
     assert "outside 1 to 2" in refusal("stl10", tmp_path)
-    put(tmp_path / "stl10_binary" / "train_y.bin", bytes([1, 1, 2]))
+    write_file(tmp_path / "stl10_binary" / "train_y.bin", bytes([1, 1, 2]))
     assert "3 classes for 4 images" in refusal("stl10", tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dataset_folders import WRITERS, opened, put, refusal, write_coco, write_nus, write_open_images, write_voc
+from dataset_folders import WRITERS, opened, refusal, write_coco, write_file, write_nus, write_open_images, write_voc
 
 from halflabel.data.datasets import DATASETS, Split, dataset_layout, open_dataset
 from halflabel.data.datasets.base import RawImages, single_label
@@ -17,11 +17,11 @@ from halflabel.labels.table import LabelTable
 
 
 def problem(name: str, folder: Path) -> str:
-    """What is wrong with the folder, "" if nothing is."""
+    """The error of reading the folder, or ""."""
     try:
         open_dataset(name, folder)
-    except UserError as found:
-        return str(found) if found.fix else "no fix is given"
+    except UserError as error:
+        return str(error) if error.fix else "no fix is given"
     return ""
 
 
@@ -30,20 +30,20 @@ def test_every_data_set_has_a_writer() -> None:
 
 
 @pytest.mark.parametrize("name", list(DATASETS))
-def test_splits_agree_and_what_is_missing_is_named(name: str, tmp_path: Path) -> None:
+def test_splits_agree_and_missing_files_are_named(name: str, tmp_path: Path) -> None:
     dataset = opened(name, tmp_path)
     assert dataset.name == name
     assert {"train", "test"} <= set(dataset.splits)
     assert all(split.labels.classes == dataset.classes for split in dataset.splits.values())
     assert "no option 'colour'" in refusal(name, tmp_path, colour="red")
-    # Every file, taken away alone, is not needed, or the error names it with the source and the layout.
+    # Remove each file in turn: it is not needed, or the error names it with the source and the layout.
     needed = 0
     for file in sorted(path for path in tmp_path.rglob("*") if path.suffix not in (".jpg", "") and path.is_file()):
         content = file.read_bytes()
         file.unlink()
         if error := problem(name, tmp_path):
             needed += 1
-            # A class file that is missing takes its class away: that is what the error can name.
+            # Without its file a class is unknown: the error names the class.
             of_class = file.stem.removeprefix("Labels_").partition("_")[0]
             assert file.name in error or repr(of_class) in error, (file, error)
             assert "no such file" not in error or dataset_layout(name).source in error, error
@@ -53,12 +53,12 @@ def test_splits_agree_and_what_is_missing_is_named(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", list(DATASETS))
-def test_an_empty_folder_is_told_what_it_should_hold(name: str, tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused_with_the_expected_layout(name: str, tmp_path: Path) -> None:
     error = refusal(name, tmp_path)
-    there = dataset_layout(name)
-    assert all(line in error for line in there.tree)
-    assert there.source in error
-    assert there.source in refusal(name, tmp_path / "nowhere")
+    layout = dataset_layout(name)
+    assert all(line in error for line in layout.tree)
+    assert layout.source in error
+    assert layout.source in refusal(name, tmp_path / "nowhere")
 
 
 def test_names_and_options_are_checked(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_voc_splits_and_places(tmp_path: Path) -> None:
     assert (list(dataset.train.images), list(dataset.test.images)) == (["a", "b"], ["c", "d"])
     assert open_dataset("voc2012", tmp_path / "VOCdevkit").train == dataset.train
     assert open_dataset("voc2012", tmp_path / "VOCdevkit" / "VOC2012").train == dataset.train
-    other = open_dataset("voc2012", tmp_path, train="trainval", test="val")
-    assert (len(other.train), len(other.test)) == (4, 2)
+    trainval = open_dataset("voc2012", tmp_path, train="trainval", test="val")
+    assert (len(trainval.train), len(trainval.test)) == (4, 2)
     for file in tmp_path.rglob("*_test.txt"):
         file.unlink()
     error = refusal("voc2012", tmp_path, test="test")
@@ -114,7 +114,7 @@ def test_coco_words_of_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for part, rows in captions.items():
         images = json.loads((tmp_path / "annotations" / f"instances_{part}2014.json").read_text())["images"]
         marks = [{"id": n, "image_id": image, "caption": text} for n, (image, text) in enumerate(rows)]
-        put(
+        write_file(
             tmp_path / "annotations" / f"captions_{part}2014.json", json.dumps({"images": images, "annotations": marks})
         )
     monkeypatch.setattr("halflabel.data.datasets.coco.WORDS", 4)
@@ -182,7 +182,7 @@ def test_open_images_keeps_the_listed_classes_under_their_names(tmp_path: Path) 
     assert dataset.test.dense().tolist() == [[0, 0, -1]]
 
 
-def test_open_images_machine_labels_never_stand_against_people(tmp_path: Path) -> None:
+def test_open_images_labels_of_people_win_over_machine_labels(tmp_path: Path) -> None:
     write_open_images(tmp_path)
     (tmp_path / "classes-trainable.txt").unlink()
     dataset = open_dataset("open-images", tmp_path, machine=0.8)
@@ -200,13 +200,13 @@ def test_open_images_of_later_versions(tmp_path: Path) -> None:
     later = tmp_path / "v6"
     for split in ("train", "validation", "test"):
         content = (tmp_path / "v3" / split / "annotations-human.csv").read_text()
-        put(later / f"oidv6-{split}-annotations-human-imagelabels.csv", content)
+        write_file(later / f"oidv6-{split}-annotations-human-imagelabels.csv", content)
         (later / split).mkdir()
-    put(later / "oidv6-class-descriptions.csv", (tmp_path / "v3" / "class-descriptions.csv").read_text())
-    put(later / "chosen.csv", "LabelName\n/m/2,Dog\n/m/7,Cow\n/m/1,Cat\n")
+    write_file(later / "oidv6-class-descriptions.csv", (tmp_path / "v3" / "class-descriptions.csv").read_text())
+    write_file(later / "chosen.csv", "LabelName\n/m/2,Dog\n/m/7,Cow\n/m/1,Cat\n")
     dataset = open_dataset("open-images", later, classes="chosen.csv")
     assert (dataset.train, dataset.test) == (reference.train, reference.test)
-    put(later / "chosen.csv", "/m/2\n/m/2\n")
+    write_file(later / "chosen.csv", "/m/2\n/m/2\n")
     assert "'/m/2' is listed twice" in refusal("open-images", later, classes="chosen.csv")
 
 
@@ -217,9 +217,11 @@ def test_vg200(tmp_path: Path) -> None:
     assert np.argwhere(labels == 1).tolist() == [[0, 0], [0, 199]]
     assert (labels != 0).all()
     assert len(dataset.splits["train"].on_disk()) == 2
-    put(tmp_path / "vg_category_200_labels_index.json", json.dumps({"10.jpg": [200], "11.jpg": [], "12.jpg": []}))
+    write_file(
+        tmp_path / "vg_category_200_labels_index.json", json.dumps({"10.jpg": [200], "11.jpg": [], "12.jpg": []})
+    )
     assert "numbers from 0 to 199" in refusal("vg200", tmp_path)
-    put(tmp_path / "vg_category_200_labels_index.json", json.dumps({"10.jpg": [], "12.jpg": []}))
+    write_file(tmp_path / "vg_category_200_labels_index.json", json.dumps({"10.jpg": [], "12.jpg": []}))
     assert "'11.jpg', which has no entry" in refusal("vg200", tmp_path)
 
 
@@ -228,11 +230,11 @@ def test_sample_keeps_class_frequencies() -> None:
     labels[:30, 0] = 1
     labels[20:40, 1] = 1
     split = Split(LabelTable.from_dense(labels), Path("photos"))
-    few = split.sample(0.2, seed=3)
-    assert len(few) == 20
-    assert (few.labels.dense() > 0).sum(0).tolist() == [6, 4]
+    sample = split.sample(0.2, seed=3)
+    assert len(sample) == 20
+    assert (sample.labels.dense() > 0).sum(0).tolist() == [6, 4]
     assert split.sample(1.0) is split
-    assert few.labels != split.sample(0.2, seed=4).labels
+    assert sample.labels != split.sample(0.2, seed=4).labels
     with pytest.raises(UserError):
         split.sample(0.0)
 
@@ -240,6 +242,6 @@ def test_sample_keeps_class_frequencies() -> None:
 def test_single_label_and_pixels_of_unknown_names() -> None:
     table = single_label(Names("ab"), Names("xyz"), np.array([2, -1]))
     assert table.dense().tolist() == [[-1, -1, 1], [0, 0, 0]]
-    held = RawImages(Names("ab"), lambda numbers: np.zeros((len(numbers), 3, 1, 1), np.uint8))
+    raw_images = RawImages(Names("ab"), lambda numbers: np.zeros((len(numbers), 3, 1, 1), np.uint8))
     with pytest.raises(UserError, match="no image 'c'"):
-        held.load(Names("ac"))
+        raw_images.load(Names("ac"))

@@ -16,25 +16,25 @@ from halflabel.labels.policy import Policy
 
 
 def test_shapes_and_values() -> None:
-    some = scenes(40)
-    assert some.images.shape == (40, 3, 64, 64)
-    assert some.images.dtype == torch.uint8
-    assert some.labels.shape == (40, 10)
-    assert some.labels.dtype == np.int8
-    assert set(np.unique(some.labels)) == {-1, 1}
-    assert some.classes == list("0123456789")
-    assert some.names[:2] == ["train-000000", "train-000001"]
-    assert len(set(some.names)) == 40
+    samples = scenes(40)
+    assert samples.images.shape == (40, 3, 64, 64)
+    assert samples.images.dtype == torch.uint8
+    assert samples.labels.shape == (40, 10)
+    assert samples.labels.dtype == np.int8
+    assert set(np.unique(samples.labels)) == {-1, 1}
+    assert samples.classes == list("0123456789")
+    assert samples.names[:2] == ["train-000000", "train-000001"]
+    assert len(set(samples.names)) == 40
     assert scenes(2, size=96).images.shape == (2, 3, 96, 96)
 
 
-def test_a_scene_is_the_same_however_many_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = scenes(60)
-    few = scenes(7)
-    assert torch.equal(many.images[:7], few.images)
-    assert np.array_equal(many.labels[:7], few.labels)
+def test_a_scene_does_not_depend_on_the_number_of_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = scenes(60)
+    shorter = scenes(7)
+    assert torch.equal(longer.images[:7], shorter.images)
+    assert np.array_equal(longer.labels[:7], shorter.labels)
     monkeypatch.setattr(digits, "_BLOCK", 13)
-    assert torch.equal(scenes(60).images, many.images)
+    assert torch.equal(scenes(60).images, longer.images)
 
 
 def test_seed_and_split_change_the_scenes() -> None:
@@ -112,7 +112,7 @@ def test_digits_overlap_little() -> None:
     assert np.mean(hidden) < 0.1
 
 
-def test_contrast_goes_both_ways() -> None:
+def test_digits_are_brighter_or_darker_than_the_ground() -> None:
     u = np.random.default_rng(0).random((200, 5, 8))
     ground = np.full((200, 3, 64, 64), 0.5, np.float32)
     middle = np.full((200, 5), 32)
@@ -123,20 +123,20 @@ def test_contrast_goes_both_ways() -> None:
 
 def test_write_folder_is_the_same_data(tmp_path: Path) -> None:
     table = write_folder(tmp_path, 12, split="test", size=48)
-    some = scenes(12, split="test", size=48)
+    samples = scenes(12, split="test", size=48)
     assert table == tmp_path / "test.csv"
     lines = table.read_text().splitlines()
     assert lines[0] == "image,0,1,2,3,4,5,6,7,8,9"
     cells = [line.split(",") for line in lines[1:]]
-    assert np.array_equal(np.array([row[1:] for row in cells]) == "1", some.labels > 0)
+    assert np.array_equal(np.array([row[1:] for row in cells]) == "1", samples.labels > 0)
     assert {value for row in cells for value in row[1:]} == {"0", "1"}
     paths = locate_images([row[0] for row in cells], tmp_path / "images")
-    assert torch.equal(torch.stack([read_image(path) for path in paths if path is not None]), some.images)
+    assert torch.equal(torch.stack([read_image(path) for path in paths if path is not None]), samples.images)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "test.csv"]
     assert read_wide(table, Policy()) is not None
 
 
-def test_what_cannot_be_made(tmp_path: Path) -> None:
+def test_bad_arguments_of_scenes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="0 scenes"):
         scenes(0)
     with pytest.raises(UserError, match="16 pixels"):

@@ -62,7 +62,7 @@ def test_parquet_files_are_packed_with_their_labels(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "p"]
 
 
-def test_damaged_parquet_files_are_said(tmp_path: Path) -> None:
+def test_damaged_parquet_files_are_refused(tmp_path: Path) -> None:
     write_parquet(tmp_path / "hf", "labels", TAGS, {"feature": CLASS, "_type": "List"})
     path = tmp_path / "hf" / "train-00001-of-00002.parquet"
     path.write_bytes(path.read_bytes()[:-9])

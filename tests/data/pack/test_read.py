@@ -29,7 +29,7 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
 
-def test_damage_is_an_unreadable_image_and_no_other(tmp_path: Path) -> None:
+def test_damage_affects_only_the_damaged_images(tmp_path: Path) -> None:
     shards = packed_up(write_photos(tmp_path / "a"), shard_bytes=6000)
     last = int(shards.index["shard"].max())
     inside = int(shards.index["offset"][2]) + 9
@@ -47,11 +47,11 @@ def test_damage_is_an_unreadable_image_and_no_other(tmp_path: Path) -> None:
             assert np.array_equal(shards.image(number).permute(1, 2, 0).numpy(), pixels(number))
         except BadImage as bad:
             faults[number] = bad.reason
-    gone = np.flatnonzero(shards.index["shard"] == 1).tolist()
-    assert sorted(faults) == sorted({2, *gone, N - 1})
+    missing = np.flatnonzero(shards.index["shard"] == 1).tolist()
+    assert sorted(faults) == sorted({2, *missing, N - 1})
     assert "checksum" in faults[2]
     assert faults[N - 1] == "truncated"
-    assert "No such file" in faults[gone[0]]
+    assert "No such file" in faults[missing[0]]
     source = PackedImages(shards, np.arange(N), Names.numbered(N), VIEWS, max_bad=1.0)
     ((actual, _),) = source.fetch([np.arange(N)], ("plain",))
     assert sorted(set(range(N)) - set(actual.tolist())) == sorted(faults)
@@ -65,23 +65,23 @@ def test_a_damaged_index_or_another_version_is_refused(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 4
     index.write_bytes(bytes(data))
     about = json.loads((shards.folder / "pack.json").read_text())
-    other = tmp_path / "other"
-    shutil.copytree(shards.folder, other)
+    damaged = tmp_path / "other"
+    shutil.copytree(shards.folder, damaged)
     with pytest.raises(UserError, match=r"damaged.*pack the images again"):
-        open_pack(other)
-    (other / "pack.json").write_text(json.dumps({**about, "version": 99}))
+        open_pack(damaged)
+    (damaged / "pack.json").write_text(json.dumps({**about, "version": 99}))
     with pytest.raises(UserError, match="version 99"):
-        open_pack(other)
+        open_pack(damaged)
     index.unlink()
     shutil.copytree(shards.folder, tmp_path / "third")
     with pytest.raises(UserError, match="cannot be read"):
         open_pack(tmp_path / "third")
-    (other / "pack.json").write_text('{"format": "something else"}')
-    assert open_pack(other).files == [data_file_name(0)]  # tars that others may have written
-    (other / data_file_name(0)).unlink()
-    assert not is_pack(other)
+    (damaged / "pack.json").write_text('{"format": "something else"}')
+    assert open_pack(damaged).files == [data_file_name(0)]  # tars that others may have written
+    (damaged / data_file_name(0)).unlink()
+    assert not is_pack(damaged)
     with pytest.raises(UserError, match="not a pack"):
-        open_pack(other)
+        open_pack(damaged)
     with pytest.raises(UserError, match="not a pack"):
         open_pack(tmp_path / "nowhere")
 
@@ -105,10 +105,10 @@ def test_ids_are_found_as_in_the_folder(tmp_path: Path) -> None:
     out = tmp_path / "p"
     # One at a time: two ids of one file are refused together.
     in_folder, in_pack = ([locate_images([name], place)[0] for name in IDS] for place in (folder, out))
-    wanted = [None if path is None else path.relative_to(folder) for path in in_folder]
+    expected = [None if path is None else path.relative_to(folder) for path in in_folder]
     actual = [None if path is None else path.relative_to(out) for path in in_pack]
-    assert actual == wanted
-    assert sum(path is not None for path in wanted) > 12
+    assert actual == expected
+    assert sum(path is not None for path in expected) > 12
     assert [path.relative_to(out) for path in find_images(out)] == [p.relative_to(folder) for p in find_images(folder)]
     shards = open_pack(out)
     for path in find_images(out):
@@ -128,7 +128,7 @@ def test_ids_are_found_as_in_the_folder(tmp_path: Path) -> None:
         )
     )
 )
-def test_endings_of_a_column_are_those_of_each_name(names: list[str]) -> None:
+def test_endings_of_a_column_equal_those_of_each_name(names: list[str]) -> None:
     from halflabel.data.decode import _RANK, _split
 
     bases, rank = split_suffixes(pa.array(names, pa.large_string()))

@@ -45,11 +45,11 @@ def test_a_lossless_pack_gives_the_views_of_the_folder_with_any_workers(tmp_path
     folder, pack = sources(tmp_path, workers)
     plan = [np.array([8, 1, 3]), np.array([0, 4]), np.array([11])]
     for epoch, views in ((1, ("weak", "strong")), (2, ("plain",))):
-        wanted, actual = (list(source.fetch(plan, views, seed=1, epoch=epoch)) for source in (folder, pack))
-        assert len(wanted) == len(actual) == 3
-        for one, two in zip(wanted, actual, strict=True):
-            assert one.images.tolist() == two.images.tolist()
-            assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
+        expected, actual = (list(source.fetch(plan, views, seed=1, epoch=epoch)) for source in (folder, pack))
+        assert len(expected) == len(actual) == 3
+        for expected_batch, batch in zip(expected, actual, strict=True):
+            assert expected_batch.images.tolist() == batch.images.tolist()
+            assert all(torch.equal(a, b) for a, b in zip(expected_batch.views, batch.views, strict=True))
 
 
 def test_a_part_of_a_source_can_be_sent_to_another_process(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_an_image_that_is_not_in_the_pack_is_unreadable(tmp_path: Path) -> None:
         open_packed_images(Names(["gone"]), shards.folder, VIEWS)
 
 
-def test_what_a_pack_cannot_give_is_said(tmp_path: Path) -> None:
+def test_views_that_a_pack_cannot_give_are_refused(tmp_path: Path) -> None:
     shards = packed_up(write_photos(tmp_path / "a", 3), PackSettings(size=16, resize="squash"))
     with pytest.raises(UserError, match=r"16 px, but 32 px are needed.*size=16"):
         open_packed_images(Names(["01"]), shards.folder, {"plain": Plain(32)})
@@ -81,10 +81,10 @@ def test_what_a_pack_cannot_give_is_said(tmp_path: Path) -> None:
         open_packed_images(Names(["01"]), shards.folder, {"plain": Plain(16, "crop")})
 
 
-def test_large_jpegs_are_decoded_at_a_fraction_where_no_view_needs_more(tmp_path: Path) -> None:
+def test_large_jpegs_are_decoded_at_a_reduced_size(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "a", 2, "jpg", 160, 200)
     shards = packed_up(folder, PackSettings(size=160))
-    assert [tuple(shards.image(0, min_side=least).shape[1:]) for least in (0, 81, 80, 41, 40, 20, 3)] == [
+    assert [tuple(shards.image(0, min_side=side).shape[1:]) for side in (0, 81, 80, 41, 40, 20, 3)] == [
         (160, 200),
         (160, 200),
         (80, 100),
@@ -95,10 +95,10 @@ def test_large_jpegs_are_decoded_at_a_fraction_where_no_view_needs_more(tmp_path
     ]
     assert [min_source_side([view]) for view in (Plain(28), Plain(28, "crop"), Weak(28, least=0.25))] == [28, 32, 56]
     assert min_source_side([Plain(28), Strong(28, least=0.25)]) == 56
-    full, small = (Plain(40)(shards.image(0, min_side=least)).float() for least in (0, 40))
+    full, small = (Plain(40)(shards.image(0, min_side=side)).float() for side in (0, 40))
     assert (full - small).abs().mean() < 4
 
-    class Own:
+    class CustomView:
         size = 8
 
         def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_large_jpegs_are_decoded_at_a_fraction_where_no_view_needs_more(tmp_path
         def describe(self) -> str:
             return ""
 
-    assert min_source_side([Plain(8), Own()]) == 0
+    assert min_source_side([Plain(8), CustomView()]) == 0
 
 
 def test_without_torchvisions_decoder_pillow_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_without_torchvisions_decoder_pillow_gives_the_same(tmp_path: Path, monk
         assert decode_jpegs([shards.read(0)], "cuda") is None
 
 
-def test_the_full_shuffle_is_left_to_whoever_plans(tmp_path: Path) -> None:
+def test_a_fully_shuffled_pack_has_no_preferred_order(tmp_path: Path) -> None:
     _, pack = sources(tmp_path)
     assert pack.order(0, 1) is None
     assert preferred_order(Subset(pack, np.arange(3)), 0, 1) is None
@@ -128,7 +128,7 @@ def test_the_full_shuffle_is_left_to_whoever_plans(tmp_path: Path) -> None:
 
 
 def in_blocks(count: int) -> PackedImages:
-    """A pack in name alone: the order asks for no image."""
+    """A pack without files: the order needs no image."""
     shards = Pack(Path(), pa.array([]), {}, PackSettings(shuffle="blocks"))
     at = np.random.default_rng(0).permutation(count)
     return PackedImages(shards, at, Names.numbered(count), VIEWS)
@@ -141,7 +141,7 @@ def test_blocks_are_read_in_turn_and_mixed_within_a_window(monkeypatch: pytest.M
     order = pack.order(3, 1)
     assert order is not None
     assert sorted(order.tolist()) == list(range(200))
-    # The slow way to say it: each run of 30 images is three whole blocks, in an order that mixes them.
+    # Each run of 30 images is three whole blocks, in an order that mixes them.
     mixed = 0
     for first in range(0, 200, 30):
         places = pack.positions[order[first : first + 30]]
@@ -154,8 +154,8 @@ def test_blocks_are_read_in_turn_and_mixed_within_a_window(monkeypatch: pytest.M
     assert windows != sorted(windows, key=min)
     # A function of seed and epoch.
     assert np.array_equal(order, in_blocks(200).order(3, 1))
-    for other in ((3, 2), (4, 1)):
-        assert not np.array_equal(order, pack.order(*other))
+    for seed_and_epoch in ((3, 2), (4, 1)):
+        assert not np.array_equal(order, pack.order(*seed_and_epoch))
     # A part is read in the order of the whole.
     index = np.random.default_rng(1).permutation(200)[:50]
     part = preferred_order(Subset(pack, index), 3, 1)
@@ -175,24 +175,24 @@ def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(packed, "_WINDOW", 1)
     shards = packed_up(write_photos(tmp_path / "a"), PackSettings(size=24, shuffle="blocks"))
     pack = open_packed_images(Names(f"{number:02d}" for number in range(N)), shards.folder, VIEWS)
-    asked: list[list[int]] = []
+    orders: list[list[int]] = []
     fetch = PackedImages.fetch
 
-    def watched(self: PackedImages, plan: Any, views: Any, **more: Any) -> Iterator[Any]:
-        asked.append(np.concatenate(plan).tolist())
+    def recorded_fetch(self: PackedImages, plan: Any, views: Any, **more: Any) -> Iterator[Any]:
+        orders.append(np.concatenate(plan).tolist())
         return fetch(self, plan, views, **more)
 
-    monkeypatch.setattr(PackedImages, "fetch", watched)
+    monkeypatch.setattr(PackedImages, "fetch", recorded_fetch)
     table = LabelTable.from_dense(np.ones((N, 2), np.int8))
     backbone = build_backbone("tiny")
     model = Model(backbone, Linear(backbone.channels, 2))
     fit(model, recipe("bce").make(), Subset(pack, np.arange(N)), table, Settings(epochs=2, batch_size=5, device="cpu"))
-    assert asked == [np.asarray(pack.order(0, epoch)).tolist() for epoch in (1, 2)]
+    assert orders == [np.asarray(pack.order(0, epoch)).tolist() for epoch in (1, 2)]
     # PackSettings in another order than that of the names: neighbours are not alike.
     assert pack.positions.tolist() != sorted(pack.positions.tolist())
 
 
-def test_reading_ahead_is_a_hint_of_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_images_are_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, pack = sources(tmp_path, shard_bytes=2500)
     reports: list[tuple[int, int]] = []
     monkeypatch.setattr(
@@ -203,16 +203,16 @@ def test_reading_ahead_is_a_hint_of_what_comes_next(tmp_path: Path, monkeypatch:
     assert len(reports) == len(set(inside.tolist()))
     assert 0 <= sum(length for _, length in reports) - int(pack.pack.index["length"][3:6].sum()) < 2 * 1024
     monkeypatch.setattr(packed, "_AHEAD", 4)
-    expected: list[list[int]] = []
-    monkeypatch.setattr(Pack, "read_ahead", lambda self, numbers: expected.append(numbers.tolist()))
+    hinted: list[list[int]] = []
+    monkeypatch.setattr(Pack, "read_ahead", lambda self, numbers: hinted.append(numbers.tolist()))
     plan = [np.array([first, first + 1]) for first in range(0, N, 2)]
-    taken = []
+    fetched = []
     for batch in pack.fetch(plan, ("plain",)):
-        taken += pack.positions[batch.images].tolist()
-        assert set(taken) <= set(chain(*expected))
-    # Each image is told of once, two batches before it is asked for at the latest.
-    assert list(chain(*expected)) == taken
-    assert [len(some) for some in expected] == [8, 4]
+        fetched += pack.positions[batch.images].tolist()
+        assert set(fetched) <= set(chain(*hinted))
+    # Each image is read ahead once, at least two batches before it is fetched.
+    assert list(chain(*hinted)) == fetched
+    assert [len(block) for block in hinted] == [8, 4]
     (pack.pack.folder / data_file_name(0)).unlink()
     monkeypatch.undo()
     pack.pack.read_ahead(np.arange(N))  # no file, no hint, no error
@@ -230,23 +230,25 @@ def test_views_on_the_device_are_those_of_the_plain_batch(tmp_path: Path) -> Non
         assert torch.equal(views[1], plain)
     assert DeviceViews(in_blocks(9), "cpu").order(1, 1) is not None
     for workers in (0, 2):
-        again = DeviceViews(open_packed_images(pack.names, pack.pack.folder, VIEWS, workers=workers), "cpu")
-        for one, two in zip(actual, again.fetch(plan, ("weak", "plain"), seed=3, epoch=2), strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
+        with_workers = DeviceViews(open_packed_images(pack.names, pack.pack.folder, VIEWS, workers=workers), "cpu")
+        for expected_batch, batch in zip(
+            actual, with_workers.fetch(plan, ("weak", "plain"), seed=3, epoch=2), strict=True
+        ):
+            assert all(torch.equal(a, b) for a, b in zip(expected_batch.views, batch.views, strict=True))
 
 
-def test_bytes_decoded_on_the_device_or_else_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jpegs_are_decoded_on_the_device_or_by_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_photos(tmp_path / "a", kind="jpg")
     (folder / "03.jpg").unlink()
     shards = packed_up(folder, PackSettings(size=20))
     names = Names(f"{number:02d}" for number in range(N))
     pack = open_packed_images(names, shards.folder, VIEWS, max_bad=1.0)
     plan = [np.array([2, 3]), np.array([4, 5, 0]), np.array([3]), np.array([1])]
-    wanted = list(open_packed_images(names, shards.folder, VIEWS, max_bad=1.0).fetch(plan, ("plain",)))
+    expected = list(open_packed_images(names, shards.folder, VIEWS, max_bad=1.0).fetch(plan, ("plain",)))
     calls: list[int] = []
 
     def decode(encoded: Any, device: Any) -> Any:
-        """What a GPU would do, but for one batch, which it cannot."""
+        """Decode as a GPU would, but fail for the second batch."""
         calls.append(len(encoded))
         return None if len(calls) == 2 else decode_jpegs(encoded)
 
@@ -254,29 +256,29 @@ def test_bytes_decoded_on_the_device_or_else_here(tmp_path: Path, monkeypatch: p
     source = DeviceViews(pack, "cpu", decode=True)
     actual = [source._decode_batch(pack, index, data) for index, data in pack.read(plan)]
     assert [batch.images.tolist() for batch in actual] == [[2], [4, 5, 0], [], [1]]
-    for one, two in zip(wanted, actual, strict=True):
-        assert len(one.views) == len(two.views)
-        assert all(torch.equal(a, b) for a, b in zip(one.views, two.views, strict=True))
+    for expected_batch, decoded in zip(expected, actual, strict=True):
+        assert len(expected_batch.views) == len(decoded.views)
+        assert all(torch.equal(a, b) for a, b in zip(expected_batch.views, decoded.views, strict=True))
     assert calls == [1, 3, 1]
     assert [row[0] for row in pack.quarantine.rows] == ["03"]
-    # Where the device is no GPU, the workers decode.
-    again = list(source.fetch(plan, ("plain",)))
-    assert [batch.images.tolist() for batch in again] == [[2], [4, 5, 0], [], [1]]
-    broken_off = pack.read([np.array([0])] * 50)
-    next(broken_off)
-    broken_off.close()
+    # On the CPU the workers decode.
+    by_workers = list(source.fetch(plan, ("plain",)))
+    assert [batch.images.tolist() for batch in by_workers] == [[2], [4, 5, 0], [], [1]]
+    unfinished = pack.read([np.array([0])] * 50)
+    next(unfinished)
+    unfinished.close()
 
 
-def test_packs_travel_to_other_processes_and_close_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_can_be_pickled_and_limit_their_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = packed_up(write_photos(tmp_path / "a"), shard_bytes=2500)
     monkeypatch.setattr("halflabel.data.pack.read._MAX_OPEN_FILES", 1)
     images = [shards.image(number) for number in range(N)]
     assert len(shards._files) == 1
-    again = pickle.loads(pickle.dumps(shards))
-    assert all(torch.equal(again.image(number), image) for number, image in enumerate(images))
+    unpickled = pickle.loads(pickle.dumps(shards))
+    assert all(torch.equal(unpickled.image(number), image) for number, image in enumerate(images))
 
 
-def test_a_cache_of_features_goes_stale_with_the_pack(tmp_path: Path) -> None:
+def test_another_pack_changes_the_digest_of_its_images(tmp_path: Path) -> None:
     from halflabel.models.feature_cache import _images_digest
 
     folder = write_photos(tmp_path / "a", 3)

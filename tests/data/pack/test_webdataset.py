@@ -56,15 +56,15 @@ def test_the_package_webdataset_reads_a_pack(tmp_path: Path, store: Any, ending:
     write_photos(tmp_path / "a" / "deep.er")
     pack_images(tmp_path / "a", tmp_path / "p", PackSettings(size=24, store=store), shard_bytes=4000)
     dataset = webdataset.WebDataset([str(path) for path in sorted((tmp_path / "p").glob("*.tar"))], shardshuffle=False)
-    seen = list(dataset.decode("rgb8"))
-    assert [sample["__key__"] for sample in seen] == [f"deep.er/{number:02d}" for number in range(N)]
-    assert len({sample["__url__"] for sample in seen}) > 1
-    for number, sample in enumerate(seen):
+    decoded = list(dataset.decode("rgb8"))
+    assert [sample["__key__"] for sample in decoded] == [f"deep.er/{number:02d}" for number in range(N)]
+    assert len({sample["__url__"] for sample in decoded}) > 1
+    for number, sample in enumerate(decoded):
         off = np.abs(sample[ending].astype(int) - pixels(number))
         assert off.max() == 0 if store != "jpeg" else off.mean() < 12
 
 
-def test_every_image_is_a_sample_of_its_own(tmp_path: Path) -> None:
+def test_every_image_is_one_sample(tmp_path: Path) -> None:
     names = ["a.b.png", "a.png", "a.c.png", "a%2Ec.png", "two.jpg", "two.png", "two.png.jpg", "x.y/1.png", "é.png"]
     names += ["long" * 40 + ".png", "z/z.v2.tar.png"]
     for number, name in enumerate(names):
@@ -73,14 +73,14 @@ def test_every_image_is_a_sample_of_its_own(tmp_path: Path) -> None:
     pack_images(tmp_path / "a", tmp_path / "p", PNG)
     pack = open_pack(tmp_path / "p")
     assert pack.names.to_pylist() == sorted(names)
-    seen = samples(tmp_path / "p")
-    assert len({sample["__key__"] for sample in seen}) == len(names)
-    for number, sample in enumerate(seen):
+    stored = samples(tmp_path / "p")
+    assert len({sample["__key__"] for sample in stored}) == len(names)
+    for number, sample in enumerate(stored):
         assert sample["png"] == pack.read(number)
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(sample["png"]))), pixels(names.index(pack.name(number))))
 
 
-def test_labels_travel_in_the_tars_with_their_sources(tmp_path: Path) -> None:
+def test_labels_and_their_sources_are_stored_in_the_tars(tmp_path: Path) -> None:
     write_photos(tmp_path / "a", 4)
     rows = some_rows([f"{number:02d}.png" for number in range(4)])
     pack_images(tmp_path / "a", tmp_path / "p", PNG, labels=rows)
@@ -89,10 +89,10 @@ def test_labels_travel_in_the_tars_with_their_sources(tmp_path: Path) -> None:
     actual = formats.read(tmp_path / "p")
     assert actual.audit.format == "webdataset"
     assert sorted(actual.rows.classes) == sorted(rows.classes)
-    wanted, table = rows.resolve(), actual.rows.resolve()
-    assert list(table.images) == list(wanted.images)
-    order = [list(table.classes).index(name) for name in wanted.classes]
-    assert np.array_equal(table.dense()[:, order], wanted.dense())
+    expected, table = rows.resolve(), actual.rows.resolve()
+    assert list(table.images) == list(expected.images)
+    order = [list(table.classes).index(name) for name in expected.classes]
+    assert np.array_equal(table.dense()[:, order], expected.dense())
     assert actual.rows.is_model_made().sum() == rows.is_model_made().sum() == 1
     # Other labels are another pack.
     about = json.loads((tmp_path / "p" / "pack.json").read_text())
@@ -123,7 +123,7 @@ TAGS = [["dog"], ["dog", "cat"], [], ["cat"]] * 3
         {"json": [{"labels": tags} for tags in TAGS], "txt": ["a photo of something"] * N},
     ],
 )
-def test_tars_of_others_are_images_and_labels(tmp_path: Path, labels: dict[str, list[Any]]) -> None:
+def test_foreign_tars_are_read_as_images_and_labels(tmp_path: Path, labels: dict[str, list[Any]]) -> None:
     folder = write_tars(tmp_path / "t", labels)
     assert is_pack(folder)
     assert [path.name for path in find_images(folder)] == [f"{number:04d}.png" for number in range(N)]
@@ -152,7 +152,7 @@ def test_classes_by_number_and_images_without_labels(tmp_path: Path) -> None:
     assert table.dense()[4].tolist() == [0, 0, 0]
 
 
-def test_keys_that_repeat_in_each_tar_begin_with_the_name_of_the_tar(tmp_path: Path) -> None:
+def test_repeated_keys_get_the_name_of_the_tar(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     for part in ("a", "b"):
         with webdataset.TarWriter(str(tmp_path / "t" / f"{part}.tar")) as out:
@@ -164,7 +164,7 @@ def test_keys_that_repeat_in_each_tar_begin_with_the_name_of_the_tar(tmp_path: P
     assert len(set(source.group_copies().tolist())) == 1
 
 
-def test_what_is_wrong_with_a_tar_is_said(tmp_path: Path) -> None:
+def test_damaged_tars_are_refused(tmp_path: Path) -> None:
     folder = write_tars(tmp_path / "t", {"json": [{"labels": tags} for tags in TAGS]}, per_tar=100)
     tar = next(folder.iterdir())
     data = tar.read_bytes()
@@ -182,7 +182,7 @@ def test_what_is_wrong_with_a_tar_is_said(tmp_path: Path) -> None:
     assert not is_pack(folder)  # a folder of photos that also holds a tar
 
 
-def test_names_never_lead_outside_the_folder(tmp_path: Path) -> None:
+def test_names_outside_the_folder_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     with tarfile.open(tmp_path / "t" / "a.tar", "w") as out:
         for name in ("../secret.png", "/etc/x.png", "a/../../y.png", ".hidden.png", "./good.png"):

@@ -32,7 +32,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_the_format_is_what_it_says_it_is(tmp_path: Path) -> None:
+def test_a_pack_can_be_read_without_halflabel(tmp_path: Path) -> None:
     """Read back with nothing but Arrow, JSON and Pillow."""
     shards = packed_up(write_photos(tmp_path / "a"), shard_bytes=4000)
     about = json.loads((shards.folder / "pack.json").read_text())
@@ -68,12 +68,12 @@ def test_sizes_and_stores(tmp_path: Path, store: Any, resize: Any) -> None:
         image = shards.image(number)
         assert image.shape == ((3, 20, 30) if resize == "short" else (3, 20, 20))
         assert image.dtype == torch.uint8
-        wanted = np.asarray(
+        expected = np.asarray(
             Image.fromarray(pixels(number, 40, 60)).resize(image.shape[:0:-1], Image.Resampling.BILINEAR)
         )
-        off = np.abs(image.permute(1, 2, 0).numpy().astype(int) - wanted.astype(int))
+        off = np.abs(image.permute(1, 2, 0).numpy().astype(int) - expected.astype(int))
         assert off.max() <= 1 if store != "jpeg" else off.mean() < 12
-        # As a file of its own it reads the same.
+        # `read_image` gives the same.
         assert torch.equal(read_image(shards.folder / shards.name(number)), image)
 
 
@@ -89,17 +89,17 @@ def test_small_images_are_not_enlarged_and_small_jpegs_are_kept_as_they_are(tmp_
     Image.fromarray(pixels(0)).save(path, quality=70)
     assert encode_image(path, PackSettings(size=24)) == (path.read_bytes(), 28, 20)
     assert encode_image(path, PackSettings(size=19))[1:] == (27, 19)
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    cases: tuple[dict[str, Any], ...] = ({"exif": turned}, {"progressive": True})
-    for more in cases:  # slow to decode, or not as it looks: encoded anew
+    rotated = Image.Exif()
+    rotated[0x0112] = 6
+    cases: tuple[dict[str, Any], ...] = ({"exif": rotated}, {"progressive": True})
+    for more in cases:  # slow to decode, or rotated by EXIF: encoded again
         Image.fromarray(pixels(0)).save(path, quality=70, **more)
         data, wide, high = encode_image(path, PackSettings(size=24))
-        again = Image.open(io.BytesIO(data))
+        encoded = Image.open(io.BytesIO(data))
         assert data != path.read_bytes()
-        assert again.size == (wide, high) == ((20, 28) if "exif" in more else (28, 20))
-        assert not again.getexif()
-        assert not again.info.get("progressive")
+        assert encoded.size == (wide, high) == ((20, 28) if "exif" in more else (28, 20))
+        assert not encoded.getexif()
+        assert not encoded.info.get("progressive")
     Image.fromarray(pixels(0)).convert("CMYK").save(path)
     assert Image.open(io.BytesIO(encode_image(path, PackSettings(size=24))[0])).mode == "RGB"
 
@@ -112,51 +112,51 @@ def test_the_bytes_do_not_depend_on_the_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 17, 33, 39])
-def test_a_pack_that_was_killed_goes_on_and_ends_the_same(
+def test_an_interrupted_pack_is_continued_with_the_same_result(
     tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_photos(tmp_path / "a", 40)
     (folder / "05.png").write_bytes(b"no picture")
-    how: dict[str, Any] = {"shard_bytes": 3000, "max_bad": 0.1}
-    pack_images(folder, tmp_path / "whole", PackSettings(size=12), **how)
-    seen: list[str] = []
+    options: dict[str, Any] = {"shard_bytes": 3000, "max_bad": 0.1}
+    pack_images(folder, tmp_path / "uninterrupted", PackSettings(size=12), **options)
+    encoded: list[str] = []
 
-    def dying(path: Path, *rest: Any) -> Any:
-        if len(seen) == after:
+    def interrupted(path: Path, *rest: Any) -> Any:
+        if len(encoded) == after:
             raise KeyboardInterrupt
-        seen.append(path.name)
+        encoded.append(path.name)
         return encode_image(path, *rest)
 
-    monkeypatch.setattr(packing, "encode_image", dying)
+    monkeypatch.setattr(packing, "encode_image", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        pack_images(folder, tmp_path / "b", PackSettings(size=12), **how)
+        pack_images(folder, tmp_path / "b", PackSettings(size=12), **options)
     with pytest.raises(UserError, match=r"not finished.*continue it"):
         open_pack(tmp_path / "b")
     whole_shards = len(list((tmp_path / "b").glob("*.arrow")))
-    again: list[str] = []
+    encoded_again: list[str] = []
     monkeypatch.setattr(
-        packing, "encode_image", lambda path, *rest: (again.append(path.name), encode_image(path, *rest))[1]
+        packing, "encode_image", lambda path, *rest: (encoded_again.append(path.name), encode_image(path, *rest))[1]
     )
-    pack_images(folder, tmp_path / "b", PackSettings(size=12), **how)
-    assert files_of(tmp_path / "b") == files_of(tmp_path / "whole")
-    # What lay in whole shards was not looked at again.
-    assert (len(again) < 40) == (whole_shards > 0)
+    pack_images(folder, tmp_path / "b", PackSettings(size=12), **options)
+    assert files_of(tmp_path / "b") == files_of(tmp_path / "uninterrupted")
+    # Images in finished shards are not encoded again.
+    assert (len(encoded_again) < 40) == (whole_shards > 0)
     assert after < 33 or whole_shards > 0
 
 
 def test_a_shard_that_is_cut_off_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_photos(tmp_path / "a", 40)
-    pack_images(folder, tmp_path / "whole", PackSettings(size=12), shard_bytes=3000)
-    monkeypatch.setattr(packing, "_finish", lambda *given: {})
+    pack_images(folder, tmp_path / "uninterrupted", PackSettings(size=12), shard_bytes=3000)
+    monkeypatch.setattr(packing, "_finish", lambda *_: {})
     pack_images(folder, tmp_path / "b", PackSettings(size=12), shard_bytes=3000)
     monkeypatch.undo()
     with open(tmp_path / "b" / data_file_name(1), "rb+") as file:
         file.truncate(100)
     pack_images(folder, tmp_path / "b", PackSettings(size=12), shard_bytes=3000)
-    assert files_of(tmp_path / "b") == files_of(tmp_path / "whole")
+    assert files_of(tmp_path / "b") == files_of(tmp_path / "uninterrupted")
 
 
-def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "a")
     shards = packed_up(folder)
     with pytest.raises(UserError, match=r"already holds a pack.*force"):
@@ -176,9 +176,9 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
         pack_images(tmp_path / "none", tmp_path / "b", PNG)
 
 
-def test_going_on_with_other_settings_or_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_continuing_with_other_settings_or_images_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_photos(tmp_path / "a")
-    monkeypatch.setattr(packing, "_finish", lambda *given: {})
+    monkeypatch.setattr(packing, "_finish", lambda *_: {})
     pack_images(folder, tmp_path / "b", PNG)
     monkeypatch.undo()
     with pytest.raises(UserError, match=r"another size.*force"):
@@ -211,14 +211,14 @@ def test_unreadable_images_are_listed_and_too_many_are_an_error(tmp_path: Path) 
         pack_images(folder, tmp_path / "c", PNG, max_bad=1.0)
 
 
-def test_names_that_are_no_text_are_bad_images(tmp_path: Path) -> None:
+def test_file_names_that_are_not_text_are_bad_images(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "a", 3)
     odd = "caf\udce9.png"
     try:
         shutil.copy(folder / "00.png", folder / odd)
     except OSError:
         pytest.skip("this file system takes UTF-8 only")
-    names, others = list_images(folder)
-    assert (names.to_pylist(), others) == (["00.png", "01.png", "02.png"], [odd])
+    names, bad_names = list_images(folder)
+    assert (names.to_pylist(), bad_names) == (["00.png", "01.png", "02.png"], [odd])
     about = pack_images(folder, tmp_path / "b", PNG, max_bad=0.3)
     assert (about["images"], about["bad"]) == (3, 1)
