@@ -35,10 +35,10 @@ from halflabel.training.config import Settings
 
 def test_it_learns_from_half_of_the_labels() -> None:
     X, _, y = half_labelled(0)
-    other, truth, _ = half_labelled(1)
+    X_test, truth, _ = half_labelled(1)
     model = make(epochs=20).fit(X, y)
-    assert model.score(other, truth) > 0.95
-    assert np.mean(model.predict(other) == truth) > 0.88
+    assert model.score(X_test, truth) > 0.95
+    assert np.mean(model.predict(X_test) == truth) > 0.88
     assert model.log_[-1]["loss"] < model.log_[0]["loss"]
     assert len(model.log_) == 20
 
@@ -64,9 +64,9 @@ def test_the_score_is_map_over_known_entries() -> None:
     model = make().fit(X, y)
     scores = model.predict_proba(X)
     known = y != 0
-    wanted = np.mean([average_precision_score(truth[known[:, c], c] > 0, scores[known[:, c], c]) for c in range(3)])
-    assert model.score(X, y) == pytest.approx(wanted)
-    assert model.score(X, truth) != pytest.approx(wanted)
+    expected = np.mean([average_precision_score(truth[known[:, c], c] > 0, scores[known[:, c], c]) for c in range(3)])
+    assert model.score(X, y) == pytest.approx(expected)
+    assert model.score(X, truth) != pytest.approx(expected)
 
 
 def test_a_class_without_negatives_is_left_out_of_the_score() -> None:
@@ -74,8 +74,8 @@ def test_a_class_without_negatives_is_left_out_of_the_score() -> None:
     model = make().fit(X, y)
     positives_only = np.where((np.arange(3) == 2) & (truth < 0), 0, truth)
     scores = model.predict_proba(X)
-    wanted = np.mean([average_precision_score(truth[:, c] > 0, scores[:, c]) for c in range(2)])
-    assert model.score(X, positives_only) == pytest.approx(wanted)
+    expected = np.mean([average_precision_score(truth[:, c] > 0, scores[:, c]) for c in range(2)])
+    assert model.score(X, positives_only) == pytest.approx(expected)
 
 
 def test_no_score_without_negatives() -> None:
@@ -85,7 +85,7 @@ def test_no_score_without_negatives() -> None:
         model.score(X, np.where(truth > 0, 1, 0))
 
 
-def test_a_score_takes_zero_as_fit_did_and_else_decides_anew() -> None:
+def test_score_reads_zero_like_fit() -> None:
     X, truth, y = half_labelled()
     indicator = np.where(truth > 0, 1, 0)
     full = make().fit(X, truth)
@@ -168,9 +168,9 @@ def test_the_seed_alone_decides() -> None:
 def test_pickle_and_clone() -> None:
     X, _, y = half_labelled()
     model = make().fit(X, y)
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(model.predict_proba(X), again.predict_proba(X))
-    np.testing.assert_array_equal(model.predict(X), again.predict(X))
+    unpickled = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(model.predict_proba(X), unpickled.predict_proba(X))
+    np.testing.assert_array_equal(model.predict(X), unpickled.predict(X))
     fresh = clone(model)
     assert fresh.get_params() == model.get_params()
     assert not hasattr(fresh, "model_")
@@ -212,7 +212,7 @@ def of_a_module(weight: float = 0.5) -> Method:
 
 @pytest.fixture
 def of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A method that a module of one's own has."""
+    """A method defined in a module of the user."""
     recipes()
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     (tmp_path / "own_module_of_a_test.py").write_text(OWN)
@@ -221,31 +221,31 @@ def of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
     del sys.modules["own_module_of_a_test"]
 
 
-def test_the_function_is_the_method(of_a_module: Any) -> None:
+def test_the_method_may_be_a_function_or_a_recipe(of_a_module: Any) -> None:
     X, _, y = half_labelled()
     by_name = make(method="of-a-module").fit(X, y)
-    for given in (of_a_module, recipe("of-a-module")):
-        model = make(method=given).fit(X, y)
+    for own_method in (of_a_module, recipe("of-a-module")):
+        model = make(method=own_method).fit(X, y)
         assert type(model.model_.head).__name__ == "OwnHead"
         np.testing.assert_array_equal(model.predict_proba(X), by_name.predict_proba(X))
         assert clone(model).get_params() == model.get_params()
-        assert clone(model).method is given
-        again = pickle.loads(pickle.dumps(model))
-        assert again.method == given
-        np.testing.assert_array_equal(again.predict_proba(X), by_name.predict_proba(X))
+        assert clone(model).method is own_method
+        unpickled = pickle.loads(pickle.dumps(model))
+        assert unpickled.method == own_method
+        np.testing.assert_array_equal(unpickled.predict_proba(X), by_name.predict_proba(X))
     with pytest.raises(UserError, match="half_labelled is not a method"):
         make(method=half_labelled).fit(X, y)
 
 
 @pytest.mark.slow
-def test_other_processes_fit_a_method_of_ones_own(of_a_module: Any) -> None:
+def test_other_processes_fit_a_users_method(of_a_module: Any) -> None:
     from joblib.externals.loky import get_reusable_executor
 
     X, _, y = half_labelled()
     search = GridSearchCV(make(method=of_a_module), {"epochs": [1, 4]}, cv=3, n_jobs=2, error_score="raise")
     assert search.fit(X, y).best_score_ > 0.8
     assert search.best_estimator_.method is of_a_module
-    get_reusable_executor().shutdown()  # they would wait for more to do
+    get_reusable_executor().shutdown()  # the workers would wait for more tasks
 
 
 def test_verbose_prints_a_line_per_epoch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,7 +271,7 @@ def test_the_method_and_its_options_are_used() -> None:
         make(method="bn-bcd").fit(X, y)
 
 
-def test_rates_are_the_methods_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_rates_are_the_methods_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
     table = LabelTable.from_dense(half_labelled()[2].astype(np.int8))
 
     def settings(**parameters: Any) -> Settings:
@@ -282,8 +282,8 @@ def test_rates_are_the_methods_unless_given(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "choose", lambda stats: Choice("bn-bce", settings={"lr": 0.5, "epochs": 80}))
     chosen = settings(method="auto")
     assert (chosen.lr, chosen.epochs) == (0.5, 80)
-    given = settings(method="auto", lr=0.0, weight_decay=0.0)
-    assert (given.lr, given.weight_decay, given.epochs) == (0.0, 0.0, 80)
+    explicit = settings(method="auto", lr=0.0, weight_decay=0.0)
+    assert (explicit.lr, explicit.weight_decay, explicit.epochs) == (0.0, 0.0, 80)
 
 
 @pytest.mark.parametrize(
@@ -300,22 +300,22 @@ def test_rates_are_the_methods_unless_given(monkeypatch: pytest.MonkeyPatch) -> 
         ({"threshold": "best"}, "is not a threshold"),
     ],
 )
-def test_faulty_parameters_are_named(parameters: dict[str, Any], message: str) -> None:
+def test_bad_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
     X, _, y = half_labelled()
     with pytest.raises(UserError, match=message):
         make(**parameters).fit(X, y)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_that_is_not_there_is_named() -> None:
+def test_a_missing_device_is_refused() -> None:
     X, _, y = half_labelled()
     with pytest.raises(UserError, match="there is no CUDA device here"):
         make(device="cuda").fit(X, y)
 
 
-def test_positives_alone_give_probabilities_and_a_threshold() -> None:
+def test_positives_only_give_probabilities_and_a_threshold() -> None:
     X, truth, y = half_labelled()
     model = solved(method="an").fit(X, np.where(y > 0, 1.0, NAN))
     assert model.calibration_.assumption
-    called = model.predict(X) > 0
-    assert 0.5 * (truth > 0).sum() < called.sum() < 1.5 * (truth > 0).sum()
+    predicted = model.predict(X) > 0
+    assert 0.5 * (truth > 0).sum() < predicted.sum() < 1.5 * (truth > 0).sum()

@@ -55,9 +55,9 @@ def test_files_and_arrays_of_images_give_the_same(folder: Path) -> None:
     samples = scenes(24, size=32)
     files = sorted(folder.iterdir())[:24]
     pixels = samples.images.numpy()
-    wanted = tiny().fit(files, samples.labels).predict_proba(files)
-    assert wanted.shape == (24, 10)
-    assert np.ptp(wanted) > 0.01
+    expected = tiny().fit(files, samples.labels).predict_proba(files)
+    assert expected.shape == (24, 10)
+    assert np.ptp(expected) > 0.01
     for X in (
         [str(file) for file in files],
         np.array([str(file) for file in files]),
@@ -66,8 +66,8 @@ def test_files_and_arrays_of_images_give_the_same(folder: Path) -> None:
         samples.images,
     ):
         model = tiny().fit(X, samples.labels)
-        np.testing.assert_array_equal(model.predict_proba(X), wanted)
-        np.testing.assert_array_equal(model.predict_proba(files), wanted)
+        np.testing.assert_array_equal(model.predict_proba(X), expected)
+        np.testing.assert_array_equal(model.predict_proba(files), expected)
     assert not hasattr(model, "n_features_in_")
 
 
@@ -82,23 +82,23 @@ def test_images_go_through_the_backbone() -> None:
     )
 
 
-def test_a_cache_is_used_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_is_reused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, labels = sorted(folder.iterdir())[:10], scenes(10, size=32).labels
-    wanted = tiny().fit(files, labels).predict_proba(files)
+    expected = tiny().fit(files, labels).predict_proba(files)
     model = tiny(cache=tmp_path).fit(files, labels)
     assert len(list(tmp_path.rglob("values.npy"))) == 1
     monkeypatch.setattr("halflabel.models.backbones.Backbone.forward", None)
-    np.testing.assert_array_equal(model.predict_proba(files[::-1])[::-1], wanted)
-    np.testing.assert_array_equal(tiny(cache=str(tmp_path)).fit(files, labels).predict_proba(files), wanted)
+    np.testing.assert_array_equal(model.predict_proba(files[::-1])[::-1], expected)
+    np.testing.assert_array_equal(tiny(cache=str(tmp_path)).fit(files, labels).predict_proba(files), expected)
     with pytest.raises(TypeError):
         model.predict(files[:5])
 
 
-def test_an_image_may_be_there_twice(folder: Path) -> None:
+def test_an_image_may_occur_twice(folder: Path) -> None:
     files, labels = sorted(folder.iterdir())[:6], scenes(6, size=32).labels
-    again = [*files, files[0]]
-    model = tiny().fit(again, np.concatenate([labels, labels[:1]]))
-    scores = model.predict_proba(again)
+    with_repeat = [*files, files[0]]
+    model = tiny().fit(with_repeat, np.concatenate([labels, labels[:1]]))
+    scores = model.predict_proba(with_repeat)
     np.testing.assert_array_equal(scores[0], scores[-1])
     assert len(np.unique(scores, axis=0)) == 6
 
@@ -107,22 +107,22 @@ def test_a_method_of_two_views_trains_on_both(folder: Path, tmp_path: Path) -> N
     """On equal views the guesses of "cr" charge the view they come from, as those of "pl" do."""
     files, labels = sorted(folder.iterdir())[:24], scenes(24, size=32).labels.copy()
     labels[::2, ::2] = labels[1::2, 1::2] = 0
-    again = [*files, files[0]]
+    with_repeat = [*files, files[0]]
     results = {}
     for kind, views in (("cr", 5), ("pl", 1)):
         options = {"supervise": "weak", "tau": 0.5, "consistency": kind}
         model = tiny(method="srcr", options=options, cache=tmp_path / kind)
-        results[kind] = model.fit(again, np.concatenate([labels, labels[:1]])).predict_proba(files)
+        results[kind] = model.fit(with_repeat, np.concatenate([labels, labels[:1]])).predict_proba(files)
         assert len(list((tmp_path / kind).rglob("values.npy"))) == views
     assert not np.allclose(results["cr"], results["pl"], atol=1e-3)
 
 
 def test_cached_rows_are_copied_in_the_order_of_x(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = np.arange(24, dtype=np.float16).reshape(4, 3, 2)
+    values = np.arange(24, dtype=np.float16).reshape(4, 3, 2)
     index = np.array([2, 0, 2, 3])
     for large in (1 << 28, 1):
         monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", large)
-        assert module._copy_rows(kept, index).tolist() == kept[index].tolist()
+        assert module._copy_rows(values, index).tolist() == values[index].tolist()
 
 
 def test_a_few_unreadable_images_are_left_out(folder: Path, tmp_path: Path) -> None:
@@ -142,13 +142,13 @@ def test_a_few_unreadable_images_are_left_out(folder: Path, tmp_path: Path) -> N
         tiny().fit(files[:99], labels[:99])
 
 
-def test_a_fitted_image_classifier_is_whole_without_its_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fitted_image_classifier_can_be_pickled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, labels = sorted(folder.iterdir())[:6], scenes(6, size=32).labels
     model = tiny().fit(files, labels)
-    wanted, kept = model.predict_proba(files), pickle.dumps(model)
+    expected, pickled = model.predict_proba(files), pickle.dumps(model)
     monkeypatch.setattr("halflabel.runs.assembly.build_backbone", None)
-    again = pickle.loads(kept).set_params(size=64)  # of the next fit
-    np.testing.assert_array_equal(again.predict_proba(files), wanted)
+    unpickled = pickle.loads(pickled).set_params(size=64)  # of the next fit
+    np.testing.assert_array_equal(unpickled.predict_proba(files), expected)
 
 
 def test_a_list_of_pil_images_of_any_size_is_read_like_their_files(folder: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_list_of_pil_images_of_any_size_is_read_like_their_files(folder: Path)
     np.testing.assert_allclose(scores[0], scores[-1], rtol=1e-6)
 
 
-def test_faulty_x_is_named(folder: Path) -> None:
+def test_bad_x_is_refused(folder: Path) -> None:
     samples = scenes(4, size=32)
     model = tiny().fit(samples.images, samples.labels)
     with pytest.raises(UserError, match="fitted on images"):

@@ -39,7 +39,7 @@ def test_what_zero_means(y: Any, zero: str, labels: list[list[int]], meaning: st
 
 
 @pytest.mark.parametrize("y", [[[1, 0], [0, 1]], [[0, 0], [0, 0]], [[1, 0], [-1, NAN]]])
-def test_a_zero_of_two_meanings_is_refused(y: Any) -> None:
+def test_an_ambiguous_zero_is_refused(y: Any) -> None:
     with pytest.raises(UserError, match=r'zero="absent".*or zero="unknown"'):
         make().fit(np.eye(2), y)
 
@@ -49,7 +49,7 @@ def test_values_that_are_no_labels_are_refused() -> None:
         make().fit(np.eye(2), [[1, 2], [0, 1]])
 
 
-def test_nan_zero_and_table_say_the_same() -> None:
+def test_nan_zero_and_table_give_the_same_scores() -> None:
     X, _, y = half_labelled()
     fitted = [
         make().fit(X, y),
@@ -58,8 +58,8 @@ def test_nan_zero_and_table_say_the_same() -> None:
         make().fit(X, LabelTable.from_dense(y, classes=["cat", "cow", "dog"])),
     ]
     scores = [model.predict_proba(X) for model in fitted]
-    for other in scores[1:]:
-        np.testing.assert_array_equal(scores[0], other)
+    for actual in scores[1:]:
+        np.testing.assert_array_equal(scores[0], actual)
     assert [sorted(set(model.predict(X).flat)) for model in fitted] == [[-1, 1], [-1, 1], [0, 1], [-1, 1]]
     assert fitted[0].classes_.tolist() == [0, 1, 2]
     assert fitted[3].classes_.tolist() == ["cat", "cow", "dog"]

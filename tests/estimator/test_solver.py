@@ -17,17 +17,17 @@ from halflabel.models.heads import Linear, NormalisedLinear
 
 def test_the_solver_learns_from_half_of_the_labels() -> None:
     X, _, y = half_labelled(0)
-    other, truth, _ = half_labelled(1)
+    X_test, truth, _ = half_labelled(1)
     model = solved().fit(X, y)
     assert isinstance(model.model_.head, NormalisedLinear)
-    assert model.score(other, truth) > 0.95
-    assert np.mean(model.predict(other) == truth) > 0.85
+    assert model.score(X_test, truth) > 0.95
+    assert np.mean(model.predict(X_test) == truth) > 0.85
     assert len({line["strength"] for line in model.log_}) == len(model.log_) > 1
     assert model.oof_logits_ is not None
     assert model.oof_logits_.shape == (120, 3)
     assert not np.isnan(model.oof_logits_).any()
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(model.predict_proba(X), again.predict_proba(X))
+    unpickled = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(model.predict_proba(X), unpickled.predict_proba(X))
     np.testing.assert_array_equal(solved(solver="lbfgs").fit(X, y).predict_proba(X), model.predict_proba(X))
 
 
@@ -69,13 +69,13 @@ def test_the_solver_is_left_out_where_it_cannot_be_used() -> None:
 def test_the_method_may_be_chosen_by_the_labels() -> None:
     X, truth, y = half_labelled()
     for labels, method in ((truth, "asl"), (np.where(truth > 0, 1.0, NAN), "n-ls")):
-        wanted = solved(method=method).fit(X, labels).predict_proba(X)
-        np.testing.assert_array_equal(solved(method="auto").fit(X, labels).predict_proba(X), wanted)
+        expected = solved(method=method).fit(X, labels).predict_proba(X)
+        np.testing.assert_array_equal(solved(method="auto").fit(X, labels).predict_proba(X), expected)
     assert len(solved(method="auto", solver="sgd").fit(X, y).log_) == 80
     assert len(solved(method="auto", epochs=5).fit(X, y).log_) == 5
 
 
-def test_the_solver_says_what_it_chose(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_prints_the_choices_of_the_solver(capsys: pytest.CaptureFixture[str]) -> None:
     X, _, y = half_labelled()
     solved(verbose=True).fit(X, y)
     assert capsys.readouterr().out.startswith("chosen by out-of-fold scores: strength ")
