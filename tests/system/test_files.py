@@ -39,7 +39,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_replaced_file_keeps_its_mode_and_a_new_one_has_the_usual(tmp_path: Path) -> None:
+def test_a_replaced_file_keeps_its_mode_and_a_new_one_has_the_default(tmp_path: Path) -> None:
     old, new, usual = (tmp_path / name for name in ("old", "new", "usual"))
     old.write_text("x")
     old.chmod(0o640)
@@ -52,7 +52,9 @@ def test_a_replaced_file_keeps_its_mode_and_a_new_one_has_the_usual(tmp_path: Pa
     assert new.stat().st_mode == usual.stat().st_mode
 
 
-def test_the_file_and_its_folder_are_synced_before_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_synced_before_and_the_folder_after_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("sync"), fsync(handle))[1])
@@ -63,14 +65,14 @@ def test_the_file_and_its_folder_are_synced_before_it_is_there(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("place", [".", "file/x", "y" * 300])
-def test_places_that_cannot_be_written(tmp_path: Path, place: str) -> None:
+def test_unwritable_paths_are_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="Fix: "), atomic_write(tmp_path / place):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_json_that_any_reader_takes(tmp_path: Path) -> None:
+def test_written_json_is_standard_json(tmp_path: Path) -> None:
     content = {"é": np.float32(0.5), 1: [np.int64(2), float("nan")], "deep": ({"inf": np.inf},), "path": Path("a/b")}
     write_json(tmp_path / "x.json", content)
     text = (tmp_path / "x.json").read_text(encoding="utf-8")
@@ -80,7 +82,7 @@ def test_json_that_any_reader_takes(tmp_path: Path) -> None:
     assert json.loads(text, parse_constant=pytest.fail) == expected == to_json_value(content)
 
 
-def test_json_keeps_names_readable_and_bytes_that_are_no_utf8(tmp_path: Path) -> None:
+def test_json_keeps_unicode_and_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     odd = b"ph\xff".decode(errors="surrogateescape")
     write_json(tmp_path / "x.json", {"ä": odd})
     assert (tmp_path / "x.json").read_bytes() == '{\n "ä": "ph\\udcff"\n}\n'.encode()

@@ -43,7 +43,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nHost: x\r\nX-a: "])
-def test_slow_headers_and_silence_are_cut_off(port: int, sent: bytes) -> None:
+def test_slow_and_silent_connections_are_closed(port: int, sent: bytes) -> None:
     with connect(port) as slow:
         begin = time.monotonic()
         slow.sendall(sent)
@@ -51,7 +51,7 @@ def test_slow_headers_and_silence_are_cut_off(port: int, sent: bytes) -> None:
         assert time.monotonic() - begin < 5
 
 
-def test_slow_headers_of_a_second_request_are_cut_off_too(port: int) -> None:
+def test_slow_headers_of_a_second_request_are_closed(port: int) -> None:
     with connect(port) as slow:
         assert b"200 OK" in answer(slow)
         time.sleep(1.5 * HEADER_SECONDS)  # idle between requests is for uvicorn's own limit
@@ -60,7 +60,7 @@ def test_slow_headers_of_a_second_request_are_cut_off_too(port: int) -> None:
         assert is_closed(slow)
 
 
-def test_many_connections_of_one_client_do_not_keep_it_out(port: int) -> None:
+def test_idle_connections_do_not_block_their_client(port: int) -> None:
     idle = [connect(port) for _ in range(3 * PER_CLIENT)]
     with connect(port) as good:
         assert b"200 OK" in answer(good)

@@ -17,23 +17,23 @@ fcntl = pytest.importorskip("fcntl")
 
 
 def test_one_holder_at_a_time_and_the_file_is_removed(tmp_path: Path) -> None:
-    first, other = (JobLock(tmp_path / "new" / "lock") for _ in range(2))
+    first, second = (JobLock(tmp_path / "new" / "lock") for _ in range(2))
     assert first.try_acquire()
     assert first.is_held
-    assert not other.try_acquire()
-    assert not other.is_held
-    other.release()
+    assert not second.try_acquire()
+    assert not second.is_held
+    second.release()
     assert first.path.exists()
     first.release()
     assert not first.path.exists()
-    assert other.try_acquire()
-    assert other.is_held
-    other.release()
+    assert second.try_acquire()
+    assert second.is_held
+    second.release()
     assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_lock_on_a_file_that_was_just_removed_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, other, third = (JobLock(tmp_path / "lock") for _ in range(3))
+    first, second, third = (JobLock(tmp_path / "lock") for _ in range(3))
     assert first.try_acquire()
     flock, calls = fcntl.flock, list[int]()
 
@@ -44,13 +44,13 @@ def test_a_lock_on_a_file_that_was_just_removed_is_not_held(tmp_path: Path, monk
         flock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    assert not other.try_acquire()  # the caller waits and tries again
-    assert not other.is_held
-    assert other.try_acquire()
-    assert other.is_held
+    assert not second.try_acquire()  # the caller waits and tries again
+    assert not second.is_held
+    assert second.try_acquire()
+    assert second.is_held
     assert not third.try_acquire()
-    other.release()
-    assert not other.path.exists()
+    second.release()
+    assert not second.path.exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is inherited")
@@ -67,13 +67,13 @@ def test_forked_workers_do_not_keep_the_lock_of_a_killed_job(tmp_path: Path) -> 
         lines = [job.stdout.readline().strip() for _ in range(2)]
         worker = int(next(line for line in lines if line != "worker"))
         try:
-            other = JobLock(tmp_path / "lock")
-            assert not other.try_acquire()
+            lock = JobLock(tmp_path / "lock")
+            assert not lock.try_acquire()
             job.kill()
             job.wait()
-            assert other.try_acquire()
-            assert other.is_held
-            other.release()
+            assert lock.try_acquire()
+            assert lock.is_held
+            lock.release()
         finally:
             job.kill()
             os.kill(worker, signal.SIGKILL)

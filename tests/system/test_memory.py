@@ -47,7 +47,7 @@ def nothing_known(images: int, classes: int) -> LabelTable:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_a_file_has_no_name_and_goes_with_its_tensor(folder: Path, dtype: torch.dtype) -> None:
+def test_a_scratch_file_is_unnamed_and_removed_with_its_tensor(folder: Path, dtype: torch.dtype) -> None:
     table = memory.scratch_zeros((7, 5), dtype)
     assert table.shape == (7, 5)
     assert table.dtype == dtype
@@ -64,7 +64,7 @@ def test_a_file_has_no_name_and_goes_with_its_tensor(folder: Path, dtype: torch.
     assert not open_files(folder)
 
 
-def test_small_tables_are_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_tables_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     table = memory.scratch_zeros((7, 5))
@@ -75,22 +75,24 @@ def test_small_tables_are_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert memory.scratch_zeros((0, 5)).shape == (0, 5)
 
 
-def test_room_is_taken_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
-    reserve = os.posix_fallocate
-    monkeypatch.setattr(os, "posix_fallocate", lambda *given: taken.append(given[1:]) or reserve(*given))
-    kept = memory.scratch_zeros((1000, 3))
-    assert taken == [(0, 12_000)]
-    assert kept.nbytes == 12_000
+def test_disk_space_is_reserved_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = []
+    original = os.posix_fallocate
+    monkeypatch.setattr(
+        os, "posix_fallocate", lambda *arguments: reserved.append(arguments[1:]) or original(*arguments)
+    )
+    table = memory.scratch_zeros((1000, 3))
+    assert reserved == [(0, 12_000)]
+    assert table.nbytes == 12_000
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_refused_in_words(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def fail(*given: int) -> None:
+def test_a_full_disk_is_refused_with_a_message(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fail(*_: int) -> None:
         raise OSError(code, os.strerror(code))
 
-    with monkeypatch.context() as there:
-        there.setattr(os, "posix_fallocate", fail)  # other processes were faster, or a quota
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", fail)  # other processes were faster, or a quota
         with pytest.raises(
             UserError, match=r"^x would remember 0\.0 GB in scratch files in .*TMPDIR.*such as em or wan"
         ):
@@ -100,8 +102,8 @@ def test_a_full_disk_is_refused_in_words(folder: Path, monkeypatch: pytest.Monke
         memory.scratch_zeros((300_000_000,), what="x would remember")
 
 
-def test_disks_that_cannot_take_room_at_once_do_without(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*given: int) -> None:
+def test_disks_without_preallocation_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: int) -> None:
         raise OSError(errno.EOPNOTSUPP, "no")
 
     monkeypatch.setattr(os, "posix_fallocate", fail)
@@ -116,22 +118,22 @@ def test_scores_are_the_same_in_a_file_and_unread_images_are_nan(folder: Path, m
     values = torch.randn(23, 4)
     bad = [0, 1, 2, 3, 4, 9, 22]  # the whole first batch among them
     source = Features(values, Names.numbered(23), bad)
-    with monkeypatch.context() as there:
-        there.setattr(memory, "_SCRATCH_BYTES", 1 << 28)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "_SCRATCH_BYTES", 1 << 28)
         expected = score_source(model, source, batch_size=5, passes=3, seed=1)
         assert not open_files(folder)
     scored = score_source(model, source, batch_size=5, passes=3, seed=1)
     assert len(open_files(folder)) == 4
-    for mine, theirs in zip(scored, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=0, equal_nan=True)
-        assert mine.isnan().all(1).nonzero().squeeze(1).tolist() == bad
-        assert mine.isnan().any(1).sum() == len(bad)
+    for actual, expected_values in zip(scored, expected, strict=True):
+        torch.testing.assert_close(actual, expected_values, rtol=0, atol=0, equal_nan=True)
+        assert actual.isnan().all(1).nonzero().squeeze(1).tolist() == bad
+        assert actual.isnan().any(1).sum() == len(bad)
     plain = score_source(model, source, batch_size=5, features=False)
     assert torch.equal(plain.logits.nan_to_num(7), scored.logits.nan_to_num(7))
     assert plain.features.shape == (23, 0)
 
 
-def test_sweeps_are_refused_where_the_disk_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_are_refused_without_disk_space(monkeypatch: pytest.MonkeyPatch) -> None:
     free = 10**10
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**12, 10**12 - free, free))
     check_size(nothing_known(500_000, 5000), 0, "x", sweeps=1)  # just so
@@ -152,12 +154,12 @@ def test_sweeps_are_refused_where_the_disk_has_no_room(monkeypatch: pytest.Monke
         check_size(nothing_known(500_000, 5000), 1, "x")
 
 
-def test_a_temporary_folder_that_is_memory_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_in_memory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TMPDIR", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(memory, "_is_tmpfs", lambda folder: folder == str(tmp_path))
     assert memory._scratch_folder() == "/var/tmp"
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # whoever asks for it gets it, but no more than there is
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a stated folder is used, up to the free memory
     assert memory._scratch_folder() == str(tmp_path)
     monkeypatch.setattr(memory, "_available_memory", lambda: 5e9)
     with pytest.raises(UserError, match=r"take 6\.0 GB in scratch files in .*, where 5\.0 GB are free"):
@@ -165,7 +167,7 @@ def test_a_temporary_folder_that_is_memory_is_passed_over(tmp_path: Path, monkey
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
-def test_what_is_memory_is_told_from_what_is_not() -> None:
+def test_tmpfs_is_detected() -> None:
     mounted = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     shm = [fields[2] for fields in mounted if fields[1] == "/dev/shm"]
     assert memory._is_tmpfs("/dev/shm/any") == (shm[-1:] == ["tmpfs"])

@@ -95,7 +95,7 @@ def test_a_metric_is_computed_and_shown_everywhere() -> None:
     assert "| Hamming loss | 0.143 |" in card
 
 
-def test_a_metric_that_fails_or_takes_a_name_is_refused() -> None:
+def test_a_metric_that_fails_or_has_a_used_name_is_refused() -> None:
     def wrong(scores: torch.Tensor, labels: torch.Tensor, thresholds: torch.Tensor) -> float:
         raise ZeroDivisionError("no images")
 
@@ -160,5 +160,5 @@ def test_a_label_format_that_fails_is_named(tmp_path: Path, part: str, body: str
 def test_the_command_line_finds_the_file(tmp_path: Path) -> None:
     (tmp_path / "list.mine").write_text("b.jpg\na.jpg\n")
     words = [sys.executable, "-m", "halflabel", "inspect", str(tmp_path / "list.mine")]
-    shown = subprocess.run(words, capture_output=True, text=True, timeout=120, env={**os.environ})
-    assert "2 images" in shown.stdout, shown.stderr
+    process = subprocess.run(words, capture_output=True, text=True, timeout=120, env={**os.environ})
+    assert "2 images" in process.stdout, process.stderr

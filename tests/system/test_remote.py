@@ -50,8 +50,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server
         yield running
 
 
-def again() -> None:
-    """Forget what this process has copied, as the next command does."""
+def forget_copies() -> None:
+    """Forget what this process has copied, as a new command would."""
     remote._copy.cache_clear()
 
 
@@ -61,7 +61,7 @@ def read_pack(url: str = "s3://bucket/pack") -> None:
         assert np.array_equal(pack.image(number).permute(1, 2, 0).numpy(), pixels(number))
 
 
-def test_addresses_survive_path() -> None:
+def test_addresses_in_a_path_are_recognised() -> None:
     assert remote_url(Path("s3://bucket/a/b.csv")) == remote_url("s3://bucket/a/b.csv") == "s3://bucket/a/b.csv"
     assert remote_url(Path("https://host/x?a=1")) == "https://host/x?a=1"
     assert [remote_url(path) for path in ("a/b", "/s3:/x", "C:/x", "s3", "a:/b")] == [None] * 5
@@ -77,7 +77,7 @@ def test_labels_photos_and_packs_are_read_and_copied_once(server: S3Server, tmp_
     for source in (open_images(NAMES, Path(f"s3://bucket/{kind}"), VIEWS) for kind in ("photos", "pack")):
         ((numbers, _),) = source.fetch([np.arange(N)], ("plain",))
         assert numbers.tolist() == list(range(N))
-    again()
+    forget_copies()
     server.requests.clear()
     formats.read("s3://bucket/labels.csv")
     assert find_images("s3://bucket/photos") == paths
@@ -105,7 +105,7 @@ def test_a_pack_is_read_in_blocks_by_any_number_of_processes(
 
 
 @pytest.mark.parametrize("kind", ["500", "slow", "truncated", "short"])
-def test_passing_faults_are_survived(server: S3Server, kind: str) -> None:
+def test_temporary_faults_are_retried(server: S3Server, kind: str) -> None:
     failed: set[tuple[str, str]] = set()
 
     def once(method: str, path: str) -> str | None:
@@ -122,7 +122,7 @@ def test_passing_faults_are_survived(server: S3Server, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "words"), [("500", "attempts"), ("short", "attempts"), ("denied", "may not be read")])
-def test_lasting_faults_are_said_with_a_fix(
+def test_lasting_faults_are_reported_with_a_fix(
     server: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
 ) -> None:
     monkeypatch.setattr(remote, "_ATTEMPTS", 2)
@@ -138,7 +138,7 @@ def test_lasting_faults_are_said_with_a_fix(
     assert len(next(source.fetch([np.arange(N)], ("plain",))).images) == N
 
 
-def test_what_changed_in_the_store_is_noticed(server: S3Server, tmp_path: Path) -> None:
+def test_changes_in_the_store_are_detected(server: S3Server, tmp_path: Path) -> None:
     folder, labels = local_folder("s3://bucket/photos"), local_path("s3://bucket/labels.csv")
     pack = open_pack(local_folder("s3://bucket/pack"))
     pack.read(0)
@@ -155,7 +155,7 @@ def test_what_changed_in_the_store_is_noticed(server: S3Server, tmp_path: Path) 
     client.close()
     with pytest.raises(Exception, match="has changed since it was opened"):
         pack.read(N - 1)
-    again()
+    forget_copies()
     assert local_folder("s3://bucket/photos") == folder
     assert (folder / "00.png").read_bytes() == (folder / "01.png").read_bytes()
     assert not (folder / "02.png").exists()
@@ -164,7 +164,7 @@ def test_what_changed_in_the_store_is_noticed(server: S3Server, tmp_path: Path) 
         open_pack(local_folder("s3://bucket/pack")).read(N - 1)
 
 
-def test_wrong_addresses(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_addresses_are_refused(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"s3://bucket/none does not exist.*check the address"):
         local_folder("s3://bucket/none")
     with pytest.raises(UserError, match="does not exist"):
@@ -189,20 +189,20 @@ def test_a_training_continues_when_the_store_is_back(
 ) -> None:
     monkeypatch.setattr(remote, "_ATTEMPTS", 2)
     monkeypatch.setattr(remote, "_BLOCK", 2000)
-    how = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
-    how += ["--tune", "all", "--epochs", "2", "--method", "bce", "--batch-size", "4"]
+    options = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
+    options += ["--tune", "all", "--epochs", "2", "--method", "bce", "--batch-size", "4"]
     files = tmp_path / "src"
-    assert _train(f"{files / 'labels.csv'}", f"{files / 'pack'}", "--out", f"{tmp_path / 'here'}", *how) == 0
-    seen: list[str] = []
+    assert _train(f"{files / 'labels.csv'}", f"{files / 'pack'}", "--out", f"{tmp_path / 'here'}", *options) == 0
+    paths: list[str] = []
 
     def stop(method: str, path: str) -> str | None:
-        seen.append(path)
-        return "500" if sum(path.endswith(".tar") and "pack" in path for path in seen) > 14 else None
+        paths.append(path)
+        return "500" if sum(path.endswith(".tar") and "pack" in path for path in paths) > 14 else None
 
     server.fault = stop
     out = f"{tmp_path / 'there'}"
-    assert _train("s3://bucket/labels.csv", "s3://bucket/pack", "--out", out, *how) == 2
-    again()
+    assert _train("s3://bucket/labels.csv", "s3://bucket/pack", "--out", out, *options) == 2
+    forget_copies()
     server.fault = lambda method, path: None
     assert _train("--resume", out) == 0
     weights = [(tmp_path / name / "best.safetensors").read_bytes() for name in ("here", "there")]
@@ -224,7 +224,7 @@ def test_a_pack_in_a_store_is_opened_by_its_address_on_another_machine(
 
 
 def test_processes_share_the_copies(server: S3Server) -> None:
-    """Forked after the store was used here: a lock or a connection of this process must not be waited for."""
+    """Workers forked after the store was used must not wait for a lock or connection of this process."""
     local_folder("s3://bucket/pack")
     with multiprocessing.get_context("fork").Pool(2) as pool:
         pool.map(_read_one, range(N))

@@ -89,6 +89,6 @@ def test_uniform_fills_the_interval_evenly() -> None:
 
 
 def test_seeds_and_neighbouring_parts_are_uncorrelated() -> None:
-    one, other = uniform(0, np.arange(50_000)), uniform(1, np.arange(50_000))
-    assert abs(np.corrcoef(one, other)[0, 1]) < 0.02
-    assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.02
+    first, second = uniform(0, np.arange(50_000)), uniform(1, np.arange(50_000))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.02

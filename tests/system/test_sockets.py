@@ -11,12 +11,12 @@ from halflabel.system.sockets import open_socket
 
 
 def test_a_port_in_use_is_an_error_or_the_next_one_is_taken() -> None:
-    with open_socket("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
+    with open_socket("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
         with pytest.raises(UserError, match=f"cannot listen at 127.0.0.1, port {port}"):
             open_socket("127.0.0.1", port)
-        with open_socket("127.0.0.1", port, 0) as other:
-            assert other.getsockname()[1] not in (0, port)
+        with open_socket("127.0.0.1", port, 0) as second:
+            assert second.getsockname()[1] not in (0, port)
 
 
 def test_an_unknown_host_is_an_error() -> None:

@@ -13,7 +13,7 @@ from halflabel.system.threads import free_cores
     ("machine", "allowed", "load", "expected"),
     [(2, 2, 0.0, 2), (2, 2, 1.0, 2), (2, 2, 2.6, 1), (16, 2, 14.0, 2), (16, 2, 40.0, 1), (16, 16, 10.0, 7)],
 )
-def test_free_cores_are_those_that_others_leave(
+def test_free_cores_exclude_the_load_of_other_processes(
     machine: int, allowed: int, load: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: machine)
