@@ -55,8 +55,8 @@ class Small(nn.Module):
 
     def forward(self, view: Tensor) -> Tensor:
         hidden = F.gelu(self.norm(self.conv(view.to(self.conv.weight.dtype) / 128 - 1)))
-        actual: Tensor = hidden + F.gelu(self.second(self.dropout(hidden)))
-        return actual
+        features: Tensor = hidden + F.gelu(self.second(self.dropout(hidden)))
+        return features
 
 
 class Widened(nn.Module):
@@ -123,12 +123,12 @@ def train(
     training_settings = replace(PLAIN, **settings)
     validation = features() if frozen else images()
 
-    asked = 0
+    validations = 0
 
     def judge(logits: Tensor) -> dict[str, float]:
-        nonlocal asked
-        asked += 1  # so that the last epoch is the best
-        return {"select": float(asked), "mean": float(logits.mean()), "size": float(len(logits))}
+        nonlocal validations
+        validations += 1  # so that the last epoch is the best
+        return {"select": float(validations), "mean": float(logits.mean()), "size": float(len(logits))}
 
     measures = judge if judged else None
     fitted = fit(
@@ -142,12 +142,12 @@ def train(
         folder=folder,
         resume=resume,
     )
-    actual = {f"model.{key}": value for key, value in fitted.weights.items()}
-    actual |= {f"method.{key}": value for key, value in method.state_dict().items()}
-    actual["losses"] = torch.tensor([line["loss"] for line in fitted.log], dtype=torch.float64)
+    result = {f"model.{key}": value for key, value in fitted.weights.items()}
+    result |= {f"method.{key}": value for key, value in method.state_dict().items()}
+    result["losses"] = torch.tensor([line["loss"] for line in fitted.log], dtype=torch.float64)
     if judged:
-        actual["measured"] = torch.tensor([[line["mean"], line["size"]] for line in fitted.log], dtype=torch.float64)
-    return {key: value.detach().clone().contiguous() for key, value in actual.items()}
+        result["measured"] = torch.tensor([[line["mean"], line["size"]] for line in fitted.log], dtype=torch.float64)
+    return {key: value.detach().clone().contiguous() for key, value in result.items()}
 
 
 def sweep() -> dict[str, Tensor]:
@@ -181,8 +181,8 @@ def dropped() -> dict[str, Tensor]:
     # Slices of 7 and 6 images: they take different amounts of noise.
     fitted = fit(model(method, dropout=0.5), method, source, table, replace(PLAIN, batch_size=13))
     losses = torch.tensor([line["loss"] for line in fitted.log], dtype=torch.float64)
-    actual = {f"model.{key}": value for key, value in fitted.weights.items()}
-    return {**actual, **method.state_dict(), "losses": losses}
+    weights = {f"model.{key}": value for key, value in fitted.weights.items()}
+    return {**weights, **method.state_dict(), "losses": losses}
 
 
 # The last batch of 37 images in batches of 12 has one: one process has none of it.
@@ -209,11 +209,11 @@ CASES: dict[str, Callable[[], dict[str, Tensor]]] = {
 def every_method(shard: bool = False) -> dict[str, Tensor]:
     """One epoch of every method, in single precision, as some methods support no other."""
     results = {}
-    for name, how in recipes().items():
-        if shard and "shard" in how.cannot:
+    for name, method_recipe in recipes().items():
+        if shard and "shard" in method_recipe.cannot:
             continue
-        options = {"dropout": 0.0} if "dropout" in how.options else {}  # it is drawn for each slice
-        if "passes" in how.options:
+        options = {"dropout": 0.0} if "dropout" in method_recipe.options else {}  # it is drawn for each slice
+        if "passes" in method_recipe.options:
             options["strategy"] = "a"
         state = train(name, options, epochs=1, lr=0.01, single=True, shard=shard)
         results |= {f"{name}.{key}": value for key, value in state.items()}
@@ -349,16 +349,16 @@ def main(folder: Path) -> None:
     distributed.shut_down = lambda: None  # more commands follow
     for words in commands(folder):
         run_command(words)
-    update, done = OptimizerStep.update, 0
+    update, updates = OptimizerStep.update, 0
 
-    def deadly(self: Any) -> None:
-        nonlocal done
+    def update_and_kill(self: Any) -> None:
+        nonlocal updates
         update(self)
-        done += 1
-        if done == 10 and distributed.rank() == 1:
+        updates += 1
+        if updates == 10 and distributed.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    OptimizerStep.update = deadly  # type: ignore[method-assign]
+    OptimizerStep.update = update_and_kill  # type: ignore[method-assign]
     run_command(broken_off(folder))
 
 
