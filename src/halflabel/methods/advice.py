@@ -125,14 +125,14 @@ def _assumed_absent(stats: Stats) -> list[Caution]:
     ]
 
 
-def _about(kind: str, what: str, which: NDArray[np.bool_], stats: Stats) -> list[Caution]:
+def _about(kind: str, problem: str, which: NDArray[np.bool_], stats: Stats) -> list[Caution]:
     """Return a caution with the number of classes and the names of the first few, if there are any."""
     classes = np.flatnonzero(which)
     if not len(classes):
         return []
-    named = ", ".join(stats.class_names[c] for c in classes[:5]) + (", …" if len(classes) > 5 else "")
+    names = ", ".join(stats.class_names[c] for c in classes[:5]) + (", …" if len(classes) > 5 else "")
     noun = "class" if len(classes) == 1 else "classes"
-    return [Caution(kind, f"{len(classes):,} {noun} {what}: {named}.", tuple(classes.tolist()))]
+    return [Caution(kind, f"{len(classes):,} {noun} {problem}: {names}.", tuple(classes.tolist()))]
 
 
 def _percent(part: int, whole: int) -> str:

@@ -26,7 +26,7 @@ def checked_step(method: Method, model: Model, batch: Batch, epoch: int) -> Tens
         part = f"the step of {type(method).__name__}"
         if type(method).step is Method.step:  # then everything but the reduction has been checked
             part = f"reduce= ({getattr(method.reduce, '__name__', type(method.reduce).__name__)})"
-        raise _gives(part, loss, "a scalar", "take the mean or the sum of it")
+        raise _wrong_return(part, loss, "a scalar", "take the mean or the sum of it")
     if not loss.requires_grad:
         raise UserError(
             f"the loss of {type(method).__name__} does not depend on anything that is trained",
@@ -40,11 +40,11 @@ def absorbed(relabel: Relabeler, sweep: Sweep, epoch: int) -> dict[str, float]:
     log: Any = relabel.absorb(sweep, epoch)
     part, must = f"absorb of {type(relabel).__name__}", "numbers for the log by name"
     if not isinstance(log, Mapping):
-        raise _gives(part, log, must, "return {} if there are none")
+        raise _wrong_return(part, log, must, "return {} if there are none")
     try:
         return {str(name): value if isinstance(value, int | float) else float(value) for name, value in log.items()}
     except (TypeError, ValueError, RuntimeError):
-        raise _gives(part, log, must, "return one number for each name") from None
+        raise _wrong_return(part, log, must, "return one number for each name") from None
 
 
 @contextmanager
@@ -52,45 +52,47 @@ def _watched(method: Method, model: nn.Module, batch: Batch) -> Iterator[None]:
     """Check what the model, the relabeler, the loss and the terms return inside the context."""
     classes = batch.labels.shape[1]
 
-    def output(_: nn.Module, given: tuple[Any, ...], found: Output) -> None:
-        # Of several processes each hands in some of the images, and gets all.
+    def output(_: nn.Module, inputs: tuple[Any, ...], result: Output) -> None:
+        # Each of several processes passes some of the images and gets the outputs of all.
         rows = (
-            len(given[0])
-            if given and not distributed.is_distributed()
-            else len(found.logits)
-            if found.logits.ndim
+            len(inputs[0])
+            if inputs and not distributed.is_distributed()
+            else len(result.logits)
+            if result.logits.ndim
             else 0
         )
-        if tuple(found.logits.shape) != (rows, classes):
-            part = f"the head {type(own.head).__name__}" if isinstance(own := _inner(model), Model) else "the model"
+        if tuple(result.logits.shape) != (rows, classes):
+            part = f"the head {type(inner.head).__name__}" if isinstance(inner := _inner(model), Model) else "the model"
             must = f"logits of the shape ({rows}, {classes}), images × classes"
-            raise _gives(part, found.logits, must, "correct its `forward`")
+            raise _wrong_return(part, result.logits, must, "correct its `forward`")
 
-    def targets(part: nn.Module, given: tuple[Any, ...], found: Any) -> None:
+    def targets(part: nn.Module, inputs: tuple[Any, ...], result: Any) -> None:
         name = f"the relabeler {type(part).__name__}"
-        if not isinstance(found, Targets):
-            raise _gives(name, found, "Targets", "return halflabel.types.Targets(pos, neg)")
-        labels = given[0].labels if given and isinstance(given[0], Batch) else batch.labels
-        for side, weights in zip(Targets._fields, found, strict=True):
+        if not isinstance(result, Targets):
+            raise _wrong_return(name, result, "Targets", "return halflabel.types.Targets(pos, neg)")
+        labels = inputs[0].labels if inputs and isinstance(inputs[0], Batch) else batch.labels
+        for side, weights in zip(Targets._fields, result, strict=True):
             if not isinstance(weights, Tensor) or weights.shape != labels.shape:
                 shape = tuple(labels.shape)
-                raise _gives(name, weights, f"{side} of the shape {shape}, images × classes", "correct its `forward`")
+                raise _wrong_return(
+                    name, weights, f"{side} of the shape {shape}, images × classes", "correct its `forward`"
+                )
             if not bool((weights >= 0).all()):
                 raise UserError(
                     f"{name} gives a {side} of {float(weights.detach().min()):g}, and must be 0 or more",
                     f"use {side} = 0 for entries without loss",
                 )
 
-    def charges(part: nn.Module, given: tuple[Any, ...], found: Any) -> None:
-        like = given[0] if given and isinstance(given[0], Tensor) else None
-        if not isinstance(found, Tensor) or (like is not None and found.shape != like.shape):
+    def charges(part: nn.Module, inputs: tuple[Any, ...], result: Any) -> None:
+        like = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
+        if not isinstance(result, Tensor) or (like is not None and result.shape != like.shape):
             shape = f" {tuple(like.shape)}" if like is not None else ""
             must = f"the loss of each entry{shape}, never reduced"
-            raise _gives(f"the loss {type(part).__name__}", found, must, "leave sums and means to reduce=")
+            raise _wrong_return(f"the loss {type(part).__name__}", result, must, "leave sums and means to reduce=")
 
-    def added(part: nn.Module, _: tuple[Any, ...], found: Any) -> None:
-        if isinstance(found, Tensor) and found.ndim:
-            raise _gives(f"the term {type(part).__name__}", found, "a scalar", "take the mean or the sum of it")
+    def added(part: nn.Module, _: tuple[Any, ...], result: Any) -> None:
+        if isinstance(result, Tensor) and result.ndim:
+            raise _wrong_return(f"the term {type(part).__name__}", result, "a scalar", "take the mean or the sum of it")
 
     hooks = [
         model.register_forward_hook(output),
@@ -110,8 +112,8 @@ def _inner(model: nn.Module) -> nn.Module:
     return next((part for part in model.modules() if isinstance(part, Model)), model)
 
 
-def _gives(part: str, found: Any, must: str, fix: str) -> UserError:
-    what = "None" if found is None else f"a value of the type {type(found).__name__}"
-    if isinstance(found, Tensor):
-        what = f"a tensor of the shape {tuple(found.shape)}"
-    return UserError(f"{part} gives {what}, and must give {must}", fix)
+def _wrong_return(part: str, result: Any, must: str, fix: str) -> UserError:
+    description = "None" if result is None else f"a value of the type {type(result).__name__}"
+    if isinstance(result, Tensor):
+        description = f"a tensor of the shape {tuple(result.shape)}"
+    return UserError(f"{part} gives {description}, and must give {must}", fix)

@@ -59,7 +59,7 @@ def gcn_ml(
 
     Differs from the released code: it normalises by columns, adds 1 instead of 1 − p to the diagonal with 0.25 for p
     (the same up to a factor), and counts P_ij on full labels. Eq. 8 as printed gives weight to every pair; only
-    edges are meant. P_ij counts one more image, so that pairs seen once are no edge.
+    edges are meant. P_ij counts one more image, so that pairs seen once have no edge.
     """
     if not 0 < tau <= 1 or not 0 <= p < 1:
         raise UserError(f"tau {tau:g} and p {p:g} do not fit", "use 0 < tau ≤ 1 and 0 ≤ p < 1")

@@ -64,8 +64,8 @@ class LargeLoss(Relabeler):
     def idle(self, epochs: int) -> str:
         if not self.delta:  # nothing is changed on purpose
             return ""
-        what = "leaving large losses out" if self.scheme == "reject" else "correcting large losses"
-        return never_starts(what, 2, epochs)
+        part = "leaving large losses out" if self.scheme == "reject" else "correcting large losses"
+        return never_starts(part, 2, epochs)
 
     def count(self, entries: int, epoch: int) -> int:
         """Return k for a batch with this many entries."""

@@ -198,7 +198,7 @@ def _has_schedule(method: Method) -> bool:
 
 
 def _requires_table(method: Method) -> bool:
-    """Whether any part of the method takes something from the training labels that it cannot do without."""
+    """Whether any part of the method needs the table of training labels."""
     own_start = type(method).start is not Method.start
     relabels = not isinstance(method.relabel, FewAbsent) and type(method.relabel).start is not Relabeler.start
     return own_start or relabels or any(getattr(type(term), "start", None) is not Term.start for term in method.terms)

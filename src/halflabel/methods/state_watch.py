@@ -23,9 +23,9 @@ _OF_MODULES = {*vars(nn.Module()), "training"}  # what torch itself keeps in a m
 class StateWatch:
     """Compares the plain attributes of a method and its parts between steps.
 
-    Buffers and parameters are in the state and are not looked at. A module may name attributes that it recomputes from
-    its state in the class attribute `recomputed`. Tensors are compared by address and version, so that a look never
-    waits for a GPU.
+    Buffers and parameters are in the state and are not compared. A module may name attributes that it recomputes from
+    its state in the class attribute `recomputed`. Tensors are compared by address and version, so that a
+    comparison never waits for a GPU.
     """
 
     def __init__(self, method: nn.Module) -> None:
@@ -71,13 +71,13 @@ def _fingerprint(value: Any, depth: int) -> Any:
     if depth == 0 or isinstance(value, type | nn.Module) or callable(value):
         return id(value)
     if isinstance(value, Mapping):
-        return len(value), [(_key(key), _fingerprint(each, depth - 1)) for key, each in _first(value.items())]
+        return len(value), [(_key(key), _fingerprint(item, depth - 1)) for key, item in _first(value.items())]
     if isinstance(value, list | tuple | deque):
-        return len(value), [_fingerprint(each, depth - 1) for each in _first(value)]
+        return len(value), [_fingerprint(item, depth - 1) for item in _first(value)]
     if isinstance(value, set | frozenset):
         return len(value), sorted(map(_key, value))[:_ITEMS]
     if hasattr(value, "__dict__"):
-        return id(value), [(name, _fingerprint(each, depth - 1)) for name, each in _first(vars(value).items())]
+        return id(value), [(name, _fingerprint(item, depth - 1)) for name, item in _first(vars(value).items())]
     return repr(value)[:_ITEMS]
 
 

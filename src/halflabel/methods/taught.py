@@ -61,7 +61,7 @@ class Taught(Relabeler):
     """Targets from known labels and the calibrated probabilities of a teacher. Memory: 4 bytes per entry."""
 
     is_static = True
-    probability: Tensor  # (N, C) q, 0 where the teacher says nothing
+    probability: Tensor  # (N, C) q, 0 where the teacher has no score
     trust: Tensor  # (C,) w
     has_score: Tensor  # (N, C) bool
     absent_weight: Tensor  # () of unknown entries that no teacher is trusted for

@@ -30,22 +30,22 @@ def as_tensor(array: ArrayLike) -> Tensor:
         return torch.as_tensor(array).detach()
 
 
-def as_labels(labels: ArrayLike, what: str = "labels") -> Tensor:
+def as_labels(labels: ArrayLike, name: str = "labels") -> Tensor:
     """Convert labels to an integer tensor (N, C), and check that it holds only -1, 0 and +1."""
     table = as_tensor(labels)
     if table.ndim != 2:
         raise UserError(
-            f"{what} have the shape {tuple(table.shape)}", "pass a table of images by classes, shape (N, C)"
+            f"{name} have the shape {tuple(table.shape)}", "pass a table of images by classes, shape (N, C)"
         )
     if table.dtype == torch.bool or table.is_floating_point() or table.is_complex():
         raise UserError(
-            f"{what} have the type {table.dtype}", "pass int8: +1 present, -1 absent, 0 unknown (not True/False)"
+            f"{name} have the type {table.dtype}", "pass int8: +1 present, -1 absent, 0 unknown (not True/False)"
         )
     if table.numel():
         low, high = (int(bound) for bound in table.aminmax())
         if low < -1 or high > 1:
             raise UserError(
-                f"{what} hold the value {low if low < -1 else high}", "use +1 present, -1 absent, 0 unknown"
+                f"{name} hold the value {low if low < -1 else high}", "use +1 present, -1 absent, 0 unknown"
             )
     return table
 

@@ -58,7 +58,7 @@ class Platt(NamedTuple):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], classes: int) -> Platt:
-        """Read the values of `_asdict` from JSON; raise ValueError if they are no calibration of so many classes."""
+        """Read the values of `_asdict` from JSON; raise ValueError if they are not a calibration of so many classes."""
         numbers = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         platt = cls(**check_fields(cls, numbers))
         sizes = {len(platt.class_slope), len(platt.class_offset)}
@@ -201,7 +201,7 @@ def recalibrate(p: NDArray[Any], present: NDArray[np.bool_], *, keep_slope: bool
 
     Logistic regression on logit p with a normal prior around no change, so that few answers change little; the
     uncertainty is that of the normal approximation at the optimum. `keep_slope`: answers about likely entries alone
-    would change the slope, and with it the unlikely entries, of which they say nothing.
+    would change the slope, and with it the unlikely entries, for which they are no evidence.
     """
     design, prior, strength = _with_ones(_logit(p)), np.array([1.0, 0.0]), 1 / _PRIOR_SPREAD**2
     if keep_slope:

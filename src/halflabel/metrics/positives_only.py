@@ -1,7 +1,7 @@
 """Calibration where only positives are known: the probability that a class is present, from which labels were given.
 
 All models assume that p rises with the logit x of a class along a logistic curve, and that the labels that were given
-are a random sample of the present ones. The shape of p then tells how many present labels were not given. Imports no
+are a random sample of the present ones. The shape of p then shows how many present labels were not given. Imports no
 torch.
 """
 

@@ -1,4 +1,4 @@
-"""Class-activation maps: the places of an image that speak for a class.
+"""Class-activation maps: the places of an image that are evidence for a class.
 
 The gallery of the run page and the review page show them as heat maps.
 """
@@ -62,7 +62,7 @@ def heat_map(maps: NDArray[Any], size: tuple[int, int]) -> Floats:
 
         M_c = ReLU(A_c) / max ReLU(A_c)    (Wang 2023, eq. 1), enlarged bilinearly
 
-    A map without a positive value gives 0 everywhere: no place speaks for the class.
+    A map without a positive value gives 0 everywhere: no place is evidence for the class.
     """
     import torch
     from torch.nn.functional import interpolate

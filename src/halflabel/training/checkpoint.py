@@ -143,8 +143,8 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         if name not in expected:
             raise RuntimeError(f"{name} does not belong there")
         if expected[name].shape != state[name].shape:
-            found, wanted = tuple(state[name].shape), tuple(expected[name].shape)
-            raise RuntimeError(f"{name} has the shape {found} instead of {wanted}")
+            shape, expected_shape = tuple(state[name].shape), tuple(expected[name].shape)
+            raise RuntimeError(f"{name} has the shape {shape} instead of {expected_shape}")
     module.load_state_dict(state)
 
 

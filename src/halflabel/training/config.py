@@ -400,15 +400,15 @@ def declared_options() -> dict[str, DeclaredOption]:
     return declared
 
 
-def _validate(made: Config | Settings) -> None:
+def _validate(config: Config | Settings) -> None:
     """Check every field; numbers of NumPy become plain ones."""
     values = {
-        each.name: value.item() if hasattr(value := getattr(made, each.name), "item") else value
-        for each in dataclasses.fields(made)
+        field.name: value.item() if hasattr(value := getattr(config, field.name), "item") else value
+        for field in dataclasses.fields(config)
     }
     try:
-        checked = check_fields(type(made), values)
+        checked = check_fields(type(config), values)
     except FieldError as error:
         raise UserError(str(error), error.fix) from None
     for name, value in checked.items():
-        object.__setattr__(made, name, value)
+        object.__setattr__(config, name, value)

@@ -257,9 +257,9 @@ class Loop:
         loss = float(self.state.loss_sum) / (number + 1)
         self.first_loss = loss if self.first_loss is None else self.first_loss
         if not math.isfinite(loss) or loss > _DIVERGED * max(1.0, self.first_loss):
-            what = f"has grown to {loss:.3g}" if math.isfinite(loss) else "is not finite"
+            problem = f"has grown to {loss:.3g}" if math.isfinite(loss) else "is not finite"
             raise UserError(
-                f"the loss {what} (epoch {self.state.epoch}, by batch {number + 1}): the training diverges",
+                f"the loss {problem} (epoch {self.state.epoch}, by batch {number + 1}): the training diverges",
                 f"lower --lr (now {self.settings.lr:g}), or add --clip 1",
             )
         self.callback.on_step_end(images, loss)

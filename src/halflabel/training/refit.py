@@ -22,7 +22,7 @@ __all__ = ["Refit", "refit_head"]
 
 @dataclass(frozen=True)
 class Refit:
-    """A head on the features of a tuned network, and what held-out images say of it."""
+    """A head on the features of a tuned network, and its quality on the held-out images."""
 
     head: NormalisedLinear
     logits: Tensor  # (M, C) of the held-out images

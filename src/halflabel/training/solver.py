@@ -158,7 +158,7 @@ class LinearSolver:
     def fit(self, strength: float, iterations: int | None = None) -> None:
         """Solve for one strength, in at most so many iterations per round.
 
-        It starts from the last solution, or where the method asks for it from that of cross-entropy on known labels.
+        It starts from the last solution, or, if `Method.starts_from_bce`, from that of cross-entropy on known labels.
         """
         relabel = self.method.relabel
         if self.gradients is not None and relabel.is_static:
@@ -166,7 +166,7 @@ class LinearSolver:
             return
         if self.method.starts_from_bce:
             self._start_from_bce(strength, iterations)
-        with warnings.catch_warnings():  # a schedule in epochs that never starts is no fault of the user here
+        with warnings.catch_warnings():  # a schedule in epochs that never starts is not an error of the user here
             warnings.filterwarnings("ignore", ".* never starts in ")
             self.method.plan(self.rounds)
         self.method.start(self.table, self.model)
@@ -282,9 +282,9 @@ class _Block:
         place = torch.full((count,), -1, device=classes.device)
         place[classes] = torch.arange(len(classes), device=classes.device)
         column = place[self.index % count]
-        kept = column >= 0
-        index = (self.index // count * len(classes) + column)[kept]
-        return _Block(self.features, Targets(*(part[kept] for part in self.targets)), index)
+        is_selected = column >= 0
+        index = (self.index // count * len(classes) + column)[is_selected]
+        return _Block(self.features, Targets(*(part[is_selected] for part in self.targets)), index)
 
 
 @dataclass(frozen=True)

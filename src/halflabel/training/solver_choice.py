@@ -1,4 +1,4 @@
-"""The solver that given options ask for. Importing this module does not import torch."""
+"""The solver implied by the given options. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SGD_OPTIONS = (
 
 
 def choose_solver(options: Mapping[str, Any]) -> str:
-    """Return the solver that given options ask for: auto becomes sgd where an option of sgd alone is given.
+    """Return the solver implied by the given options: auto becomes sgd if an option that only sgd has is given.
 
     With --tune all it stays auto: the head is fitted again by L-BFGS after the epochs.
 

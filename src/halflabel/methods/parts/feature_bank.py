@@ -157,10 +157,10 @@ class Prototypes(nn.Module):
         return _mean_cosine(features, _units(self.centres).sum(1), self.count * self.exists)
 
 
-def check_bytes(numbers: int, what: str) -> None:
-    """Raise if this many float32 numbers take more than 2·10⁹ bytes; `what` names them."""
+def check_bytes(numbers: int, name: str) -> None:
+    """Raise if this many float32 numbers take more than 2·10⁹ bytes; `name` states what they are."""
     if 4 * numbers > _LARGEST:
         raise UserError(
-            f"{what} would take {4 * numbers / 1e9:.1f} GB",
+            f"{name} would take {4 * numbers / 1e9:.1f} GB",
             "use a smaller width or rank, or ssgrl, which needs neither; or train on fewer classes",
         )

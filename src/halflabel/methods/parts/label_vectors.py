@@ -106,18 +106,20 @@ def from_file(path: str | Path, classes: Names) -> Vectors:
         raise LabelError("there is no such file", "give a text file of word vectors", path)
     names = list(classes)
     spelled = {name: _spellings(name) for name in names}
-    wanted = {word for ways in spelled.values() for way in ways for word in way}
-    words, size = _read(path, wanted)
+    needed = {word for spellings in spelled.values() for spelling in spellings for word in spelling}
+    words, size = _read(path, needed)
     if not size:
         raise LabelError("the file contains no vector", "give a text file of lines: word number number …", path)
     vectors = np.zeros((len(names), size))
     not_found = []
     for number, name in enumerate(names):
-        way = next((way for way in spelled[name] if way and all(word in words for word in way)), None)
-        if way is None:
+        spelling = next(
+            (spelling for spelling in spelled[name] if spelling and all(word in words for word in spelling)), None
+        )
+        if spelling is None:
             not_found.append(name)
         else:
-            vectors[number] = np.mean([words[word] for word in way], axis=0)
+            vectors[number] = np.mean([words[word] for word in spelling], axis=0)
     if not_found:
         raise _missing_names(path, not_found)
     return vectors
@@ -194,12 +196,12 @@ def _eigen(matrix: Any, count: int) -> tuple[NDArray[np.float64], NDArray[np.flo
 def _spellings(name: str) -> list[list[str]]:
     """Return the spellings to look up, best first; each is a list of words whose mean is taken."""
     parts = re.findall(r"[^\W_]+", name)
-    ways = [[name], *([sign.join(parts)] for sign in ("_", "-")), parts]
-    lower = [[word.lower() for word in way] for way in ways]
-    return [way for pair in zip(ways, lower, strict=True) for way in pair]
+    spellings = [[name], *([sign.join(parts)] for sign in ("_", "-")), parts]
+    lower = [[word.lower() for word in spelling] for spelling in spellings]
+    return [spelling for pair in zip(spellings, lower, strict=True) for spelling in pair]
 
 
-def _read(path: Path, wanted: set[str]) -> tuple[dict[str, NDArray[np.float64]], int]:
+def _read(path: Path, needed: set[str]) -> tuple[dict[str, NDArray[np.float64]], int]:
     """Return the vectors of the wanted words, and their length."""
     words: dict[str, NDArray[np.float64]] = {}
     size = 0
@@ -209,7 +211,7 @@ def _read(path: Path, wanted: set[str]) -> tuple[dict[str, NDArray[np.float64]],
             continue
         size = size or len(fields) - 1
         word = " ".join(fields[: len(fields) - size])  # some files have words with blanks in them
-        if word not in wanted or word in words:
+        if word not in needed or word in words:
             continue
         try:
             vector = np.array(fields[len(fields) - size :], np.float64)
@@ -230,16 +232,16 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _missing_names(path: Path, names: Sequence[str]) -> LabelError:
     """Return an error that lists names without a vector, with similar words of the file."""
-    shown = names[:5]
-    starts = {name[:3].lower() for name in shown}
-    near: set[str] = set()
+    first_names = names[:5]
+    starts = {name[:3].lower() for name in first_names}
+    candidates: set[str] = set()
     for _, line in _lines(path):
         word = line.split(" ", 1)[0]
         if word[:3].lower() in starts:
-            near.add(word)
+            candidates.add(word)
     hints = []
-    for name in shown:
-        close = get_close_matches(name.lower(), near, 2)
+    for name in first_names:
+        close = get_close_matches(name.lower(), candidates, 2)
         hints.append(f"{name!r}" + (f" (near: {', '.join(close)})" if close else ""))
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return LabelError(

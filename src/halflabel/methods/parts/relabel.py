@@ -154,8 +154,8 @@ class FewAbsent(Relabeler):
         return Targets((batch.labels > 0).to(dtype), self.absent_weight * (batch.labels < 0).to(dtype))
 
 
-def never_starts(what: str, first: int, epochs: int, earlier: str = "") -> str:
-    """Return a warning if training ends before epoch `first`, in which `what` starts; else "".
+def never_starts(part: str, first: int, epochs: int, earlier: str = "") -> str:
+    """Return a warning if training ends before epoch `first`, in which `part` starts; else "".
 
     `earlier` is an option with which it would start in time.
 
@@ -168,7 +168,7 @@ def never_starts(what: str, first: int, epochs: int, earlier: str = "") -> str:
         return ""
     number = "1 epoch" if epochs == 1 else f"{epochs} epochs"
     fix = f"use --epochs {first} or more" + (f", or {earlier}" if earlier else "")
-    return f"{what} never starts in {number}: it begins with epoch {first}; {fix}"
+    return f"{part} never starts in {number}: it begins with epoch {first}; {fix}"
 
 
 def check_size(table: LabelTable, bytes_per_entry: float, method: str, *, sweeps: int = 0, stored: float = 0.0) -> None:

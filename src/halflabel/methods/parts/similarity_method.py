@@ -143,7 +143,7 @@ class SimilarityMethod(Method):
 
         `index` (N, k) are row numbers, −1 for none; `weights` are c and c̄. The search is that of a step with the
         present A, even if image similarity is fixed. Rows with NaN (images that could not be read) have no
-        neighbours and are no neighbours. `groups` (N,) are the groups of the side information, −1 for none.
+        neighbours and are not neighbours of others. `groups` (N,) are the groups of the side information, −1 for none.
         """
         device = self.graph.weights.device
         readable = (features.isfinite().all(1) & logits.isfinite().all(1)).nonzero().squeeze(1)

@@ -38,17 +38,17 @@ def teacher_probabilities(path: str, table: LabelTable) -> NDArray[np.float32]:
     if not file.is_file():
         raise UserError(f"{path} is not a file", "give a CSV file with the columns image, class and probability")
     scores = _read(file.resolve(), file.stat().st_mtime_ns)
-    found = np.full(table.shape, np.nan, np.float32)
+    probabilities = np.full(table.shape, np.nan, np.float32)
     row, column = table.images.index(scores.images.array)[scores.image], table.classes.index(scores.classes.array)
     column = column[scores.label]
     inside = (row >= 0) & (column >= 0)
-    found[row[inside], column[inside]] = scores.probability[inside]
+    probabilities[row[inside], column[inside]] = scores.probability[inside]
     if not inside.any():
         raise UserError(
             f"{path} has no image and class of the training labels",
             f"use the same names: images such as {table.images[0]!r}, classes such as {table.classes[0]!r}",
         )
-    return found
+    return probabilities
 
 
 @lru_cache(maxsize=1)

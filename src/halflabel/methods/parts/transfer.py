@@ -223,15 +223,15 @@ def contrastive_loss(features: Tensor, labels: Tensor) -> Tensor:
 
 
 class WarmUp(Ignore):
-    """Uses known labels only; warns if training ends before `what` starts, after `warm` epochs."""
+    """Uses known labels only; warns if training ends before `part` starts, after `warm` epochs."""
 
-    def __init__(self, what: str, warm: int) -> None:
+    def __init__(self, part: str, warm: int) -> None:
         super().__init__()
-        self.what = what
+        self.part = part
         self.warm = warm
 
     def idle(self, epochs: int) -> str:
-        return never_starts(self.what, self.warm + 1, epochs, f"--warm {epochs - 1}")
+        return never_starts(self.part, self.warm + 1, epochs, f"--warm {epochs - 1}")
 
 
 class Cooccurrence(nn.Module):

@@ -40,17 +40,19 @@ class WordNet:
         """Return the first noun meaning of each name, as a synset number; None for names that WordNet lacks."""
         return [next((self._index[form] for form in _forms(name) if form in self._index), None) for name in names]
 
-    def similarity(self, one: int, other: int) -> float:
+    def similarity(self, first: int, second: int) -> float:
         """Return 2 · d / (d_1 + d_2) of Wu and Palmer 1994, from 0 to 1.
 
         d is the depth of the deepest common ancestor, counted in nodes from the root; d_1 and d_2 are d plus the steps
         from it down to each meaning.
         """
-        steps_of_one, steps_of_other = self._ancestors(one), self._ancestors(other)
-        common = steps_of_one.keys() & steps_of_other.keys()
+        steps_of_first, steps_of_second = self._ancestors(first), self._ancestors(second)
+        common = steps_of_first.keys() & steps_of_second.keys()
         if not common:
             return 0.0
-        depth, steps = max((self._depth(each), -steps_of_one[each] - steps_of_other[each]) for each in common)
+        depth, steps = max(
+            (self._depth(synset), -steps_of_first[synset] - steps_of_second[synset]) for synset in common
+        )
         return 2 * depth / (2 * depth - steps)
 
     @cached_property
