@@ -174,7 +174,7 @@ def decode_image(
                 raise BadImage(path, f"neither a .npy nor a TIFF file, which can have {channels} bands")
             try:
                 image = _header(path, file, prefix)
-            except SyntaxError:  # Pillow knows no such pixels
+            except SyntaxError:  # Pillow does not support such pixels
                 if not prefix.startswith(TIFF_MARKS):
                     raise
                 file.seek(0)
@@ -395,7 +395,7 @@ def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]
 
 
 def unlisted_images(names: Sequence[str], folder: str | Path) -> list[str]:
-    """Return the relative paths of the images below `folder` that none of the ids `names` stands for."""
+    """Return the relative paths of the images below `folder` that no id in `names` refers to."""
     folder = local_folder(folder)
     listed = set(locate_images(names, folder))
     paths = [path for path in find_images(folder) if path not in listed]

@@ -329,18 +329,18 @@ def open_images(
     from halflabel.data.items import Items, item_files
 
     image_ids = list(names)
-    found = item_files(image_ids, folder)
-    missing = [number for number, files in enumerate(found) if not files]
+    files_of_images = item_files(image_ids, folder)
+    missing = [number for number, files in enumerate(files_of_images) if not files]
     if len(missing) == len(image_ids):
         raise UserError(
             f"none of the {len(image_ids)} images of the label file is in {folder} (first: {image_ids[0]!r})",
             "check the folder; names may leave out the ending, such as .jpg",
         )
     source: Images
-    if any(len(files) > 1 for files in found):
-        source = Items(found, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+    if any(len(files) > 1 for files in files_of_images):
+        source = Items(files_of_images, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
     else:
-        paths = [files[0] if files else folder / name for name, files in zip(image_ids, found, strict=True)]
+        paths = [files[0] if files else folder / name for name, files in zip(image_ids, files_of_images, strict=True)]
         source = Images(paths, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
     source.mark_missing(missing, folder)
     return source

@@ -254,9 +254,9 @@ def _check_number(number: int, name: str, least: int = 0) -> None:
         raise UserError(f"{name} is {number}", f"give a whole number, {least} or more")
 
 
-def _check_any(count: int, what: str) -> None:
+def _check_any(count: int, kind: str) -> None:
     if count == 0:
-        raise UserError(f"there are no {what} to choose from", f"check that the label file was read with {what}")
+        raise UserError(f"there are no {kind} to choose from", f"check that the label file was read with {kind}")
 
 
 def _tag(name: str) -> int:

@@ -44,8 +44,8 @@ def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTabl
     """(all labels, the labels that no model made), over the same images and classes.
 
     Train with the first table; evaluate, calibrate and split with the second. Everything that evaluates must get its
-    labels here or from `evaluation_rows`. A LabelTable has no sources, so both tables are the given one: whoever built
-    it from rows must already have passed this gate.
+    labels here or from `evaluation_rows`. A LabelTable has no sources, so both tables are the given one: a caller
+    that builds one from rows must already have passed this gate.
 
     A label counts by the row that holds: a person's label holds against those of models, in any order.
 
@@ -69,10 +69,10 @@ def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTabl
 def calibration_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTable, LabelTable | None]:
     """(all labels, the labels to evaluate and calibrate on, answers to control questions or None).
 
-    Answers to chosen questions ("person:asked:NAME") are no random sample: they are trained on, but neither evaluated
-    nor calibrated on, unless hardly anything else is known. Answers to control questions, drawn at random, are like
-    other labels; where the other labels are nearly all positive they come as a third table, as the two kinds of
-    labels then need different treatment.
+    Answers to chosen questions ("person:asked:NAME") are not a random sample: they are trained on, but neither
+    evaluated nor calibrated on, unless hardly anything else is known. Answers to control questions, drawn at random,
+    are like other labels; where the other labels are nearly all positive they come as a third table, as the two kinds
+    of labels then need different treatment.
     """
     table, people = training_and_evaluation_tables(labels)
     if not isinstance(labels, Rows):

@@ -30,7 +30,7 @@ class Rows:
 
     For each (image, class) the last row holds, and value 0 retracts the label: a correction is one more row, and so
     is undoing it. A label made by a person holds against rows made by a model, in any order, until a person retracts
-    it. Value 2 says that whoever looked was uncertain: the entry is unknown, and a later row of a model may decide it.
+    it. Value 2 means that the annotator was uncertain: the entry is unknown, and a later row of a model may decide it.
     `score` is NaN where the file has none. Memory: 15 bytes per row.
     """
 
@@ -191,14 +191,16 @@ class Rows:
         sources = tuple(dict.fromkeys((*self.sources, *other.sources)))
         _check_sources(sources)
         number = {name: index for index, name in enumerate(sources)}
-        mine, theirs = (np.array([number[name] for name in rows.sources], np.int16) for rows in (self, other))
+        own_source, other_source = (
+            np.array([number[name] for name in rows.sources], np.int16) for rows in (self, other)
+        )
         return Rows(
             images,
             classes,
             np.concatenate([self.image, images.index(other.images.array).astype(np.int32)[other.image]]),
             np.concatenate([self.column, classes.index(other.classes.array).astype(np.int32)[other.column]]),
             np.concatenate([self.value, other.value]),
-            np.concatenate([mine[self.source], theirs[other.source]]),
+            np.concatenate([own_source[self.source], other_source[other.source]]),
             np.concatenate([self.score, other.score]),
             sources,
         )

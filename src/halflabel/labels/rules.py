@@ -385,6 +385,6 @@ def suggest_rules(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> l
     ]
 
 
-def format_suggestions(found: list[RuleSuggestion]) -> str:
+def format_suggestions(suggestions: list[RuleSuggestion]) -> str:
     """The suggestions as the text of a rules file, one line per rule."""
-    return "".join(csv_line((rule.first, rule.kind, rule.second)) for rule in found)
+    return "".join(csv_line((rule.first, rule.kind, rule.second)) for rule in suggestions)

@@ -189,11 +189,11 @@ def _together(table: LabelTable) -> Any:
     present = table.value > 0
     positives = np.bincount(table.column[present], minlength=len(table.classes))
     for fewest in (0, *(2**k for k in range(1, 63))):
-        kept = present & (positives >= fewest)[table.column]
-        pairs = np.diff(count_before(kept, table.start)).astype(np.float64) ** 2
+        is_counted = present & (positives >= fewest)[table.column]
+        pairs = np.diff(count_before(is_counted, table.start)).astype(np.float64) ** 2
         if pairs.sum() <= _MAX_PAIRS:
             break
-    matrix = table.matrix(kept)
+    matrix = table.matrix(is_counted)
     return (matrix.T @ matrix).tocsr()
 
 

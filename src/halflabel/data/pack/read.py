@@ -323,8 +323,8 @@ class Pack:
             number_of = {name: number for number, name in enumerate(names_here)}
             matches = match_names(wanted.take(pa.array(left)).to_pylist(), sorted(names_here), self.tail)
             numbers[left] = [-1 if name is None else number_of[name] for name in matches]
-        found = np.sort(numbers[numbers >= 0])
-        if (found[1:] == found[:-1]).any():
+        matched = np.sort(numbers[numbers >= 0])
+        if (matched[1:] == matched[:-1]).any():
             refuse_twins(
                 wanted.to_pylist(), [self.name(number) if number >= 0 else None for number in numbers.tolist()]
             )

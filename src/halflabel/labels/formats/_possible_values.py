@@ -35,7 +35,7 @@ def refuse_possible_values(sheet: _Sheet, names: Iterable[str]) -> None:
     for name in names:
         try:
             column = sheet.column(name)
-        except LabelError:  # objects or lists, which are no values
+        except LabelError:  # objects or lists, which are not values
             continue
         cells = pc.unique(pc.utf8_lower(pc.utf8_trim_whitespace(column))).to_pylist()
         texts = {text for text in cells if text not in _UNKNOWN_CELLS}

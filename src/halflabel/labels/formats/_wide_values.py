@@ -83,7 +83,7 @@ def decode_columns(
 
 
 def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tuple[list[str], list[str]]:
-    """What the file leaves open, and the options that would usually answer it, from the distinct values of each column.
+    """Ambiguities of the file, and the options that usually resolve them, from the distinct values of each column.
 
     A column with one or two values that are not labels, beside labels, is a class with a value to explain; a column
     with more of them is not a class.

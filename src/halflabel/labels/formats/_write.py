@@ -55,7 +55,7 @@ def check_provenance(rows: Rows, is_kept: NDArray[np.bool_], format: str) -> Non
     if names:
         message += f" ({', '.join(map(repr, names[:4]))}{', …' if len(names) > 4 else ''})"
     if by_model:
-        message += f": nothing would say any more that a model made {by_model:,} of them"
+        message += f": the file would not state that a model made {by_model:,} of them"
     raise UserError(message, "write --to long or binary, which keep them, or add --without-sources to lose them")
 
 

@@ -38,14 +38,14 @@ def read(path: Path, policy: Policy) -> LabelImport:
     images: list[str] = []
     columns: list[int] = []
     for column, name in enumerate(classes):
-        found = sorted(
+        files_of_class = sorted(
             Path(folder, file).relative_to(path).as_posix()
             for folder, _, files in os.walk(path / name)
             for file in files
             if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith(".")
         )
-        images += found
-        columns += [column] * len(found)
+        images += files_of_class
+        columns += [column] * len(files_of_class)
     if not images:
         raise LabelError("there is no folder with images", "name the folder that has one folder per class", path)
     if policy.unlisted is None:

@@ -146,11 +146,11 @@ def _recognize_folder(path: Path) -> tuple[str, str] | None:
 
 def folders_with_images(path: Path) -> list[tuple[str, str]]:
     """The folders in a folder that hold images, each with one of its images."""
-    found = []
+    folders = []
     for name in sorted(_entry_names(path)):
         if images := [file for file in _entry_names(path / name) if file.lower().endswith(IMAGE_ENDINGS)]:
-            found.append((name, min(images)))
-    return found
+            folders.append((name, min(images)))
+    return folders
 
 
 def _pascal_voc_boxes(folder: Path) -> tuple[str, str]:
