@@ -57,47 +57,46 @@ _TRAINING = (
 class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A head trained by one of the methods on labels of which only some are known; a scikit-learn classifier.
 
-    X, told by its type:
+    X, recognised by its type:
       - numbers (N, D): features; `make_pipeline(StandardScaler(), …)` makes their columns count alike
       - image files, a list of str or Path: features of the frozen backbone, pooled, or maps for heads that need them,
-        and of four strong views of each image for methods that ask for them
+        and of four strong views of each image for methods that use them
       - uint8 (N, 3, H, W) or (N, H, W, 3), or a list of PIL images of any sizes: images, likewise
 
     y (N, C), one column per class: 1 is present, −1 absent, NaN unknown. What 0 means is stated by `zero`, because two
     customs contradict each other: it is unknown beside ±1, and absent in scikit-learn's indicator. "auto" takes it from
     y: beside −1 a 0 is unknown, beside NaN it is absent; a y with 0 and neither of them, or with 0 and both, is
-    refused. A LabelTable, whose row i is that of X[i], says all this by itself.
+    refused. A LabelTable, whose row i is that of X[i], is not ambiguous.
 
     y (N,): the one class of each image, everything known, as in any scikit-learn classifier; each class is a column of
     its own. A single class with unknowns is a y of shape (N, 1).
 
-    `predict` gives 1 and 0 where 0 was found to mean absent, else 1 and −1 (see `zero_`), and classes for y (N,).
+    `predict` gives 1 and 0 where 0 means absent, else 1 and −1 (see `zero_`), and classes for y (N,).
     `score` is the mean average precision over known entries, or the accuracy for y (N,). Images that cannot be read are
     left out of training with a warning, refused above 1 %; `predict_proba` and `decision_function` give NaN for them.
 
     In `cross_val_score`, `GridSearchCV` and their like, a y with NaN takes a splitter, such as `cv=KFold(5)`: with a
-    plain number, `cv=5`, scikit-learn looks at y itself and refuses NaN. A y of ±1 with 0 for unknown takes either.
-    `cross_val_predict` would number the values of y anew for probabilities: hand y in as a parameter of `fit` instead,
-    which takes any y and any `cv`: `cross_val_predict(classifier, X, params={"y": y}, method="predict_proba")`.
+    plain number, `cv=5`, scikit-learn checks y itself and refuses NaN. A y of ±1 with 0 for unknown takes either.
+    `cross_val_predict` would encode the values of y for probabilities: pass y as a parameter of `fit` instead,
+    which works with any y and any `cv`: `cross_val_predict(classifier, X, params={"y": y}, method="predict_proba")`.
 
     Parameters: `method` is a method's name, "auto" to choose one by the labels, or for one of your own the function
-    under `@method` or its Recipe: with `n_jobs`, other processes get it along, while a name says to them only what they
-    know themselves: the methods of the package and of the files that HALFLABEL_PLUGINS names. `options` are the
-    method's own. `solver` "lbfgs" fits the head on all rows at once, with the regularisation that gives the best
-    out-of-fold scores; "sgd" trains in `epochs` (None: 20) of batches; "auto" is lbfgs for at least 20 rows
-    where the method allows it and no parameter of sgd (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`,
-    `schedule`) differs from its default. `lr` and
+    under `@method` or its Recipe. With `n_jobs`, a function or Recipe is sent to the other processes; a name must be
+    one of the package or of the files that HALFLABEL_PLUGINS lists. `options` are the method's own. `solver` "lbfgs"
+    fits the head on all rows at once, with the regularisation that gives the best out-of-fold scores; "sgd" trains in
+    `epochs` (None: 20) of batches; "auto" is lbfgs for at least 20 rows where the method allows it and no parameter of
+    sgd (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`, `schedule`) differs from its default. `lr` and
     `weight_decay` None are the method's defaults, meant for a backbone's features, so a few columns of numbers may want
     a higher `lr`; `size` is the side in pixels to which images are resized, None the backbone's own; `threshold` is the
-    least probability called present, "auto" that of the best expected F1 by out-of-fold scores, or 0.5 for sgd;
-    `cache` is a folder that keeps features for the next call, None keeps none. The same data, parameters and `seed`
-    give the same classifier.
+    least probability called present, "auto" that of the best expected F1 by out-of-fold scores, or 0.5 for sgd; `cache`
+    is a folder that keeps features for the next call, None keeps none. The same data, parameters and `seed` give the
+    same classifier.
 
     A pickled classifier holds its weights and names the code: where it is loaded, a method and a head of your own must
     be there to import, or in a file that HALFLABEL_PLUGINS names, at the same place.
 
     Attributes: `classes_`, the names or numbers of the columns of y, or the classes of y (N,); `zero_`, what 0 means in
-    y, "auto" where there was none to tell from, None for y (N,); `calibration_`, from logits to probabilities;
+    y, "auto" where y had no 0, None for y (N,); `calibration_`, from logits to probabilities;
     `thresholds_` (C,); `model_`, backbone (None for features) and head; `log_`, one line per epoch, or per strength of
     regularisation; `oof_logits_` (N, C), the logits
     of the training rows by models that did not see their labels, None for sgd; for features also

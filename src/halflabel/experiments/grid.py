@@ -37,7 +37,7 @@ class Candidate:
     lr: float  # 0 for the solver lbfgs, which has none
     weight_decay: float
     solver: Literal["lbfgs", "sgd"] = "sgd"
-    role: Literal["", "naive", "oracle"] = ""  # why it is in the table, if it was not asked for
+    role: Literal["", "naive", "oracle"] = ""  # of a reference that is compared with the given methods
     uncertain: str = ""  # how it trains on uncertain labels, if not as the others
 
     @classmethod

@@ -86,7 +86,7 @@ class ComparisonRow:
 
     @property
     def reference(self) -> str:
-        """What a row to compare with stands for; empty for other rows."""
+        """The labels that a reference row is trained on; empty for other rows."""
         oracle = "all labels known" if self.known > 0.999 else "no label hidden"
         return {"naive": "unknown = absent", "oracle": oracle}.get(self.role, "")
 
@@ -251,8 +251,10 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, *
             for candidate, mask in grid.pairs
             if mask == label_mask
         }
-        done = {candidate: tasks for candidate, tasks in cells.items() if tasks}
-        scored = {candidate: {seed: scorer(task) for seed, task in tasks.items()} for candidate, tasks in done.items()}
+        finished = {candidate: tasks for candidate, tasks in cells.items() if tasks}
+        scored = {
+            candidate: {seed: scorer(task) for seed, task in tasks.items()} for candidate, tasks in finished.items()
+        }
         common = set(common_seeds(scored))
         judged_by = {c: sorted(common & set(scored[c])) or sorted(scored[c]) for c in scored}
         apart = {c for c in scored if not common & set(scored[c])}
@@ -265,7 +267,7 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, *
                     outcomes,
                     candidate,
                     label_mask,
-                    done[candidate],
+                    finished[candidate],
                     scored[candidate],
                     judged_by[candidate],
                     scored[ordered[0]],

@@ -32,11 +32,11 @@ class _Clock:
 
     def expected(self, task: Task) -> float | None:
         """Return the mean seconds of the same pair, else of the same candidate, else of all; None without any."""
-        done = [(other, outcome.wall) for other, outcome in self.outcomes.items() if not outcome.error]
+        finished = [(other, outcome.wall) for other, outcome in self.outcomes.items() if not outcome.error]
         for seconds in (
-            [wall for other, wall in done if other.pair == task.pair],
-            [wall for other, wall in done if other.candidate == task.candidate],
-            [wall for _, wall in done],
+            [wall for other, wall in finished if other.pair == task.pair],
+            [wall for other, wall in finished if other.candidate == task.candidate],
+            [wall for _, wall in finished],
         ):
             if seconds:
                 return sum(seconds) / len(seconds)
@@ -44,13 +44,13 @@ class _Clock:
 
     def remaining(self, grid: Grid) -> float | None:
         """Return the expected seconds of the tasks that are not finished."""
-        done = Counter(task.pair for task in self.outcomes)
+        finished = Counter(task.pair for task in self.outcomes)
         total = 0.0
         for candidate, label_mask in grid.pairs:
             expected = self.expected(Task(candidate, label_mask, 0, candidate.lr, candidate.options))
             if expected is None:
                 return None
-            total += expected * max(grid.runs(candidate) - done[candidate, label_mask], 0)
+            total += expected * max(grid.runs(candidate) - finished[candidate, label_mask], 0)
         return total
 
 
@@ -98,8 +98,10 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
         outcomes[task] = outcome
         callback.on_task_end(task, outcome, number, grid.total)
     if reused or not_reused:
-        again = "; ".join(f"{number} because {reason}" for reason, number in not_reused.items())
-        reporter.message(f"{counted(reused, 'finished run')} reused" + (f"; trained again: {again}" if again else ""))
+        reasons = "; ".join(f"{number} because {reason}" for reason, number in not_reused.items())
+        reporter.message(
+            f"{counted(reused, 'finished run')} reused" + (f"; trained again: {reasons}" if reasons else "")
+        )
     return outcomes, not_run
 
 

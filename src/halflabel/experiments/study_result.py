@@ -150,13 +150,13 @@ def make_point(
 
 def make_gap(scores: Scores, place: Place, other: Place) -> Gap | None:
     """Return the paired difference of two places over their common seeds, or None if they have none."""
-    ours, theirs = scores[place], scores[other]
-    seeds = [seed for seed in ours if seed in theirs]
+    first, second = scores[place], scores[other]
+    seeds = [seed for seed in first if seed in second]
     if not seeds:
         return None
-    values = np.array([ours[seed].mAP - theirs[seed].mAP for seed in seeds])
-    replicates = np.stack([ours[seed].replicates - theirs[seed].replicates for seed in seeds])
-    paired = difference(values, replicates, min(ours[seed].positives for seed in seeds))
+    values = np.array([first[seed].mAP - second[seed].mAP for seed in seeds])
+    replicates = np.stack([first[seed].replicates - second[seed].replicates for seed in seeds])
+    paired = difference(values, replicates, min(first[seed].positives for seed in seeds))
     return Gap(*place, *other, *paired)
 
 

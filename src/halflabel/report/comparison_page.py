@@ -167,8 +167,8 @@ def _emphasised(sentence: str) -> Html:
     return el("strong", sentence, class_="warn") if is_warning else join([sentence])
 
 
-def _with_caution(facts: ComparisonFacts, what: str) -> str:
-    return f"{what} {facts.caution}".strip()
+def _with_caution(facts: ComparisonFacts, sentence: str) -> str:
+    return f"{sentence} {facts.caution}".strip()
 
 
 def _methods(facts: ComparisonFacts) -> Html:
@@ -284,10 +284,10 @@ def _shares(facts: ComparisonFacts) -> Html | None:
     series, low, high = [], [], []
     for shade, name in enumerate(ranked[:CURVES], start=1):
         line = sorted((row for row in rows if row.method == name), key=lambda row: row.kept)
-        kept, value, line_low, line_high = (
+        share, value, line_low, line_high = (
             np.array([getattr(row, key) for row in line]) for key in ("kept", "mAP", "mAP_low", "mAP_high")
         )
-        series.append(Series(name, 100 * kept, value, shade))
+        series.append(Series(name, 100 * share, value, shade))
         low.append(line_low)
         high.append(line_high)
     alt = "Test mAP by share of labels kept: " + "; ".join(

@@ -176,10 +176,10 @@ def galleries(
         ),
     )
     chosen = [choose_entries(rank, tiles if name == "missing" else min(tiles, WRONG_TILES)) for name, *_, rank in kinds]
-    asked = _question_entries(facts, scored)
-    drawn = [entry for entries in (asked, *chosen) for entry in entries]
+    questions = _question_entries(facts, scored)
+    drawn = [entry for entries in (questions, *chosen) for entry in entries]
     maker = _TileMaker(facts, predictor, source, scored, drawn, maps, reporter)
-    shown = [maker.gallery("questions", *_QUESTIONS_TEXT, asked, len(asked))] if asked else []
+    shown = [maker.gallery("questions", *_QUESTIONS_TEXT, questions, len(questions))] if questions else []
     shown += [
         maker.gallery(name, title, caption, entries, int((rank > -np.inf).sum()))
         for (name, title, caption, rank), entries in zip(kinds, chosen, strict=True)
@@ -221,9 +221,9 @@ def _question_entries(facts: RunFacts, scored: GalleryScores) -> list[GalleryEnt
     if results is None or results.knows_absence or not len(results.images):
         return []
     table = facts.table.subset(results.images)
-    asked = choose_questions(results.scores, table, results.thresholds, QUESTIONS, control=0, per_image=1)
+    questions = choose_questions(results.scores, table, results.thresholds, QUESTIONS, control=0, per_image=1)
     row = {int(image): number for number, image in enumerate(scored.images)}
-    return [GalleryEntry(row[int(results.images[item.image])], item.column) for item in asked]
+    return [GalleryEntry(row[int(results.images[item.image])], item.column) for item in questions]
 
 
 def no_galleries() -> Html:

@@ -23,10 +23,10 @@ def load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
     before = Predictor.from_run(run)
     if list(before.classes) != list(classes):
         raise UserError(
-            f"{run.folder} was trained on other classes", "go on with the same classes in the same order, or start anew"
+            f"{run.folder} was trained on other classes", "use the same classes in the same order, or start a new run"
         )
     state = before.model.state_dict()
-    if run.tuned_head.exists():  # its head was fitted again after training: go on from the one before
+    if run.tuned_head.exists():  # the head was fitted again after training: continue from the tuned one
         verify_checksum(run.tuned_head)
         head = {f"head.{name}": tensor for name, tensor in load_file(run.tuned_head).items()}
         state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")} | head
@@ -35,11 +35,11 @@ def load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
     except RuntimeError as error:
         reason = error_summary(error)
         raise UserError(
-            f"{run.folder} has another model ({reason})", "use its backbone, method and options, or start anew"
+            f"{run.folder} has another model ({reason})", "use its backbone, method and options, or start a new run"
         ) from None
 
 
 def keep_split(run: RunFolder, images: Names, part: NDArray[np.int8]) -> NDArray[np.int8]:
-    """What a run trained on must not be held out from the next: its images stay where they were."""
+    """Return `part`, but images of an earlier run stay in its parts: images trained on must not be held out."""
     before = run.split_of(images)
     return np.where(before < 0, part, before)

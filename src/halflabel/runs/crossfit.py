@@ -39,10 +39,10 @@ Progress = Callable[[int, int], None]
 
 
 class Scores(NamedTuple):
-    """Logits (N, C), NaN for unreadable images; and which images can judge them.
+    """Logits (N, C), NaN for unreadable images; and on which images they can be evaluated.
 
-    Images of one `part` ≥ 0 were scored by a model that saw none of them; part −1 were trained on, and judge nothing.
-    Memory: 4 bytes per entry, in a scratch file from 256 MB on, and 1 byte per image.
+    Images of one `part` ≥ 0 were scored by a model that saw none of them; those of part −1 were trained on and are
+    never used for evaluation. Memory: 4 bytes per entry, in a scratch file from 256 MB on, and 1 byte per image.
     """
 
     logits: NDArray[np.float32]
@@ -58,12 +58,12 @@ def score_run(
     folds: int | None = None,
     reporter: Reporter = SILENT,
 ) -> Scores:
-    """Scores of all images of `table` (its classes are the run's) for judging and filling.
+    """Scores of all images of `table` (its classes are the run's) for evaluation and filling.
 
     Frozen backbone: the out-of-fold scores that the run has stored; with `folds`, or where it has none, the head is
     fitted again by the run's own solver, method and settings, once per fold (5) without it, and scores that fold. So
-    known and unknown entries of an image have scores of the same kind. Tuned backbone: the run's own scores, judged on
-    its held-out images alone; with `folds` the head is trained again as above on the features of the tuned backbone,
+    known and unknown entries of an image have scores of the same kind. Tuned backbone: the run's own scores, evaluated
+    on its held-out images alone; with `folds` the head is trained again as above on the features of the tuned backbone,
     which has seen all labels but the held-out ones.
     """
     config = Config.from_dict(run.read_config())
@@ -146,7 +146,7 @@ def cross_fit(
             logits[rows] = score_source(
                 model, Subset(features, outside), device=assembly.device, batch_size=512, features=False
             ).logits
-        except NoReadableImage:  # of one fold that is no fault
+        except NoReadableImage:  # not an error in a single fold
             logits[rows] = torch.nan
     return Scores(logits.numpy(), part, protocol)
 
@@ -154,7 +154,7 @@ def cross_fit(
 def _train(source: Source, table: LabelTable, assembly: Assembly, channels: int) -> Model:
     method = assembly.make_method()
     model = Model(None, assembly.make_head(method, channels, len(table.classes)))
-    # Without a validation part the last epoch counts: no label of the fold has any say in it.
+    # Without a validation part the last epoch counts: no label of the fold influences it.
     # A run that was trained on a GPU is scored on a machine without one too.
     settings = dataclasses.replace(assembly.config.settings, save_every=0, patience=0, device=assembly.device)
     fit(model, method, source, table, settings)
@@ -185,7 +185,7 @@ def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTa
     judges = run.split_of(table.images) != 0
     if not judges.any():
         raise UserError(
-            "the run tuned its backbone on every image, so no label is left to judge its scores by",
+            "the run tuned its backbone on every image, so no label is left to evaluate its scores",
             "train with --held-out 0.2, or add --folds 5 to train the head again on parts of the images",
         )
     part = np.full(len(table), -1, np.int8)
@@ -196,8 +196,8 @@ def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTa
     part[held] = assign_parts(table.subset(held), [1 / few] * few, groups=groups, seed=0) if few > 1 else 0
     logits = predictor.logits(source, reporter).numpy()
     protocol = (
-        f"the tuned run's own scores, judged on the {len(held)} images it held out, which also chose its best epoch; "
-        "images it was trained on may be scored more boldly"
+        f"the tuned run's own scores, evaluated on the {len(held)} images it held out, which also chose its best "
+        "epoch; images it was trained on may be scored more boldly"
     )
     return Scores(logits, part, protocol)
 

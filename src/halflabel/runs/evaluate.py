@@ -32,7 +32,7 @@ __all__ = ["Decisions", "Evaluation", "ValidationMetric", "evaluate", "fit_decis
 
 _FOLDS = 5  # of the images, in the choice between one curve and one per class
 _FEWEST_UNLIKELY = 10  # random answers about unlikely entries from which on answers change the slope of the curve
-_COMPARED_ENTRIES = 1 << 22  # that the choice looks at
+_COMPARED_ENTRIES = 1 << 22  # entries that this choice uses
 GROUPED = 10  # from this number of classes on, mAP is also computed for five groups of classes
 
 
@@ -103,17 +103,17 @@ def fit_decisions(
 
 def _correct(platt: Platt, logits: Tensor, known: NDArray[Any], control: Tensor) -> Platt:
     """Correct a calibration from positives by answers (N, C) to random questions about unknown entries."""
-    asked = (control != 0) & ~logits.isnan()
-    if not bool(asked.any()):
+    is_answered = (control != 0) & ~logits.isnan()
+    if not bool(is_answered.any()):
         return platt
     p = platt.scores(logits.double()).numpy()
     positives, classes = (known > 0).sum(1), known.shape[1]
     # The correction is that of unknown entries, whose odds are lower: they were not given.
     shift = log_odds_of_unknown(positives, classes, float(np.nansum(p)))
     unknown = lower_odds(p, shift)
-    p_asked = unknown[asked.numpy()]
-    is_one_sided = int((p_asked < 0.5).sum()) < _FEWEST_UNLIKELY
-    change = recalibrate(p_asked, (control[asked] > 0).numpy(), keep_slope=is_one_sided)
+    p_answered = unknown[is_answered.numpy()]
+    is_one_sided = int((p_answered < 0.5).sum()) < _FEWEST_UNLIKELY
+    change = recalibrate(p_answered, (control[is_answered] > 0).numpy(), keep_slope=is_one_sided)
     expected = positives.sum() + float(np.nansum(change.apply(unknown)[known == 0]))
     after = log_odds_of_unknown(positives, classes, expected)
     slope, offset = np.array(platt.class_slope or np.ones(classes)), np.array(platt.class_offset or np.zeros(classes))

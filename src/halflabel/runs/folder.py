@@ -422,9 +422,9 @@ class RunFolder:
         fold = folder_tables.read_folds(self.out_of_fold)
         index = names.index(images.array)
         missing = index < 0
-        found = np.full((len(images), len(classes)), np.nan, np.float32)
-        found[~missing] = logits[index[~missing]]
-        return found, np.where(missing, -1, fold[index]).astype(np.int8)
+        rows = np.full((len(images), len(classes)), np.nan, np.float32)
+        rows[~missing] = logits[index[~missing]]
+        return rows, np.where(missing, -1, fold[index]).astype(np.int8)
 
     @_first_process_only
     def write_predictions(self, images: Sequence[str], classes: Sequence[str], scores: NDArray[np.float32]) -> None:

@@ -130,9 +130,9 @@ class _Processes:
             path = self.folder / f"{kind}.{rank}.pt"
             if not path.is_file():
                 raise Broken((self.folder / f"{kind}.{rank}.txt").read_text(), _SHARD)
-            found = torch.load(path, weights_only=True)
+            actual = torch.load(path, weights_only=True)
             for name, value in expected.items():
-                if not torch.allclose(found[name], value, rtol=1e-4, atol=1e-5, equal_nan=True):
+                if not torch.allclose(actual[name], value, rtol=1e-4, atol=1e-5, equal_nan=True):
                     raise Broken(f"{name} differs from the training in one process", _VIEWS)
 
 

@@ -90,7 +90,7 @@ class Case:
         return self.method.step(self.model, batch, epoch)
 
     def finish_epoch(self, epoch: int) -> None:
-        """Let the relabeler see all scores, where it wants to."""
+        """Pass all scores to the relabeler, if it wants a sweep."""
         relabel = self.method.relabel
         if relabel.wants_sweep(epoch):
             sweep: Sweep = score_source(self.model, self.source, passes=relabel.passes)
@@ -154,9 +154,9 @@ def check_small_batches(recipe: Recipe, regime: str) -> None:
     """A batch of one image, and an image without known labels, have a finite loss."""
     case = Case(recipe, regime)
     batch = case.batch(torch.tensor([5]))
-    for what, labels in (("one image", batch.labels), ("one image without labels", torch.zeros_like(batch.labels))):
+    for content, labels in (("one image", batch.labels), ("one image without labels", torch.zeros_like(batch.labels))):
         if not bool(case.step(Batch(batch.index, batch.views, labels), 1).isfinite()):
-            raise Broken(f"the loss of {what} is not finite", "divide by max(count, 1)")
+            raise Broken(f"the loss of {content} is not finite", "divide by max(count, 1)")
 
 
 def check_targets(recipe: Recipe, regime: str) -> None:
@@ -171,8 +171,8 @@ def check_targets(recipe: Recipe, regime: str) -> None:
             raise Broken(f"a target of epoch {epoch} is negative", "the weights pos and neg are 0 or more")
         if pos.requires_grad or neg.requires_grad:
             raise Broken("targets have a gradient", "compute them from detached scores")
-        kept = (pos[present] > 0).all() and (neg[present] == 0).all() and (neg[absent] > 0).all()
-        if not case.method.changes_known and not bool(kept and (pos[absent] == 0).all()):
+        agrees = (pos[present] > 0).all() and (neg[present] == 0).all() and (neg[absent] > 0).all()
+        if not case.method.changes_known and not bool(agrees and (pos[absent] == 0).all()):
             raise Broken(
                 f"a known label has the wrong target in epoch {epoch}",
                 "present: pos > 0 and neg = 0, absent the reverse; or set `changes_known = True` in the Method",
@@ -188,15 +188,15 @@ def check_order(recipe: Recipe, regime: str) -> None:
     case.model.eval()  # dropout draws by place in the batch
     batch = case.batch()
     order = torch.randperm(len(batch.index), generator=torch.Generator().manual_seed(3))
-    turned = Batch(batch.index[order], tuple(view[order] for view in batch.views), batch.labels[order])
+    permuted = Batch(batch.index[order], tuple(view[order] for view in batch.views), batch.labels[order])
     for epoch in range(1, 8):
-        kept = copy.deepcopy(case.method)
-        one = case.step(batch, epoch).detach()
-        case.method = kept
-        other = case.step(turned, epoch).detach()
-        if not torch.allclose(one, other, rtol=1e-5, atol=1e-6):
+        before = copy.deepcopy(case.method)
+        loss = case.step(batch, epoch).detach()
+        case.method = before
+        permuted_loss = case.step(permuted, epoch).detach()
+        if not torch.allclose(loss, permuted_loss, rtol=1e-5, atol=1e-6):
             raise Broken(
-                f"the loss of epoch {epoch} is {one:g}, and {other:g} for the same images in another order",
+                f"the loss of epoch {epoch} is {loss:g}, and {permuted_loss:g} for the same images in another order",
                 "use batch.index to tell images apart; if the method draws at random, set `samples = True` in it",
             )
         case.finish_epoch(epoch)
@@ -336,10 +336,10 @@ def check_state(recipe: Recipe, regime: str) -> None:
         each.model.train()
         each.method.train()
     for epoch in (7, 8):
-        one, other = (each.step(each.batch(), epoch).detach() for each in (case, fresh))
-        if not torch.equal(one, other):
+        loss, loaded_loss = (each.step(each.batch(), epoch).detach() for each in (case, fresh))
+        if not torch.equal(loss, loaded_loss):
             raise Broken(
-                f"with the loaded state the loss is {other:g} instead of {one:g}: something is remembered outside it",
+                f"with the loaded state the loss is {loaded_loss:g} instead of {loss:g}: something is not in the state",
                 "keep it in buffers (register_buffer), sized in `start`",
             )
 
@@ -362,9 +362,9 @@ def check_resume(recipe: Recipe, regime: str) -> None:
     with TemporaryDirectory() as folder:
         with suppress(KeyboardInterrupt):
             Case(recipe, regime).fit(settings, folder=Path(folder), callback=_Stop(6))
-        found = Case(recipe, regime).fit(settings, folder=Path(folder), resume=True)
+        resumed = Case(recipe, regime).fit(settings, folder=Path(folder), resume=True)
     for name, value in expected.items():
-        if name not in found or not torch.equal(found[name].nan_to_num(-1), value.nan_to_num(-1)):
+        if name not in resumed or not torch.equal(resumed[name].nan_to_num(-1), value.nan_to_num(-1)):
             raise Broken(
                 f"{name} differs after a resumed training",
                 "keep what a step changes in buffers; draw random numbers from torch's default generator only",
@@ -383,8 +383,8 @@ def check_loading(recipe: Recipe, regime: str) -> None:
             f"the head cannot be loaded: {error}", "register all buffers of the head in its __init__"
         ) from None
     with torch.no_grad():
-        one, other = (model.eval()(case.values).logits for model in (case.model, loaded))
-    if not torch.allclose(one, other, rtol=1e-4, atol=1e-5):  # another memory layout rounds differently
+        logits, loaded_logits = (model.eval()(case.values).logits for model in (case.model, loaded))
+    if not torch.allclose(logits, loaded_logits, rtol=1e-4, atol=1e-5):  # another memory layout rounds differently
         raise Broken("a loaded head scores otherwise", "keep all that the head needs in parameters and buffers")
 
 

@@ -134,12 +134,12 @@ def change_config(
 
     The options of the method are those of the earlier run if it had the same method.
     """
-    kept = earlier.options if method == earlier.method else {}
+    earlier_options = earlier.options if method == earlier.method else {}
     values = {**vars(earlier.settings), **vars(earlier), **given}
     values.pop("settings")
     solver = choose_solver({"solver": earlier.solver, "tune": earlier.tune, **given})
     return Config.from_options(
-        {**values, "solver": solver, "method": method, "options": {**kept, **options}, "images": images}
+        {**values, "solver": solver, "method": method, "options": {**earlier_options, **options}, "images": images}
     )
 
 

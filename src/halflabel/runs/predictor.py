@@ -194,8 +194,8 @@ class Predictor:
             return self.model
         folder = None if self.run is None else self.run.folder.parent / "cache"
         size = self.views["plain"].size
-        found = find_onnx_backbone(backbone, size, folder, images=images, device=device, reporter=reporter)
-        return self.model if found is None else Model(found, self.model.head)
+        onnx_backbone = find_onnx_backbone(backbone, size, folder, images=images, device=device, reporter=reporter)
+        return self.model if onnx_backbone is None else Model(onnx_backbone, self.model.head)
 
     def cached_logits(self, source: Images, reporter: Reporter) -> Tensor:
         """Return the logits by features in the cache of the run, so that a second evaluation is quick.
@@ -287,10 +287,12 @@ class Predictor:
                 "have some of them checked: halflabel review",
             )
         if (table.classes.index(self.classes.array) < 0).all():
-            theirs, ours = (", ".join(map(repr, list(names)[:3])) for names in (table.classes, self.classes))
+            given_classes, own_classes = (
+                ", ".join(map(repr, list(names)[:3])) for names in (table.classes, self.classes)
+            )
             raise UserError(
-                f"{labels_name} has none of the model's {len(self.classes)} classes: it has {theirs} …, "
-                f"the model {ours} …",
+                f"{labels_name} has none of the model's {len(self.classes)} classes: it has {given_classes} …, "
+                f"the model {own_classes} …",
                 "use the same class names",
             )
         table, with_model_made = (_with_classes(each, self.classes) for each in (table, with_model_made))

@@ -75,9 +75,9 @@ def _mark_control(answers: Rows, run: RunFolder) -> Rows:
     if not run.control.exists():
         return answers
     with run.control.open(newline="", encoding="utf-8") as file:
-        asked = {(row["image"], row["class"]) for row in csv.DictReader(file)}
+        control_entries = {(row["image"], row["class"]) for row in csv.DictReader(file)}
     entries = zip(answers.image.tolist(), answers.column.tolist(), strict=True)
-    is_control = np.array([(answers.images[i], answers.classes[c]) in asked for i, c in entries], bool)
+    is_control = np.array([(answers.images[i], answers.classes[c]) in control_entries for i, c in entries], bool)
     is_control &= np.array([name in ("", "person") for name in answers.sources], bool)[answers.source]
     source = np.where(is_control, len(answers.sources), answers.source).astype(np.int16)
     return dataclasses.replace(answers, source=source, sources=(*answers.sources, CONTROL_SOURCE))

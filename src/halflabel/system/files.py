@@ -158,7 +158,7 @@ def parse_json(text: str, without: Collection[str] = (), **options: Any) -> Any:
 
 
 def _find_line(decoder: Any, text: str, error: DuplicateKey) -> None:
-    """Parse again, in Python, to find the line of the object with the key: the parser in C does not say it."""
+    """Parse again, in Python, to find the line of the object with the key: the parser in C does not report it."""
 
     def parse_object(state: tuple[str, int], *args: Any) -> Any:
         try:
@@ -272,7 +272,8 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 class JobLock:
     """A lock between processes on a file, released by the system if its process dies.
 
-    Where the folder cannot be written or its disk has no locks, `try_acquire` succeeds without a lock: `is_held` tells.
+    Where the folder cannot be written or its disk has no locks, `try_acquire` succeeds without a lock; `is_held` is
+    then False.
     """
 
     def __init__(self, path: Path) -> None:

@@ -103,8 +103,8 @@ def check_scratch_space(size: float, what: str) -> None:
 
 def _scratch_folder() -> str:
     temporary = tempfile.gettempdir()
-    asked = os.environ.get("TMPDIR")  # Python ignores it if the folder does not exist
-    if (asked and os.path.realpath(asked) == os.path.realpath(temporary)) or not _is_tmpfs(temporary):
+    stated = os.environ.get("TMPDIR")  # Python ignores it if the folder does not exist
+    if (stated and os.path.realpath(stated) == os.path.realpath(temporary)) or not _is_tmpfs(temporary):
         return temporary
     on_disk = "/var/tmp"
     return on_disk if os.access(on_disk, os.W_OK) and not _is_tmpfs(on_disk) else temporary

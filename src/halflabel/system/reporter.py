@@ -1,4 +1,4 @@
-"""How long-running functions report progress and messages, and what may stop them.
+"""Progress, messages and the deadline of long-running functions.
 
 One `Reporter` is passed down instead of a progress function, a message function, a callback and a deadline.
 """
@@ -18,7 +18,7 @@ def _ignore(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Reporter:
-    """What a caller wants to know of a long-running function; by default nothing.
+    """Functions that a long-running function calls to report, and its deadline; by default nothing is reported.
 
     >>> lines = []
     >>> Reporter(message=lines.append).message("the cache is stale")

@@ -108,8 +108,8 @@ def _write_digits(photos: Path, count: int) -> LabelTable:
 
     from halflabel.data.datasets.digits import scenes
 
-    made = scenes(count)
-    names = [f"{name}.png" for name in made.names]
-    for name, image in zip(names, made.images.numpy(), strict=True):
+    samples = scenes(count)
+    names = [f"{name}.png" for name in samples.names]
+    for name, image in zip(names, samples.images.numpy(), strict=True):
         Image.fromarray(image.transpose(1, 2, 0)).save(photos / name, compress_level=1)
-    return LabelTable.from_dense(made.labels, names, made.classes)
+    return LabelTable.from_dense(samples.labels, names, samples.classes)

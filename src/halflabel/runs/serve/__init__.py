@@ -4,7 +4,7 @@ Requests are not trusted: sizes are checked before anything is stored, pixels be
 image gets a status below 500 and a reason. 503 with Retry-After means that there are too many requests, 500 that the
 model failed; both have a reason as JSON too.
 
-access.py    who may ask: the Host of requests and the token
+access.py    checks of the Host header and the token
 limits.py    limits on requests
 uploads.py   the files of a request
 batches.py   the thread that scores images in batches

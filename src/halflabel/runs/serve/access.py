@@ -1,4 +1,4 @@
-"""Who may ask the server: the Host of requests, and the token."""
+"""Access to the server: checks of the Host header and the token."""
 
 from __future__ import annotations
 

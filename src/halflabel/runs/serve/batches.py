@@ -87,7 +87,7 @@ class Batcher:
             return
         try:
             scores = self.score(torch.stack([image for image, _ in active]))
-        except Exception as error:  # passed on to the waiting requests; the thread goes on
+        except Exception as error:  # the waiting requests get it; the thread continues
             for _, future in active:
                 future.set_exception(error)
             return

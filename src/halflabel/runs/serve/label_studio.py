@@ -65,9 +65,9 @@ async def answer_tasks(
             raise RequestRefused(400, "to answer tasks of Label Studio, start the server with --images FOLDER")
         tasks, interface = await _read_tasks(request, limits)
         paths = images.find(tasks)
-        found = [Upload(path.name, path) for path in paths if path is not None]
+        uploads = [Upload(path.name, path) for path in paths if path is not None]
         async with asyncio.timeout(limits.seconds):
-            labels = iter(await predict(found, 0, True) if found else [])
+            labels = iter(await predict(uploads, 0, True) if uploads else [])
         results = [_results(interface, next(labels)["labels"]) if path is not None else [] for path in paths]
     except TimeoutError:
         return JSONResponse({"detail": "the server is overloaded"}, 503, {"Retry-After": "1"})

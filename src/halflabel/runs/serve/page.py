@@ -26,7 +26,8 @@ def try_page(name: str, thresholds: Mapping[str, float], limits: Limits, address
     """Return the page as HTML text; `thresholds` are those of the classes, `address` is the base URL of the server."""
     target = shlex.quote(f"{address}/predict")
     rows = [
-        el("tr", el("th", el("code", what), scope="row"), el("td", text, class_="name")) for what, text in _ENDPOINTS
+        el("tr", el("th", el("code", endpoint), scope="row"), el("td", text, class_="name"))
+        for endpoint, text in _ENDPOINTS
     ]
     main = el(
         "main",
