@@ -1,6 +1,5 @@
 """Inputs for the tests of the ranking methods."""
 
-import importlib.util
 from pathlib import Path
 
 import torch
@@ -8,13 +7,6 @@ import torch
 from halflabel.types import Batch
 
 TESTS = Path(__file__).parent.parent
-
-
-def load_reference(name):
-    spec = importlib.util.spec_from_file_location(f"reference_{name}", TESTS / "reference" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def make_example(images, classes, seed, unknown=0.3):

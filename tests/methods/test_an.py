@@ -1,10 +1,10 @@
 """Assume negative and its relatives against the slow loops and the golden vectors."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+import step_checks
 import torch
 from torch import Tensor, nn
 
@@ -15,9 +15,7 @@ from halflabel.models.heads import Linear, Model
 from halflabel.types import Batch, Output
 
 TESTS = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("reference_an", TESTS / "reference" / "an.py")
-reference = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(reference)
+reference = step_checks.reference("an")
 
 
 class Given(nn.Module):

@@ -1,10 +1,10 @@
 """Asymmetric loss against the slow loop and the golden vectors."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+import step_checks
 import torch
 from torch import Tensor
 
@@ -15,9 +15,7 @@ from halflabel.methods.parts.losses import ASL
 from halflabel.types import Batch, Output
 
 TESTS = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("reference_asl", TESTS / "reference" / "asl.py")
-reference = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(reference)
+reference = step_checks.reference("asl")
 
 
 def run(method: Method, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

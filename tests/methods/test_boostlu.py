@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
@@ -15,11 +13,6 @@ from halflabel.methods.boostlu import BoostedMaps
 from halflabel.models.heads import Model
 from halflabel.types import Batch
 
-_spec = importlib.util.spec_from_file_location(
-    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
-)
-checks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checks)
 slow = checks.reference("boostlu")
 large = checks.reference("large_loss")
 

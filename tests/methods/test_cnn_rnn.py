@@ -1,12 +1,11 @@
 """CNN-RNN against one path at a time: the loss, the beam search, and unknown labels."""
 
-import importlib.util
 import math
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
+import step_checks
 import torch
 
 from halflabel.data.sources import Features
@@ -21,11 +20,7 @@ from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 from halflabel.types import Batch
 
-_spec = importlib.util.spec_from_file_location(
-    "reference_cnn_rnn", Path(__file__).parent.parent / "reference" / "cnn_rnn.py"
-)
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("cnn_rnn")
 
 SMALL = {"dimensions": 4, "hidden": 3, "dropout": 0.0}
 

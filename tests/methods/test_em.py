@@ -1,6 +1,5 @@
 """Entropy maximisation and asymmetric pseudo-labels against the slow loops and the golden vectors."""
 
-import importlib.util
 import json
 import math
 from fractions import Fraction
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import step_checks
 import torch
 from torch import Tensor
 
@@ -23,9 +23,7 @@ from halflabel.system.rng import hash_names
 from halflabel.types import Batch, Output, Sweep
 
 TESTS = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("reference_em", TESTS / "reference" / "em.py")
-reference = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(reference)
+reference = step_checks.reference("em")
 
 
 def run(method: Method, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,8 @@
 """Fast0Tag against the pair loop, and its label vectors."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks
 import torch
 
 from halflabel.errors import UserError
@@ -17,10 +15,7 @@ from halflabel.models.embedding_heads import LabelVectorHead
 from halflabel.models.heads import Model
 from halflabel.types import Batch, Targets
 
-_file = Path(__file__).parent.parent / "reference" / "fast0tag.py"
-_spec = importlib.util.spec_from_file_location("reference_fast0tag", _file)
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("fast0tag")
 
 
 def _example(images, classes, seed):

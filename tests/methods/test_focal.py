@@ -1,10 +1,10 @@
 """Focal loss against the slow loop and the golden vectors."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+import step_checks
 import torch
 
 from halflabel.errors import UserError
@@ -13,9 +13,7 @@ from halflabel.methods.parts.losses import BCE, Focal, over_entries, total
 from halflabel.types import Batch, Output, Targets
 
 TESTS = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("reference_focal", TESTS / "reference" / "focal.py")
-reference = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(reference)
+reference = step_checks.reference("focal")
 
 
 @pytest.mark.parametrize("shape", [(5, 6), (4, 1), (1, 5), (1, 1)])

@@ -1,10 +1,8 @@
 """Agreement within groups, against the slow loop."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
@@ -17,11 +15,6 @@ from halflabel.training.config import Config
 from halflabel.training.solver import can_solve
 from halflabel.types import Batch, Sweep
 
-_spec = importlib.util.spec_from_file_location(
-    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
-)
-checks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checks)
 slow, slow_taught = checks.reference("group_consistency"), checks.reference("taught")
 
 

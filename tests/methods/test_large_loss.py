@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
@@ -15,11 +13,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.methods.large_loss import LargeLoss, largest
 
-_spec = importlib.util.spec_from_file_location(
-    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
-)
-checks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checks)
 slow = checks.reference("large_loss")
 SCHEMES = {"ll-r": "reject", "ll-ct": "correct", "ll-cp": "keep"}
 

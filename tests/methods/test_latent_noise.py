@@ -1,11 +1,10 @@
 """Latent noise against the loop over entries."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
+import step_checks
 import torch
 
 from halflabel.errors import UserError
@@ -15,10 +14,7 @@ from halflabel.models.heads import Model
 from halflabel.models.noise_head import LatentNoiseHead, relevance
 from halflabel.types import Batch
 
-_file = Path(__file__).parent.parent / "reference" / "latent_noise.py"
-_spec = importlib.util.spec_from_file_location("reference_latent_noise", _file)
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("latent_noise")
 
 
 def _logits(seed, *shape):

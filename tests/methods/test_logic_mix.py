@@ -1,10 +1,8 @@
 """LogicMix against the slow loop."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks as checks
 import torch
 
 from halflabel.labels.table import LabelTable
@@ -12,11 +10,6 @@ from halflabel.methods.base import recipe
 from halflabel.models.heads import Linear, Model
 from halflabel.types import Batch, Output
 
-_spec = importlib.util.spec_from_file_location(
-    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
-)
-checks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checks)
 slow = checks.reference("logic_mix")
 
 

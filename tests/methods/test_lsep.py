@@ -1,10 +1,8 @@
 """LSEP against the pair loop."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks
 import torch
 
 from halflabel.labels.table import LabelTable
@@ -12,9 +10,7 @@ from halflabel.methods.base import recipe
 from halflabel.methods.lsep import LSEP
 from halflabel.types import Batch, Targets
 
-_spec = importlib.util.spec_from_file_location("reference_lsep", Path(__file__).parent.parent / "reference" / "lsep.py")
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("lsep")
 
 
 def _example(images, classes, seed):

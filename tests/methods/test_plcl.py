@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
+import step_checks as checks
 import torch
 from torch import nn
 
@@ -24,11 +23,6 @@ from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep, Targets
 
-_spec = importlib.util.spec_from_file_location(
-    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
-)
-checks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checks)
 slow = checks.reference("plcl")
 label = checks.reference("curriculum")
 

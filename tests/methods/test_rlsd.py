@@ -1,11 +1,10 @@
 """RLSD on fixed windows against one region at a time; its windows, its ends, and what it learns."""
 
-import importlib.util
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
+import step_checks
 import torch
 from torchvision.ops import roi_align
 
@@ -21,9 +20,7 @@ from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 from halflabel.types import Batch
 
-_spec = importlib.util.spec_from_file_location("reference_rlsd", Path(__file__).parent.parent / "reference" / "rlsd.py")
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("rlsd")
 
 SMALL = {"dimensions": 4, "hidden": 3}
 

@@ -6,8 +6,9 @@ from math import comb
 
 import numpy as np
 import pytest
+import step_checks
 import torch
-from rml_examples import TESTS, load_reference, make_batch, make_example
+from rml_examples import TESTS, make_batch, make_example
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
@@ -16,7 +17,7 @@ from halflabel.methods.parts.losses import over_images
 from halflabel.methods.parts.ranking import Ranking, UnknownAs, harmonic, rank_of, ranking, trials, violators
 from halflabel.types import Targets
 
-slow = load_reference("rml")
+slow = step_checks.reference("rml")
 
 
 def known_entries(labels):

@@ -1,11 +1,11 @@
 """Expected positives and ROLE against the slow loops and the golden vectors."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import step_checks
 import torch
 from torch import Tensor, nn
 
@@ -18,9 +18,7 @@ from halflabel.methods.parts.terms import estimate_positives
 from halflabel.types import Batch, Output
 
 TESTS = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("reference_role", TESTS / "reference" / "role.py")
-reference = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(reference)
+reference = step_checks.reference("role")
 
 
 def make_labels(images: int, classes: int) -> Tensor:

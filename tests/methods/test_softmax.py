@@ -1,21 +1,15 @@
 """Softmax cross-entropy against the loop."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks
 import torch
 
 from halflabel.methods.base import recipe
 from halflabel.methods.softmax import Softmax
 from halflabel.types import Batch, Targets
 
-_spec = importlib.util.spec_from_file_location(
-    "reference_softmax", Path(__file__).parent.parent / "reference" / "softmax.py"
-)
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("softmax")
 
 
 def _example(images, classes, seed):

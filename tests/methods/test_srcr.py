@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
+import step_checks as checks
 import torch
 
 from halflabel.data.sources import Features
@@ -23,11 +22,6 @@ from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 from halflabel.types import Batch, Targets
 
-_spec = importlib.util.spec_from_file_location(
-    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
-)
-checks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checks)
 slow = checks.reference("srcr")
 
 SHAPES = [(3, 4, 2, 4), (1, 4, 1, 1), (2, 1, 3, 3), (4, 3, 1, 2)]

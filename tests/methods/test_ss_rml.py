@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import step_checks
 import torch
-from rml_examples import load_reference, make_batch, make_example
+from rml_examples import make_batch, make_example
 
 from halflabel.data.sources import Features
 from halflabel.errors import UserError
@@ -21,7 +22,7 @@ from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep, Targets
 
-slow_propagation = load_reference("ss_rml")
+slow_propagation = step_checks.reference("ss_rml")
 
 
 def _scattered(seed=0, images=12, classes=5):

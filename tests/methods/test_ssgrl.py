@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
+import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
@@ -17,11 +16,6 @@ from halflabel.methods.parts.semantic import LabelAwareHead, SemanticHead
 from halflabel.models.heads import Model, find_head
 from halflabel.types import Batch
 
-_spec = importlib.util.spec_from_file_location(
-    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
-)
-checks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checks)
 slow = checks.reference("semantic")
 SMALL = {"vector_size": 6, "width": 3, "rank": 4}
 

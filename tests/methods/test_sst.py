@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
@@ -15,11 +13,6 @@ from halflabel.methods.base import recipe
 from halflabel.models.heads import Model
 from halflabel.types import Batch
 
-_spec = importlib.util.spec_from_file_location(
-    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
-)
-checks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checks)
 slow = checks.reference("sst")
 shared = slow.shared
 SMALL = {"vector_size": 6, "width": 3, "rank": 4, "bank": 4}

@@ -1,10 +1,8 @@
 """Learning from the scores of another model, against the slow loop."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks as checks
 import torch
 from scipy.special import expit
 
@@ -16,11 +14,6 @@ from halflabel.metrics.calibration import fit_platt
 from halflabel.training.solver import can_solve
 from halflabel.types import Batch
 
-_spec = importlib.util.spec_from_file_location(
-    "step_checks", Path(__file__).parents[1] / "reference" / "step_checks.py"
-)
-checks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(checks)
 slow = checks.reference("taught")
 
 

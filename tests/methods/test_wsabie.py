@@ -1,10 +1,8 @@
 """WSABIE against the loops over numbers and pairs."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks
 import torch
 
 from halflabel.errors import UserError
@@ -15,11 +13,7 @@ from halflabel.models.embedding_heads import Bilinear
 from halflabel.models.heads import Model
 from halflabel.types import Batch
 
-_spec = importlib.util.spec_from_file_location(
-    "reference_wsabie", Path(__file__).parent.parent / "reference" / "wsabie.py"
-)
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("wsabie")
 
 
 def _head(channels, classes, **options):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from halflabel.data.views import Plain
 from halflabel.errors import UserError
@@ -28,23 +27,6 @@ def spots(places, high=6, wide=8, value=2.0):
         maps[0, number, (row + 3) % high, (column + 4) % wide] = value / 2
         maps[0, number, row, column] = value
     return maps
-
-
-class Bright(nn.Module):
-    """A backbone whose features are the brightness and the darkness of cells of 8 × 8 pixels."""
-
-    def forward(self, images):
-        cells = nn.functional.avg_pool2d(images.float() / 255, 8)
-        return torch.cat([cells.mean(1, keepdim=True), 1 - cells.mean(1, keepdim=True)], 1)
-
-
-def bright_model():
-    """Class 0 is brightness, class 1 darkness, class 2 nothing."""
-    head = Linear(2, 3)
-    with torch.no_grad():
-        head.linear.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
-        head.linear.bias.zero_()
-    return Model(Bright(), head)
 
 
 PLACES = [(0, 0), (5, 7), (2, 3), (3, 0)]

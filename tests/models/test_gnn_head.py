@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+import step_checks
 import torch
 
 from halflabel.errors import UserError
@@ -14,9 +12,7 @@ from halflabel.models import gnn_head as graph
 from halflabel.models.gnn_head import EXACT_CLASSES, GnnHead
 from halflabel.models.heads import Ensemble, Linear, Weldon
 
-_spec = importlib.util.spec_from_file_location("reference_graph", Path(__file__).parents[1] / "reference" / "graph.py")
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("graph")
 
 
 def make(classes, steps=3, channels=4):

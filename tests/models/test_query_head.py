@@ -1,20 +1,14 @@
 """The query head against a slow loop."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+import step_checks
 import torch
 
 from halflabel.errors import UserError
 from halflabel.methods.base import recipe
 from halflabel.models.query_head import QueryHead
 
-_spec = importlib.util.spec_from_file_location(
-    "query_head_reference", Path(__file__).parents[1] / "reference" / "query_head.py"
-)
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("query_head")
 
 
 def make(classes=5, **options):

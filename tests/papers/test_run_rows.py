@@ -19,8 +19,6 @@ from halflabel.papers.settings import Overrides, set_up_cell
 from halflabel.papers.tables import TABLES
 
 SMALL = Overrides(backbone="tiny", size=32, device="cpu", workers=0)
-WORDS = ["--backbone", "tiny", "--size", "32", "--device", "cpu", "--workers", "0"]
-WIKI = ["wiki", "wiki+wordnet"]
 
 
 @pytest.fixture

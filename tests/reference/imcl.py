@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import torch
 
-_spec = importlib.util.spec_from_file_location("reference_omp", Path(__file__).parent / "omp.py")
-omp = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(omp)
+import omp
 
 
 def impute(logits, labels):

@@ -10,23 +10,23 @@ TIE = 64 * np.finfo(np.float64).eps
 
 def independent(columns):
     """The columns that do not depend on earlier ones, by Gram and Schmidt."""
-    kept, basis = [], []
+    chosen, basis = [], []
     for number, column in enumerate(columns):
-        left = np.array(column, np.float64)
+        remainder = np.array(column, np.float64)
         for _ in range(2):
             for direction in basis:
-                left = left - (left @ direction) * direction
-        if left @ left > ZERO * (column @ column):
-            kept.append(number)
-            basis.append(left / np.linalg.norm(left))
-    return kept
+                remainder = remainder - (remainder @ direction) * direction
+        if remainder @ remainder > ZERO * (column @ column):
+            chosen.append(number)
+            basis.append(remainder / np.linalg.norm(remainder))
+    return chosen
 
 
 def least_squares(target, columns):
     solution = np.zeros(len(columns))
-    kept = independent(columns)
-    if kept:
-        solution[kept] = np.linalg.lstsq(np.stack([columns[j] for j in kept], 1), target, rcond=None)[0]
+    chosen = independent(columns)
+    if chosen:
+        solution[chosen] = np.linalg.lstsq(np.stack([columns[j] for j in chosen], 1), target, rcond=None)[0]
     return solution
 
 

@@ -13,15 +13,15 @@ def normalised(values, norm):
 def logits(features, head):
     """(D, P) features of one image -> list of C logits."""
     places = [torch.relu(head.embed.weight @ features[:, p] + head.embed.bias) for p in range(features.shape[1])]
-    keys, values = ([each.weight @ place + each.bias for place in places] for each in (head.key, head.value))
+    keys, values = ([layer.weight @ place + layer.bias for place in places] for layer in (head.key, head.value))
     states = []
     for query in head.queries:
-        asked, parts = head.query.weight @ query + head.query.bias, []
+        projected, parts = head.query.weight @ query + head.query.bias, []
         size = len(query) // head.heads
         for start in range(0, len(query), size):
-            one = slice(start, start + size)
-            powers = [torch.exp(asked[one] @ key[one] / math.sqrt(size)) for key in keys]
-            parts.append(sum(power / sum(powers) * value[one] for power, value in zip(powers, values, strict=True)))
+            part = slice(start, start + size)
+            powers = [torch.exp(projected[part] @ key[part] / math.sqrt(size)) for key in keys]
+            parts.append(sum(power / sum(powers) * value[part] for power, value in zip(powers, values, strict=True)))
         attended = head.out.weight @ torch.cat(parts) + head.out.bias
         state = normalised(query + attended, head.norms[0])
         hidden = torch.relu(head.expand.weight @ state + head.expand.bias)

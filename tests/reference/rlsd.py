@@ -1,13 +1,7 @@
 """RLSD with fixed windows: one image, one region, one step and one cell at a time. Weights are those of the head."""
 
-import importlib.util
-from pathlib import Path
-
+import cnn_rnn as _paths
 import torch
-
-_spec = importlib.util.spec_from_file_location("reference_cnn_rnn", Path(__file__).parent / "cnn_rnn.py")
-_paths = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_paths)
 
 
 def regions(levels):

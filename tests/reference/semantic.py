@@ -7,8 +7,8 @@ import math
 import torch
 
 
-def cosine(one, other):
-    return (one @ other) / (one.norm() * other.norm())
+def cosine(first, second):
+    return (first @ second) / (first.norm() * second.norm())
 
 
 def attention(places, vectors, of_place, of_label, weight):
@@ -17,25 +17,33 @@ def attention(places, vectors, of_place, of_label, weight):
     for vector in vectors:
         scores = []
         for place in places:
-            seen, named = of_place @ place, of_label @ vector
-            scores.append(sum(weight[k] * torch.tanh(seen[k] * named[k]) for k in range(len(seen))))
+            place_part, label_part = of_place @ place, of_label @ vector
+            scores.append(sum(weight[k] * torch.tanh(place_part[k] * label_part[k]) for k in range(len(place_part))))
         powers = [torch.exp(score) for score in scores]
         results.append([power / sum(powers) for power in powers])
     return results
 
 
-def gated(states, graph, steps, told, bias, own, kept):
-    """states: C vectors of W; told (3W, 2W), own (2W, W), kept (W, W), rows: renew, keep, fresh."""
+def gated(states, graph, steps, message_weight, message_bias, state_weight, reset_weight):
+    """states: C vectors of W; weights (3W, 2W), (2W, W), (W, W) with rows: renew, keep, fresh."""
     wide, classes = len(states[0]), len(states)
     for _ in range(steps):
         after = []
         for c in range(classes):
             inwards = sum(graph[c, other] * states[other] for other in range(classes))
             outwards = sum(graph[other, c] * states[other] for other in range(classes))
-            heard = torch.cat([inwards, outwards])
-            renew = torch.sigmoid(told[:wide] @ heard + bias[:wide] + own[:wide] @ states[c])
-            keep = torch.sigmoid(told[wide : 2 * wide] @ heard + bias[wide : 2 * wide] + own[wide:] @ states[c])
-            fresh = torch.tanh(told[2 * wide :] @ heard + bias[2 * wide :] + kept @ (keep * states[c]))
+            message = torch.cat([inwards, outwards])
+            renew = torch.sigmoid(
+                message_weight[:wide] @ message + message_bias[:wide] + state_weight[:wide] @ states[c]
+            )
+            keep = torch.sigmoid(
+                message_weight[wide : 2 * wide] @ message
+                + message_bias[wide : 2 * wide]
+                + state_weight[wide:] @ states[c]
+            )
+            fresh = torch.tanh(
+                message_weight[2 * wide :] @ message + message_bias[2 * wide :] + reset_weight @ (keep * states[c])
+            )
             after.append((1 - renew) * states[c] + renew * fresh)
         states = after
     return states
@@ -52,16 +60,18 @@ def head(features, head):
         head.attention.of_label.weight,
         head.attention.weight.weight[0],
     )
-    actual = [sum(share * place for share, place in zip(row, places, strict=True)) for row in attended]
-    return classify(actual, head), actual
+    per_class = [sum(share * place for share, place in zip(row, places, strict=True)) for row in attended]
+    return classify(per_class, head), per_class
 
 
-def classify(found, head):
+def classify(per_class, head):
     part = head.gated
-    reported = gated(found, head.graph, part.steps, part.told.weight, part.told.bias, part.own.weight, part.kept.weight)
+    propagated = gated(
+        per_class, head.graph, part.steps, part.told.weight, part.told.bias, part.own.weight, part.kept.weight
+    )
     logits = []
-    for c, (one, own) in enumerate(zip(reported, found, strict=True)):
-        joined = torch.tanh(head.join.weight @ torch.cat([one, own]) + head.join.bias)
+    for c, (after, before) in enumerate(zip(propagated, per_class, strict=True)):
+        joined = torch.tanh(head.join.weight @ torch.cat([after, before]) + head.join.bias)
         logits.append(head.weight[c] @ joined + head.bias[c])
     return logits
 
@@ -81,17 +91,17 @@ def known(labels):
     return [[(float(y == 1), float(y == -1)) for y in row] for row in labels]
 
 
-def contrast(found, labels):
+def contrast(per_class, labels):
     sums, counts = [0.0, 0.0, 0.0], [0, 0, 0]
     for c in range(len(labels[0])):
         for n in range(len(labels)):
             for m in range(n + 1, len(labels)):
-                one, other = labels[n][c], labels[m][c]
-                if one == 0 or other == 0:
+                first, second = labels[n][c], labels[m][c]
+                if first == 0 or second == 0:
                     continue
-                near = cosine(found[n][c], found[m][c])
-                kind = 0 if one == other == 1 else 2 if one == other else 1
-                sums[kind] = sums[kind] + (1 - near if kind == 0 else 1 + near)
+                similarity = cosine(per_class[n][c], per_class[m][c])
+                kind = 0 if first == second == 1 else 2 if first == second else 1
+                sums[kind] = sums[kind] + (1 - similarity if kind == 0 else 1 + similarity)
                 counts[kind] += 1
     weights = [weight * (count > 0) for weight, count in zip((1, 3, 3), counts, strict=True)]
     if not sum(weights):

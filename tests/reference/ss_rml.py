@@ -9,12 +9,12 @@ def propagate(features, labels, t):
     t = 0: mean(d) u / (l + u), u images that receive labels, l others.
     """
     results = {}
-    for i, mine in enumerate(labels):
-        if all(value != 0 for value in mine):
+    for i, row in enumerate(labels):
+        if all(value != 0 for value in row):
             continue
         best = None
-        for other, theirs in enumerate(labels):
-            if other == i or all(value == 0 for value in theirs):
+        for other, other_row in enumerate(labels):
+            if other == i or all(value == 0 for value in other_row):
                 continue
             distance = math.dist(features[i], features[other])
             if best is None or distance < best[0]:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
+import semantic as shared
 import torch
 
-_spec = importlib.util.spec_from_file_location("reference_semantic", Path(__file__).parent / "semantic.py")
-shared = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(shared)
 
-
-def pair_logits(found, part):
-    """found: C vectors of one image -> {(c, c'): logit} for c < c'."""
+def pair_logits(per_class, part):
+    """per_class: C vectors of one image -> {(c, c'): logit} for c < c'."""
     logits, number = {}, 0
-    for c in range(len(found)):
-        for other in range(c + 1, len(found)):
-            hidden = part.first.weight @ found[c] + part.first.bias + part.second.weight @ found[other]
+    for c in range(len(per_class)):
+        for other in range(c + 1, len(per_class)):
+            hidden = part.first.weight @ per_class[c] + part.first.bias + part.second.weight @ per_class[other]
             logits[c, other] = part.weight[number] @ hidden.clamp(min=0) + part.bias[number]
             number += 1
     return logits
@@ -33,8 +27,8 @@ def pair_loss(pairs, labels):
                 continue
             p = torch.sigmoid(logit)
             q = (p - 0.05).clamp(min=0)
-            both = row[c] == row[other] == 1
-            total = total - ((1 - p) * torch.log(p) if both else q**2 * torch.log(1 - q))
+            is_present = row[c] == row[other] == 1
+            total = total - ((1 - p) * torch.log(p) if is_present else q**2 * torch.log(1 - q))
     return total / max(count, 1)
 
 
@@ -44,24 +38,24 @@ def within(pairs, labels):
     for image, row in zip(pairs, labels, strict=True):
         line = []
         for c in range(len(row)):
-            messages = [
+            probabilities = [
                 float(torch.sigmoid(image[min(c, other), max(c, other)].detach()))
                 for other in range(len(row))
                 if other != c and row[other] == 1
             ]
-            line.append((sum(messages) / len(messages), True) if messages else (0.0, False))
+            line.append((sum(probabilities) / len(probabilities), True) if probabilities else (0.0, False))
         results.append(line)
     return results
 
 
-def across(found, examples):
+def across(per_class, examples):
     """examples: for each label a list of vectors."""
     lines = []
-    for image in found:
+    for image in per_class:
         line = []
         for c, vector in enumerate(image):
-            near = [float(shared.cosine(vector.detach(), example.detach())) for example in examples[c]]
-            line.append((sum(near) / len(near), True) if near else (0.0, False))
+            similarities = [float(shared.cosine(vector.detach(), example.detach())) for example in examples[c]]
+            line.append((sum(similarities) / len(similarities), True) if similarities else (0.0, False))
         lines.append(line)
     return lines
 
@@ -70,7 +64,7 @@ def guessed(scores, labels, theta):
     """Known labels, and unknown ones whose score reaches θ."""
     targets = shared.known(labels)
     for line, row, target in zip(scores, labels, targets, strict=True):
-        for c, (score, there) in enumerate(line):
-            if row[c] == 0 and there and score >= theta:
+        for c, (score, has_score) in enumerate(line):
+            if row[c] == 0 and has_score and score >= theta:
                 target[c] = (1.0, 0.0)
     return targets

@@ -31,7 +31,7 @@ def golden(name):
 
 
 class Given(nn.Module):
-    """A model whose logits are what it is given."""
+    """A model whose logits are its view."""
 
     def forward(self, view):
         return Output(view, view)
@@ -79,9 +79,11 @@ def inputs(seed, images, classes, *, ties=False, negatives=True):
 SHAPES = [(6, 5), (1, 7), (5, 1), (1, 1)]
 
 
-def same(found, expected, tolerance=1e-9):
-    for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, torch.as_tensor(want, dtype=got.dtype), rtol=tolerance, atol=tolerance)
+def same(actual, expected, tolerance=1e-9):
+    for value, expected_value in zip(actual, expected, strict=True):
+        torch.testing.assert_close(
+            value, torch.as_tensor(expected_value, dtype=value.dtype), rtol=tolerance, atol=tolerance
+        )
 
 
 def check_half(method, epochs):
@@ -97,7 +99,7 @@ def check_half(method, epochs):
 
 
 def check_targets(method, epochs, keeps_known=True):
-    """pos, neg ≥ 0; known labels are charged for what they are and nothing else."""
+    """pos, neg ≥ 0; known positives have only pos, known negatives only neg."""
     logits, labels = inputs(3, 12, 9)
     begin(method, labels)
     for epoch in epochs:
@@ -119,12 +121,12 @@ def check_order(make, epochs):
     straight, shuffled = begin(make(), labels), begin(make(), labels)
     for epoch in epochs:
         loss, grad = step(straight, logits, labels, epoch)
-        other, turned = step(shuffled, logits[order], labels[order], epoch, index=order)
-        same((other, turned), (loss, grad[order]), 1e-12)
+        permuted_loss, permuted_grad = step(shuffled, logits[order], labels[order], epoch, index=order)
+        same((permuted_loss, permuted_grad), (loss, grad[order]), 1e-12)
 
 
 def check_round_trip(make, epochs):
-    """A new method that loads the state after the first half goes on as the old one does."""
+    """A new method that loads the state after the first half continues exactly like the old one."""
     logits, labels = inputs(5, 12, 9)
     old, new = begin(make(), labels), begin(make(), labels)
     half = len(epochs) // 2

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import step_checks
 import torch
 
 from halflabel.errors import UserError
@@ -20,11 +19,7 @@ from halflabel.system import memory
 from halflabel.system.rng import hash_names
 from halflabel.types import Batch, Sweep
 
-_spec = importlib.util.spec_from_file_location(
-    "reference_curriculum", Path(__file__).parents[2] / "reference" / "curriculum.py"
-)
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("curriculum")
 
 SHAPES = [(25, 6), (9, 1), (1, 4), (1, 1)]
 

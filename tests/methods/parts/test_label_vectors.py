@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
+import step_checks
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
@@ -21,9 +20,7 @@ from halflabel.methods.parts.label_vectors import (
     sentence_encoder,
 )
 
-_spec = importlib.util.spec_from_file_location("semantic", Path(__file__).parents[2] / "reference" / "semantic.py")
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("semantic")
 
 
 def table(choices=(-1, 0, 0, 1, 1), seed=0, images=50, classes=7):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks
 import torch
 
 from halflabel.methods.parts.matching_pursuit import MOST_ITEMS, Part, joint_omp
 
-_spec = importlib.util.spec_from_file_location("reference_omp", Path(__file__).parents[2] / "reference" / "omp.py")
-slow = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(slow)
+slow = step_checks.reference("omp")
 
 
 def case(seed, images=8, items=None, classes=6, channels=7, kind="normal"):

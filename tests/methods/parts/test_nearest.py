@@ -1,23 +1,12 @@
 """Nearest neighbours against the slow loop: ties, duplicates, skipped references, small budgets, bad input."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+import step_checks
 import torch
 
 from halflabel.methods.parts.nearest import nearest
 
-
-def _load(name):
-    path = Path(__file__).parents[2] / "reference" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"reference_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-slow = _load("neighbours")
+slow = step_checks.reference("neighbours")
 
 
 def _check(queries, references, k, skip=None, **options):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import step_checks
 import torch
 
 from halflabel.errors import UserError
@@ -14,16 +12,7 @@ from halflabel.methods.parts.blending import blend_images, blend_prototypes
 from halflabel.methods.parts.feature_bank import FeatureBank, Prototypes, cluster_centres
 from halflabel.methods.parts.transfer import Cooccurrence, contrastive_loss, with_pseudo_positives
 
-
-def _load(name):
-    path = Path(__file__).parents[2] / "reference" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"reference_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-slow, pairwise = _load("semantic"), _load("sst")
+slow, pairwise = step_checks.reference("semantic"), step_checks.reference("sst")
 SHAPES = [(5, 3), (1, 4), (5, 1), (1, 1)]
 
 
