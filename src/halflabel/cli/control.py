@@ -105,8 +105,8 @@ class ControlQuestions:
             )
         if self.further is None and (unlisted := len(unlisted_photos(self.run, self.labels, self.images))):
             console.print(
-                f"{counted(unlisted, 'photo')} of {escape(str(self.images))} without a row in the labels: to ask about "
-                "them and fill them too, add --all-photos.",
+                f"The labels do not list {counted(unlisted, 'photo')} of the folder {escape(str(self.images))}. Add "
+                "--all-photos to ask about them and fill them too.",
                 soft_wrap=True,
             )
         answer, then = after_fill_questions(self.run.folder, self.images, self.run.control, self.precision, again)

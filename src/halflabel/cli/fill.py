@@ -204,11 +204,11 @@ def _show_photos(filling: FillPlan, images: Path, all_photos: bool) -> None:
     from halflabel.data.decode import unlisted_images
 
     if all_photos:
-        console.print(f"photos: {group_digits(len(filling.images_to_fill))}, with or without a row in the labels")
+        console.print(f"{counted(len(filling.images_to_fill), 'photo')}, listed in the labels or not")
     elif missing := len(unlisted_images(list(filling.table.images), images)):
         console.print(
-            f"{counted(missing, 'photo')} of {escape(str(images))} without a row in the labels: not filled. "
-            "Add --all-photos to fill them too.",
+            f"The labels do not list {counted(missing, 'photo')} of the folder {escape(str(images))}: nothing was "
+            "filled there. Add --all-photos to fill them too.",
             soft_wrap=True,
         )
 
@@ -262,6 +262,9 @@ def _show_next_step(
         return
     _show_undo(quoted_run, quoted_path, fills, ruled)
     show_next("halflabel", "inspect", path)
+    if filling.check or filling.assumption:  # such labels mostly come from a table of tags
+        words = ("convert", path, path.with_name(f"{path.stem}-tags.csv"), "--into", "TAGS.csv", "--without-sources")
+        show_command(shlex.join(["halflabel", *map(str, words)]), "As a copy of your table of tags")
 
 
 def _show_lower_precision(filling: FillPlan, run: Path, images: Path, options: list[str | Path]) -> None:
@@ -343,7 +346,7 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
                 f": {100 * side.precision:.1f} % are expected to be right, at least {100 * side.bound:.1f} % with "
                 f"{100 * filling.confidence:g} % confidence, by {side.known_labels} control answers with such scores"
             )
-        elif side.filled.any():
+        elif side.filled.any() and not filling.check:
             line += (
                 f": {100 * side.precision:.1f} % of {group_digits(side.known_labels)} known labels with such scores "
                 f"are right; at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
@@ -376,7 +379,13 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
     if filling.check:
         console.print(filling.check, soft_wrap=True)
     if (filling.check or filling.assumption) and not filled[0]:
-        console.print("[yellow]warning:[/] nothing reaches this precision")
+        console.print(
+            "People have answered all labels that reach this precision: their answers are in the file, and nothing is "
+            "left to fill."
+            if filling.present.filled.any()
+            else "[yellow]warning:[/] nothing reaches this precision",
+            soft_wrap=True,
+        )
     for warning in filling.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
 

@@ -220,7 +220,7 @@ def _write_into(table: Path, path: Path, lists: dict[str, tuple[list[str], ...]]
     cells = zip(*(column.to_pylist() for column in sheet.columns), strict=True)
     lines = [dict(zip(sheet.header, line, strict=True)) for line in cells]
     listed = {line[image_column].strip() for line in lines}
-    lines += [{image_column: name} for name in lists if name not in listed]
+    lines += [{image_column: name} for name in sorted(lists) if name not in listed]
     has_mark = table.read_bytes()[:3] == codecs.BOM_UTF8  # Excel needs it to read UTF-8
     encoding = "utf-8-sig" if has_mark else "utf-8"
     with atomic_write(path) as temporary, open(temporary, "w", encoding=encoding, newline="") as file:
