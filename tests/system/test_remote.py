@@ -216,7 +216,7 @@ def test_a_pack_in_a_store_is_opened_by_its_address_on_another_machine(
     source = open_packed_images(NAMES, Path("s3://bucket/pack"), VIEWS)
     sent = pickle.dumps(source.part(np.arange(2, 5)))
     shutil.rmtree(tmp_path / "cache")
-    again()
+    forget_copies()
     monkeypatch.setenv("HALFLABEL_CACHE", str(tmp_path / "another machine"))
     part = pickle.loads(sent)
     assert part.pack.folder.is_relative_to(tmp_path / "another machine")
