@@ -34,7 +34,6 @@ export async function openPhoto(wanted = null) {
     $("photo-large").replaceChildren();
     $("photo-large").classList.remove("zoomed");
     draw();
-    announce(`${question.name}: ${photo.items.length} classes.`);
     const url = await retry(() => largePhoto(question), isCurrent, showWaiting);
     if (!isCurrent()) return;
     $("photo-large").replaceChildren(el("img", { src: url, alt: `Photo ${question.name}`, draggable: "false" }));
