@@ -90,11 +90,15 @@ class ControlQuestions:
         from halflabel.filling.run import unlisted_photos
 
         number = len(self._asked())
+        enough = (
+            f"{FEWEST_ANSWERS} are enough to begin, and with more, more can be filled"
+            if number > FEWEST_ANSWERS
+            else "all of them are needed"
+        )
         console.print(
             "Nothing is filled yet. Hardly any label is known to be absent, so no known label shows how often a filled "
             f"one would be wrong. Answers to the {counted(number, 'random question')} in "
-            f"[bold]{escape(str(self.run.control))}[/] will; {min(FEWEST_ANSWERS, number)} are enough to begin, and "
-            "with more, more can be filled.",
+            f"[bold]{escape(str(self.run.control))}[/] will; {enough}.",
             soft_wrap=True,
         )
         if number < self.count:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from halflabel.cli import app
 from halflabel.cli.options import Engine, ReadLabels, check_image_folder, takes_label_options, words_of
-from halflabel.cli.sequence import after_report
+from halflabel.cli.sequence import after_report, after_review
 from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, show_command, show_next
 from halflabel.errors import UserError
 from halflabel.system import distributed
@@ -277,6 +277,11 @@ def _show_lower_precision(filling: FillPlan, run: Path, images: Path, options: l
     precision, count = lower
     console.print(f"At a precision of {100 * precision:g} %, {counted(count, 'label')} would be filled.")
     show_next("halflabel", "fill", run, images, "--precision", f"{precision:g}", *options)
+    if filling.check:
+        file = options[options.index("--answers") :][:2] if "--answers" in options else []
+        show_command(
+            shlex.join([*shlex.split(after_review(run, images)), *map(str, file)]), "Or learn from the answers"
+        )
 
 
 def _show_undo(run: str, file: str, fills: int, ruled: int) -> None:

@@ -13,10 +13,13 @@ from pathlib import Path
 __all__ = ["after_fill_questions", "after_next", "after_report", "after_review", "after_train"]
 
 
-def after_train(run: Path, images: Path, *, is_continued: bool = False) -> str:
-    """Return the command after a training: look at a first run, use one that learned from answers."""
+def after_train(run: Path, images: Path, *, is_continued: bool = False, all_photos: bool = False) -> str:
+    """Return the command after a training: look at a first run, use one that learned from answers.
+
+    `all_photos`: the answers are also about photos that the labels did not list.
+    """
     if is_continued:
-        return _join("fill", run, images)
+        return _join("fill", run, images, *(["--all-photos"] if all_photos else []))
     return _join("report", run, "--images", images)
 
 
@@ -46,7 +49,7 @@ def after_review(
         return _join("review", run, *where, "--export", "answers.csv")
     if not is_control:
         return _join("train", "--continue", run)
-    return _join("fill", run, images, *(["--all-photos"] if all_photos else []))
+    return after_train(run, images, is_continued=True, all_photos=all_photos)
 
 
 def after_fill_questions(

@@ -300,13 +300,20 @@ def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
         _show_random_answers(job)
     console.print(f"Wrote [bold]{escape(run.address)}[/]", soft_wrap=True)
     if run.store is None:
-        show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from)))
+        further = bool(config.begin_from) and len(job.labels.images) > len(_labels_before(job).images)
+    show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from), all_photos=further))
+
+
+def _labels_before(job: TrainingJob) -> Rows:
+    """The labels of the run that a continued run began from."""
+    from halflabel.runs.folder import RunFolder
+
+    return RunFolder(Path(job.config.begin_from or "")).read_rows()
 
 
 def _show_random_answers(job: TrainingJob) -> None:
     """Say why the figures of a continued run differ from those of the run before, where random answers came in."""
     from halflabel.labels.provenance import CONTROL_SOURCE, calibration_tables
-    from halflabel.runs.folder import RunFolder
 
     if not job.config.begin_from:
         return
@@ -318,11 +325,10 @@ def _show_random_answers(job: TrainingJob) -> None:
 
     corrects = calibration_tables(job.labels)[2] is not None
     change = "changed the probabilities by which precision is estimated" if corrects else "now count here too"
-    before = RunFolder(Path(job.config.begin_from))
-    if added := count_random(job.labels) - count_random(before.read_rows()):
+    if added := count_random(job.labels) - count_random(_labels_before(job)):
+        before = Path(job.config.begin_from).name
         console.print(
-            f"Not comparable with the figures of {escape(before.folder.name)}: {counted(added, 'random answer')} "
-            f"{change}.",
+            f"Not comparable with the figures of {escape(before)}: {counted(added, 'random answer')} {change}.",
             soft_wrap=True,
         )
 
