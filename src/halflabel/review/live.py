@@ -108,7 +108,7 @@ class LiveReview:
             [item for item in questions if (item.image, item.column) not in answered],
             features=self.features,
             explorer=self.explorer,
-            both_teach=True if self.model.make_method is None else None,
+            both_teach=True,  # also from positives: uncertain entries need fewer answers (benchmarks/RESULTS.md)
             skip=sorted(answered),
             seed=self.seed,
         )
