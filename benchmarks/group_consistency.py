@@ -23,7 +23,7 @@ import torch
 from halflabel import metrics
 from halflabel.methods.base import Method, recipe
 from halflabel.training.crossfit import crossfit
-from strong_base import Bench
+from strong_base import Bench, make_parser
 
 SIZE = 3
 
@@ -47,16 +47,9 @@ def alike(features: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("features", type=Path)
-    parser.add_argument("labels", type=Path)
-    parser.add_argument("single", type=Path)
-    parser.add_argument("--classifier", type=Path)
+    parser = make_parser(__doc__, regimes="single,2of20", seeds=3)
     parser.add_argument("--other-features", type=Path, required=True)
-    parser.add_argument("--regimes", default="single,2of20")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kinds", default="none,same,alike,random")
-    parser.add_argument("--no-similar", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     bench = Bench(options)

@@ -49,7 +49,7 @@ from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.system.sockets import open_socket
 from halflabel.training.crossfit import crossfit
-from strong_base import read_labels, read_single
+from strong_base import make_parser, read_labels, read_single
 
 Entries = list[tuple[int, int, str]]  # image, class and why
 
@@ -245,18 +245,12 @@ def measure_latency(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("features", type=Path)
-    parser.add_argument("labels", type=Path)
-    parser.add_argument("single", type=Path)
-    parser.add_argument("--classifier", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = make_parser(__doc__, seeds=3)
     parser.add_argument("--starts", default="single,nothing")
     parser.add_argument("--orders", default="live,batch,random")
     parser.add_argument("--answers", type=int, default=3000)
     parser.add_argument("--every", type=int, default=20, help="answers between two fits")
     parser.add_argument("--measure", type=int, default=250, help="answers between two measurements")
-    parser.add_argument("--no-similar", action="store_true", help="measure without similar images, which is quicker")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "live_review.jsonl")
     parser.add_argument("--latency", type=int, default=0, help="measure the waiting time over so many answers instead")

@@ -194,16 +194,22 @@ def _run(task: tuple[str, int, str]) -> dict[str, Any] | None:
         return {"regime": task[0], "seed": task[1], "method": task[2], "error": str(error)[:200]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("features", type=Path)
-    parser.add_argument("labels", type=Path)
-    parser.add_argument("single", type=Path)
+def make_parser(description: str | None, *, seeds: int, regimes: str = "") -> argparse.ArgumentParser:
+    """The arguments that all benchmarks on these files take; `regimes` are the default ones, if there are several."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("features", "labels", "single"):
+        parser.add_argument(name, type=Path)
     parser.add_argument("--classifier", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=seeds)
+    parser.add_argument("--no-similar", action="store_true", help="without similar images, which is quicker")
+    if regimes:
+        parser.add_argument("--regimes", default=regimes)
+    return parser
+
+
+def main() -> None:
+    parser = make_parser(__doc__, regimes="single,1P,2of20,30%,50%,all", seeds=3)
     parser.add_argument("--methods", default="", help="all that the solver can fit, if empty")
-    parser.add_argument("--regimes", default="single,1P,2of20,30%%,50%%,all".replace("%%", "%"))
-    parser.add_argument("--no-similar", action="store_true", help="without similar images")
     parser.add_argument("--sgd", action="store_true", help="train in batches")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "strong_base.jsonl")

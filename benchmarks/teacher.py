@@ -25,7 +25,7 @@ from halflabel import metrics
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.training.crossfit import crossfit
-from strong_base import Bench
+from strong_base import Bench, make_parser
 
 
 def write_scores(path: Path, table: LabelTable, scores: np.ndarray[Any, Any]) -> None:
@@ -37,16 +37,9 @@ def write_scores(path: Path, table: LabelTable, scores: np.ndarray[Any, Any]) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("features", type=Path)
-    parser.add_argument("labels", type=Path)
-    parser.add_argument("single", type=Path)
-    parser.add_argument("--classifier", type=Path)
+    parser = make_parser(__doc__, regimes="single,2of20", seeds=1)
     parser.add_argument("--teacher-features", type=Path, required=True)
     parser.add_argument("--photos", type=int, default=300)
-    parser.add_argument("--regimes", default="single,2of20")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--no-similar", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     bench = Bench(options)

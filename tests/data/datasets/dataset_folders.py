@@ -88,18 +88,19 @@ def write_vg(folder: Path) -> None:
 CIFAR = ("airplane", "automobile", "bird")
 
 
+def counting_pictures(first: int, count: int, side: int, steps: tuple[int, int]) -> np.ndarray:
+    """Pictures whose values count upwards, by `steps` from colour to colour and from row to row."""
+    pictures = np.zeros((count, 3, side, side), np.uint8)
+    for image, colour, row, column in np.ndindex(pictures.shape):
+        pictures[image, colour, row, column] = (first + image + steps[0] * colour + steps[1] * row + column) % 256
+    return pictures
+
+
 def cifar_records(first: int, count: int) -> tuple[bytes, np.ndarray]:
-    """Records whose pixels count upwards, written out byte by byte."""
-    data, pictures = bytearray(), np.zeros((count, 3, 32, 32), np.uint8)
-    for image in range(count):
-        data.append((first + image) % 3)
-        for colour in range(3):
-            for row in range(32):
-                for column in range(32):
-                    value = (first + image + 7 * colour + 3 * row + column) % 256
-                    pictures[image, colour, row, column] = value
-                    data.append(value)
-    return bytes(data), pictures
+    """The class of each picture, then its rows."""
+    pictures = counting_pictures(first, count, 32, (7, 3))
+    records = (bytes([(first + number) % 3]) + picture.tobytes() for number, picture in enumerate(pictures))
+    return b"".join(records), pictures
 
 
 def write_cifar(folder: Path) -> None:
@@ -112,15 +113,12 @@ def write_cifar(folder: Path) -> None:
 
 def stl_pictures(first: int, count: int) -> tuple[bytes, np.ndarray]:
     """Column after column of each colour, as the file has it."""
-    pictures = np.zeros((count, 3, 96, 96), np.uint8)
+    pictures = counting_pictures(first, count, 96, (50, 2))
     data = bytearray()
-    for image in range(count):
-        for colour in range(3):
+    for picture in pictures:
+        for colour in picture:
             for column in range(96):
-                for row in range(96):
-                    value = (first + image + 50 * colour + 2 * row + column) % 256
-                    pictures[image, colour, row, column] = value
-                    data.append(value)
+                data += bytes(colour[row, column] for row in range(96))
     return bytes(data), pictures
 
 
