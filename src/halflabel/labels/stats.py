@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 _MAX_PAIRS = 5e7  # pairs of present classes of all images
+_MAX_DISTINCT_PAIRS = 1e7  # of these, the most that may be stored: each takes some 30 bytes
 _CHUNK = 1 << 22  # entries counted at a time
 
 Regime = Literal["full", "single-positive", "positives-only", "partial", "empty"]
@@ -191,7 +192,8 @@ def _together(table: LabelTable) -> Any:
     for fewest in (0, *(2**k for k in range(1, 63))):
         is_counted = present & (positives >= fewest)[table.column]
         pairs = np.diff(count_before(is_counted, table.start)).astype(np.float64) ** 2
-        if pairs.sum() <= _MAX_PAIRS:
+        distinct = min(pairs.sum(), float(np.count_nonzero(positives >= max(fewest, 1))) ** 2)
+        if pairs.sum() <= _MAX_PAIRS and distinct <= _MAX_DISTINCT_PAIRS:
             break
     matrix = table.matrix(is_counted)
     return (matrix.T @ matrix).tocsr()
