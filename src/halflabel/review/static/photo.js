@@ -60,7 +60,7 @@ function draw() {
   $("photo-classes").replaceChildren(...shownItems().map((item, index) => {
     const on = photo.marked.has(item.entry);
     const opinion = valueOf(item) ? (isPresent(item) ? "known: yes" : "known: no") : modelOpinion(item);
-    const button = el("button", { type: "button", class: "class", "aria-pressed": String(on), "aria-label": `${item.class}, ${opinion}` },
+    const button = el("button", { type: "button", class: "class", "aria-pressed": String(on) },
       el("kbd", { "aria-hidden": "true" }, index < 9 ? String(index + 1) : ""), el("b", {}, item.class), el("span", { class: "muted" }, opinion));
     if (index < 9) button.setAttribute("aria-keyshortcuts", String(index + 1));
     button.addEventListener("click", () => toggleClass(index));
