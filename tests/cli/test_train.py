@@ -106,7 +106,7 @@ def test_resuming_with_changed_labels_is_refused(data: Path, tmp_path: Path) -> 
     done("train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY)
     other = formats.read(data / "train.csv").table().subset(range(40))
     formats.write(other, tmp_path / "run" / "labels.parquet")
-    assert "differs from the labels" in refused("train", "--resume", tmp_path / "run")
+    assert "labels.parquet is damaged" in refused("train", "--resume", tmp_path / "run")
 
 
 @pytest.mark.slow
