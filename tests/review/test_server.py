@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 pytest.importorskip("fastapi")
@@ -152,6 +155,10 @@ def test_galleries_show_what_they_say(client, session) -> None:
     for item in missing["items"]:
         assert item["label"] == 0
         assert item["entry"] not in controls
+    scores = session.scored.scores.copy()
+    image = int(np.searchsorted(table.start, 5, side="right")) - 1
+    scores[image, table.column[5]] = 0.001  # a positive that the model contradicts
+    session.scored = replace(session.scored, scores=scores)
     wrong = client.get("/api/gallery?kind=wrong&count=60").json()["items"]
     assert wrong
     for item in wrong:
