@@ -21,7 +21,6 @@ from torch.nn.functional import logsigmoid
 from halflabel import metrics
 from halflabel.data.estimator_inputs import InputImages, Zero, read_images, read_labels
 from halflabel.data.sources import Arrays, Features, Images
-from halflabel.data.views import make_views
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
@@ -39,6 +38,7 @@ from halflabel.runs.new_run import make_config
 from halflabel.system import memory
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, EpochLog
+from halflabel.training.config import Config
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
 
@@ -300,8 +300,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         distinct, first, again = np.unique(images.keys, return_index=True, return_inverse=True)
         names = Names(distinct.tolist())
-        preprocess = backbone.preprocess
-        views = make_views(preprocess.size, "squash", preprocess.interpolation, preprocess.crop_pct)
+        views = Config().views(backbone.preprocess.size, backbone)
         source: Images | Arrays
         if images.pixels is None:
             source = Images([Path(key) for key in distinct.tolist()], names, views, max_bad=1.0)

@@ -31,7 +31,7 @@ def flat(text: str) -> str:
 
 def done(*words: str | Path, stdin: str | None = None) -> str:
     result = run(*words, stdin=stdin)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, (result.output, result.exception)
     return result.stdout
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from command_line import done
 from typer.testing import CliRunner
 
@@ -39,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_settings_are_those_of_the_view() -> None:
     backbone = build_backbone("tiny", size=32)
     preprocess = backbone.preprocess
-    assert Config().views(32, backbone) == make_views(32, "squash", preprocess.interpolation, preprocess.crop_pct)
+    assert Config().views(32, backbone) == make_views(32, "keep", preprocess.interpolation, preprocess.crop_pct)
     views = Config(strong_ops=3, strong_magnitude=20, cutout=0.0, crop=0.9).views(32, backbone)
     strong = views["strong"]
     assert isinstance(strong, Strong)
@@ -98,16 +97,6 @@ def test_a_run_stores_the_options_and_caches_are_separate(data: Path, tmp_path: 
     done("train", "--continue", gentle, "--out", tmp_path / "next")
     assert [RunFolder(tmp_path / "next").read_config()[name] for name in STRONG_VIEW_FIELDS] == [1, 3, 0.1]
     assert CliRunner().invoke(app, ["train", "--resume", str(gentle), "--cutout", "0.3"]).exit_code == 2
-    # A run of an earlier version has no such options, and is read with the defaults.
-    content = yaml.safe_load((usual / "config.yaml").read_text())
-    for name in STRONG_VIEW_FIELDS:
-        content.pop(name)
-    (usual / "config.yaml").write_text(yaml.safe_dump(content))
-    assert Config.from_dict(RunFolder(usual).read_config()).views(
-        32, build_backbone("tiny", size=32)
-    ) == Config().views(32, build_backbone("tiny", size=32))
-    done("train", "--resume", usual)
-    assert (usual / "best.safetensors").read_bytes() == weights[usual]
 
 
 def test_the_options_are_part_of_the_identity_of_a_comparison(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from halflabel.data.sources import Arrays
-from halflabel.data.views import make_views
+from halflabel.data.views import Plain, make_views
 from halflabel.labels.names import Names
 from halflabel.models import onnx_features
 from halflabel.models.backbones import Backbone, build_backbone
@@ -27,7 +27,7 @@ def relative_difference(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def exported(backbone: Backbone, folder: Path | None = None, **options: Any) -> OnnxBackbone | None:
-    return find_onnx_backbone(backbone, options.pop("size", 64), folder, **{"images": FEWEST_IMAGES, **options})
+    return find_onnx_backbone(backbone, Plain(options.pop("size", 64)), folder, **{"images": FEWEST_IMAGES, **options})
 
 
 @pytest.mark.parametrize("name", ["tiny", "efficientnet-lite0", "test_resnet", "test_efficientnet"])
@@ -36,7 +36,7 @@ def test_features_equal_those_of_torch(name: str, batch: int) -> None:
     backbone = build_backbone(name, pretrained=name == "efficientnet-lite0")
     network = exported(backbone, size=96)
     assert network is not None
-    for images in parity_images(96, batch).values():
+    for images in parity_images((96, 96), batch).values():
         with torch.inference_mode():
             assert relative_difference(network(images), pool(backbone(images))) < TOLERANCE
 
@@ -45,7 +45,7 @@ def test_paddings_are_constants() -> None:
     """Paddings computed in the graph, as the exporter writes them, make Lite0 a quarter slower."""
     onnx = pytest.importorskip("onnx")
     content = onnx_features._export(
-        onnx_features._Pooled(build_backbone("efficientnet-lite0")).eval(), 64, simplified=True
+        onnx_features._Pooled(build_backbone("efficientnet-lite0")).eval(), (64, 64), simplified=True
     )
     operators = {node.op_type for node in onnx.load_model_from_string(content).graph.node}
     assert "Conv" in operators
@@ -85,7 +85,7 @@ def test_a_file_of_other_weights_is_not_used(tmp_path: Path) -> None:
     new_file.write_bytes(content)  # the right name, the wrong weights
     network = exported(backbone, tmp_path)
     assert network is not None
-    images = parity_images(64, 2)["scene"]
+    images = parity_images((64, 64), 2)["scene"]
     with torch.inference_mode():
         assert relative_difference(network(images), pool(backbone(images))) < TOLERANCE
 
@@ -145,7 +145,7 @@ def test_a_network_that_cannot_be_exported_is_run_by_torch() -> None:
 
 
 def test_cached_features_by_onnx_and_torch_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = torch.cat([parity_images(48, FEWEST_IMAGES // 2)[kind] for kind in ("noise", "scene")])
+    images = torch.cat([parity_images((48, 48), FEWEST_IMAGES // 2)[kind] for kind in ("noise", "scene")])
     source = Arrays(images, Names.numbered(len(images)), make_views(48, "squash", "bilinear", 1.0))
     backbone = build_backbone("efficientnet-lite0", size=48)
     by_onnx = cache_features(backbone, source, tmp_path / "a").values
@@ -163,7 +163,7 @@ def test_cached_features_by_onnx_and_torch_agree(tmp_path: Path, monkeypatch: py
 
 
 def test_maps_are_computed_by_torch(tmp_path: Path) -> None:
-    images = parity_images(32, FEWEST_IMAGES)["noise"]
+    images = parity_images((32, 32), FEWEST_IMAGES)["noise"]
     source = Arrays(images, Names.numbered(len(images)), make_views(32, "squash", "bilinear", 1.0))
     cached = cache_features(build_backbone("tiny"), source, tmp_path, maps=True)
     assert cached.values.shape == (FEWEST_IMAGES, 64, 4, 4)

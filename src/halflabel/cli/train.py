@@ -301,7 +301,7 @@ def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
     console.print(f"Wrote [bold]{escape(run.address)}[/]", soft_wrap=True)
     if run.store is None:
         further = bool(config.begin_from) and len(job.labels.images) > len(_labels_before(job).images)
-    show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from), all_photos=further))
+        show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from), all_photos=further))
 
 
 def _labels_before(job: TrainingJob) -> Rows:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from halflabel.data.decode import MAX_PIXELS, UNAVAILABLE, BadImage, read_image
 from halflabel.data.file_identity import group_copies
+from halflabel.data.image_list import stack_images
 from halflabel.data.quarantine import Quarantine, TooManyBadImages
 from halflabel.data.views import View, view_keys
 from halflabel.errors import UserError
@@ -51,7 +52,7 @@ class FetchedBatch(NamedTuple):
     """The views of one batch; images that could not be read are left out."""
 
     images: NDArray[np.int64]  # (B,) image numbers
-    views: tuple[Tensor, ...]  # each (B, …)
+    views: tuple[Tensor, ...]  # each (B, …); an `ImageList` for plain views of different shapes
 
 
 class Source(Protocol):
@@ -100,7 +101,7 @@ class Arrays:
             yield FetchedBatch(
                 index,
                 tuple(
-                    torch.stack([view(self.images[i], int(key)) for i, key in zip(index, keys[:, v], strict=True)])
+                    stack_images([view(self.images[i], int(key)) for i, key in zip(index, keys[:, v], strict=True)])
                     for v, view in enumerate(chosen)
                 ),
             )
@@ -393,7 +394,7 @@ class _Files(Dataset[Any]):
 
 def _collate(items: list[Any]) -> tuple[list[int], list[Tensor], list[tuple[int, str, str]]]:
     good = [(number, views) for number, views, bad in items if bad is None]
-    stacked = [torch.stack(same) for same in zip(*(views for _, views in good), strict=True)]
+    stacked = [stack_images(same) for same in zip(*(views for _, views in good), strict=True)]
     return [number for number, _ in good], stacked, [bad for _, _, bad in items if bad is not None]
 
 

@@ -1,5 +1,7 @@
 """Views of an image: decoded uint8 (3, H, W) in, uint8 (3, S, S) out; the model normalises them.
 
+With `keep`, the plain view is not a square: it has the aspect ratio of the image and about S² pixels.
+
 All randomness of a view is a function of its integer key: the same key gives the same bytes in any worker or thread,
 before and after a restart. No random generator is used.
 """
@@ -19,9 +21,19 @@ from torch.nn import functional as F
 from halflabel.errors import UserError
 from halflabel.system.rng import bits, uniform
 
-__all__ = ["RANDAUGMENT_OPS", "Plain", "Strong", "View", "Weak", "draw_uniform", "make_views", "view_keys"]
+__all__ = [
+    "RANDAUGMENT_OPS",
+    "Plain",
+    "Strong",
+    "View",
+    "Weak",
+    "draw_uniform",
+    "kept_shape",
+    "make_views",
+    "view_keys",
+]
 
-Resize = Literal["squash", "crop"]
+Resize = Literal["squash", "crop", "keep"]
 Interpolation = Literal["bilinear", "bicubic"]
 
 _INTERPOLATIONS = ("bilinear", "bicubic")
@@ -31,6 +43,10 @@ _BINS = 31
 # Separates the random numbers of views from those drawn elsewhere with the same seed.
 _PURPOSE = 0x76696577
 _GREY = 128
+# Aspect ratios (width / height) of the plain view with `keep`. They are few, as each shape has its own network in ONNX
+# Runtime; √2 is within 6 % of 4:3 and 3:2, the ratios of most photos.
+_RATIOS = (9 / 16, 0.5**0.5, 1.0, 2**0.5, 16 / 9)
+_STEP = 16  # sides with `keep` are multiples of it
 
 
 def view_keys(seed: int, epoch: int, hashes: NDArray[np.uint64], views: int) -> NDArray[np.uint64]:
@@ -48,7 +64,7 @@ class View(Protocol):
 
     @property
     def size(self) -> int:
-        """S, the side of the output square."""
+        """S, the side of the output square, or of one with as many pixels."""
         ...
 
     def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
@@ -65,7 +81,8 @@ class Plain:
     """No randomness: `squash` resizes to S × S whatever the aspect ratio; `crop` takes the centre square.
 
     The centre square has the side crop_pct · min(H, W). That equals resizing the short side to S / crop_pct and
-    cropping the centre, in one step whose cost does not grow with the aspect ratio. The key is not used.
+    cropping the centre, in one step whose cost does not grow with the aspect ratio. `keep` resizes to `kept_shape`. The
+    key is not used.
 
     >>> Plain(224).describe()
     'Plain(size=224,resize=squash,interpolation=bilinear,crop_pct=0.875,version=1)'
@@ -79,10 +96,14 @@ class Plain:
 
     def __call__(self, image: torch.Tensor, key: int = 0) -> torch.Tensor:
         height, width = image.shape[-2:]
+        if self.resize == "keep":
+            return _resized(image, 0, 0, height, width, kept_shape(height, width, self.size), self.interpolation)
         if _squash(self.resize):
-            return _resized(image, 0, 0, height, width, self.size, self.interpolation)
+            return _resized(image, 0, 0, height, width, (self.size,) * 2, self.interpolation)
         side = _side(self.crop_pct * min(height, width), min(height, width))
-        return _resized(image, (height - side) // 2, (width - side) // 2, side, side, self.size, self.interpolation)
+        return _resized(
+            image, (height - side) // 2, (width - side) // 2, side, side, (self.size,) * 2, self.interpolation
+        )
 
     def describe(self) -> str:
         return _describe(self)
@@ -113,7 +134,7 @@ class Weak:
         high, wide = (height, width) if _squash(self.resize) else (min(height, width),) * 2
         high, wide = _side(share * high, high), _side(share * wide, wide)
         top, left = int(u[1] * (height - high + 1)), int(u[2] * (width - wide + 1))
-        image = _resized(image, top, left, high, wide, self.size, self.interpolation)
+        image = _resized(image, top, left, high, wide, (self.size,) * 2, self.interpolation)
         return image.flip(-1) if u[3] < self.flip else image
 
     def describe(self) -> str:
@@ -159,14 +180,19 @@ def make_views(
 ) -> dict[str, View]:
     """Return the views "plain", "weak" and "strong" of size × size pixels; "strong" only of RGB images.
 
+    With `keep` there is "square" too, the squashed plain view; "weak" and "strong" are squashed then.
+
     crop: the smallest share of the image that a random crop covers. strong: further fields of `Strong`.
     """
+    augmented: Resize = "squash" if resize == "keep" else resize
     views: dict[str, View] = {
         "plain": Plain(size, resize, interpolation, crop_pct, channels),
-        "weak": Weak(size, resize, interpolation, least=crop, channels=channels),
+        "weak": Weak(size, augmented, interpolation, least=crop, channels=channels),
     }
+    if resize == "keep":
+        views["square"] = Plain(size, "squash", interpolation, crop_pct, channels)
     if channels == 3:
-        views["strong"] = Strong(size, resize, interpolation, least=crop, **strong)
+        views["strong"] = Strong(size, augmented, interpolation, least=crop, **strong)
     return views
 
 
@@ -187,9 +213,20 @@ def _draws(key: int, number: int) -> NDArray[np.float64]:
     return uniform(key, _PURPOSE, np.arange(number))
 
 
+def kept_shape(height: int, width: int, size: int) -> tuple[int, int]:
+    """Return the height and width that an image gets with `keep`: about size² pixels, and about its aspect ratio.
+
+    >>> kept_shape(480, 640, 224), kept_shape(3000, 2000, 224), kept_shape(100, 900, 224)
+    ((192, 272), (272, 192), (160, 304))
+    """
+    ratio = min(_RATIOS, key=lambda ratio: abs(math.log(width / height / ratio)))
+    high, wide = (max(_STEP, round(size * share / _STEP) * _STEP) for share in (ratio**-0.5, ratio**0.5))
+    return (size, size) if ratio == 1 else (high, wide)
+
+
 def _squash(resize: str) -> bool:
     if resize not in ("squash", "crop"):
-        raise UserError(f"there is no resize mode {resize!r}", "use squash or crop")
+        raise UserError(f"there is no resize mode {resize!r}", "use squash, crop or keep")
     return resize == "squash"
 
 
@@ -205,19 +242,19 @@ def _torchvision() -> Any:
 
 
 def _resized(
-    image: torch.Tensor, top: int, left: int, height: int, width: int, size: int, interpolation: str
+    image: torch.Tensor, top: int, left: int, height: int, width: int, shape: tuple[int, int], interpolation: str
 ) -> torch.Tensor:
-    """Return a box of the image, resized with antialiasing as torchvision does it: a new contiguous (3, S, S)."""
+    """Return a box of the image, resized to (H, W) with antialiasing as torchvision does it."""
     if interpolation not in _INTERPOLATIONS:
         raise UserError(f"there is no interpolation {interpolation!r}", "use bilinear or bicubic")
     if image.dtype != torch.uint8 or image.ndim != 3:
         raise ValueError(f"a view takes uint8 (C, H, W), not {image.dtype} {tuple(image.shape)}")
     # Resizing bytes is vectorised for channels last only; a crop must be dense to count as channels last.
     box = image.permute(1, 2, 0)[top : top + height, left : left + width].contiguous().permute(2, 0, 1)
-    if (height, width) != (size, size):
+    if (height, width) != shape:
         # These strides say unambiguously that a batch of one image is channels last, and so is the output.
         batch = box.as_strided((1, *box.shape), (box.numel(), *box.stride()))
-        box = F.interpolate(batch, (size, size), mode=interpolation, align_corners=False, antialias=True)[0]
+        box = F.interpolate(batch, shape, mode=interpolation, align_corners=False, antialias=True)[0]
     return box.clone(memory_format=torch.contiguous_format)
 
 

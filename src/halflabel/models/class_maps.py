@@ -77,7 +77,7 @@ def heat_map(maps: NDArray[Any], size: tuple[int, int]) -> Floats:
 
 def visible_box(view: Any, height: int, width: int) -> tuple[float, float, float, float]:
     """The part of a photo that a plain view shows the model: left, top, right, bottom as shares of its sides."""
-    if view.resize == "squash":
+    if view.resize != "crop":
         return 0.0, 0.0, 1.0, 1.0
     side = view.crop_pct * min(height, width)
     left, top = (width - side) / 2 / width, (height - side) / 2 / height

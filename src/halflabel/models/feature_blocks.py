@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from halflabel.data.image_list import ImageList
 from halflabel.data.items import Items
 from halflabel.data.sources import Arrays, Images, Plan, Source, sequential_plan
 from halflabel.models.heads import pool
@@ -57,7 +58,9 @@ class FeatureExtractor:
                     features = self._batcher.run(self._extract, views[0].to(self.device)).cpu().numpy()
             yield FeatureBatch(planned, images, features, _unreadable(source, planned, images))
 
-    def _extract(self, view: torch.Tensor) -> torch.Tensor:
+    def _extract(self, view: torch.Tensor | ImageList) -> torch.Tensor:
+        if isinstance(view, ImageList):
+            return view.apply(self._extract)
         features = self.network(view)
         return (features if self.maps else pool(features)).to(torch.float16)
 

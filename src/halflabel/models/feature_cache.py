@@ -100,9 +100,9 @@ def cache_features(
     total = len(missing) * len(source)
     network: Backbone | OnnxBackbone = backbone
     if missing and not maps:
-        size, images = source.views["plain"].size, len(source)
+        view, images = source.views["plain"], len(source)
         network = (
-            find_onnx_backbone(backbone, size, folder, images=images, device=device, reporter=reporter) or backbone
+            find_onnx_backbone(backbone, view, folder, images=images, device=device, reporter=reporter) or backbone
         )
     for number, cache in enumerate(missing):
 
@@ -143,9 +143,10 @@ def _view_caches(
 ) -> list[_ViewCache]:
     """The cache of the plain view, then those of the strong views, in folders inside its folder."""
     weights, images = fingerprint(backbone), _images_digest(source)
+    plain = "square" if maps and "square" in source.views else "plain"  # maps must have one shape
     files = FileState(source.paths if isinstance(source, Images) and not isinstance(source, PackedImages) else ())
-    made_of = {"weights": weights, "view": source.views["plain"].describe(), "images": images}
-    caches = [_ViewCache(folder, _stem(backbone, source, maps), "plain", 0, made_of, files)]
+    made_of = {"weights": weights, "view": source.views[plain].describe(), "images": images}
+    caches = [_ViewCache(folder, _stem(backbone, source, maps), plain, 0, made_of, files)]
     for copy in range(copies):
         made_of = {"weights": weights, "strong view": source.views["strong"].describe(), "images": images}
         caches.append(_ViewCache(caches[0].folder, f"strong-{copy}", "strong", copy, made_of, files))

@@ -8,6 +8,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from halflabel.data.image_list import ImageList
 from halflabel.errors import UserError, WrongHead
 from halflabel.models.feature_transform import FeatureTransform
 from halflabel.models.similar_images import SimilarImages
@@ -209,9 +210,13 @@ class Model(nn.Module):
         self.backbone = backbone
         self.head = head
 
-    def features(self, view: Tensor) -> Tensor:
-        """The input of the head: (B, D) or (B, D, h, w)."""
-        features: Tensor = view if self.backbone is None else self.backbone(view)
+    def features(self, view: Tensor | ImageList) -> Tensor:
+        """The input of the head: (B, D) or (B, D, h, w); (B, D) for images of different shapes."""
+        if self.backbone is None:
+            return view  # type: ignore[return-value]  # an exported file takes images of any shapes
+        if isinstance(view, ImageList):
+            return view.apply(lambda images: pool(self.features(images)))
+        features: Tensor = self.backbone(view)
         return features
 
     def run(self, other: Model, view: Tensor) -> Output:

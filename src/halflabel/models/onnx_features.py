@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from halflabel.data.views import View
 from halflabel.errors import UserError
 from halflabel.models.backbones import Backbone, fingerprint
 from halflabel.models.heads import pool
@@ -34,27 +35,56 @@ FEWEST_IMAGES = 100  # with fewer images, torch is done before the network is ex
 _SILENT = 4  # the runtime's log level
 
 
+Shape = tuple[int, int]  # height and width
+
+
 class OnnxBackbone(nn.Module):
-    """Map images (B, 3, S, S) uint8 to pooled features (B, D) float32, on the CPU."""
+    """Map images (B, 3, H, W) uint8 to pooled features (B, D) float32, on the CPU.
 
-    def __init__(self, name: str, content: bytes) -> None:
-        import onnxruntime
+    The network of each shape is a file of its own, which is quicker than one file for all. Those of further shapes come
+    from `folder`, or `pooled` is exported when the first such image is met; torch runs what cannot be exported.
+    """
 
+    def __init__(
+        self, name: str, contents: dict[Shape, bytes], pooled: _Pooled | None = None, folder: Path | None = None
+    ) -> None:
         super().__init__()
-        self.name = name
-        self.content = content  # of the .onnx file
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = min(torch.get_num_threads(), free_cores())
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # decoding needs the cores meanwhile
-        options.log_severity_level = _SILENT
-        self.session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self.name, self.contents, self.pooled, self.folder = name, contents, pooled, folder
+        self.sessions = {shape: _start_session(content) for shape, content in contents.items()}
 
     def __reduce__(self) -> Any:
-        return OnnxBackbone, (self.name, self.content)
+        return OnnxBackbone, (self.name, self.contents, self.pooled, self.folder)
 
     def forward(self, images: Tensor) -> Tensor:
-        (features,) = self.session.run(None, {"images": images.contiguous().numpy()})
+        height, width = images.shape[-2:]
+        if (height, width) not in self.sessions and self.pooled is not None:
+            self._add_shape((height, width), self.pooled)
+        session = self.sessions[height, width]
+        if session is None:
+            assert self.pooled is not None
+            return self.pooled(images)  # type: ignore[no-any-return]
+        (features,) = session.run(None, {"images": images.contiguous().numpy()})
         return torch.from_numpy(features)
+
+    def _add_shape(self, shape: Shape, pooled: _Pooled) -> None:
+        try:
+            network = _load(pooled, shape, self.folder)
+        except Exception:  # as in `find_onnx_backbone`
+            self.sessions[shape] = None
+        else:
+            self.contents |= network.contents
+            self.sessions |= network.sessions
+
+
+def _start_session(content: bytes) -> Any:
+    """Open the content of an .onnx file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = min(torch.get_num_threads(), free_cores())
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # decoding needs the cores meanwhile
+    options.log_severity_level = _SILENT
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 class _Pooled(nn.Module):
@@ -68,14 +98,14 @@ class _Pooled(nn.Module):
 
 def find_onnx_backbone(
     backbone: Backbone,
-    size: int,
+    view: View,
     folder: Path | None = None,
     *,
     images: int,
     device: torch.device | str = "cpu",
     reporter: Reporter = SILENT,
 ) -> OnnxBackbone | None:
-    """The backbone for images of `size` pixels, run by ONNX Runtime; None where torch is to be used.
+    """The backbone for images of a plain `view`, run by ONNX Runtime; None where torch is to be used.
 
     That is on a GPU, for fewer than FEWEST_IMAGES `images`, for images that are not RGB, and for networks that are not
     mostly convolutions, such as ViTs, which gain nothing; and, with a message, without the packages or where the
@@ -86,8 +116,12 @@ def find_onnx_backbone(
     is_rgb = len(backbone.mean) == 3
     if torch.device(device).type != "cpu" or images < FEWEST_IMAGES or not is_rgb or not _is_convolutional(backbone):
         return None
+    pooled = _Pooled(backbone).eval()
     try:
-        return _load(_Pooled(backbone).eval(), size, folder)
+        network = _load(pooled, (view.size, view.size), folder)
+        if getattr(view, "resize", "") == "keep":
+            network.pooled, network.folder = copy.deepcopy(pooled).to(memory_format=torch.contiguous_format), folder
+        return network
     except ImportError as error:
         reason = f"the package {error.name} is not installed"
     # Exporter and runtime raise many unrelated types, which all mean the same: torch can do it too.
@@ -104,25 +138,27 @@ def _is_convolutional(backbone: Backbone) -> bool:
     return 2 * in_convolutions >= sum(parameter.numel() for parameter in backbone.parameters())
 
 
-def _load(pooled: _Pooled, size: int, folder: Path | None) -> OnnxBackbone:
+def _load(pooled: _Pooled, shape: Shape, folder: Path | None) -> OnnxBackbone:
     """Open the network in `folder`; it is exported if the file is missing, damaged or of another network."""
-    name = f"{pooled.backbone.name.replace('/', '_')}-{size}px-{fingerprint(pooled.backbone)}.onnx"
+    height, width = shape
+    pixels = f"{width}px" if height == width else f"{width}x{height}px"
+    name = f"{pooled.backbone.name.replace('/', '_')}-{pixels}-{fingerprint(pooled.backbone)}.onnx"
     if folder is not None:
         with contextlib.suppress(Exception):  # the runtime has one exception type per fault
-            return _open((folder / name).read_bytes(), pooled, size)
-    content = _export(pooled, size, simplified=True)
+            return _open((folder / name).read_bytes(), pooled, shape)
+    content = _export(pooled, shape, simplified=True)
     try:
-        network = _open(content, pooled, size)
+        network = _open(content, pooled, shape)
     except Exception:  # its simplified graph works for one batch size only
-        content = _export(pooled, size, simplified=False)
-        network = _open(content, pooled, size)
+        content = _export(pooled, shape, simplified=False)
+        network = _open(content, pooled, shape)
     if folder is not None:
         with contextlib.suppress(UserError), atomic_write(folder / name) as temporary:  # a read-only or full disk
             temporary.write_bytes(content)
     return network
 
 
-def _export(pooled: _Pooled, size: int, *, simplified: bool) -> bytes:
+def _export(pooled: _Pooled, shape: Shape, *, simplified: bool) -> bytes:
     """The network as the content of an .onnx file.
 
     The exporter based on TorchScript takes one second, the one based on torch.export ten. With `simplified`, ONNX
@@ -140,7 +176,7 @@ def _export(pooled: _Pooled, size: int, *, simplified: bool) -> bytes:
         with torch.no_grad(), quiet_exporter():
             torch.onnx.export(
                 plain,
-                (torch.zeros(1, 3, size, size, dtype=torch.uint8),),
+                (torch.zeros(1, 3, *shape, dtype=torch.uint8),),
                 file,
                 input_names=["images"],
                 output_names=["features"],
@@ -161,10 +197,10 @@ def _export(pooled: _Pooled, size: int, *, simplified: bool) -> bytes:
     return content
 
 
-def _open(content: bytes, pooled: _Pooled, size: int) -> OnnxBackbone:
+def _open(content: bytes, pooled: _Pooled, shape: Shape) -> OnnxBackbone:
     """Open an exported network; a ValueError if its features differ from torch's."""
-    network = OnnxBackbone(pooled.backbone.name, content)
-    noise, scene = parity_images(size, 1)["noise"], parity_images(size, 3)["scene"]
+    network = OnnxBackbone(pooled.backbone.name, {shape: content})
+    noise, scene = parity_images(shape, 1)["noise"], parity_images(shape, 3)["scene"]
     for images in (noise, scene):
         with torch.inference_mode():
             expected = pooled(images)
@@ -174,14 +210,14 @@ def _open(content: bytes, pooled: _Pooled, size: int) -> OnnxBackbone:
     return network
 
 
-def parity_images(size: int, batch: int) -> dict[str, Tensor]:
+def parity_images(shape: Shape, batch: int) -> dict[str, Tensor]:
     """Return images to compare on: noise, which excites every channel, and smooth shapes with edges, as in photos."""
     generator = torch.Generator().manual_seed(batch)
-    noise = torch.randint(0, 256, (batch, 3, size, size), generator=generator, dtype=torch.uint8)
+    noise = torch.randint(0, 256, (batch, 3, *shape), generator=generator, dtype=torch.uint8)
     coarse = torch.rand(batch, 3, 5, 5, generator=generator) * 255
-    scene = nn.functional.interpolate(coarse, (size, size), mode="bicubic", align_corners=False)
-    half = size // 2
-    scene[:, :, half // 2 : half, half:] = coarse[:, :, :1, :1]
+    scene = nn.functional.interpolate(coarse, shape, mode="bicubic", align_corners=False)
+    height, width = shape
+    scene[:, :, height // 4 : height // 2, width // 2 :] = coarse[:, :, :1, :1]
     return {"noise": noise, "scene": scene.round().clamp(0, 255).to(torch.uint8)}
 
 

@@ -97,6 +97,8 @@ class Predictor:
             thresholds = torch.tensor([by_class[name] for name in classes])
         device = choose_device(config.settings.device, fall_back=True)
         views = config.views(config.size or backbone.preprocess.size, backbone)
+        if model.head.needs_maps and "square" in views:
+            views["plain"] = views["square"]
         return cls(_ready(model, device), config, classes, views, platt, thresholds, device, run)
 
     @classmethod
@@ -193,8 +195,8 @@ class Predictor:
         if self.config.tune != "head" or self.model.head.needs_maps or not isinstance(backbone, Backbone):
             return self.model
         folder = None if self.run is None else self.run.folder.parent / "cache"
-        size = self.views["plain"].size
-        onnx_backbone = find_onnx_backbone(backbone, size, folder, images=images, device=device, reporter=reporter)
+        view = self.views["plain"]
+        onnx_backbone = find_onnx_backbone(backbone, view, folder, images=images, device=device, reporter=reporter)
         return self.model if onnx_backbone is None else Model(onnx_backbone, self.model.head)
 
     def cached_logits(self, source: Images, reporter: Reporter) -> Tensor:

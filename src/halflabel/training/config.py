@@ -183,9 +183,15 @@ class Config:
         ),
     ] = 3
     resize: Annotated[
-        Literal["squash", "crop"],
-        Option("squash: the whole image, squeezed to a square; crop: the centre square.", IMAGES, EXPERIMENTS),
-    ] = "squash"
+        Literal["squash", "crop", "keep"],
+        Option(
+            "keep: the whole image in about its aspect ratio, with as many pixels as the square; squash: squeezed to "
+            "the square; crop: the centre square. Where squares are needed (--tune all, heads on maps, ViTs), keep is "
+            "squash.",
+            IMAGES,
+            EXPERIMENTS,
+        ),
+    ] = "keep"
     tune: Annotated[
         Literal["head", "all"],
         Option(
@@ -357,10 +363,12 @@ class Config:
         """The plain, weak and strong views of images at `size` pixels."""
         from halflabel.data.views import make_views
 
+        takes_squares = self.tune == "all" or hasattr(backbone.model, "pos_embed")
+        resize = "squash" if self.resize == "keep" and takes_squares else self.resize
         strong: dict[str, Any] = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
         preprocess = backbone.preprocess
         strong |= {"crop": self.crop, "channels": self.channels}
-        return make_views(size, self.resize, preprocess.interpolation, preprocess.crop_pct, **strong)
+        return make_views(size, resize, preprocess.interpolation, preprocess.crop_pct, **strong)
 
 
 STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")

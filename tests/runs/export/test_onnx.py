@@ -193,8 +193,9 @@ def test_a_file_that_computes_something_else_is_refused(
     """The same graph with one bias changed: no new file is left, and an old one is kept."""
     import halflabel.runs.export.onnx as module
 
+    predictor = Predictor.from_run(run)
     original = module._translate(
-        ExportedGraph(Predictor.from_run(run).model.float(), Predictor.from_run(run).platt).eval(), 32
+        ExportedGraph(predictor.model.float(), predictor.platt).eval(), predictor.views["plain"]
     )
 
     def changed_bias(*arguments: Any) -> Any:
@@ -277,7 +278,7 @@ def test_bad_arguments_are_refused(run: RunFolder, exported: Path, tmp_path: Pat
 
 
 def test_parity_images_are_noise_and_scenes() -> None:
-    noise, scene = parity_images(32, 3).values()
+    noise, scene = parity_images((32, 32), 3).values()
     assert noise.shape == scene.shape == (3, 3, 32, 32)
     assert noise.dtype == scene.dtype == torch.uint8
 

@@ -7,7 +7,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -243,9 +243,9 @@ def test_the_examples_show_the_address_of_the_page(client: TestClient, host: str
 def test_concurrent_images_are_batched() -> None:
     sizes: list[int] = []
 
-    def score(images: torch.Tensor) -> torch.Tensor:
+    def score(images: Sequence[torch.Tensor]) -> torch.Tensor:
         sizes.append(len(images))
-        return images.float().mean((2, 3))
+        return torch.stack(list(images)).float().mean((2, 3))
 
     batcher = Batcher(score, max_batch=4, wait=0.3)
     images = [torch.full((3, 2, 2), value, dtype=torch.uint8) for value in range(10)]
@@ -259,10 +259,10 @@ def test_concurrent_images_are_batched() -> None:
 
 
 def test_a_batch_that_fails_does_not_end_the_others() -> None:
-    def score(images: torch.Tensor) -> torch.Tensor:
-        if int(images.max()) > 5:
+    def score(images: Sequence[torch.Tensor]) -> torch.Tensor:
+        if int(images[0].max()) > 5:
             raise RuntimeError("no")
-        return images.float().mean((2, 3))
+        return torch.stack(list(images)).float().mean((2, 3))
 
     batcher = Batcher(score, max_batch=1, wait=0)
     batcher.start()
@@ -275,7 +275,9 @@ def test_a_batch_that_fails_does_not_end_the_others() -> None:
 def test_an_idle_batcher_calls_on_idle_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halflabel.runs.serve.batches._IDLE_SECONDS", 0.02)
     rested = threading.Event()
-    batcher = Batcher(lambda images: images.float().mean((2, 3)), max_batch=2, wait=0, on_idle=rested.set)
+    batcher = Batcher(
+        lambda images: torch.stack(list(images)).float().mean((2, 3)), max_batch=2, wait=0, on_idle=rested.set
+    )
     batcher.start()
     assert rested.wait(5)
     assert batcher.submit(torch.ones(3, 1, 1)).result(5).tolist() == [1, 1, 1]

@@ -151,7 +151,7 @@ def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **
             )
         if pack.settings.resize == "squash" and getattr(view, "resize", "squash") != "squash":
             raise UserError(
-                f"the images of the pack {folder} are squashed to squares: squares cannot be cropped from them",
+                f"the images of the pack {folder} are squashed to squares: their own shapes are lost",
                 "use --resize squash, or pack the images with --resize short",
             )
     positions = pack.find(names.array)
@@ -227,7 +227,7 @@ def min_source_side(views: Sequence[View]) -> int:
     for view in views:
         match view:
             case Plain():
-                share = 1.0 if view.resize == "squash" else view.crop_pct
+                share = view.crop_pct if view.resize == "crop" else 1.0
             case Weak():
                 share = math.sqrt(view.least)
             case _:

@@ -157,7 +157,11 @@ def _number(text: str | None) -> float:
 
 def _usage(metadata: ModelMetadata) -> str:
     view = metadata.view
-    resizing = "squashed" if view.resize == "squash" else f"centre square, {view.crop_pct:g} of the shorter side,"
+    resizing = {
+        "squash": "squashed to",
+        "crop": f"centre square, {view.crop_pct:g} of the shorter side, to",
+        "keep": "in about their aspect ratio with as many pixels as",
+    }[view.resize]
     return f"""## Use
 
     pip install halflabel
@@ -173,7 +177,7 @@ from halflabel.runs.predict import predict_files
 print(predict_files(halflabel.open_model("model"), ["photo.jpg"]))
 ```
 
-Images are {resizing} to {view.size} × {view.size} pixels ({view.interpolation}, antialiased). A class counts as
+Images are {resizing} {view.size} × {view.size} pixels ({view.interpolation}, antialiased). A class counts as
 present if its calibrated probability reaches its threshold; calibration and thresholds are in config.json. A class
 without known positives and negatives was not evaluated."""
 

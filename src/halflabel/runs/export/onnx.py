@@ -1,8 +1,8 @@
 """ONNX export and import: one file from decoded images to calibrated probabilities.
 
-Input `images` (B, 3, S, S) uint8, RGB, already resized; outputs `logits` and `probabilities` (B, C) float32. The
-normalisation and the calibration are inside the graph; the classes, the thresholds and the resizing are in
-`metadata_props`, each value as JSON.
+Input `images` (B, 3, S, S) uint8, RGB, already resized, or (B, 3, H, W) with `--resize keep`; outputs `logits` and
+`probabilities` (B, C) float32. The normalisation and the calibration are inside the graph; the classes, the thresholds
+and the resizing are in `metadata_props`, each value as JSON.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from __future__ import annotations
 import copy
 import json
 from importlib import import_module
+from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from halflabel.data.image_list import ImageList
+from halflabel.data.views import Plain, kept_shape
 from halflabel.errors import UserError, error_summary
 from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
@@ -42,6 +46,7 @@ __all__ = [
 
 TOLERANCE = 1e-4
 _BATCH_SIZES = (1, 3)
+_OUTPUTS = ["logits", "probabilities"]
 
 
 class Parity(NamedTuple):
@@ -93,7 +98,10 @@ class OnnxHead(Head):
             reason = error_summary(error)
             raise UserError(f"{path} cannot be opened as ONNX ({reason})", "export the run again") from None
 
-    def forward(self, features: Tensor) -> Output:
+    def forward(self, features: Tensor | ImageList) -> Output:
+        if isinstance(features, ImageList):
+            logits = features.apply(lambda images: self(images).logits)
+            return Output(logits, torch.zeros(len(features), 0))
         try:
             (logits,) = self.session.run(["logits"], {"images": features.numpy()})
             return Output(torch.from_numpy(logits).reshape(len(features), -1), torch.zeros(len(features), 0))
@@ -136,7 +144,7 @@ def write_onnx(model: Model, metadata: ModelMetadata, path: Path, *, tolerance: 
     # A copy, because the caller's model may be on a GPU and in another memory layout.
     plain = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format)
     graph = ExportedGraph(plain, metadata.calibration, mirror=metadata.mirror).eval()
-    proto = _translate(graph, metadata.view.size)
+    proto = _translate(graph, metadata.view)
     _name_batch(proto)
     onnx.helper.set_model_props(proto, {key: json.dumps(value) for key, value in metadata.as_dict().items()})
     with atomic_write(path) as temporary:
@@ -145,7 +153,7 @@ def write_onnx(model: Model, metadata: ModelMetadata, path: Path, *, tolerance: 
             temporary.write_bytes(proto.SerializeToString())
         except ValueError as error:  # the limit of protobuf is 2 GB
             raise UserError(f"the model is too large for one ONNX file ({error})", "use a smaller backbone") from None
-        parity = _compare(graph, temporary, metadata.view.size)
+        parity = _compare(graph, temporary, metadata.view)
         if not max(parity.logits, parity.probabilities) <= tolerance:  # also refuses NaN
             raise UserError(
                 f"ONNX Runtime differs from PyTorch by {parity.logits:.2g} in the logits and "
@@ -164,33 +172,43 @@ def require_package(package: str) -> Any:
         raise UserError(f"ONNX needs the package {package}, which is not installed ({error})", fix) from None
 
 
-def _translate(graph: ExportedGraph, size: int) -> Any:
-    """Return the model as an ONNX graph with a dynamic batch size."""
-    example = (torch.zeros(2, 3, size, size, dtype=torch.uint8),)
-    shapes = ({0: torch.export.Dim.DYNAMIC},)
+def _translate(graph: ExportedGraph, view: Plain) -> Any:
+    """Return the model as an ONNX graph with a dynamic batch size, and with dynamic sides if views differ in shape.
+
+    For dynamic sides the exporter based on TorchScript takes seconds, that based on torch.export minutes: it reasons
+    about the padding of every convolution.
+    """
+    example = (torch.zeros(2, 3, *_shapes(view)[-1], dtype=torch.uint8),)
     reason = ""
     # The non-strict trace is faster; the strict one also follows code that reads the batch size.
     for strict in (False, True):
         try:
             with torch.no_grad(), quiet_exporter():
-                program = torch.export.export(graph, example, dynamic_shapes=shapes, strict=strict)
-                program_onnx = torch.onnx.export(
-                    program,
-                    input_names=["images"],
-                    output_names=["logits", "probabilities"],
-                    dynamo=True,
-                    verbose=False,
-                )
+                return _trace(graph, example) if view.resize == "keep" else _export(graph, example, strict=strict)
         # The exporter and the tracer raise many unrelated types; for the user they all mean the same.
         except Exception as error:
             reason = error_summary(error)
-            continue
-        assert program_onnx is not None
-        return program_onnx.model_proto
     raise UserError(
         f"{type(graph.model.head).__name__} on this backbone cannot be exported to ONNX ({reason[:200]})",
         "export for the Hub instead: halflabel export hub",
     )
+
+
+def _export(graph: ExportedGraph, example: tuple[Tensor], *, strict: bool) -> Any:
+    shapes = ({0: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(graph, example, dynamic_shapes=shapes, strict=strict)
+    exported = torch.onnx.export(program, input_names=["images"], output_names=_OUTPUTS, dynamo=True, verbose=False)
+    assert exported is not None
+    return exported.model_proto
+
+
+def _trace(graph: ExportedGraph, example: tuple[Tensor]) -> Any:
+    axes = {"images": {0: "batch", 2: "height", 3: "width"}} | {name: {0: "batch"} for name in _OUTPUTS}
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": _OUTPUTS, "dynamic_axes": axes}
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "traced.onnx"
+        torch.onnx.export(graph, example, str(file), dynamo=False, **names)
+        return require_package("onnx").load(str(file))
 
 
 def _name_batch(proto: Any) -> None:
@@ -203,17 +221,24 @@ def _name_batch(proto: Any) -> None:
                 dim.dim_param = "batch"
 
 
-def _compare(graph: ExportedGraph, path: Path, size: int) -> Parity:
+def _shapes(view: Plain) -> list[tuple[int, int]]:
+    """Return the shapes on which the exported file is compared."""
+    if view.resize == "keep":
+        return [kept_shape(height, width, view.size) for height, width in ((3, 4), (2, 1), (1, 1), (4, 3))]
+    return [(view.size, view.size)]
+
+
+def _compare(graph: ExportedGraph, path: Path, view: Plain) -> Parity:
     runtime = require_package("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     logit_difference = score_difference = 0.0
     count = 0
-    for batch in _BATCH_SIZES:
-        for images in parity_images(size, batch).values():
+    for batch, shape in product(_BATCH_SIZES, _shapes(view)):
+        for images in parity_images(shape, batch).values():
             with torch.no_grad():
                 logits, scores = (tensor.numpy() for tensor in graph(images))
             try:
-                onnx_logits, onnx_scores = session.run(["logits", "probabilities"], {"images": images.numpy()})
+                onnx_logits, onnx_scores = session.run(_OUTPUTS, {"images": images.numpy()})
             except Exception as error:  # the runtime has one exception type per fault
                 fix = "export for the Hub instead: halflabel export hub"
                 raise UserError(

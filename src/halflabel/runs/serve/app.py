@@ -133,7 +133,7 @@ class _Service:
         self.batcher.stop()
         self.uploads.close()
 
-    def score(self, images: Tensor) -> Tensor:
+    def score(self, images: Sequence[Tensor]) -> Tensor:
         """Return calibrated probabilities (B, C) of images in the model's input size."""
         views: dict[str, View] = {"plain": _IdentityView(self.view.size)}
         return self.predictor.scores(Arrays(images, Names.numbered(len(images)), views))
@@ -141,7 +141,7 @@ class _Service:
     def check(self) -> None:
         """Score a grey image at the start: the first call is slow, and a broken model is found at once."""
         side = self.view.size
-        if not bool(torch.isfinite(self.score(torch.full((1, 3, side, side), 128, dtype=torch.uint8))).all()):
+        if not bool(torch.isfinite(self.score([torch.full((3, side, side), 128, dtype=torch.uint8)])).all()):
             raise UserError(f"{self.name} returns scores that are not finite", "train again, with a smaller --lr")
 
     async def predict(self, uploads: Sequence[Upload], top: int, every: bool) -> list[dict[str, Any]]:

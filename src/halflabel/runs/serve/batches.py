@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-import torch
 from torch import Tensor
 
 __all__ = ["Batcher"]
@@ -25,7 +24,7 @@ class Batcher:
 
     def __init__(
         self,
-        score: Callable[[Tensor], Tensor],
+        score: Callable[[Sequence[Tensor]], Tensor],
         *,
         max_batch: int,
         wait: float,
@@ -86,7 +85,7 @@ class Batcher:
         if not active:
             return
         try:
-            scores = self.score(torch.stack([image for image, _ in active]))
+            scores = self.score([image for image, _ in active])
         except Exception as error:  # the waiting requests get it; the thread continues
             for _, future in active:
                 future.set_exception(error)
