@@ -129,7 +129,7 @@ def test_settings(data: st.DataObject) -> None:
         content = asdict(Config.from_dict(good))
         check_fields(Config, {name: value for name, value in content.items() if name != "settings"})
         assert isinstance(content["settings"]["epochs"], int)
-        assert content["resize"] in ("squash", "crop")
+        assert content["resize"] in ("squash", "crop", "keep")
 
 
 def test_good_settings_are_accepted() -> None:
