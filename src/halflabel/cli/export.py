@@ -54,9 +54,10 @@ def onnx(
 
     predictor = open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
     parity = export_onnx(predictor, out)
-    size = predictor.views["plain"].size
+    view = predictor.views["plain"]
+    sides = "height, width" if getattr(view, "resize", "") == "keep" else f"{view.size}, {view.size}"
     console.print(
-        f"Wrote [bold]{escape(str(out))}[/]: images (batch, 3, {size}, {size}) uint8 → logits, probabilities "
+        f"Wrote [bold]{escape(str(out))}[/]: images (batch, 3, {sides}) uint8 → logits, probabilities "
         f"(batch, {len(predictor.classes)})",
         soft_wrap=True,
     )

@@ -29,6 +29,7 @@ __all__ = [
     "Weak",
     "draw_uniform",
     "kept_shape",
+    "kept_shapes",
     "make_views",
     "view_keys",
 ]
@@ -214,14 +215,20 @@ def _draws(key: int, number: int) -> NDArray[np.float64]:
 
 
 def kept_shape(height: int, width: int, size: int) -> tuple[int, int]:
-    """Return the height and width that an image gets with `keep`: about size² pixels, and about its aspect ratio.
+    """Return the height and width that an image gets with `keep`: of `kept_shapes`, the nearest to its aspect ratio.
 
     >>> kept_shape(480, 640, 224), kept_shape(3000, 2000, 224), kept_shape(100, 900, 224)
     ((192, 272), (272, 192), (160, 304))
     """
-    ratio = min(_RATIOS, key=lambda ratio: abs(math.log(width / height / ratio)))
-    high, wide = (max(_STEP, round(size * share / _STEP) * _STEP) for share in (ratio**-0.5, ratio**0.5))
-    return (size, size) if ratio == 1 else (high, wide)
+    shapes = dict(zip(_RATIOS, kept_shapes(size), strict=True))
+    return shapes[min(_RATIOS, key=lambda ratio: abs(math.log(width / height / ratio)))]
+
+
+def kept_shapes(size: int) -> list[tuple[int, int]]:
+    """Return the heights and widths of views with `keep`: about size² pixels each, from upright to wide."""
+    sides = [(size * ratio**-0.5, size * ratio**0.5) for ratio in _RATIOS]
+    rounded = [(max(1, round(high / _STEP)) * _STEP, max(1, round(wide / _STEP)) * _STEP) for high, wide in sides]
+    return [(size, size) if ratio == 1 else shape for ratio, shape in zip(_RATIOS, rounded, strict=True)]
 
 
 def _squash(resize: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from halflabel import __version__
-from halflabel.data.views import Plain
+from halflabel.data.views import Plain, kept_shapes
 from halflabel.errors import UserError
 from halflabel.metrics.calibration import Platt
 from halflabel.runs.redact import shown_options
@@ -32,7 +32,7 @@ class ModelMetadata:
     classes: tuple[str, ...]
     thresholds: tuple[float, ...]  # on calibrated probabilities, per class
     calibration: Platt
-    view: Plain  # how an image is resized to S × S
+    view: Plain  # how an image is resized
     mean: tuple[float, ...]
     std: tuple[float, ...]
     backbone: str
@@ -74,6 +74,8 @@ class ModelMetadata:
                 "colour": "RGB",
                 "size": view.size,
                 "resize": view.resize,
+                # Heights and widths; an image gets the one that is nearest to its aspect ratio.
+                **({"shapes": kept_shapes(view.size)} if view.resize == "keep" else {}),
                 "interpolation": view.interpolation,
                 "crop_pct": view.crop_pct,
                 "mean": list(self.mean),

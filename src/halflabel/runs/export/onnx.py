@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.data.image_list import ImageList
-from halflabel.data.views import Plain, kept_shape
+from halflabel.data.views import Plain, kept_shapes
 from halflabel.errors import UserError, error_summary
 from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
@@ -223,9 +223,7 @@ def _name_batch(proto: Any) -> None:
 
 def _shapes(view: Plain) -> list[tuple[int, int]]:
     """Return the shapes on which the exported file is compared."""
-    if view.resize == "keep":
-        return [kept_shape(height, width, view.size) for height, width in ((3, 4), (2, 1), (1, 1), (4, 3))]
-    return [(view.size, view.size)]
+    return kept_shapes(view.size) if view.resize == "keep" else [(view.size, view.size)]
 
 
 def _compare(graph: ExportedGraph, path: Path, view: Plain) -> Parity:
