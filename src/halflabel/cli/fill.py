@@ -122,9 +122,7 @@ def fill(
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
-    if opened.store is not None and out is None:
-        raise UserError(f"{opened.address} is not a local folder", "name the file to write with --out")
-    path = _output_file(out or opened.filled, labels, force)
+    path = _output_file(opened, out, labels, force)
     _check_inputs(images, rules)
     rows = read(labels).rows if labels is not None else None
     flags = {"--all-photos": all_photos, "--assume-random": assume_random, "--only-filled": not complete}
@@ -219,10 +217,13 @@ def _check_only_with_undo(source: str | None, retract: bool) -> None:
             raise UserError(f"{flag} needs --undo", f"leave {flag} out, or add --undo FILE")
 
 
-def _output_file(path: Path, labels: Path | None, force: bool) -> Path:
-    """Return the path if filled labels can be written there."""
+def _output_file(run: RunFolder, out: Path | None, labels: Path | None, force: bool) -> Path:
+    """Return the file for the filled labels, by default in the run, if they can be written there."""
     from halflabel.filling.run import check_output_name
 
+    if run.store is not None and out is None:
+        raise UserError(f"{run.address} is not a local folder", "name the file to write with --out")
+    path = out or run.filled
     check_output_name(path)
     if path.exists() and not force:
         raise UserError(f"{path} already exists", "choose another --out, or add --force to overwrite it")

@@ -224,6 +224,15 @@ def _show_agreement(groups: Sequence[Sequence[CurrentAnswer]]) -> None:
         )
 
 
+def _page_address(access: _Access, port: int, token: str, label: str | None) -> str:
+    """Return the address of the review page, on the class `label` if one is named."""
+    from urllib.parse import quote
+
+    host = f"[{access.host}]" if ":" in access.host else access.host
+    page = "" if label is None else f"&class={quote(label, safe='')}"
+    return f"{'https' if access.tls else 'http'}://{host}:{port}/#{token}{page}"
+
+
 def _serve(
     run: RunFolder,
     images: Path,
@@ -233,8 +242,6 @@ def _serve(
     precision: float,
     label: str | None,
 ) -> None:
-    from urllib.parse import quote
-
     from halflabel.report.run_page import write_report
     from halflabel.review import server
     from halflabel.review.address import Address, keep_address, new_token, read_address
@@ -312,11 +319,9 @@ def _serve(
             live=live,
             tls=access.tls is not None,
         )
-        shown = f"[{host}]" if ":" in host else host
-        # Plain print: no line break and no markup in an address that people click on or copy.
-        page = "" if label is None else f"&class={quote(label, safe='')}"
         about = "The model learns while you answer." if is_live else f"{counted(len(found), 'question')}."
-        print(f"{about} Open  {'https' if access.tls else 'http'}://{shown}:{number}/#{token}{page}", flush=True)
+        # Plain print: no line break and no markup in an address that people click on or copy.
+        print(f"{about} Open  {_page_address(access, number, token, label)}", flush=True)
         if hindrance is not None and questions is None:
             console.print(f"The model does not learn meanwhile: {hindrance}.", soft_wrap=True)
         console.print(f"Answers are saved to {escape(store.name)}. Ctrl-C stops the server.", soft_wrap=True)
