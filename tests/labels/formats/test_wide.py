@@ -15,6 +15,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import wide
+from halflabel.labels.formats._wide_values import CLASS_NUMBER_COLUMNS
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
@@ -183,7 +184,9 @@ def test_the_last_row_is_written(file: Path) -> None:
 
 
 cells = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=6)
-headers = cells.filter(lambda name: name == name.strip() and name != "image")
+headers = cells.filter(
+    lambda name: name == name.strip() and name != "image" and name.lower() not in CLASS_NUMBER_COLUMNS
+)
 
 
 @given(
