@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from halflabel.errors import LabelError
+from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
+from halflabel.labels.formats._parquet import read_parquet
 from halflabel.labels.groups import column_group, image_groups
+from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
 
 DENSE = np.random.default_rng(0).integers(-1, 2, (30, 4)).astype(np.int8)
@@ -80,3 +83,14 @@ def test_images_in_parquet_files_are_not_a_label_table(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": image, "label": [3]}), tmp_path / "train-0.parquet")
     with pytest.raises(LabelError, match="not recognized"):
         formats.read(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes")
+@pytest.mark.parametrize("name", ["labels.parquet", "labels/part-0.parquet"])
+def test_a_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(LabelError):
+        read_parquet(tmp_path / name.partition("/")[0])
+    with pytest.raises(UserError):
+        formats.read(tmp_path / name.partition("/")[0], Policy())

@@ -35,7 +35,7 @@ def parquet_columns(path: Path, *, flat: bool = False) -> list[str]:
     import pyarrow.parquet as pq
 
     try:
-        for file in parquet_files(path)[:1]:
+        for file in [file for file in parquet_files(path) if file.is_file()][:1]:
             schema = pq.read_schema(file)
             if not (flat and any(pa.types.is_nested(field.type) for field in schema)):
                 return [*schema.names, *_partition(path, file)]
@@ -85,6 +85,8 @@ def read_parquet(path: Path) -> pa.Table:
 def _read_file(path: Path) -> pa.Table:
     import pyarrow.parquet as pq
 
+    if not path.is_file():  # reading a pipe would wait forever
+        raise LabelError("is not a file", "name a Parquet file, or a folder of them", path)
     try:
         with pq.ParquetFile(path) as file:
             metadata = file.metadata
