@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,9 +19,6 @@ class ImageList:
 
     def __len__(self) -> int:
         return len(self.images)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.images)
 
     def to(self, *args: Any, **options: Any) -> ImageList:
         return ImageList([image.to(*args, **options) for image in self.images])

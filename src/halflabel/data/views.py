@@ -1,6 +1,6 @@
 """Views of an image: decoded uint8 (3, H, W) in, uint8 (3, S, S) out; the model normalises them.
 
-With `keep`, the plain view is not a square: it has the aspect ratio of the image and about S² pixels.
+With `keep`, the plain view is not a square: it has about the aspect ratio of the image and about S² pixels.
 
 All randomness of a view is a function of its integer key: the same key gives the same bytes in any worker or thread,
 before and after a restart. No random generator is used.
