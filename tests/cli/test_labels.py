@@ -171,7 +171,7 @@ def test_what_is_no_label_file_at_all(tmp_path: Path, data: Path, name: str, con
 def test_names_with_brackets_and_blanks_are_shown_to_be_copied(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "a [red] name that is long enough for the line to be broken in a terminal of 80.csv"
     output = done("drop", data / "train.csv", out, "--keep", "0.5")
-    assert f"Wrote {out}. Next:  halflabel inspect {shlex.quote(str(out))}\n" in output
+    assert f"Wrote {out}\nNext:  halflabel inspect {shlex.quote(str(out))}\n" in output
     assert f"Next:  halflabel inspect {shlex.quote(str(out))}\n" in done("import", data / "train.csv", out, "--force")
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -193,28 +194,8 @@ def _join() -> None:
     os._exit(code if isinstance(code, int) else 1)  # exit handlers of libraries would wait for the other processes
 
 
-from halflabel.cli import labels as _labels  # noqa: E402, F401  # importing a module registers its commands
-from halflabel.cli import train as _training  # noqa: E402, F401
-
-# isort: split
-from halflabel.cli import predict as _predict  # noqa: E402, F401
-
-# isort: split
-from halflabel.cli import methods as _methods  # noqa: E402, F401
-
-# isort: split
-from halflabel.cli import demo as _demo  # noqa: E402, F401
-
-# isort: split
-from halflabel.cli import cache as _cache  # noqa: E402, F401  # after the others: the order of `--help`
-from halflabel.cli import compare as _compare  # noqa: E402, F401
-from halflabel.cli import export as _export  # noqa: E402, F401
-from halflabel.cli import fill as _fill  # noqa: E402, F401
-from halflabel.cli import next as _next  # noqa: E402, F401
-from halflabel.cli import pack as _pack  # noqa: E402, F401
-from halflabel.cli import report as _report  # noqa: E402, F401
-from halflabel.cli import reproduce as _reproduce  # noqa: E402, F401
-from halflabel.cli import review as _review  # noqa: E402, F401
-from halflabel.cli import rules as _rules  # noqa: E402, F401
-from halflabel.cli import serve as _serve  # noqa: E402, F401
-from halflabel.cli import study as _study  # noqa: E402, F401
+for _module in (
+    *("cache", "compare", "demo", "export", "fill", "labels", "methods", "next", "pack", "predict"),
+    *("report", "reproduce", "review", "rules", "serve", "study", "train"),
+):
+    import_module(f"halflabel.cli.{_module}")  # which registers its commands

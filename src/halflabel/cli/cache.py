@@ -57,7 +57,7 @@ def cache(
         older = len(select_caches(caches, "older"))
         console.print(f"\n{total}" + (f"; {older} older than another of the same images" if older else ""))
         which = "older" if older else "all"
-        show_next("halflabel", "cache", folder, "--remove", which, why="frees disk space; computed again when needed")
+        show_next("cache", folder, "--remove", which, why="frees disk space; computed again when needed")
         return
     if not yes and not typer.confirm(f"Remove {total}?"):
         console.print("Nothing was removed")
@@ -66,7 +66,7 @@ def cache(
         remove_cache(info)
     console.print(f"Removed {total}")
     if len(selected) < len(caches):
-        show_next("halflabel", "cache", folder, why="what is left")
+        show_next("cache", folder, why="what is left")
 
 
 def _print_cache(info: CacheInfo) -> None:
@@ -81,7 +81,7 @@ def _print_cache(info: CacheInfo) -> None:
     ]
     parts += [counted(info.strong_views, "strong view")] * bool(info.strong_views)
     for line in (parts[:3], parts[3:]):
-        console.print("    " + escape(" · ".join(line)), soft_wrap=True)
+        console.print("    " + escape(" · ".join(line)))
 
 
 def _format_bytes(count: float) -> str:

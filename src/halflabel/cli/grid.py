@@ -9,35 +9,51 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from halflabel.cli.options import COMMON, panel
 from halflabel.cli.terminal import SafeConsole, console, warnings_in_a_line
 from halflabel.errors import UserError
-from halflabel.system.format import group_digits, points
+from halflabel.system.format import duration, group_digits, points
 from halflabel.training.callbacks import Callback, EpochLog
 
 if TYPE_CHECKING:
     from halflabel.experiments import Task
     from halflabel.experiments.grid import Outcome
+    from halflabel.training.config import Config
 
 __all__ = [
+    "EVALUATION",
     "UNLIMITED_WIDTH",
+    "Budget",
     "GridBar",
+    "TestImages",
+    "TestLabels",
+    "TestShare",
+    "grid_config",
     "no_result_error",
     "parse_shares",
     "print_table",
     "rerun_command",
     "resumable_grid",
-    "show_unfinished_features",
+    "show_how_to_resume",
     "split_words",
 ]
 
 UNLIMITED_WIDTH = 10_000  # columns
+EVALUATION = "Evaluation"
+
+Budget = Annotated[str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", show_default=False, metavar="TIME")]
+TestLabels = Annotated[
+    Path | None, panel(EVALUATION, "Labels of other images to test on (default: a part of LABELS).", metavar="FILE")
+]
+TestImages = Annotated[Path | None, panel(EVALUATION, "The images of --test (default: IMAGES).", metavar="DIR")]
+TestShare = Annotated[float, panel(EVALUATION, "Without --test: the share of the images to test on.")]
 
 
 class GridBar(Callback):
@@ -79,19 +95,19 @@ class GridBar(Callback):
     def on_task_end(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
         what = f"[bright_black]{number:>{len(str(total))}}/{total}[/]  {escape(task.describe())}"
         if outcome.error:
-            console.print(f"{what}: [red]failed[/]: {escape(outcome.error)}", soft_wrap=True)
+            console.print(f"{what}: [red]failed[/]: {escape(outcome.error)}")
         else:
             kind = "mAP (unknown = absent)" if outcome.measure == "assumed_mAP" else "mAP"
             where = "validation" if outcome.best_epoch else "out-of-fold"
             judged = f"{where} {kind} {points(outcome.select)}" if outcome.measure else "last epoch"
             left = f"  {self._time_left()}" if number < total else ""
-            console.print(f"{what}: {judged}  {_duration(outcome.seconds)}[bright_black]{left}[/]", soft_wrap=True)
+            console.print(f"{what}: {judged}  {outcome.seconds:.3g} s[bright_black]{left}[/]")
         self._show(1.0)
         if number == total:
             self._progress.stop()
 
     def _time_left(self) -> str:
-        return "" if math.isnan(self._due) else f"{_duration(max(self._due - time.monotonic(), 0))} left"
+        return "" if math.isnan(self._due) else f"{duration(max(self._due - time.monotonic(), 0))} left"
 
     def _show(self, part: float) -> None:
         self._progress.update(
@@ -122,13 +138,30 @@ def print_table(table: Table) -> None:
         SafeConsole(file=console.file, width=UNLIMITED_WIDTH, highlight=False).print(table)
 
 
-def show_unfinished_features(waiting: tuple[int, int] | None) -> None:
-    """Print that the time limit was reached while features were computed."""
+def show_how_to_resume(waiting: tuple[int, int] | None) -> None:
+    """Print how to resume, and whether the time limit was reached while features were computed."""
     if waiting is not None:
         done, total = (group_digits(part) for part in waiting)
         console.print(
             f"The time limit was reached while features were computed: {done} of {total} images are done and saved."
         )
+    console.print(f"To resume:  {escape(rerun_command())}")
+
+
+def grid_config(training: dict[str, Any], images: int, **for_solver: Any) -> Config:
+    """Return the configuration that all runs share, from the training options; `lr` is not part of it.
+
+    `for_solver` replaces options in the choice of the solver.
+    """
+    from halflabel.methods.auto import epochs_for
+    from halflabel.training.config import Config
+    from halflabel.training.solver_choice import choose_solver
+
+    solver = choose_solver({**training, **for_solver})
+    epochs = training["epochs"] or epochs_for(images, training["tune"])
+    options = {**training, "solver": solver, "epochs": epochs}
+    del options["lr"]
+    return Config.from_options(options)
 
 
 def no_result_error(waiting: tuple[int, int] | None, out_of_time: bool) -> UserError:
@@ -159,14 +192,3 @@ def parse_shares(text: str, option: str) -> list[float]:
 def rerun_command() -> str:
     """This command without --force, which would start over."""
     return shlex.join(["halflabel", *(word for word in sys.argv[1:] if word != "--force")])
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(4.2), _duration(75), _duration(8000)
-    ('4.2 s', '1 min 15 s', '2 h 13 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

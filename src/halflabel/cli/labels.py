@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import ExcelSafe, LabelFile, ReadLabels, takes_label_options, words_of
+from halflabel.cli.options import ExcelSafe, Force, LabelFile, ReadLabels, check_free, takes_label_options, words_of
 from halflabel.cli.terminal import (
     console,
     show_advice,
@@ -22,6 +21,8 @@ from halflabel.cli.terminal import (
     show_counts,
     show_images_and_pairs,
     show_next,
+    show_paragraph,
+    show_written,
 )
 from halflabel.errors import UserError
 from halflabel.system.format import counted, printable
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
     from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
-
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
 
 @app.command()
@@ -84,13 +83,12 @@ def inspect(
             f"\nImage names suggest groups (patients, cameras, bursts): if so, train with --group '{pattern}', or with "
             "a file of groups, so that scores are not judged by other images of the same group.",
             markup=False,
-            soft_wrap=True,
         )
     if images is not None and (warning := _near_copies(table, images)) is not None:
-        console.print(f"\n{warning}", markup=False, soft_wrap=True)
+        console.print(f"\n{warning}", markup=False)
     if plot is not None:
-        console.print(f"Wrote {escape(str(plot))}", soft_wrap=True)
-    show_next("halflabel", "train", labels, images or "PHOTOS", *words_of(read), "--out", "runs/first")
+        show_written(plot)
+    show_next("train", labels, images or "PHOTOS", *words_of(read), "--out", "runs/first")
 
 
 def _near_copies(table: LabelTable, images: Path) -> str | None:
@@ -128,14 +126,15 @@ def import_labels(
     """
     from halflabel.labels import formats
 
-    _check_free(out, force)
+    check_free(out, force)
     label_import = read(labels)
     table = label_import.table()
     if images is not None:
         _check_files(table.images, images)
     formats.write(label_import.rows, out)
     show_audit(label_import.audit, table)
-    _print_written(out, f" ({counted(len(label_import.rows), 'row')})")
+    show_written(out, f": {counted(len(label_import.rows), 'row')}")
+    show_next("inspect", out)
 
 
 @app.command()
@@ -175,7 +174,7 @@ def convert(
     """
     from halflabel.labels import formats
 
-    _check_free(out, force)
+    check_free(out, force)
     if to == "auto":
         to = formats.default_format(out) if into is None else "tags"
     label_import = read(labels)
@@ -188,12 +187,12 @@ def convert(
         rows = _excel_safe(rows)
     formats.write(rows, out, format=to, **options)
     show_audit(label_import.audit, label_import.table())
-    console.print(f"Wrote [bold]{escape(str(out))}[/] as {to}", soft_wrap=True)
-    if to != "label-studio":
-        show_next("halflabel", "inspect", out, *(("--unlisted", "unknown") if into is not None else ()))
+    show_written(out, f" as {to}")
     if to == "label-studio":
         config = escape(str(out.with_suffix(".config.xml")))
-        console.print(f"First paste {config} into the labelling interface of the project, as code.", soft_wrap=True)
+        console.print(f"First paste {config} into the labelling interface of the project, as code.")
+    else:
+        show_next("inspect", out, *(("--unlisted", "unknown") if into is not None else ()))
 
 
 @app.command()
@@ -239,15 +238,16 @@ def drop(
         "--exact": exact,
     }
     options = _protocol_options(protocol, {flag: value for flag, value in flags.items() if value is not None})
-    _check_free(out, force)
+    check_free(out, force)
     label_import = read(labels)
     before = label_import.table()
     after = protocols.apply(protocol, before, seed=seed, **options)
     formats.write(label_import.rows.with_labels(after), out)
     show_audit(label_import.audit, before)
-    console.print(f"\n{protocols.protocol_summaries()[protocol]} (seed {seed})")
+    show_paragraph(f"\n{protocols.protocol_summaries()[protocol]} (seed {seed})")
     show_counts(after)
-    _print_written(out)
+    show_written(out)
+    show_next("inspect", out)
 
 
 def _protocol_options(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -276,12 +276,6 @@ def _protocol_options(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
     return {name: given[flag] for name, flag in flags.items() if flag in given}
 
 
-def _print_written(out: Path, what: str = "") -> None:
-    """Print what was written and the command that shows it, on one line to copy."""
-    step = shlex.join(["halflabel", "inspect", str(out)])
-    console.print(f"Wrote [bold]{escape(str(out))}[/]{what}. Next:  {escape(step)}", soft_wrap=True)
-
-
 def _excel_safe(rows: Rows) -> Rows:
     """The rows with names that Excel does not run as formulas."""
     from halflabel.labels.names import Names
@@ -289,11 +283,6 @@ def _excel_safe(rows: Rows) -> Rows:
 
     images, classes = (Names(map(excel_safe, names)) for names in (rows.images, rows.classes))
     return replace(rows, images=images, classes=classes, sources=tuple(map(excel_safe, rows.sources)))
-
-
-def _check_free(out: Path, force: bool) -> None:
-    if out.exists() and not force:
-        raise UserError(f"{out} already exists", "choose another name, or add --force to overwrite it")
 
 
 def _with_file_names(rows: Rows, folder: Path) -> Rows:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.terminal import console, paragraphs, show_next
+from halflabel.cli.terminal import console, paragraphs, show_names_and_texts, show_next, show_paragraph
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,14 +48,10 @@ def methods(
     from halflabel.methods.base import recipes
 
     suitable = [recipe for recipe in recipes().values() if regime is None or regime in recipe.serves]
-    first = _first_choices(regime)
-    _print_group(
-        "recommended: the choice of --method auto, the first that fits the labels",
-        first,
-    )
+    _print_group("recommended: the choice of --method auto, the first that fits the labels", _first_choices(regime))
     for title, needs in _GROUPS.items():
         _print_group(title, {recipe.name: recipe.summary for recipe in suitable if _needs(recipe) == needs})
-    show_next("halflabel", "methods", "NAME", why="its formula, paper and options")
+    show_next("methods", "NAME", why="its formula, paper and options")
 
 
 def _check_method(name: str) -> None:
@@ -73,7 +68,7 @@ def _check_method(name: str) -> None:
     console.print(f"\n{count - broken} of {count} checks hold")
     if broken:
         raise typer.Exit(1)
-    show_next("halflabel", "train", "LABELS", "PHOTOS", "--method", name)
+    show_next("train", "LABELS", "PHOTOS", "--method", name)
 
 
 # What the labels of an image must hold, and the title of the methods that need it.
@@ -106,10 +101,7 @@ def _print_group(title: str, group: dict[str, str]) -> None:
     if not group:
         return
     console.print(f"[bold]{title}[/]")
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for name, text in group.items():
-        table.add_row(f"  [bold]{escape(name)}[/]", escape(text))
-    console.print(table)
+    show_names_and_texts(group)
     console.print()
 
 
@@ -124,8 +116,8 @@ def _show_method(name: str) -> None:
     console.print(f"\n[bold]learns from[/] {', '.join(recipe.serves)} labels")
     console.print(f"[bold]defaults[/] --lr {recipe.lr:g} --weight-decay {recipe.weight_decay:g}")
     for feature, reason in recipe.cannot.items():
-        console.print(f"[bold]does not support[/] {LIMITS[feature]}: {escape(reason)}")
+        show_paragraph(f"[bold]does not support[/] {LIMITS[feature]}: {escape(reason)}")
     for option, parameter in recipe.options.items():
         default = '""' if parameter.default == "" else str(parameter.default)
         console.print(f"  --{option.replace('_', '-')} {escape(default)}")
-    show_next("halflabel", "train", "LABELS", "PHOTOS", "--method", recipe.name)
+    show_next("train", "LABELS", "PHOTOS", "--method", recipe.name)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from halflabel.cli import app
+from halflabel.cli.options import TrainedRun
 from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import after_next
-from halflabel.cli.terminal import console, show_command
+from halflabel.cli.terminal import console, show_command, show_written
 from halflabel.errors import UserError
 from halflabel.system.files import refuse_remote
 from halflabel.system.format import counted
@@ -21,7 +21,7 @@ from halflabel.system.reporter import Reporter
 
 @app.command("next")
 def next_command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")],
+    run: TrainedRun,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")],
     count: Annotated[int, typer.Option(help="Number of questions.", min=1)] = 200,
     out: Annotated[Path, typer.Option(help="The CSV file to write: image,class,probability,why.")] = Path(
@@ -29,7 +29,7 @@ def next_command(
     ),
     wrong: Annotated[
         bool, typer.Option("--wrong", help="Ask about known labels that look wrong instead of unknown labels.")
-    ] = (False),
+    ] = False,
     disagree: Annotated[
         Path | None,
         typer.Option(
@@ -70,7 +70,7 @@ def next_command(
     if wrong and disagree is not None:
         raise UserError("--wrong and --disagree ask different questions", "give one of them")
     with Bar("scores") as bar:
-        found = next_questions(
+        chosen = next_questions(
             opened,
             images,
             count,
@@ -82,16 +82,15 @@ def next_command(
             seed=seed,
             reporter=Reporter(bar),
         )
-    if wrong and found.crossfitted:
+    if wrong and chosen.crossfitted:
         console.print("Each label was scored by a head that was trained without it")
     elif wrong:
         console.print(
-            f"{counted(found.held_out, 'held-out image is', 'held-out images are')} scored without bias; the others by "
-            "a model that has seen their labels and rarely contradicts them: the column `why` says which",
-            soft_wrap=True,
+            f"{counted(chosen.held_out, 'held-out image is', 'held-out images are')} scored without bias; the others "
+            "by a model that has seen their labels and rarely contradicts them: the column `why` says which"
         )
-    questions = found.questions
-    write_questions(questions, found.table, out)
+    questions = chosen.questions
+    write_questions(questions, chosen.table, out)
     if not questions:
         nothing = "No label looks wrong" if wrong else "Nothing is unknown: there is nothing to ask"
         console.print("They differ nowhere" if disagree is not None else nothing)
@@ -101,9 +100,6 @@ def next_command(
     )
     summary = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
     classes = len({item.column for item in questions})
-    console.print(
-        f"Wrote [bold]{escape(str(out))}[/]: {counted(len(questions), 'question')} on "
-        f"{counted(classes, 'class', 'classes')} ({summary})",
-        soft_wrap=True,
-    )
+    content = f"{counted(len(questions), 'question')} on {counted(classes, 'class', 'classes')} ({summary})"
+    show_written(out, f": {content}")
     show_command(after_next(run, images, out))

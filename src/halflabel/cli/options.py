@@ -30,6 +30,7 @@ __all__ = [
     "SPEED",
     "Engine",
     "ExcelSafe",
+    "Force",
     "GroupedCommand",
     "ImageFolder",
     "LabelFile",
@@ -37,8 +38,11 @@ __all__ = [
     "ReadLabels",
     "RunFolder",
     "Threshold",
+    "TrainedRun",
+    "check_free",
     "check_image_folder",
     "check_method",
+    "is_given",
     "panel",
     "read_grouped",
     "takes_label_options",
@@ -66,6 +70,8 @@ RunFolder = Annotated[
     typer.Argument(metavar="RUN", help="A run folder of `train`, or a folder or .onnx file that `export` wrote."),
 ]
 
+TrainedRun = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")]
+
 Threshold = Annotated[
     str | None,
     typer.Option(
@@ -91,6 +97,8 @@ Engine = Annotated[
         rich_help_panel=SPEED,
     ),
 ]
+
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
 ExcelSafe = Annotated[
     bool,
@@ -239,7 +247,7 @@ def _add_parameters(
 ) -> Command:
     """The command with more options, whose values it gets together, as `collect` makes them, in one argument."""
     hints = get_type_hints(command, include_extras=True, localns={"LabelImport": Any})
-    own = [
+    of_command = [
         parameter.replace(annotation=hints[name])
         for name, parameter in inspect.signature(command).parameters.items()
         if name != argument
@@ -251,7 +259,7 @@ def _add_parameters(
         others = {name: value for name, value in values.items() if name not in added}
         return command(**others, **{argument: collect({name: values[name] for name in added})})
 
-    signature = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*own, *parameters)]
+    signature = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*of_command, *parameters)]
     wrapper.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
     return wrapper
@@ -272,11 +280,11 @@ def read_grouped(read: ReadLabels, labels: Path, group: str | None) -> tuple[Lab
     from halflabel.labels.formats import can_ignore_columns
     from halflabel.labels.groups import column_group
 
-    stated = column_group(group, labels)
+    completed = column_group(group, labels)
     keywords = read.keywords  # type: ignore[attr-defined]
-    if group is not None and stated != group and can_ignore_columns(labels, keywords["format"]):
+    if group is not None and completed != group and can_ignore_columns(labels, keywords["format"]):
         read = functools.partial(_read, **{**keywords, "ignore": [*(keywords["ignore"] or ()), group]})
-    return read(labels), stated
+    return read(labels), completed
 
 
 def words_of(read: ReadLabels) -> list[str]:
@@ -300,6 +308,18 @@ def _pairs(flag: str, texts: list[str] | None, meanings: set[Any] | None = None)
         if pairs.setdefault(key, meaning) != meaning:
             raise UserError(f"{flag} gives {key!r} two values, {pairs[key]!r} and {meaning!r}", "give one of them")
     return pairs
+
+
+def is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether the user gave an option on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def check_free(out: Path | None, force: bool) -> None:
+    """Refuse to overwrite a file without --force."""
+    if out is not None and out.exists() and not force:
+        raise UserError(f"{out} already exists", "choose another name, or add --force to overwrite it")
 
 
 def check_method(name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options
-from halflabel.cli.terminal import console
+from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 
@@ -101,21 +100,14 @@ def pack(
         raise typer.Exit(130) from None
     count, bad = about["images"], about["bad"]
     per_image = about["bytes"] / count / 1e3
-    console.print(
-        f"Wrote [bold]{escape(str(out))}[/]: {counted(count, 'image')} in {counted(about['shards'], 'file')}, "
-        f"{about['bytes'] / 1e6:,.1f} MB, {per_image:,.1f} kB per image",
-        soft_wrap=True,
-        highlight=False,
-    )
+    content = f"{counted(count, 'image')} in {counted(about['shards'], 'file')}"
+    show_written(out, f": {content}, {about['bytes'] / 1e6:,.1f} MB, {per_image:,.1f} kB per image")
     if rows is not None and count + bad < len(rows.images):
         lacking = counted(len(rows.images) - count - bad, "labelled image has", "labelled images have")
-        console.print(f"{lacking} no file in {escape(str(images))}", soft_wrap=True)
+        console.print(f"{lacking} no file in {escape(str(images))}")
     if bad:
-        console.print(
-            f"{counted(bad, 'image')} could not be read: see {escape(str(out / 'bad_images.csv'))}", soft_wrap=True
-        )
-    where = shlex.quote(str(labels)) if labels is not None else "labels.csv"
-    console.print(f"Next:  halflabel train {escape(where)} {escape(shlex.quote(str(out)))}", soft_wrap=True)
+        console.print(f"{counted(bad, 'image')} could not be read: see {escape(str(out / 'bad_images.csv'))}")
+    show_next("train", labels or "labels.csv", out)
 
 
 def _bytes(text: str) -> int:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.options import (
@@ -28,7 +27,15 @@ from halflabel.cli.options import (
     read_grouped,
     takes_label_options,
 )
-from halflabel.cli.terminal import console, show_audit, show_evaluation, show_next
+from halflabel.cli.terminal import (
+    console,
+    first_names,
+    plain_table,
+    show_audit,
+    show_evaluation,
+    show_next,
+    show_written,
+)
 from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.files import read_json, write_json
@@ -94,20 +101,19 @@ def evaluate(
         )
     named = set(table.classes)
     if unnamed := [name for name in predictor.classes if name not in named]:
-        shown = ", ".join(unnamed[:8]) + (" …" if len(unnamed) > 8 else "")
+        missing = f"{len(unnamed)} of the run's {len(predictor.classes)} classes: {first_names(unnamed)}"
         console.print(
-            f"\n{labels} has no row on {len(unnamed)} of the run's {len(predictor.classes)} classes: {shown}",
+            f"\n{labels} has no row on {missing}",
             markup=False,
-            soft_wrap=True,
         )
     show_evaluation(result)
     if out is not None and distributed.is_main():
         shared_threshold = {} if threshold is None else {"threshold": threshold}
         content = {"protocol": result.protocol, **shared_threshold, **result.overall, "per_class": result.per_class}
         write_json(out, content)
-        console.print(f"Wrote {escape(str(out))}", soft_wrap=True)
+        show_written(out)
     if predictor.run is not None:
-        show_next("halflabel", "report", run, "--images", images, why="which labels it gets wrong")
+        show_next("report", run, "--images", images, why="which labels it gets wrong")
 
 
 def _is_evaluation(path: Path) -> bool:
@@ -169,15 +175,13 @@ def predict(
                 _PRINTERS[output_format](predictions)
             count, bad = counts["count"], counts["bad"]
     if predictor.platt.assumption and output_format is OutputFormat.table:
-        console.print(
-            f"[bright_black]Probabilities assume that {escape(predictor.platt.assumption)}.[/]", soft_wrap=True
-        )
+        console.print(f"[bright_black]Probabilities assume that {escape(predictor.platt.assumption)}.[/]")
     if count == bad:
         raise UserError("no image could be read", "check the paths")
     if out is not None:
-        console.print(f"Wrote {escape(str(out))}: {counted(count, 'image')}, {bad} of them unreadable", soft_wrap=True)
+        show_written(out, f": {counted(count, 'image')}, {bad} of them unreadable")
     elif output_format is OutputFormat.table:
-        show_next("halflabel", "predict", run, "PHOTOS", "--format", "csv", why="a whole folder, for a spreadsheet")
+        show_next("predict", run, "PHOTOS", "--format", "csv", why="a whole folder, for a spreadsheet")
 
 
 def _count(predictions: Iterable[Prediction], counts: dict[str, int]) -> Iterator[Prediction]:
@@ -213,9 +217,7 @@ def _print_csv(predictions: Iterable[Prediction], cell: Callable[[str], str]) ->
 
 
 def _print_table(predictions: Iterable[Prediction]) -> None:
-    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    rows.add_column("image", overflow="fold")
-    rows.add_column("labels (*: above the threshold)")
+    rows = plain_table("image", "labels (*: above the threshold)")
     for item in predictions:
         if item.error:
             rows.add_row(escape(item.image), f"[red]{escape(item.error)}[/]")

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.sequence import after_report
-from halflabel.cli.terminal import console, show_command, show_next
+from halflabel.cli.terminal import show_command, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.files import refuse_remote
 from halflabel.system.reporter import Reporter
@@ -63,17 +62,17 @@ def report(
             from halflabel.report.study_page import write_study as write
         else:
             from halflabel.report.comparison_page import write_comparison as write
-        made = write(run, out)
-        console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
+        page = write(run, out)
+        show_written(page.path, f" ({page.size / 1000:.0f} kB)")
         return
 
     refuse_remote(run)
     opened = RunFolder.open(run)
     with Bar("scores") as bar:
-        made = write_report(opened, out, images=images, scan=scan, maps=maps, reporter=Reporter(bar))
-    console.print(f"Wrote [bold]{escape(str(made.path))}[/] ({made.size / 1000:.0f} kB)", soft_wrap=True)
+        page = write_report(opened, out, images=images, scan=scan, maps=maps, reporter=Reporter(bar))
+    show_written(page.path, f" ({page.size / 1000:.0f} kB)")
     if images is None:
-        show_next("halflabel", "report", run, "--images", "PHOTOS", why="galleries of likely missing and wrong labels")
+        show_next("report", run, "--images", "PHOTOS", why="galleries of likely missing and wrong labels")
     else:
         only_positives = has_only_positives(opened)
         why = "missing labels" if only_positives else "the questions that help the model most"

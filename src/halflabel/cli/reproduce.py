@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import time
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from halflabel.cli import app
-from halflabel.cli.grid import GridBar, resumable_grid
-from halflabel.cli.options import COMMON, GroupedCommand, panel, takes_training_options
+from halflabel.cli.grid import Budget, GridBar, resumable_grid
+from halflabel.cli.options import COMMON, GroupedCommand, TrainedRun, panel, takes_training_options
 from halflabel.cli.progress import Bar
-from halflabel.cli.terminal import console
+from halflabel.cli.terminal import console, plain_table, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
@@ -24,7 +22,6 @@ from halflabel.system.reporter import Reporter
 if TYPE_CHECKING:
     from halflabel.papers.result import Reproduction, TableFigure
 
-_LINE_INTERVAL = 60  # seconds between lines where no bar is shown
 _AS_IN_THE_PAPER = dict.fromkeys(("backbone", "size", "tune", "epochs", "batch_size", "lr"))
 DATA = "Data"
 
@@ -56,9 +53,7 @@ def reproduce(
             show_default=False,
         ),
     ] = None,
-    budget: Annotated[
-        str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", show_default=False, metavar="TIME")
-    ] = None,
+    budget: Budget = None,
     force: Annotated[bool, panel(COMMON, "Replace results that used other settings.", "--force")] = False,
     dataset: Annotated[
         str | None,
@@ -124,40 +119,17 @@ def _run_table(
     features = cache if cache is not None else default_cache(folder)
     if features.exists() and not features.is_dir():
         raise UserError(f"{features} is a file", "name a folder for features and models with --cache")
-    with resumable_grid(folder), GridBar() as task_bar, _FeatureProgress() as bar:
+    with resumable_grid(folder), GridBar() as task_bar, Bar("features") as bar:
         reporter = Reporter(bar, console.print, task_bar)
         reproduction = run_table(
             table, data, out=folder, overrides=overrides, cache=features, reporter=reporter, **options
         )
     _show(reproduction)
-    console.print(f"Wrote [bold]{escape(str(folder))}[/]: reproduction.csv, reproduction.json", soft_wrap=True)
+    show_written(folder, ": reproduction.csv, reproduction.json")
     if features.is_dir():
-        console.print(
-            f"Cached features and starting models, also for other tables: {escape(str(features))}", soft_wrap=True
-        )
+        console.print(f"Cached features and starting models, also for other tables: {escape(str(features))}")
     if not reproduction.finished and reproduction.failures:
         raise UserError("no number could be measured", "see the reasons above")
-
-
-class _FeatureProgress:
-    """Progress of the features: a bar in a terminal, otherwise a line every minute."""
-
-    def __init__(self) -> None:
-        self._bar = Bar("features")
-        self._last_line = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.__exit__()
-
-    def __call__(self, done: int, total: int) -> None:
-        self._bar(done, total)
-        now = time.monotonic()
-        if not console.is_terminal and (done >= total or now - self._last_line > _LINE_INTERVAL):
-            console.print(f"features {done}/{total}", highlight=False)
-            self._last_line = now
 
 
 def _show_tables() -> None:
@@ -166,9 +138,7 @@ def _show_tables() -> None:
     from halflabel.papers.tables import PRINTED, TABLES, paper_of
 
     known = set(recipes())
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("table", "paper", "what", "data sets", "rows"):
-        shown.add_column(title)
+    shown = plain_table("table", "paper", "what", "data sets", "rows")
     for table in TABLES.values():
         sets = dict.fromkeys(DATASETS[condition.dataset].title.split(",")[0] for condition in table.conditions)
         runnable = sum(row.method in known for row in table.rows)
@@ -192,33 +162,30 @@ def _show_table(id: str) -> None:
 
     table = find_table(id)
     console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}")
-    console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)), soft_wrap=True)
+    console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)))
     known = set(recipes())
-    console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.can_run(known))), soft_wrap=True)
+    console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.can_run(known))))
     for name, reason in table.skipped(known).items():
-        console.print(f"[bright_black]skipped: {escape(name)}: {escape(reason)}[/]", soft_wrap=True)
+        console.print(f"[bright_black]skipped: {escape(name)}: {escape(reason)}[/]")
     console.print("\n[bold]protocol[/]")
     for line in describe_protocol(table):
-        console.print(f"  {escape(line)}", soft_wrap=True)
+        console.print(f"  {escape(line)}")
     for note in table.notes:
-        console.print(f"  {escape(note)}", soft_wrap=True)
+        console.print(f"  {escape(note)}")
     for name in dict.fromkeys(condition.dataset for condition in table.conditions):
         layout = dataset_layout(name)
-        console.print(f"\n[bold]{name}[/]: {escape(layout.source)}", soft_wrap=True)
+        console.print(f"\n[bold]{name}[/]: {escape(layout.source)}")
         for line in layout.tree:
-            console.print(f"  {escape(line)}", soft_wrap=True)
+            console.print(f"  {escape(line)}")
     console.print(f"\nNext:  halflabel reproduce {id} DATA_FOLDER")
 
 
 def _show(reproduction: Reproduction) -> None:
-    console.print(
-        f"\n[bold]{reproduction.id}[/]  {escape(reproduction.paper)}\n{escape(reproduction.caption)}", soft_wrap=True
-    )
+    console.print(f"\n[bold]{reproduction.id}[/]  {escape(reproduction.paper)}\n{escape(reproduction.caption)}")
     if reproduction.on_hidden:
         console.print(
             f"[bold red]Epochs chosen by hidden labels[/] ({escape(', '.join(reproduction.on_hidden))}), as the paper "
-            "does: better than what is possible without them.",
-            soft_wrap=True,
+            "does: better than what is possible without them."
         )
     several = len({figure.measure for figure in reproduction.figures}) > 1
     for condition, figures in groupby(reproduction.figures, key=lambda figure: figure.condition):
@@ -227,7 +194,7 @@ def _show(reproduction: Reproduction) -> None:
         console.print(f"\n[bold]{escape(condition)}[/]  {escape(named)}")
         _show_condition(shown, several)
         for line in reproduction.protocol.get(condition, ()):
-            console.print(f"[bright_black]  {escape(line)}[/]", soft_wrap=True)
+            console.print(f"[bright_black]  {escape(line)}[/]")
     console.print()
     for title, lines in (
         ("skipped", reproduction.skipped),
@@ -238,15 +205,9 @@ def _show(reproduction: Reproduction) -> None:
         ("note", reproduction.notes),
         ("measure", reproduction.measures),
     ):
+        colour = {"failed": "red", "not available": "yellow", "not as in the paper": "yellow"}.get(title, "bold")
         for line in lines:
-            colour = (
-                "red"
-                if title == "failed"
-                else "yellow"
-                if title in ("not available", "not as in the paper")
-                else "bold"
-            )
-            console.print(f"[{colour}]{title}:[/] {escape(line)}", soft_wrap=True)
+            console.print(f"[{colour}]{title}:[/] {escape(line)}")
     if reproduction.left_out:
         console.print(
             f"[yellow]not run within the time limit:[/] {counted(reproduction.left_out, 'run')}; the same command "
@@ -255,20 +216,15 @@ def _show(reproduction: Reproduction) -> None:
 
 
 def _show_condition(figures: list[TableFigure], several: bool) -> None:
-    shown = Table(box=None, padding=(0, 2, 0, 2), header_style="bold")
-    shown.add_column("row")
-    if several:
-        shown.add_column("measure")
     comparable = any(not math.isnan(figure.difference) for figure in figures)
-    for title in ("published", "ours", *(["difference"] if comparable else []), "seeds"):
-        shown.add_column(title, justify="right")
+    numbers = ("published", "ours", *(["difference"] if comparable else []), "seeds")
+    shown = plain_table("row", *(["measure"] if several else []), numbers=numbers, left=2)
     shown.add_column("")
     before = note = ""
     for figure in figures:
         cells = [escape(figure.row) if figure.row != before else "", *([escape(figure.measure)] if several else [])]
-        remark = (
-            "" if figure.row == before and figure.note == note else figure.note
-        )  # printed once for all measures of a row
+        # Printed once for all measures of a row.
+        remark = "" if figure.row == before and figure.note == note else figure.note
         before, note = figure.row, figure.note
         gap = "" if math.isnan(figure.difference) else f"{figure.difference:+.2f}".replace("-", "−")
         cells += [_number(figure.published, figure.published_spread), _number(figure.ours, figure.ours_sd)]
@@ -276,7 +232,7 @@ def _show_condition(figures: list[TableFigure], several: bool) -> None:
         shown.add_row(*cells, str(figure.seeds or ""), f"[bright_black]{escape(remark)}[/]")
     console.print(shown)
     if elsewhere := figures[0].published_on:
-        console.print(f"  [yellow]published on {escape(elsewhere)}, ours on another data set[/]", soft_wrap=True)
+        console.print(f"  [yellow]published on {escape(elsewhere)}, ours on another data set[/]")
 
 
 def _number(value: float, spread: float) -> str:
@@ -287,7 +243,7 @@ def _number(value: float, spread: float) -> str:
 
 @app.command()
 def figures(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")],
+    run: TrainedRun,
     out: Annotated[Path, typer.Option(help="The folder for the figures and their numbers.")],
     photos: Annotated[
         Path | None,
@@ -315,10 +271,7 @@ def figures(
     with Bar("figures") as bar:
         drawn = draw_figures(RunFolder.open(run), out, photos=photos, scan=scan, reporter=Reporter(bar))
     for figure in drawn:
-        if figure.files:
-            files = ", ".join(path.name for path in figure.files)
-            console.print(f"[bold]{figure.name}[/]: {escape(files)}. {escape(figure.remark)}", soft_wrap=True)
-        else:
-            console.print(f"[bold]{figure.name}[/]: skipped; {escape(figure.remark)}", soft_wrap=True)
+        result = f"{', '.join(path.name for path in figure.files)}." if figure.files else "skipped;"
+        console.print(f"[bold]{figure.name}[/]: {escape(f'{result} {figure.remark}')}")
     if any(figure.files for figure in drawn):
-        console.print(f"Wrote [bold]{escape(str(out))}[/]", soft_wrap=True)
+        show_written(out)

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import after_review
-from halflabel.cli.terminal import console, show_command, show_next
+from halflabel.cli.terminal import console, plain_table, show_command, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.files import refuse_remote
 from halflabel.system.format import counted, decimal, percent
@@ -186,18 +185,15 @@ def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, for
     unsure = sum(item.value == 0 for item in holding_answers(current))
     present = int((rows.value > 0).sum())
     formats.write(labels.append(rows) if with_labels else rows.drop_unused_names(), out)
-    console.print(
-        f"Wrote [bold]{escape(str(out))}[/]: {counted(len(rows), 'answer')}, {present} present and "
-        f"{len(rows) - present} absent; {unsure} unsure left out",
-        soft_wrap=True,
-    )
+    content = f"{counted(len(rows), 'answer')}, {present} present and {len(rows) - present} absent"
+    show_written(out, f": {content}; {unsure} unsure left out")
     _show_agreement(groups)
     if with_labels:
         config = run.read_config()
         method = str(config.get("method", "an"))
-        show_next("halflabel", "train", out, str(config.get("images") or "photos/"), "--method", method)
+        show_next("train", out, str(config.get("images") or "photos/"), "--method", method)
     else:
-        show_next("halflabel", "train", "--continue", run.folder, "--answers", out)
+        show_next("train", "--continue", run.folder, "--answers", out)
 
 
 def _show_agreement(groups: Sequence[Sequence[CurrentAnswer]]) -> None:
@@ -207,20 +203,17 @@ def _show_agreement(groups: Sequence[Sequence[CurrentAnswer]]) -> None:
     agreement = measure_agreement(groups)
     if not agreement:
         return
-    table = Table("class", "answered by two", "equal", "Cohen's κ", box=None, title="Do people agree?")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = plain_table("Do people agree?", numbers=("answered by two", "equal", "Cohen's κ"))
     for label, item in agreement.items():
         kappa = "—" if item.kappa is None else decimal(item.kappa, 2)
         table.add_row(escape(label) or "[bold]all[/]", str(item.pairs), percent(item.equal, item.pairs), kappa)
     console.print(table)
     errors = (f"{escape(who)} {percent(error, 1)}" for who, error in sorted(expected_errors(groups).items()))
-    console.print(f"Expected errors: {', '.join(errors)}", soft_wrap=True)
+    console.print(f"Expected errors: {', '.join(errors)}")
     if conflicts := sum(map(is_conflict, groups)):
         console.print(
             f"{counted(conflicts, 'conflict is', 'conflicts are')} not settled: the answer of the more reliable person "
-            "holds, or neither. Settle them on the review page, under Conflicts.",
-            soft_wrap=True,
+            "holds, or neither. Settle them on the review page, under Conflicts."
         )
 
 
@@ -323,8 +316,8 @@ def _serve(
         # Plain print: no line break and no markup in an address that people click on or copy.
         print(f"{about} Open  {_page_address(access, number, token, label)}", flush=True)
         if hindrance is not None and questions is None:
-            console.print(f"The model does not learn meanwhile: {hindrance}.", soft_wrap=True)
-        console.print(f"Answers are saved to {escape(store.name)}. Ctrl-C stops the server.", soft_wrap=True)
+            console.print(f"The model does not learn meanwhile: {hindrance}.")
+        console.print(f"Answers are saved to {escape(store.name)}. Ctrl-C stops the server.")
         try:
             server.serve(app, listening, access.tls)
         finally:  # Ctrl-C is the usual end
@@ -367,6 +360,5 @@ def _warn_not_encrypted(host: str) -> None:
     console.print(
         f"[bold yellow]warning:[/] {escape(host)} can be reached from other machines, and the page is not "
         "encrypted: whoever sees the address or the network can see your photos and answer for you "
-        "(--tls CERT KEY encrypts it)",
-        soft_wrap=True,
+        "(--tls CERT KEY encrypts it)"
     )

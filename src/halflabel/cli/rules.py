@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from halflabel.cli import app
-from halflabel.cli.options import ReadLabels, takes_label_options, words_of
-from halflabel.cli.terminal import console, show_next
-from halflabel.errors import UserError
+from halflabel.cli.options import Force, LabelFile, ReadLabels, check_free, takes_label_options, words_of
+from halflabel.cli.terminal import console, plain_table, show_next, show_written
 from halflabel.system.format import counted, group_digits
 
 if TYPE_CHECKING:
@@ -28,14 +26,14 @@ app.add_typer(rules_app)
 @rules_app.command("suggest")
 @takes_label_options
 def suggest_rules(
-    labels: Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")],
+    labels: LabelFile,
     read: ReadLabels,
     out: Annotated[Path | None, typer.Option(help="Also write the rules to this file, to be edited.")] = None,
     bound: Annotated[
         float, typer.Option(help="Smallest share of cases in which a rule must hold.", min=0.5, max=0.9999)
     ] = 0.95,
     top: Annotated[int, typer.Option(help="Number of rules to show and to write, the strongest first.", min=1)] = 10,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
+    force: Force = False,
 ) -> None:
     """Suggest rules that the known labels support; no rule is applied unless a rules file lists it.
 
@@ -44,8 +42,7 @@ def suggest_rules(
     from halflabel.labels.rules import format_suggestions, suggest_rules
     from halflabel.system.files import atomic_write
 
-    if out is not None and out.exists() and not force:
-        raise UserError(f"{out} already exists", "choose another name, or add --force to overwrite it")
+    check_free(out, force)
     suggestions: list[RuleSuggestion] = suggest_rules(read(labels).table(), bound=bound, top=max(top, _MOST_COUNTED))
     strongest, rest = suggestions[:top], suggestions[top:]
     if not strongest:
@@ -53,11 +50,7 @@ def suggest_rules(
             "The known labels support no rule. That needs images with several known labels, present and absent."
         )
         return
-    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("class", "rule", "class"):
-        rows.add_column(title, overflow="fold")
-    for title in ("holds", "of", "at least", "by chance"):
-        rows.add_column(title, justify="right")
+    rows = plain_table("class", "rule", "class", numbers=("holds", "of", "at least", "by chance"))
     for rule in strongest:
         shares = (f"{100 * share:.1f} %" for share in (rule.bound, rule.expected))
         rows.add_row(
@@ -70,12 +63,12 @@ def suggest_rules(
         console.print(f"  … and {number}, {exclusions} of them exclusions (--top {len(suggestions)})")
     if out is None:
         words = ["--top", str(top), *words_of(read)]
-        show_next("halflabel", "rules", "suggest", labels, *words, "--out", "rules.csv", why="a file to edit")
+        show_next("rules", "suggest", labels, *words, "--out", "rules.csv", why="a file to edit")
         return
     with atomic_write(out) as temporary:
         temporary.write_text(format_suggestions(strongest), encoding="utf-8")
-    console.print(f"Wrote [bold]{escape(str(out))}[/]. Remove rules that do not always hold.", soft_wrap=True)
-    show_next("halflabel", "fill", "RUN", "PHOTOS", "--rules", out)
+    show_written(out, ". Remove rules that do not always hold.")
+    show_next("fill", "RUN", "PHOTOS", "--rules", out)
 
 
 @rules_app.command("check")
@@ -105,4 +98,4 @@ def check_rules(
         f"{counted(count, 'entry', 'entries')} where known labels break them"
         + (f": {escape('; '.join(examples))}" if examples else "")
     )
-    show_next("halflabel", "fill", "RUN", "PHOTOS", "--rules", rules)
+    show_next("fill", "RUN", "PHOTOS", "--rules", rules)

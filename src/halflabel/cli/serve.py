@@ -123,14 +123,13 @@ def _show_address(model: Path, classes: int, address: str, port: int, *, has_tok
     url = f"http://{escape(f'[{address}]' if ':' in address else address)}:{port}"
     console.print(
         f"Serving [bold]{escape(str(model))}[/], {counted(classes, 'class', 'classes')}, at {url}",
-        soft_wrap=True,
         highlight=False,
     )
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         lacks = "no encryption" if has_token else "no password and no encryption"
-        console.print(f"[yellow]Other machines can reach it[/]: there is {lacks}.", soft_wrap=True)
+        console.print(f"[yellow]Other machines can reach it[/]: there is {lacks}.")
     password = "-u :TOKEN " if has_token else ""
-    console.print(f"Try:  curl {password}-F files=@photo.jpg {url}/predict", soft_wrap=True)
+    console.print(f"Try:  curl {password}-F files=@photo.jpg {url}/predict")
     console.print("Ctrl-C stops the server.")
 
 

@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from halflabel.cli import app
 from halflabel.cli.grid import (
+    Budget,
     GridBar,
+    TestImages,
+    TestLabels,
+    TestShare,
+    grid_config,
     no_result_error,
     parse_shares,
     print_table,
     rerun_command,
     resumable_grid,
-    show_unfinished_features,
+    show_how_to_resume,
+    split_words,
 )
 from halflabel.cli.options import (
     COMMON,
@@ -31,14 +36,12 @@ from halflabel.cli.options import (
     takes_label_options,
     takes_training_options,
 )
-from halflabel.cli.terminal import console, show_audit
+from halflabel.cli.terminal import console, plain_table, show_audit, show_next, show_written
 from halflabel.system.format import counted, group_digits, points
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.experiments.study import Growth, Study
-
-EVALUATION = "Evaluation"
 
 
 @app.command(cls=GroupedCommand)
@@ -68,18 +71,11 @@ def study(
             "The folder for results (default: runs/study or runs/growth); a study that it already holds is resumed.",
         ),
     ] = None,
-    budget: Annotated[
-        str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", show_default=False, metavar="TIME")
-    ] = None,
+    budget: Budget = None,
     force: Annotated[bool, panel(COMMON, "Replace a study that the folder already holds.", "--force")] = False,
-    test: Annotated[
-        Path | None,
-        panel(EVALUATION, "Labels of other images to test on (default: a part of LABELS).", metavar="FILE"),
-    ] = None,
-    test_images: Annotated[
-        Path | None, panel(EVALUATION, "The images of --test (default: IMAGES).", metavar="DIR")
-    ] = None,
-    test_share: Annotated[float, panel(EVALUATION, "Without --test: the share of the images to test on.")] = 0.2,
+    test: TestLabels = None,
+    test_images: TestImages = None,
+    test_share: TestShare = 0.2,
 ) -> None:
     """Measure on your images how best to spend labels, and whether more labels would help.
 
@@ -101,14 +97,7 @@ def study(
 
     from halflabel.cli.progress import Bar
     from halflabel.experiments import study as studies
-    from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config
-    from halflabel.training.solver_choice import choose_solver
 
-    training["solver"] = choose_solver({**training, "held_out": training["held_out"] or None})
-    lr = training.pop("lr")
-    epochs = training.pop("epochs") or epochs_for(len(table), training["tune"])
-    config = Config.from_options({**training, "epochs": epochs})
     folder = out if out is not None else Path("runs") / ("growth" if grow else "study")
     options: dict[str, Any] = {
         "out": folder,
@@ -118,8 +107,8 @@ def study(
         "test_images": test_images,
         "test_share": test_share,
         "budget": budget,
-        "lr": lr,
-        "config": config,
+        "lr": training["lr"],
+        "config": grid_config(training, len(table), held_out=training["held_out"] or None),
         "force": force,
         "command": shlex.split(rerun_command()),
     }
@@ -129,26 +118,22 @@ def study(
         if grow:
             result = studies.grow(label_import.rows, images, shares=shares or studies.GROWTH, worth=worth, **options)
         else:
-            names = [word.strip() for word in strategies.split(",") if word.strip()]
+            names = split_words(strategies)
             result = studies.study(
                 label_import.rows, images, budgets=shares or studies.BUDGETS, strategies=names, **options
             )
     _show(result)
     if result.left_out:
-        show_unfinished_features(result.waiting)
-        console.print(f"To resume:  {escape(rerun_command())}", soft_wrap=True)
+        show_how_to_resume(result.waiting)
     if not result.points:
         raise no_result_error(result.waiting, result.left_out > 0)
-    console.print(f"Wrote [bold]{escape(str(folder))}[/]: study.csv, study.json", soft_wrap=True)
-    console.print(f"Next:  halflabel report {escape(shlex.quote(str(folder)))}", soft_wrap=True)
+    show_written(folder, ": study.csv, study.json")
+    show_next("report", folder)
 
 
 def _show(study: Study | Growth) -> None:
     console.print()
-    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    rows.add_column("strategy")
-    for title in ("clean labels", "known to training", "test mAP (95 %)", "seeds"):
-        rows.add_column(title, justify="right")
+    rows = plain_table("strategy", numbers=("clean labels", "known to training", "test mAP (95 %)", "seeds"))
     before = ""
     for point in study.points:
         rows.add_row(
@@ -162,7 +147,7 @@ def _show(study: Study | Growth) -> None:
     if study.points:
         print_table(rows)
     for line in study.failures:
-        console.print(f"[red]failed:[/] {escape(line)}", soft_wrap=True)
+        console.print(f"[red]failed:[/] {escape(line)}")
     if study.left_out:
         console.print(f"[yellow]not run within the time limit:[/] {counted(study.left_out, 'run')}")
     if not study.points:
@@ -170,11 +155,11 @@ def _show(study: Study | Growth) -> None:
     from halflabel.experiments.study import Growth
 
     if isinstance(study, Growth):
-        console.print(f"\n[bold]{escape(study.advice)}[/]", soft_wrap=True)
+        console.print(f"\n[bold]{escape(study.advice)}[/]")
         if study.control:
-            console.print(escape(study.control), soft_wrap=True)
+            console.print(escape(study.control))
     else:
         for line in study.conclusions:
-            console.print(f"[bold]{escape(line)}[/]", soft_wrap=True)
+            console.print(f"[bold]{escape(line)}[/]")
     for line in study.protocol:
-        console.print(f"[bright_black]{escape(line)}[/]", soft_wrap=True)
+        console.print(f"[bright_black]{escape(line)}[/]")

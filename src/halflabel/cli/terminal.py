@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -31,17 +31,23 @@ if TYPE_CHECKING:
 __all__ = [
     "SafeConsole",
     "console",
+    "first_names",
     "paragraphs",
+    "plain_table",
     "show_advice",
     "show_audit",
+    "show_choice",
     "show_classes",
     "show_command",
     "show_counts",
     "show_error",
     "show_evaluation",
     "show_images_and_pairs",
+    "show_names_and_texts",
     "show_next",
     "show_next_steps",
+    "show_paragraph",
+    "show_written",
     "warnings_in_a_line",
 ]
 
@@ -61,6 +67,11 @@ class SafeConsole(Console):
             return rendered.encode(self.encoding, "backslashreplace").decode(self.encoding)
         return rendered
 
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        """Print; lines of text stay whole by default, so that commands and paths can be copied."""
+        is_text = all(isinstance(item, str | Text) for item in objects)
+        super().print(*objects, soft_wrap=is_text if soft_wrap is None else soft_wrap, **options)
+
 
 console = SafeConsole(highlight=False)
 
@@ -70,12 +81,37 @@ PRESENT, ABSENT, UNKNOWN = "green", "red", "bright_black"
 SHADES = {"present": PRESENT, "absent": ABSENT, "unknown": UNKNOWN, "uncertain": UNKNOWN, "retracted": UNKNOWN}
 
 
+def show_paragraph(text: str | Text) -> None:
+    """Print a text that the terminal breaks at words."""
+    console.print(text, soft_wrap=False)
+
+
+def show_written(path: object, content: str = "") -> None:
+    """Print which file or folder was written, and what it holds."""
+    console.print(f"Wrote [bold]{escape(str(path))}[/]{escape(content)}")
+
+
+def plain_table(*titles: str, numbers: Iterable[str] = (), left: int = 0, right: int = 2) -> Table:
+    """Return a table without lines; columns of `numbers` follow the others and are aligned to the right."""
+    table = Table(box=None, padding=(0, right, 0, left), header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right")
+    return table
+
+
+def first_names(names: Sequence[str], most: int = 8) -> str:
+    """Return the first names as text, with dots where there are more."""
+    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
+
+
 def show_error(error: UserError) -> None:
     """Print an error and its fix to stderr."""
     stderr = SafeConsole(stderr=True, highlight=False)
-    stderr.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
+    stderr.print(f"[bold red]error:[/] {escape(error.message)}")
     if error.fix:
-        stderr.print(f"  [bold]fix:[/] {escape(error.fix)}", soft_wrap=True)
+        stderr.print(f"  [bold]fix:[/] {escape(error.fix)}")
 
 
 @contextmanager
@@ -84,13 +120,13 @@ def warnings_in_a_line() -> Iterator[None]:
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def say(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        def show_in_a_line(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if category is UserWarning:
-                console.print(f"Warning: {message}", markup=False, soft_wrap=True)
+                console.print(f"Warning: {message}", markup=False)
             else:
                 show(message, category, *where, **more)
 
-        warnings.showwarning = say
+        warnings.showwarning = show_in_a_line
         yield
 
 
@@ -125,7 +161,7 @@ def show_audit(audit: Audit, table: LabelTable) -> None:
     images, classes = table.shape
     names = ", ".join(escape(name) for name in audit.files)
     shape = f"{counted(images, 'image')}, {counted(classes, 'class', 'classes')}"
-    console.print(f"Read [bold]{names}[/] as {audit.format}: {shape}")
+    show_paragraph(f"Read [bold]{names}[/] as {audit.format}: {shape}")
     rows = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
     rows.add_column(justify="right")
     rows.add_column()
@@ -135,7 +171,7 @@ def show_audit(audit: Audit, table: LabelTable) -> None:
         rows.add_row(escape(repr(raw)), "→", Text(meaning, SHADES.get(meaning, "")), group_digits(entries))
     console.print(rows)
     for note in audit.notes:
-        console.print(f"  note: {escape(note)}")
+        show_paragraph(f"  note: {escape(note)}")
     show_counts(table)
 
 
@@ -151,7 +187,7 @@ def show_counts(table: LabelTable) -> None:
     if table.uncertain is not None:
         line.append(f" (uncertain {group_digits(table.uncertain.nnz)})", UNKNOWN)
     line.append(f" · known {percent(table.known, total)}")
-    console.print(line)
+    show_paragraph(line)
 
 
 def bar(present: int, absent: int, unknown: int, width: int = 32) -> Text:
@@ -170,13 +206,9 @@ def bar(present: int, absent: int, unknown: int, width: int = 32) -> Text:
 
 def show_classes(stats: Stats, *, most: int) -> None:
     """Print bars per class."""
-    rows = Table(box=None, padding=(0, 1), header_style="bold")
-    rows.add_column("class", overflow="fold")
-    legend = Text.assemble(("█ present ", PRESENT), ("▓ absent ", ABSENT), ("░ unknown", UNKNOWN))
-    rows.add_column(legend)
     some_uncertain = ("uncertain",) if stats.uncertain.any() else ()
-    for title in ("present", "absent", "unknown", *some_uncertain):
-        rows.add_column(title, justify="right")
+    legend = f"[{PRESENT}]█ present [/][{ABSENT}]▓ absent [/][{UNKNOWN}]░ unknown[/]"
+    rows = plain_table("class", legend, numbers=("present", "absent", "unknown", *some_uncertain), left=1, right=1)
     order = (-stats.positives).argsort(kind="stable")
     for c in order[:most].tolist():
         counts = [int(part[c]) for part in (stats.positives, stats.negatives, stats.unknown)]
@@ -195,13 +227,10 @@ def show_images_and_pairs(stats: Stats, pairs: list[Pair]) -> None:
         _show_histogram("known labels per image", stats.known_per_image.tolist())
     if pairs:
         console.print("\n[bold]present together[/]")
-        together = Table(box=None, padding=(0, 1), header_style="bold")
-        for title in ("A", "B"):
-            together.add_column(title)
         # With few known negatives, a conditional probability would nearly always be 1.
         certain = stats.negatives.sum() >= stats.positives.sum()
-        for title in ("images", "P(B given A)", "lift") if certain else ("images",):
-            together.add_column(title, justify="right")
+        numbers = ("images", "P(B given A)", "lift") if certain else ("images",)
+        together = plain_table("A", "B", numbers=numbers, left=1, right=1)
         for pair in pairs:
             estimates = (f"{pair.probability:.2f}", f"{pair.lift:.1f}") if certain else ()
             together.add_row(Text(pair.first), Text(pair.second), group_digits(pair.together), *estimates)
@@ -228,16 +257,26 @@ def show_advice(advice: Advice, *, all_methods: bool) -> None:
     console.print(f"\n[bold]{escape(advice.regime)}[/]")
     for caution in advice.cautions:
         if caution.kind != "known share":  # the counts of the labels say it already
-            console.print(f"• {escape(caution.message)}")
+            show_paragraph(f"• {escape(caution.message)}")
     if advice.methods and not all_methods:
         method, why = advice.methods[0]
-        console.print(f"Method: [bold]{method}[/], the first choice for such labels: it {escape(why)}.")
+        show_choice(method, why)
     elif advice.methods:
         console.print("\n[bold]suitable methods, best first[/]")
-        rows = Table(box=None, padding=(0, 1), show_header=False)
-        for method, why in advice.methods:
-            rows.add_row(f"  [bold]{method}[/]", escape(why))
-        console.print(rows)
+        show_names_and_texts(dict(advice.methods))
+
+
+def show_choice(method: str, why: str) -> None:
+    """Print the method that `auto` chooses."""
+    show_paragraph(f"Method: [bold]{method}[/], the first choice for such labels: it {escape(why)}.")
+
+
+def show_names_and_texts(texts: Mapping[str, str]) -> None:
+    """Print a table of names, each with a text."""
+    rows = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name, text in texts.items():
+        rows.add_row(f"  [bold]{escape(name)}[/]", escape(text))
+    console.print(rows)
 
 
 def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> None:
@@ -248,7 +287,7 @@ def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> Non
     value = evaluation.overall
     if "estimated_precision" in value:
         low, high = (points(value[f"estimated_precision_{end}"]) for end in ("low", "high"))
-        console.print(
+        show_paragraph(
             f"\n[bold]recall {points(value['OR'])}[/] of the known positives   [bold]precision "
             f"{points(value['estimated_precision'])}[/] by estimate ({low} – {high})\n"
             f"estimated F1 {points(value['estimated_f1'])}   {decimal(value['called_present'], 2)} classes called "
@@ -257,23 +296,21 @@ def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> Non
     else:
         low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
         others = "   ".join(escape(f"{shown.title} {shown.value}") for shown in shown_metrics(value))
-        console.print(f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   {others}")
+        show_paragraph(f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   {others}")
     if any(value.get(f"G{number}", math.nan) == value.get(f"G{number}", math.nan) for number in range(1, 6)):
         groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
-        console.print(f"mAP of fifths of the classes, fewest training labels first: {groups}")
+        show_paragraph(f"mAP of fifths of the classes, fewest training labels first: {groups}")
     if of_training:
         known = sum(row["present"] + row["absent"] for row in evaluation.per_class)
-        console.print(
+        show_paragraph(
             f"[bright_black]measured on {counted(known, 'known label')} of {counted(int(value['images']), 'image')}, "
             "scored by models that had not seen them[/]"
         )
     else:
-        console.print(f"[bright_black]{escape(evaluation.protocol)}[/]")
+        show_paragraph(f"[bright_black]{escape(evaluation.protocol)}[/]")
     weakest = sorted((row for row in evaluation.per_class if row["AP"] == row["AP"]), key=lambda row: float(row["AP"]))
-    rows = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    rows.add_column("weakest classes")
-    for title in ("AP", "95 % interval", "known +", "known −", "precision", "recall"):
-        rows.add_column(title, justify="right")
+    numbers = ("AP", "95 % interval", "known +", "known −", "precision", "recall")
+    rows = plain_table("weakest classes", numbers=numbers)
     for row in weakest[:5]:
         rows.add_row(
             escape(row["class"]),
@@ -291,9 +328,8 @@ def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> Non
         return
     blind = [row["class"] for row in evaluation.per_class if row["present"] == 0 or row["absent"] == 0]
     if blind:
-        shown = ", ".join(blind[:8]) + (" …" if len(blind) > 8 else "")
         those = counted(len(blind), "class", "classes")
-        console.print(f"— for {those} without a known positive or negative here: {escape(shown)}")
+        show_paragraph(f"— for {those} without a known positive or negative here: {escape(first_names(blind))}")
 
 
 def _thresholds(evaluation: Evaluation) -> str:
@@ -307,19 +343,19 @@ def _show_rarely_found(evaluation: Evaluation) -> None:
     """Print the classes of which fewer than half of the known positives are called present, the rarest found first."""
     missed = sorted((row["recall"], row["class"]) for row in evaluation.per_class if row["recall"] < 0.5)
     if missed:
-        shown = ", ".join(f"{name} {points(recall)}" for recall, name in missed[:8]) + (" …" if len(missed) > 8 else "")
-        console.print(f"rarely found ({counted(len(missed), 'class', 'classes')}), recall: {escape(shown)}")
+        shown = first_names([f"{name} {points(recall)}" for recall, name in missed])
+        show_paragraph(f"rarely found ({counted(len(missed), 'class', 'classes')}), recall: {escape(shown)}")
 
 
 def show_next(*words: str | Path, why: str = "") -> None:
-    """Print the next useful command, on one line to copy."""
-    show_command(shlex.join(map(str, words)), why=why)
+    """Print the next useful command of halflabel, on one line to copy."""
+    show_command(shlex.join(["halflabel", *map(str, words)]), why=why)
 
 
 def show_command(command: str, title: str = "Next", *, why: str = "") -> None:
     """Print a command on one line to copy."""
     reason = f"   [bright_black]{escape(why)}[/]" if why else ""
-    console.print(f"{title}:  {escape(command)}{reason}", soft_wrap=True)
+    console.print(f"{title}:  {escape(command)}{reason}")
 
 
 def show_next_steps(folder: Path) -> None:
@@ -348,7 +384,7 @@ def show_next_steps(folder: Path) -> None:
         console.print("There is no label file here:\n")
     commands = [shlex.join(["halflabel", *map(str, words)]) for *words, _ in steps]
     for command, (*_, what) in zip(commands, steps, strict=True):
-        console.print(f"  {escape(command):{max(map(len, commands))}}   [bright_black]{what}[/]", soft_wrap=True)
+        console.print(f"  {escape(command):{max(map(len, commands))}}   [bright_black]{what}[/]")
     console.print("\nhalflabel --help lists all commands; halflabel COMMAND --help explains one.")
 
 

@@ -24,13 +24,23 @@ from halflabel.cli.options import (
     ReadLabels,
     check_image_folder,
     check_method,
+    is_given,
     panel,
     read_grouped,
     takes_label_options,
     takes_training_options,
 )
 from halflabel.cli.sequence import after_train
-from halflabel.cli.terminal import console, show_audit, show_command, show_evaluation, warnings_in_a_line
+from halflabel.cli.terminal import (
+    console,
+    show_audit,
+    show_choice,
+    show_command,
+    show_evaluation,
+    show_paragraph,
+    show_written,
+    warnings_in_a_line,
+)
 from halflabel.errors import UserError
 from halflabel.system import distributed, signals
 from halflabel.system.files import absolute_path
@@ -170,7 +180,7 @@ def _new_job(
     from halflabel.runs.folder import RunFolder
 
     earlier = None if config_file is None else read_config(config_file, "name the config.yaml of a run")
-    if earlier is not None and not _is_given(ctx, "method"):
+    if earlier is not None and not is_given(ctx, "method"):
         method = str(earlier.get("method"))
         check_method(method)
     run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
@@ -188,22 +198,16 @@ def _new_job(
     if method == "auto":
         from halflabel.methods.advice import describe_labels
 
-        console.print(describe_labels(table.stats()))
-        console.print(f"Method: [bold]{choice.method}[/], the first choice for such labels: it {choice.why}.")
+        show_paragraph(describe_labels(table.stats()))
+        show_choice(choice.method, choice.why)
     options = _method_options(ctx, recipe(choice.method))
     if earlier is None:
         config = make_config(choice, training, options, absolute_path(images))
     else:
-        given = {name: value for name, value in training.items() if _is_given(ctx, name)}
+        given = {name: value for name, value in training.items() if is_given(ctx, name)}
         config = change_config(Config.from_dict(earlier), choice.method, given, options, absolute_path(images))
     true_labels = read(truth).table() if truth is not None else None
     return TrainingJob(label_import.rows, images, config, run, true_labels)
-
-
-def _is_given(ctx: typer.Context, name: str) -> bool:
-    """Whether the user gave an option on the command line."""
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _show_job(job: TrainingJob, images: Path) -> None:
@@ -222,9 +226,7 @@ def _show_job(job: TrainingJob, images: Path) -> None:
     console.print(f"Training: [bold]{config.method}[/], {way}; {config.backbone} {tuned}, on {Assembly(config).device}")
     for name, value in config.options.items():
         console.print(f"  {_flag(name)} {value}", markup=False)
-    console.print(
-        f"Nothing was written. Without --dry-run, the run would be in {escape(str(run.folder))}", soft_wrap=True
-    )
+    console.print(f"Nothing was written. Without --dry-run, the run would be in {escape(str(run.folder))}")
 
 
 def _resume(ctx: typer.Context, folder: Path, images: Path | None, loggers: list[str], engine: str) -> None:
@@ -269,8 +271,7 @@ def _continue(
         present, absent = (int((rows.value == value).sum()) for value in (1, -1))
         console.print(
             f"Added {counted(present + absent, 'answer')} from {escape(str(answers or finished.answers))}: "
-            f"{present} present, {absent} absent",
-            soft_wrap=True,
+            f"{present} present, {absent} absent"
         )
     _run_job(job, loggers, engine)
 
@@ -290,7 +291,7 @@ def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
     console.print(f"\nTraining {trained} {config.backbone} by [bold]{config.method}[/] in {escape(run.address)}")
 
     def say(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, markup=False)
 
     features, fits = Bar("features"), Bar("fits", "fits")
     with use_engine(engine), _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, features, fits:
@@ -298,7 +299,7 @@ def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
     if evaluation is not None:
         show_evaluation(evaluation, of_training=True)
         _show_random_answers(job)
-    console.print(f"Wrote [bold]{escape(run.address)}[/]", soft_wrap=True)
+    show_written(run.address)
     if run.store is None:
         further = bool(config.begin_from) and len(job.labels.images) > len(_labels_before(job).images)
         show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from), all_photos=further))
@@ -328,8 +329,7 @@ def _show_random_answers(job: TrainingJob) -> None:
     if added := count_random(job.labels) - count_random(_labels_before(job)):
         before = Path(job.config.begin_from).name
         console.print(
-            f"Not comparable with the figures of {escape(before)}: {counted(added, 'random answer')} {change}.",
-            soft_wrap=True,
+            f"Not comparable with the figures of {escape(before)}: {counted(added, 'random answer')} {change}."
         )
 
 
@@ -346,7 +346,7 @@ def _check_no_other_options(ctx: typer.Context, flag: str, allowed: Set[str]) ->
     """Refuse options other than the allowed ones: the settings of an earlier run cannot be changed."""
     for parameter in ctx.command.params:
         name = parameter.name or ""
-        if name not in allowed and _is_given(ctx, name):
+        if name not in allowed and is_given(ctx, name):
             other = parameter.opts[0]
             raise UserError(f"{other} cannot be used with {flag}", f"leave {other} out, or start a new run")
     if ctx.args:
