@@ -320,7 +320,7 @@ def bigearthnet(path: Path, policy: dict[str, Any]) -> Labels | None:
     labels: Labels = {}
     patches = list(path.glob("*/*_labels_metadata.json"))
     for file in patches:
-        labels |= {(file.parent.name, name): 1 for name in json.loads(file.read_text())["labels"]}
+        labels |= {(file.parent.name, name): 1 for name in load(file)["labels"]}
     return mark_unlisted(labels, set(labels), [file.parent.name for file in patches], {"unlisted": "absent", **policy})
 
 

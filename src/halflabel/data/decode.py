@@ -28,6 +28,7 @@ from PIL import (
 from halflabel.data.bands import NPY_MARK, TIFF_MARKS, decode_bands
 from halflabel.data.file_identity import refuse_twins
 from halflabel.errors import UserError
+from halflabel.system.files import is_utf8
 from halflabel.system.remote import local_folder
 
 if TYPE_CHECKING:
@@ -347,18 +348,10 @@ def list_images(folder: str | Path) -> tuple[Any, list[str]]:
         try:
             chunks.append(pa.array(block, pa.large_string()))
         except UnicodeEncodeError:
-            not_utf8 += [path for path in block if not _is_utf8(path)]
-            chunks.append(pa.array([path for path in block if _is_utf8(path)], pa.large_string()))
+            not_utf8 += [path for path in block if not is_utf8(path)]
+            chunks.append(pa.array([path for path in block if is_utf8(path)], pa.large_string()))
     column = pa.concat_arrays(chunks) if chunks else pa.array([], pa.large_string())
     return column.sort(), sorted(not_utf8)
-
-
-def _is_utf8(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def find_images(folder: str | Path) -> list[Path]:
@@ -399,7 +392,7 @@ def unlisted_images(names: Sequence[str], folder: str | Path) -> list[str]:
     folder = local_folder(folder)
     listed = set(locate_images(names, folder))
     paths = [path for path in find_images(folder) if path not in listed]
-    return [name for path in paths if _is_utf8(name := path.relative_to(folder).as_posix())]
+    return [name for path in paths if is_utf8(name := path.relative_to(folder).as_posix())]
 
 
 def match_names(names: Sequence[str], files: Sequence[str], tail: tuple[str, ...]) -> list[str | None]:

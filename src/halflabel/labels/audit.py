@@ -5,6 +5,7 @@ Readers return a `LabelImport`; the commands print its audit so that a person ca
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,6 +40,16 @@ class Audit:
     def note(self, text: str) -> None:
         """Add a note for the user."""
         self.notes.append(text)
+
+    def note_count(self, count: int, text: str) -> None:
+        """Add a note that begins with a number; nothing for 0."""
+        if count:
+            self.note(f"{count} {text}")
+
+    def note_names(self, text: str, names: Iterable[str]) -> None:
+        """Add a note that ends with a list of names; nothing for an empty one."""
+        if listed := ", ".join(names):
+            self.note(f"{text}: {listed}")
 
 
 class LabelImport(NamedTuple):

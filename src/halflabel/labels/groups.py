@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from halflabel.errors import UserError
+from halflabel.errors import LabelError, UserError
 
 if TYPE_CHECKING:
     from halflabel.labels.names import Names
@@ -128,14 +129,10 @@ def _tables_with(column: str, labels: Path) -> list[Path]:
 
 def _columns(path: Path) -> dict[str, Any]:
     """The columns of text and numbers of a table, by name, as Arrow arrays of text."""
-    from halflabel.labels.formats._csv import CsvTable
-    from halflabel.labels.formats._parquet import parquet_files, read_parquet
+    from halflabel.labels.formats._csv import open_table
 
-    if not parquet_files(path):
-        sheet = CsvTable(path)
-        return dict(zip(sheet.header, sheet.columns, strict=True))
-    import pyarrow as pa
-
-    table = read_parquet(path)
-    flat = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
-    return {name: table.column(name).cast(pa.string()).combine_chunks() for name in flat}
+    table, columns = open_table(path), {}
+    for name in table.header:
+        with suppress(LabelError):  # objects or lists
+            columns[name] = table.column(name)
+    return columns

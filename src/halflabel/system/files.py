@@ -34,6 +34,7 @@ __all__ = [
     "disk_full_error",
     "exclusive",
     "file_crc32",
+    "is_utf8",
     "parse_json",
     "read_json",
     "read_text",
@@ -95,6 +96,15 @@ def file_crc32(path: Path) -> int:
         while block := file.read(_CHECKSUM_BLOCK):
             crc = zlib.crc32(block, crc)
     return crc
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be written as UTF-8: file names may hold other bytes, and JSON half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_text(path: str | Path, fix: str, *, max_bytes: int = _MAX_TEXT_BYTES) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.system.files import is_utf8
 
 __all__ = ["Members", "list_members", "split_key", "tar_files"]
 
@@ -91,11 +92,8 @@ def _list_members(tars: tuple[tuple[Path, int, int], ...]) -> Members:
                 tar.members = []  # type: ignore[attr-defined]  # a list of millions otherwise
                 end = member.offset_data + member.size
                 parts = member.name.removeprefix("./").split("/")
-                if not member.isreg() or any(part.startswith(".") or not part for part in parts):
-                    continue
-                try:
-                    member.name.encode()
-                except UnicodeEncodeError:
+                is_hidden = any(part.startswith(".") or not part for part in parts)
+                if not member.isreg() or is_hidden or not is_utf8(member.name):
                     continue
                 in_tar.append("/".join(parts))
                 numbers.append(number)

@@ -182,7 +182,7 @@ def test_faults_in_the_lists(base: Path, name: str, content: str, line: int | No
     [
         ("1 0\n2 1\n", None, "image_id 3 has no line"),
         ("1 0\n2 1\n7 1\n", 3, "image_id 7"),
-        ("1 0\n2 yes\n", 2, "'yes'"),
+        ("1 0\n2 yes\n", 2, "'2 yes'"),
         ("1 0\n2\n", 2, "not an image_id"),
         ("1 0\n2 0\n3 0\n", None, "no image is in the split 'train'"),
     ],

@@ -1,8 +1,9 @@
 """Label file formats: `read` and `write` for all of them, and detection of the format of a file.
 
 Each format is a module with `sniff(path)`, `read(path, policy)`, `write(rows, path)` and `USES`, the names of the
-Policy options that the reader uses. A format that cannot hold the source and score of every row has
-`keeps_provenance(rows)`, which says of which rows it can; one that can hold uncertain labels HOLDS_UNCERTAIN = True.
+Policy options that the reader uses. A format that is only read has CANNOT_WRITE, a message and a fix, instead of
+`write`. One that cannot hold the source and score of every row has `keeps_provenance(rows)`, which says of which rows
+it can; one that can hold uncertain labels HOLDS_UNCERTAIN = True.
 """
 
 from __future__ import annotations
@@ -185,6 +186,8 @@ def write(
     """
     format = default_format(path) if format == "auto" else format
     module = _module(format)
+    if hasattr(module, "CANNOT_WRITE"):
+        raise UserError(*module.CANNOT_WRITE)
     if format != "binary" and default_format(path) == "binary":
         reason = "a name ending in .labels is the binary format"
         raise UserError(f"{path} cannot be written as {format}: {reason}", "choose another ending, or --to binary")

@@ -10,7 +10,9 @@ import csv
 import mmap
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +22,24 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, error_summary
-from halflabel.labels.formats._parquet import read_parquet
+from halflabel.labels.formats._parquet import parquet_files, read_parquet
 from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.names import Names
 from halflabel.labels.policy import quote_option
 
 __all__ = [
     "CsvTable",
     "ParquetTable",
     "check_quotes",
+    "csv_fault",
     "csv_line",
     "detect_delimiter",
     "first_line",
     "header_fields",
+    "open_table",
     "read_lines",
     "read_records",
+    "record_line",
 ]
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
@@ -150,6 +156,27 @@ def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterato
         raise LabelError(f"not CSV ({fault})", _FIX_QUOTES, path, line=line) from None
 
 
+def record_line(path: Path, number: int, delimiter: str, encoding: str = "utf-8") -> int:
+    """The line of a record, counted from 0 and with the header. Slow: reads the file again, for error messages."""
+    line, _ = next(islice(read_records(path, delimiter, encoding), number, None), (number + 1, []))
+    return line
+
+
+def csv_fault(path: Path, header: list[str], error: Exception, delimiter: str, encoding: str = "utf-8") -> LabelError:
+    """The error for a file that Arrow cannot read, with the first faulty line."""
+    if not header:
+        return LabelError("there are only blank lines", "export the labels again, with a header line", path)
+    try:
+        for line, record in read_records(path, delimiter, encoding):
+            if len(record) != len(header):
+                message = f"{len(record)} fields where the first line has {len(header)}"
+                fix = f"add or remove {delimiter!r} on this line; quote fields that contain it"
+                return LabelError(message, fix, path, line=line)
+    except LabelError as fault:
+        return fault
+    return LabelError(f"cannot be read as CSV ({error_summary(error)})", "check the quoting and the encoding", path)
+
+
 def check_quotes(path: Path, delimiter: str, encoding: str = "utf-8") -> None:
     """Raise LabelError for a quote in the wrong place: Arrow would merge the lines up to the next quote.
 
@@ -162,19 +189,10 @@ def check_quotes(path: Path, delimiter: str, encoding: str = "utf-8") -> None:
     next_line = re.compile(
         rf"[\r\n]+[^\r\n{re.escape(delimiter)}]*{_IMAGE_ENDING}\"?{re.escape(delimiter)}", re.IGNORECASE
     )
-    reader = csv.reader(read_lines(path, encoding), delimiter=delimiter, strict=True)
-    line = 1
-    try:
-        for record in reader:
-            if reader.line_num > line and any(next_line.search(cell) for cell in record):
-                message = f"a quote pulls {reader.line_num - line + 1} lines into one cell"
-                raise LabelError(
-                    message, "remove the quote that is opened here, or close it on this line", path, line=line
-                )
-            line = reader.line_num + 1
-    except csv.Error as fault:
-        message = f"not CSV ({fault})"
-        raise LabelError(message, _FIX_QUOTES, path, line=line) from None
+    for line, record in read_records(path, delimiter, encoding):
+        if long_cell := next(filter(next_line.search, record), None):
+            message = f"a quote pulls {len(long_cell.splitlines())} lines into one cell"
+            raise LabelError(message, "remove the quote that is opened here, or close it on this line", path, line=line)
 
 
 def _not_text(what: str, encoding: str, path: Path, line: int) -> LabelError:
@@ -193,17 +211,15 @@ class CsvTable:
     byte order mark is skipped.
     """
 
-    def __init__(self, path: str | Path, *, encoding: str | None = None, header: list[str] | None = None) -> None:
-        """Read the whole file. `header` names the columns of a file that has no header line."""
+    def __init__(self, path: str | Path, *, encoding: str | None = None) -> None:
         self.path = existing_path(path)
         self.encoding = self._check_encoding(encoding or "utf-8")
         sep_line = _SEP_LINE.fullmatch(next(_beginning(self.path), ""))
         self.delimiter = sep_line[1] if sep_line else detect_delimiter(first_line(self.path))
         self._lines_above_header = 1 if sep_line else 0
-        self._header_rows = 1 if header is None else 0
-        self.header = [name.strip() for name in (header or next(self._records(), (1, []))[1])]
-        if header is None:
-            self._check_first_line()
+        first_record = next(read_records(self.path, self.delimiter, self.encoding), (1, []))[1]
+        self.header = [name.strip() for name in first_record]
+        self._check_first_line()
         ends_in_delimiter = len(self.header) > 1 and not self.header[-1]
         self.columns = self._read()
         if ends_in_delimiter and not pc.any(pc.not_equal(self.columns[-1], "")).as_py():
@@ -211,8 +227,7 @@ class CsvTable:
         self._check_header()
         if len(self) == 0:
             raise LabelError("the file has a header but no rows", "export the labels again", self.path)
-        if header is None:
-            self._refuse_second_header()
+        self._refuse_second_header()
 
     def __len__(self) -> int:
         return len(self.columns[0]) if self.columns else 0
@@ -225,15 +240,45 @@ class CsvTable:
         """The position of each column; a search in a list of 40,000 names for each of them would take a minute."""
         return {name: position for position, name in enumerate(self.header)}
 
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Raise LabelError with the existing columns if one of these is missing."""
+        for name in names:
+            if name not in self._position:
+                columns = ", ".join(map(repr, self.header[:12]))
+                fix = f"add the column {name!r} or check the names of the columns"
+                raise self.error(f"there is no column {name!r}; found: {columns}", fix, line=1)
+
     def column(self, name: str) -> pa.Array:
-        """A column by name; LabelError with the existing columns if it is missing."""
-        if name not in self._position:
-            raise self.error(
-                f"there is no column {name!r}; found: {', '.join(repr(h) for h in self.header[:12])}",
-                f"add the column {name!r} or check the header line",
-                line=1,
-            )
+        """A column of text by name."""
+        self.check_columns((name,))
         return self.columns[self._position[name]]
+
+    def is_list(self, name: str) -> bool:
+        """Whether a column holds lists, as Parquet and JSON can."""
+        return False
+
+    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
+        """A column of lists: all items, the row of each item, and which rows have null instead of a list."""
+        raise self.error("a CSV file has no lists", "use metadata.jsonl", column=name)
+
+    def image_names(self, name: str, selected: NDArray[np.int64] | None = None) -> Names:
+        """The images in a column, of all rows or the selected ones; LabelError for a blank or repeated name."""
+        selected = np.arange(len(self)) if selected is None else selected
+        names = self.column(name).take(pa.array(selected))
+        blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
+        if blank.any():
+            raise self.error("the image has no name", "fill it in", row=int(selected[np.argmax(blank)]), column=name)
+        codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
+        _, first = np.unique(codes, return_index=True)
+        if len(repeats := np.setdiff1d(np.arange(len(codes)), first)):
+            row, before = int(repeats[0]), int(np.argmax(codes == codes[repeats[0]]))
+            raise self.error(
+                f"image {names[row].as_py()!r} is already on line {self.line(int(selected[before]))}",
+                "leave one line per image, or use the long form to keep contradicting labels",
+                row=int(selected[row]),
+                column=name,
+            )
+        return Names(names)
 
     def filter(self, where: Mapping[str, str]) -> NDArray[np.int64]:
         """The indices of the rows whose columns have these values."""
@@ -254,11 +299,8 @@ class CsvTable:
         return np.flatnonzero(keep)
 
     def line(self, row: int) -> int:
-        """The line of the file where a row starts. Slow: reads the file again, for error messages."""
-        for number, (line, _) in enumerate(self._records()):
-            if number == row + self._header_rows:
-                return line
-        return row + 1 + self._header_rows
+        """The line of the file where a row starts."""
+        return record_line(self.path, row + 1, self.delimiter, self.encoding)
 
     def error(self, message: str, fix: str, *, row: int | None = None, **place: Any) -> LabelError:
         """A LabelError for this file; `row` is translated to its line."""
@@ -337,54 +379,64 @@ class CsvTable:
                 pa_csv.ConvertOptions(column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=False),
             )
         except (pa.ArrowInvalid, pa.ArrowKeyError, UnicodeError, OSError) as error:
-            raise self._diagnose(error) from None
-        return [_combine(column).slice(self._header_rows) for column in table.columns]
-
-    def _diagnose(self, error: Exception) -> LabelError:
-        """Find the first faulty line by reading the file record by record."""
-        if not self.header:
-            return LabelError("there are only blank lines", "export the labels again, with a header line", self.path)
-        try:
-            for line, record in self._records():
-                if len(record) != len(self.header):
-                    return LabelError(
-                        f"{len(record)} fields where the first line has {len(self.header)}",
-                        f"add or remove {self.delimiter!r} on this line; quote fields that contain it",
-                        self.path,
-                        line=line,
-                    )
-        except LabelError as fault:
-            return fault
-        reason = error_summary(error)
-        return LabelError(f"cannot be read as CSV ({reason})", "check the quoting and the encoding", self.path)
-
-    def _records(self) -> Iterator[tuple[int, list[str]]]:
-        return read_records(self.path, self.delimiter, self.encoding)
+            raise csv_fault(self.path, self.header, error, self.delimiter, self.encoding) from None
+        return [_combine(column).slice(1) for column in table.columns]
 
 
 class ParquetTable(CsvTable):
-    """Columns of strings from a Parquet file or a folder of them; a "line" is the row number, counted from 1."""
+    """Columns of text or lists from a Parquet file or a folder of them; a "line" is the row number, counted from 1."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path) if Path(path).is_dir() else existing_path(path)
-        table = read_parquet(self.path)
-        self.header = list(table.column_names)
-        self.columns = [self._text(name, column) for name, column in zip(self.header, table.columns, strict=True)]
+        self.table = read_parquet(self.path)
+        self.header = list(self.table.column_names)
         self._check_header()
         if len(self) == 0:
             raise LabelError("the file has no rows", "export the labels again", self.path)
 
+    def __len__(self) -> int:
+        return len(self.table)
+
     def line(self, row: int) -> int:
         return row + 1
 
-    def _text(self, name: str, column: pa.ChunkedArray) -> pa.Array:
-        try:
+    def is_list(self, name: str) -> bool:
+        kind = self.table.schema.field(name).type
+        return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+    def column(self, name: str) -> pa.Array:
+        self.check_columns((name,))
+        column = self.table.column(name)
+        with self._refuse_type(name):
             if pa.types.is_dictionary(column.type) and pa.types.is_binary(column.type.value_type):
                 column = column.cast(pa.binary())
             return pc.fill_null(_combine(column), "")
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            message = f"a column of type {column.type} cannot hold labels"
-            raise LabelError(message, "store text or numbers", self.path, column=name) from None
+
+    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
+        kind = pa.large_list(pa.string())
+        with self._refuse_type(name):
+            column = pa.chunked_array(self.table.column(name).cast(kind).chunks, kind).combine_chunks()
+        items = pc.fill_null(pc.list_flatten(column), "")
+        row = np.asarray(pc.list_parent_indices(column), dtype=np.int64)
+        blank = pc.equal(items, "").to_numpy(zero_copy_only=False)
+        if blank.any():
+            place = int(row[np.argmax(blank)])
+            raise self.error("a class has no name", "write its name", row=place, column=name)
+        return items, row, np.asarray(column.is_null().to_numpy(zero_copy_only=False))
+
+    @contextmanager
+    def _refuse_type(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except pa.ArrowException:
+            message = f"a column of type {self.table.schema.field(name).type} cannot hold labels"
+            fix = f"store text, numbers, true or false, or add {quote_option('--ignore', name)}"
+            raise self.error(message, fix, column=name) from None
+
+
+def open_table(path: str | Path, encoding: str | None = None) -> CsvTable:
+    """A Parquet file, a folder of them, or a CSV file."""
+    return ParquetTable(path) if parquet_files(Path(path)) else CsvTable(path, encoding=encoding)
 
 
 def _combine(column: pa.ChunkedArray) -> pa.Array:

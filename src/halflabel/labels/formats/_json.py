@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import CsvTable
 from halflabel.labels.formats._paths import existing_path
-from halflabel.system.files import DuplicateKey, parse_json
+from halflabel.system.files import DuplicateKey, is_utf8, parse_json
 
 __all__ = [
     "MAX_SCORE",
@@ -70,23 +70,36 @@ def load_json(path: str | Path, without: Collection[str] = ()) -> Any:
         raise LabelError("the file is larger than the memory", "split the file", path) from None
     except OSError as error:
         raise LabelError(f"cannot be read: {error.strerror}", "check that you may read the file", path) from None
+    text = _decode(raw, json.detect_encoding(raw), path)
+    del raw
+    return _parse(text, path, without=without)
+
+
+def _decode(raw: bytes, encoding: str, path: Path) -> str:
+    """The text of a file without its byte order mark; LabelError with the line of a byte that does not decode."""
     try:
-        text = raw.decode(json.detect_encoding(raw))
+        return raw.decode(encoding).lstrip("\ufeff")
     except UnicodeDecodeError as fault:
         line = raw.count(b"\n", 0, fault.start) + 1
-        raise LabelError("this is not UTF-8 text", "save the file as UTF-8", path, line=line) from None
-    del raw
+        fix = "save the file as UTF-8, or state its encoding, such as --encoding latin-1"
+        raise LabelError(f"this is not {encoding.upper()} text", fix, path, line=line) from None
+    except (LookupError, ValueError):
+        raise LabelError(f"no encoding is called {encoding!r}", "try utf-8 or latin-1", path) from None
 
+
+def _parse(text: str, path: Path, first_line: int = 1, **options: Any) -> Any:
+    """Parse JSON that begins on a line of a file; LabelError with the line of a fault."""
     try:
-        return parse_json(text.lstrip("\ufeff"), without)
+        return parse_json(text, **options)
     except json.JSONDecodeError as fault:
-        message = f"this is not JSON: {fault.msg} at character {fault.colno}"
-        raise LabelError(message, "export the file again, or repair it here", path, line=fault.lineno) from None
+        line, message = fault.lineno, f"this is not JSON: {fault.msg} at character {fault.colno}"
+        fix = "export the file again, or repair it here"
     except DuplicateKey as fault:
+        line, message = fault.line, f"the key {fault.key!r} occurs twice in one object"
         fix = "remove one of them: only one value can be meant"
-        raise LabelError(f"the key {fault.key!r} occurs twice in one object", fix, path, line=fault.line) from None
     except (RecursionError, ValueError):  # brackets nested a thousand deep; a number of thousands of digits
-        raise LabelError("this JSON is nested too deep or has a number too long", "export it again", path) from None
+        line, message, fix = 1, "this JSON is nested too deep or has a number too long", "export it again"
+    raise LabelError(message, fix, path, line=first_line + line - 1)
 
 
 def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
@@ -129,22 +142,19 @@ def check_name(value: Any, path: str | Path, place: str) -> str:
     if not isinstance(value, str) or not value:
         message = "the name is empty" if value == "" else f"this is {_describe_value(value)}"
         raise LabelError(message, "give it a name, as text", path, column=place)
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            message = f"the name {value!r} has half a character in it"
-            raise LabelError(message, "write the name again", path, column=place) from None
+    if not is_utf8(value):
+        message = f"the name {value!r} has half a character in it"
+        raise LabelError(message, "write the name again", path, column=place)
     return value
 
 
-def read_score(value: Any, path: str | Path, place: str, line: int | None = None) -> float:
+def read_score(value: Any, path: str | Path, place: str) -> float:
     """A score as a float, NaN if there is none; LabelError if it is not a number or does not fit into float32."""
     if value is None:
         return math.nan
     # An integer may have hundreds of digits.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > MAX_SCORE:
-        raise LabelError("this is not a score", "give it a number from 0 to 1", path, line=line, column=place)
+        raise LabelError("this is not a score", "give it a number from 0 to 1", path, column=place)
     return float(value)
 
 
@@ -158,11 +168,16 @@ class JsonLines(CsvTable):
         self.path = existing_path(path)
         self.records: list[dict[str, Any]] = []
         self.lines: list[int] = []
-        for number, line in enumerate(self._decoded(encoding or "utf-8").split("\n"), 1):
-            if not (line := line.strip(" \t\r")):
+        text = _decode(self.path.read_bytes(), encoding or "utf-8", self.path)
+        for number, line in enumerate(text.split("\n"), 1):
+            if not line.strip(" \t\r"):
                 continue
+            record = _parse(line, self.path, number, parse_int=str, parse_float=str, parse_constant=str)
+            if not isinstance(record, dict):
+                fix = 'write one like {"file_name": "a.jpg", …}'
+                raise LabelError("this is not an object", fix, self.path, line=number)
             self.lines.append(number)
-            self.records.append(self._record(line))
+            self.records.append(record)
         if not self.records:
             raise LabelError("the file has no rows", "export the labels again", path)
         self.header = list(dict.fromkeys(key for record in self.records for key in record))
@@ -209,33 +224,6 @@ class JsonLines(CsvTable):
 
     def line(self, row: int) -> int:
         return self.lines[row]
-
-    def _decoded(self, encoding: str) -> str:
-        raw = self.path.read_bytes()
-        try:
-            return raw.decode(encoding).lstrip("\ufeff")
-        except UnicodeDecodeError as fault:
-            line = raw.count(b"\n", 0, fault.start) + 1
-            fix = "save the file as UTF-8, or state its encoding, such as --encoding latin-1"
-            raise LabelError(f"this is not {encoding.upper()} text", fix, self.path, line=line) from None
-        except (LookupError, ValueError):
-            raise LabelError(f"no encoding is called {encoding!r}", "try utf-8 or latin-1", self.path) from None
-
-    def _record(self, line: str) -> dict[str, Any]:
-        row = len(self.lines) - 1
-        try:
-            record = parse_json(line, parse_int=str, parse_float=str, parse_constant=str)
-        except json.JSONDecodeError as fault:
-            message = f"this is not JSON: {fault.msg} at character {fault.colno}"
-            raise self.error(message, "write one JSON object per line", row=row) from None
-        except RecursionError:
-            raise self.error("the brackets are nested too deep", "write one flat object per line", row=row) from None
-        except DuplicateKey as fault:
-            message = f"the key {fault.key!r} occurs twice in one object"
-            raise self.error(message, "remove one of them", row=row, column=fault.key) from None
-        if not isinstance(record, dict):
-            raise self.error("this is not an object", 'write one like {"file_name": "a.jpg", …}', row=row)
-        return record
 
     def _encode(self, values: list[Any], what: str, name: str | None) -> pa.Array:
         """Strings to Arrow; JSON can contain half of a surrogate pair, which is not valid text."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from typing import Any, Protocol
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from halflabel.errors import LabelError
+from halflabel.labels.formats._csv import CsvTable
 from halflabel.labels.policy import MINUS_ONE, ONE, VALUE_WORDS, ZERO, quote_option, shorten_cell
 
 __all__ = ["refuse_possible_values"]
@@ -22,12 +21,7 @@ _UNKNOWN_CELLS = frozenset(word for word, meaning in VALUE_WORDS.items() if mean
 _SCORE_NAMES = ("score", "conf", "prob", "likelihood", "certainty", "percent", "logit")
 
 
-class _Sheet(Protocol):
-    def column(self, name: str) -> pa.Array: ...
-    def error(self, message: str, fix: str, **place: Any) -> LabelError: ...
-
-
-def refuse_possible_values(sheet: _Sheet, names: Iterable[str]) -> None:
+def refuse_possible_values(sheet: CsvTable, names: Iterable[str]) -> None:
     """Raise LabelError for a column whose cells may be the values or the probabilities of the labels.
 
     A column of nothing but 1 may be ignored: it says present, as the rows themselves do.

@@ -24,12 +24,14 @@ def unlisted_not_stated(reason: str, complete: str = "the lists are complete") -
     )
 
 
-def apply_unlisted_policy(rows: Rows, policy: Policy, audit: Audit, *, images: NDArray[np.bool_] | None = None) -> Rows:
+def apply_unlisted_policy(
+    rows: Rows, policy: Policy, audit: Audit, *, images: NDArray[np.bool_] | None = None, default: str = "unknown"
+) -> Rows:
     """Mark unlisted pairs absent if the policy says so, else count them as unknown in the audit.
 
-    `images` (N,): the images whose unlisted pairs may be absent; all if None.
+    `images` (N,): the images whose unlisted pairs may be absent; all if None. `default` holds if nothing is stated.
     """
-    if policy.unlisted == "absent":
+    if (policy.unlisted or default) == "absent":
         return mark_unlisted_absent(rows, audit, images=images)
     # Sorting millions of numbers is several times faster than np.unique.
     pairs = np.sort(rows.image.astype(np.int64) * len(rows.classes) + rows.column)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.rows import UNLISTED_SOURCE, Rows
-from halflabel.labels.table import UNCERTAIN
+from halflabel.labels.table import UNCERTAIN, LabelTable
 from halflabel.system.files import atomic_write
 from halflabel.system.format import counted
 
 __all__ = [
     "check_file_names",
+    "check_has_labels",
     "check_names",
     "check_provenance",
     "check_stale_files",
@@ -27,6 +28,7 @@ __all__ = [
     "keeps_no_provenance",
     "shortest_float",
     "split_by_image",
+    "table_lines",
     "write_compact_json",
     "write_text",
 ]
@@ -36,6 +38,14 @@ def check_names(rows: Rows) -> None:
     """Raise UserError if an image or a class has an empty name."""
     if "" in rows.images or "" in rows.classes:
         raise UserError("an image or a class has no name", "give every image and every class a name")
+
+
+def check_has_labels(names: Names, labelled: NDArray[Any], kind: str, fix: str) -> None:
+    """Raise UserError for a class or image whose number is not among those `labelled`: the file would not name it."""
+    has_labels = np.isin(np.arange(len(names)), labelled)
+    if not has_labels.all():
+        name = names[int(np.argmin(has_labels))]
+        raise UserError(f"the {kind} {name!r} has no known labels, so the file would not name it", fix)
 
 
 def check_provenance(rows: Rows, is_kept: NDArray[np.bool_], format: str) -> None:
@@ -100,6 +110,18 @@ def shortest_float(score: np.float32) -> float:
 def split_by_image(rows: Rows, index: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Row indices that are ordered by image, as one array per image; without any image, one empty array."""
     return np.split(index, np.searchsorted(rows.image[index], np.arange(1, len(rows.images))))
+
+
+def table_lines(table: LabelTable, words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each image with a word per class: those of absent, unknown, present and, if there are any, uncertain."""
+    vocabulary = np.array(words)
+    for first in range(0, len(table), 4096):
+        block = np.arange(first, min(first + 4096, len(table)))
+        labels = table.rows(block)
+        if table.uncertain is not None:
+            labels[table.uncertain[block].nonzero()] = UNCERTAIN
+        for position, cells in zip(block, vocabulary[labels + 1].tolist(), strict=True):
+            yield table.images[int(position)], cells
 
 
 def write_text(path: Path, text: str) -> None:

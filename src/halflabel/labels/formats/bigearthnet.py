@@ -6,7 +6,6 @@ of each patch. The lists are complete: a class that is not listed is absent, unl
 
 from __future__ import annotations
 
-import json
 from itertools import chain
 from pathlib import Path
 from typing import cast
@@ -14,18 +13,19 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
-from halflabel.errors import LabelError, UserError, error_summary
+from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._json import load_json
 from halflabel.labels.formats._parquet import parquet_columns, parquet_files, read_parquet
-from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
 
 USES = ("unlisted", "split")
+CANNOT_WRITE = ("the places and times of the patches are not known", "write the long form (--to long)")
 
 _JSON = "*/*_labels_metadata.json"
 _COLUMNS = {"patch_id", "labels"}
@@ -49,15 +49,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
     columns = np.array([column[name] for name in chain(*lists)])
     audit.add("listed", "present", len(image))
     rows = Rows.build(Names(patches), Names(column), image, columns, np.ones(len(image)))
-    policy = policy if policy.unlisted is not None else Policy(unlisted="absent")
-    rows = apply_unlisted_policy(rows, policy, audit)
+    rows = apply_unlisted_policy(rows, policy, audit, default="absent")
     audit.note("neighbouring patches look alike: train with --group '^(.*)_[0-9]+_[0-9]+$', which is the tile")
     return LabelImport(rows, audit)
-
-
-def write(rows: Rows, path: Path) -> None:
-    """Refuse: places and times of the patches are not part of the labels."""
-    raise UserError("the places and times of the patches are not known", "write the long form (--to long)")
 
 
 def _read_table(path: Path, policy: Policy) -> tuple[list[str], list[list[str]]]:
@@ -80,12 +74,7 @@ def _read_folder(path: Path, policy: Policy) -> tuple[list[str], list[list[str]]
     policy.check({"unlisted"}, "bigearthnet, as a folder of patches")
     patches, lists = [], []
     for file in sorted(path.glob(_JSON)):
-        try:
-            content = json.loads(existing_path(file).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise LabelError(
-                f"this cannot be read as JSON ({error_summary(error)})", "copy the patch again", file
-            ) from None
+        content = load_json(file)
         labels = content.get("labels") if isinstance(content, dict) else None
         _check(labels, file, file.parent.name)
         patches.append(file.parent.name)

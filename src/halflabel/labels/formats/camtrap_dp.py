@@ -13,18 +13,19 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, first_line, header_fields
+from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
-from halflabel.labels.names import Names, first_duplicate
+from halflabel.labels.names import first_duplicate
 from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import model_source
-from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
 
 USES = ("unlisted",)
+CANNOT_WRITE = ("the deployments and times of the images are not known", "write the long form (--to long)")
 
 _MEDIA, _OBSERVATIONS = "media.csv", "observations.csv"
 _NAMELESS = ("human", "vehicle")  # types of observations that are classes where they name no species
@@ -52,9 +53,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
     methods, people, scores = (
         _cells(observations, name) for name in ("classificationMethod", "classifiedBy", "classificationProbability")
     )
-    classes: dict[str, int] = {}
-    sources: dict[str, int] = {}
-    entries: list[tuple[int, int, int, float]] = []
+    collector = RowCollector()
+    for name in images:
+        collector.add_image(name)
     is_listed, is_open = np.zeros((2, len(images)), bool)
     for row, (kind, name) in enumerate(zip(kinds, species, strict=True)):
         name = name or (kind if kind in _NAMELESS else "")
@@ -69,26 +70,17 @@ def read(path: Path, policy: Policy) -> LabelImport:
                 raise observations.error(message, "use human or machine", row=row)
             by = model_source(people[row]) if method == "machine" else people[row]
             probability = _score(observations, scores[row], row)
-            about = classes.setdefault(name, len(classes)), sources.setdefault(by, len(sources)), probability
-            entries += [(place, *about) for place in places[row]]
-    if not entries:
+            for place in places[row]:
+                collector.add(images[place], name, 1, by, probability)
+    rows = collector.build()
+    if not len(rows):
         raise LabelError(
             "no observation names a species in a medium", "export the observations again", folder / _OBSERVATIONS
         )
-    audit.add("species", "present", len(entries))
-    image, column, source, score = (np.array(part) for part in zip(*entries, strict=True))
-    rows = Rows.build(
-        images, Names(classes), image, column, np.ones(len(image)), source, score.astype(np.float32), tuple(sources)
-    )
-    policy = policy if policy.unlisted is not None else Policy(unlisted="absent")
-    rows = apply_unlisted_policy(rows, policy, audit, images=is_listed & ~is_open)
+    audit.add("species", "present", len(rows))
+    rows = apply_unlisted_policy(rows, policy, audit, images=is_listed & ~is_open, default="absent")
     audit.note("images of one camera look alike: train with --group deploymentID")
     return LabelImport(rows, audit)
-
-
-def write(rows: Rows, path: Path) -> None:
-    """Refuse: deployments and times are not part of the labels."""
-    raise UserError("the deployments and times of the images are not known", "write the long form (--to long)")
 
 
 def _cells(sheet: CsvTable, name: str) -> list[str]:
@@ -98,14 +90,15 @@ def _cells(sheet: CsvTable, name: str) -> list[str]:
     return cells
 
 
-def _image_names(media: CsvTable) -> Names:
-    names, ids = media.column("filePath").to_pylist(), media.column("mediaID").to_pylist()
+def _image_names(media: CsvTable) -> list[str]:
+    media.check_columns(("filePath", "mediaID"))
+    names, ids = _cells(media, "filePath"), _cells(media, "mediaID")
     if (twice := first_duplicate(ids)) is not None or "" in ids:
         row = ids.index(twice or "")
         raise media.error(f"medium {ids[row]!r:.60} is not unique", "export the media again", row=row, column="mediaID")
     if any("://" in name for name in names):
         names = _cells(media, "fileName")
-    return Names(names if all(names) and len(set(names)) == len(names) else ids)
+    return names if all(names) and len(set(names)) == len(names) else ids
 
 
 def _places(media: CsvTable, observations: CsvTable, number: dict[str, int], audit: Audit) -> list[list[int]]:
@@ -126,7 +119,7 @@ def _places(media: CsvTable, observations: CsvTable, number: dict[str, int], aud
             places.append([number[medium]])
         else:
             if not events:
-                media.column("timestamp")  # raises if there is none
+                media.check_columns(("timestamp",))
             begin, finish = (
                 _time(observations, text, row, name) for text, name in ((start, "eventStart"), (end, "eventEnd"))
             )
@@ -136,8 +129,7 @@ def _places(media: CsvTable, observations: CsvTable, number: dict[str, int], aud
                     time_of[place] = _time(media, times[place], place, "timestamp")
             places.append([place for place in candidates if begin <= time_of[place] <= finish])
             events += 1
-    if events:
-        audit.note(f"{events} observations of whole events are taken for each of their images")
+    audit.note_count(events, "observations of whole events are taken for each of their images")
     return places
 
 

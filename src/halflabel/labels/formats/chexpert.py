@@ -9,16 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from halflabel.errors import UserError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats import wide
 from halflabel.labels.formats._csv import first_line, header_fields
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
 
 USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
+CANNOT_WRITE = ("the columns about the patient are not known", "write a wide table instead (--to wide)")
 
 _FINDINGS = {"No Finding", "Cardiomegaly", "Lung Opacity", "Support Devices"}  # their presence is proof enough
 _ABOUT_PATIENT = ("Sex", "Age", "Frontal/Lateral", "AP/PA", "subject_id", "study_id")
@@ -37,8 +36,3 @@ def read(path: Path, policy: Policy) -> LabelImport:
     result = wide.read(path, replace(policy, ignore=ignored, minus_one=policy.minus_one or "uncertain"))
     result.audit.format = "chexpert"
     return result
-
-
-def write(rows: Rows, path: Path) -> None:
-    """Refuse: the columns about the patient are not part of the labels."""
-    raise UserError("the columns about the patient are not known", "write a wide table instead (--to wide)")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, folders_with_images
@@ -15,9 +15,10 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy, quote_option
 from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
 
 USES = ("unlisted", "ignore")
+CANNOT_WRITE = ("folders of images cannot hold several classes of an image", "write the long form (--to long)")
 
 # Folders of these names divide a data set; they are not classes.
 _SPLITS = {
@@ -74,8 +75,3 @@ def _class_names(path: Path, policy: Policy) -> list[str]:
             fix = f"remove the link, or add {quote_option('--ignore', name)}"
             raise LabelError(f"the folder {name!r} is a link that leads back here", fix, path)
     return names
-
-
-def write(rows: Rows, path: Path) -> None:
-    """Refuse: an image with two classes would have to be in two folders."""
-    raise UserError("folders of images cannot hold several classes of an image", "write the long form (--to long)")

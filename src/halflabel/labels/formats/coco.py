@@ -103,8 +103,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
     present = np.ones(len(image), np.int8)
     rows = Rows.build(parsed.images, parsed.classes, image, column, present, source, score, sources)
     rows = apply_unlisted_policy(rows, policy, audit)
-    if empty := len(parsed.images) - len(np.unique(image)):
-        audit.note(f"{empty} images have no annotation: nothing in them, or not finished?")
+    empty = len(parsed.images) - len(np.unique(image))
+    audit.note_count(empty, "images have no annotation: nothing in them, or not finished?")
     return LabelImport(rows, audit)
 
 
@@ -195,11 +195,11 @@ def document(rows: Rows) -> dict[str, list[Record]]:
 
 def note_annotations(parsed: Parsed, pairs: int, audit: Audit) -> None:
     """Say how many annotations were counted once with others, and how many were crowds."""
-    if again := len(parsed.image) - pairs:
-        audit.note(f"{again} further annotations of a class already present in the image: counted once")
+    repeats = len(parsed.image) - pairs
+    audit.note_count(repeats, "further annotations of a class already present in the image: counted once")
     for key, what in (("iscrowd", "crowds"), ("ignore", "to be ignored")):
-        if count := sum(record.get(key) == 1 for record in parsed.annotation_records):
-            audit.note(f"{count} annotations are {what} ({key}): counted as present")
+        count = sum(record.get(key) == 1 for record in parsed.annotation_records)
+        audit.note_count(count, f"annotations are {what} ({key}): counted as present")
 
 
 def _image_name(record: Record, path: str | Path, place: str) -> str:

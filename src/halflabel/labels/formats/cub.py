@@ -86,13 +86,12 @@ def read(path: Path, policy: Policy) -> LabelImport:
     new_position[selected] = np.arange(len(selected))
     known = (certainty > 1) & (new_position[image] >= 0)
     _audit_values(audit, present[new_position[image] >= 0], certainty[new_position[image] >= 0])
-    if ragged:
-        audit.note(f"{ragged} lines do not have five fields: the first four are used")
+    audit.note_count(ragged, "lines do not have five fields: the first four are used")
     if policy.split is not None:
         audit.note(f"{len(images) - len(selected)} of {len(images)} images are not in the split {policy.split!r}")
     pair = np.sort(image * len(classes) + column)
-    if duplicates := int(np.count_nonzero(pair[1:] == pair[:-1])):
-        audit.note(f"{duplicates} lines repeat an image and attribute: the last known one wins")
+    repeats = int(np.count_nonzero(pair[1:] == pair[:-1]))
+    audit.note_count(repeats, "lines repeat an image and attribute: the last known one wins")
     rows = Rows.build(
         Names(images[number] for number in selected),
         Names(classes),
@@ -191,22 +190,18 @@ def _split_positions(base: Path, split: str | None, image_ids: NDArray[np.int64]
         raise LabelError(f"no split is called {split!r}", "use --split train or --split test, or leave it out", base)
     file = base / "train_test_split.txt"
     training = np.full(len(image_ids), -1)
+    position_of = {str(image_id): position for position, image_id in enumerate(image_ids.tolist())}
     for number, line in enumerate(read_lines(existing_path(file)), 1):
         fields = line.split()
         if not fields:
             continue
-        if len(fields) != 2 or not (fields[0].isascii() and fields[0].isdigit() and len(fields[0]) <= _MAX_DIGITS):
-            message = "the line is not an image_id and is_training"
+        if len(fields) != 2 or fields[1] not in ("0", "1"):
+            message = f"{line.strip()!r:.60} is not an image_id and is_training"
             raise LabelError(message, "write the line as: 1 0", file, line=number)
-        position = int(find_positions(np.array([int(fields[0])]), image_ids)[0])
-        if position < 0 or fields[1] not in ("0", "1"):
-            message = (
-                f"image_id {fields[0]} is not in images.txt"
-                if position < 0
-                else f"is_training {fields[1]!r} is not 0 or 1"
-            )
+        if fields[0] not in position_of:
+            message = f"image_id {fields[0]:.20} is not in images.txt"
             raise LabelError(message, "take all files from the same archive", file, line=number)
-        training[position] = int(fields[1])
+        training[position_of[fields[0]]] = int(fields[1])
     if (training < 0).any():
         missing = int(image_ids[np.argmax(training < 0)])
         raise LabelError(f"image_id {missing} has no line", "take all files from the same archive", file)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,10 @@ import numpy as np
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._json import Record, check_name, head_and_tail, load_object, read_score, starts_with
+from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._write import shortest_float, write_compact_json
-from halflabel.labels.names import Names, first_duplicate
+from halflabel.labels.names import first_duplicate
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_folder
@@ -62,21 +62,19 @@ def read(path: Path, policy: Policy) -> LabelImport:
     has_negatives = negatives.is_file() and file.name != NEGATIVES
     if policy.unlisted is None and not has_negatives:
         raise LabelError(*unlisted_not_stated("every target says present and none says absent"), file)
-    collector = _RowCollector()
+    collector = RowCollector()
     if has_negatives:  # first, so that present wins if an entry is in both files
-        collector.read_file(negatives, -1)
-    unlabelled_images = collector.read_file(file, 1)
+        _read_file(collector, negatives, -1)
+    unlabelled_images = _read_file(collector, file, 1)
     audit = Audit("fiftyone", [str(file), *([str(negatives)] if has_negatives else [])])
-    rows = collector.rows()
+    rows = collector.build()
     for sign, raw, meaning in ((1, "target", "present"), (-1, "target in negatives.json", "absent")):
         audit.add(raw, meaning, int(np.count_nonzero(rows.value == sign)))
-    if conflicts := rows.count_conflicts():
-        audit.note(f"{conflicts} entries are in both files: present wins, both rows are kept")
+    audit.note_count(rows.count_conflicts(), "entries are in both files: present wins, both rows are kept")
     rows = apply_unlisted_policy(
         rows, policy, audit, images=~np.isin(np.arange(len(rows.images)), list(unlabelled_images))
     )
-    if unlabelled_images:
-        audit.note(f"{len(unlabelled_images)} images have null instead of labels: nothing is known of them")
+    audit.note_count(len(unlabelled_images), "images have null instead of labels: nothing is known of them")
     return LabelImport(rows, audit)
 
 
@@ -130,68 +128,51 @@ def _key(image: str) -> str:
     return stem if dot and stem and not stem.endswith("/") and "/" not in suffix else image
 
 
-class _RowCollector:
-    """Collects the names and rows of the files in order of appearance."""
-
-    def __init__(self) -> None:
-        self.images: dict[str, int] = {}
-        self.classes: dict[str, int] = {}
-        self.sources: dict[str, int] = {"": 0}
-        self.entries: list[tuple[int, int, int, int, float]] = []
-
-    def read_file(self, path: Path, sign: int) -> set[int]:
-        """Read one file; returns the indices of the images without labels in it (null)."""
-        content = load_object(path)
-        class_list = content.get("classes")
-        if class_list is not None and not isinstance(class_list, list):
-            raise LabelError("this is not a list", "list the names of the classes", path, column="classes")
-        classes = [check_name(item, path, f"classes[{k}]") for k, item in enumerate(class_list or ())]
-        if (duplicate := first_duplicate(classes)) is not None:
-            message = f"the class {duplicate!r} is listed twice, so its number is not clear"
-            raise LabelError(message, "list every class once", path, column="classes")
-        for item in classes:
-            self.classes.setdefault(item, len(self.classes))
-        labels, files = content.get("labels"), content.get("file_names")
-        if not isinstance(labels, dict) or not labels:
-            raise LabelError("there are no labels", "map each image to its targets", path, column="labels")
-        files = files if isinstance(files, dict) else {}
-        if (twice := first_duplicate(str(files.get(key, key)) for key in labels)) is not None:
-            raise LabelError(f"the image {twice!r} has labels twice", "leave one of them", path, column="file_names")
-        unlabelled = set()
-        for key, target in labels.items():
-            place = f"labels[{key!r}]"
-            image_name = check_name(files.get(key, key), path, place)
-            image = self.images.setdefault(image_name, len(self.images))
-            if target is None:
-                unlabelled.add(image)
-                continue
-            for value in target if isinstance(target, list) else [target]:
-                self._target(image, value, sign, classes, path, place)
-        return unlabelled
-
-    def _target(self, image: int, item: Any, sign: int, classes: list[str], path: Path, place: str) -> None:
-        fields = item if isinstance(item, dict) else {}
-        target = fields.get("label") if isinstance(item, dict) else item
-        if isinstance(target, int) and not isinstance(target, bool):
-            if not 0 <= target < len(classes):
-                message = f"class number {target}, but only {len(classes)} classes are listed"
-                raise LabelError(message, "complete the list 'classes'", path, column=place)
-            label = classes[target]
-        else:
-            label = check_name(target, path, place)
-            if classes and label not in self.classes:
+def _read_file(collector: RowCollector, path: Path, sign: int) -> set[int]:
+    """Read one file; returns the numbers of the images without labels in it (null)."""
+    content = load_object(path)
+    class_list = content.get("classes")
+    if class_list is not None and not isinstance(class_list, list):
+        raise LabelError("this is not a list", "list the names of the classes", path, column="classes")
+    classes = [check_name(item, path, f"classes[{k}]") for k, item in enumerate(class_list or ())]
+    if (duplicate := first_duplicate(classes)) is not None:
+        message = f"the class {duplicate!r} is listed twice, so its number is not clear"
+        raise LabelError(message, "list every class once", path, column="classes")
+    for item in classes:
+        collector.add_class(item)
+    labels, files = content.get("labels"), content.get("file_names")
+    if not isinstance(labels, dict) or not labels:
+        raise LabelError("there are no labels", "map each image to its targets", path, column="labels")
+    files = files if isinstance(files, dict) else {}
+    if (twice := first_duplicate(str(files.get(key, key)) for key in labels)) is not None:
+        raise LabelError(f"the image {twice!r} has labels twice", "leave one of them", path, column="file_names")
+    unlabelled = set()
+    for key, target in labels.items():
+        place = f"labels[{key!r}]"
+        image = check_name(files.get(key, key), path, place)
+        number = collector.add_image(image)
+        if target is None:
+            unlabelled.add(number)
+            continue
+        for item in target if isinstance(target, list) else [target]:
+            label, source, confidence = _read_target(item, classes, path, place)
+            if classes and label not in collector.classes:
                 raise LabelError(f"{label!r} is not in the list 'classes'", "add it to the list", path, column=place)
-        confidence, attributes = read_score(fields.get("confidence"), path, place), fields.get("attributes")
-        source = attributes.get("source") if isinstance(attributes, dict) else None
-        if source is None and not math.isnan(confidence):
-            source = "model"  # people give no confidences
-        column = self.classes.setdefault(label, len(self.classes))
-        source_index = self.sources.setdefault(source if isinstance(source, str) else "", len(self.sources))
-        self.entries.append((image, column, sign, source_index, confidence))
+            collector.add(image, label, sign, source, confidence)
+    return unlabelled
 
-    def rows(self) -> Rows:
-        parts: Iterator[Any] = zip(*self.entries, strict=True) if self.entries else iter([()] * 5)
-        image, column, value, source, score = (np.array(part) for part in parts)
-        return Rows.build(
-            Names(self.images), Names(self.classes), image, column, value, source, score, list(self.sources)
-        )
+
+def _read_target(item: Any, classes: list[str], path: Path, place: str) -> tuple[str, str, float]:
+    """The class, source and score of a target: the number or name of a class, or an object."""
+    fields = item if isinstance(item, dict) else {}
+    target = fields.get("label") if isinstance(item, dict) else item
+    if isinstance(target, int) and not isinstance(target, bool):
+        if not 0 <= target < len(classes):
+            message = f"class number {target}, but only {len(classes)} classes are listed"
+            raise LabelError(message, "complete the list 'classes'", path, column=place)
+        target = classes[target]
+    confidence, attributes = read_score(fields.get("confidence"), path, place), fields.get("attributes")
+    source = attributes.get("source") if isinstance(attributes, dict) else None
+    if source is None and not math.isnan(confidence):
+        source = "model"  # people give no confidences
+    return check_name(target, path, place), source if isinstance(source, str) else "", confidence

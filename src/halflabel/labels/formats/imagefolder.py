@@ -10,7 +10,6 @@ import csv
 import json
 import os
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,18 +19,17 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
-from halflabel.labels.formats._csv import CsvTable, first_line
+from halflabel.labels.formats._csv import CsvTable, ParquetTable, first_line
 from halflabel.labels.formats._json import JsonLines
-from halflabel.labels.formats._parquet import read_parquet
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._wide_values import decode_columns
-from halflabel.labels.formats._write import keeps_no_provenance
+from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, quote_option
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write
+from halflabel.system.files import atomic_write, is_utf8
 
 __all__ = ["IMAGE_COLUMN", "USES", "keeps_provenance", "read", "sniff", "write"]
 
@@ -46,29 +44,6 @@ _IMAGE_ENDINGS = frozenset(
     {".apng", ".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"}
     | {".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"}
 )
-
-
-class Columns(Protocol):
-    """The interface of a metadata file of any kind; null is read as ""."""
-
-    path: Path
-    header: list[str]
-
-    def column(self, name: str) -> pa.Array: ...
-    def is_list(self, name: str) -> bool: ...
-    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]: ...
-    def line(self, row: int) -> int: ...
-    def error(self, message: str, fix: str, *, row: int | None = None, **place: Any) -> LabelError: ...
-
-
-class _CsvMetadata(CsvTable):
-    """Columns of a CSV file, which has no lists."""
-
-    def is_list(self, name: str) -> bool:
-        return False
-
-    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
-        raise self.error("a CSV file has no lists", "use metadata.jsonl", column=name)
 
 
 def sniff(path: Path) -> bool:
@@ -98,30 +73,19 @@ def read(path: Path, policy: Policy) -> LabelImport:
         rows, audit = tags.read(file, policy)
         return LabelImport(_add_missing_images(rows, path, audit) if path.is_dir() else rows, audit)
     metadata = _open_metadata(file, policy.encoding)
-    if IMAGE_COLUMN not in metadata.header:
-        raise metadata.error(
-            f"there is no column {IMAGE_COLUMN!r}; found: {', '.join(map(repr, metadata.header[:12]))}",
-            f"name the images in a column {IMAGE_COLUMN!r}",
-        )
-    for name in policy.ignore:
-        if name not in metadata.header:
-            raise metadata.error(
-                f"there is no column {name!r} to ignore", f"leave out {quote_option('--ignore', name)}"
-            )
-    images = _image_names(metadata)
+    metadata.check_columns((IMAGE_COLUMN, *policy.ignore))
+    images = metadata.image_names(IMAGE_COLUMN)
     audit = Audit("imagefolder", [str(file)])
     columns = [name for name in metadata.header if name != IMAGE_COLUMN and name not in policy.ignore]
     lists = [name for name in columns if metadata.is_list(name)]
     if not columns:
         raise metadata.error("no column is left for the labels", "check the names of the columns")
-    if policy.ignore:
-        audit.note(f"columns ignored: {', '.join(policy.ignore)}")
+    audit.note_names("columns ignored", policy.ignore)
     if lists:
         rows = _read_lists(metadata, images, lists, policy, audit)
         unused = [name for name in columns if name not in lists]
         refuse_possible_values(metadata, unused)
-        if unused:
-            audit.note(f"columns not used: {', '.join(unused)}")
+        audit.note_names("columns not used", unused)
     else:
         rows = _read_columns(metadata, images, columns, policy, audit)
     if path.is_dir():
@@ -160,34 +124,18 @@ def _metadata_file(path: Path) -> Path:
     raise LabelError("there is no metadata.csv, .jsonl or .parquet in this folder", fix, path)
 
 
-def _open_metadata(path: Path, encoding: str | None) -> Columns:
+def _open_metadata(path: Path, encoding: str | None) -> CsvTable:
     """The columns of a metadata file, by its ending."""
     if path.suffix == ".csv":
-        return _CsvMetadata(path, encoding=encoding)
+        return CsvTable(path, encoding=encoding)
     if path.suffix == ".jsonl":
         return JsonLines(path, encoding)
     if path.suffix == ".parquet":
-        return _ParquetMetadata(path)
+        return ParquetTable(path)
     raise LabelError("metadata files are .csv, .jsonl or .parquet", "name such a file, or its folder", path)
 
 
-def _image_names(metadata: Columns) -> Names:
-    """The images in the order of the metadata; LabelError for an empty or repeated name."""
-    names = metadata.column(IMAGE_COLUMN)
-    codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
-    blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
-    if blank.any():
-        raise metadata.error("the image has no name", "fill it in", row=int(np.argmax(blank)), column=IMAGE_COLUMN)
-    _, first = np.unique(codes, return_index=True)
-    if len(repeats := np.setdiff1d(np.arange(len(codes)), first)):
-        row = int(repeats[0])
-        before = metadata.line(int(np.argmax(codes == codes[row])))
-        message = f"image {names[row].as_py()!r} is already on line {before}"
-        raise metadata.error(message, "leave one line per image", row=row, column=IMAGE_COLUMN)
-    return Names(names)
-
-
-def _read_columns(metadata: Columns, images: Names, classes: list[str], policy: Policy, audit: Audit) -> Rows:
+def _read_columns(metadata: CsvTable, images: Names, classes: list[str], policy: Policy, audit: Audit) -> Rows:
     """Read one column per class; null and blank are unknown, −1 must be stated."""
     if policy.unlisted is not None:
         message = "every class has its own column, so nothing is unlisted"
@@ -203,7 +151,7 @@ def _read_columns(metadata: Columns, images: Names, classes: list[str], policy: 
     return Rows.build(images, Names(classes), image, column, labels[image, column])
 
 
-def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Policy, audit: Audit) -> Rows:
+def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Policy, audit: Audit) -> Rows:
     """Read a list of present classes, and perhaps one of absent classes; a null list means nothing is known."""
     for option in ("minus_one", "zero", "values"):
         if getattr(policy, option) != getattr(Policy(), option):
@@ -235,17 +183,14 @@ def _read_lists(metadata: Columns, images: Names, lists: list[str], policy: Poli
     rows = Rows.build(images, classes, image, column, value)
 
     is_null = parts[-1][-1]
-    if is_null.any():
-        audit.note(
-            f"{int(is_null.sum())} images have null instead of a list: nothing is known of them from {positive[0]}"
-        )
+    null_lists = int(is_null.sum())
+    audit.note_count(null_lists, f"images have null instead of a list: nothing is known of them from {positive[0]}")
     rows = apply_unlisted_policy(rows, policy, audit, images=~is_null)
-    if conflicts := rows.count_conflicts():
-        audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
+    audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")
     return rows
 
 
-def _refuse_multi_hot(metadata: Columns, name: str, values: pa.Array, row: NDArray[np.int64]) -> None:
+def _refuse_multi_hot(metadata: CsvTable, name: str, values: pa.Array, row: NDArray[np.int64]) -> None:
     """Raise LabelError for lists such as [0, 1, 1, 0], one value per class: repeats tell them from class names."""
     if not set(pc.unique(values).to_pylist()) <= {*ONE, *ZERO, *MINUS_ONE}:
         return
@@ -265,15 +210,11 @@ def _add_missing_images(rows: Rows, folder: Path, audit: Audit) -> Rows:
     listed = {os.path.normpath(name) for name in rows.images}
     on_disk, unreadable = _find_images(folder)
     unlisted_images = sorted(name for name in on_disk if os.path.normpath(name) not in listed)
-    if unlisted_images:
-        audit.note(
-            f"{len(unlisted_images)} images in the folder are not in the metadata (Hugging Face drops such images): "
-            "added, with nothing known"
-        )
-    if missing := len(listed - {os.path.normpath(name) for name in on_disk}):
-        audit.note(f"{missing} of {len(rows.images)} images in the metadata are not in the folder")
-    if unreadable:
-        audit.note(f"{unreadable} images have a file name that is not Unicode: left out")
+    note = "images in the folder are not in the metadata (Hugging Face drops such images): added, with nothing known"
+    audit.note_count(len(unlisted_images), note)
+    missing = len(listed - {os.path.normpath(name) for name in on_disk})
+    audit.note_count(missing, f"of {len(rows.images)} images in the metadata are not in the folder")
+    audit.note_count(unreadable, "images have a file name that is not Unicode: left out")
     images = rows.images.union(Names(unlisted_images))
     return Rows(images, rows.classes, rows.image, rows.column, rows.value, rows.source, rows.score, rows.sources)
 
@@ -288,70 +229,20 @@ def _find_images(folder: Path) -> tuple[list[str], int]:
         for name in files:
             if os.path.splitext(name)[1].lower() in _IMAGE_ENDINGS:
                 relative = (Path(current) / name).relative_to(folder).as_posix()
-                try:
-                    relative.encode()
+                if is_utf8(relative):
                     images.append(relative)
-                except UnicodeEncodeError:
+                else:
                     unreadable += 1
     return images, unreadable
 
 
-class _ParquetMetadata(CsvTable):
-    """Columns of a Parquet file, of single values or lists; a line is the row number, counted from 1."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = existing_path(path)
-        self.table = read_parquet(self.path)
-        self.header = list(self.table.column_names)
-        self._check_header()
-        if not len(self.table):
-            raise LabelError("the file has no rows", "export the labels again", self.path)
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def is_list(self, name: str) -> bool:
-        kind = self.table.schema.field(name).type
-        return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-    def column(self, name: str) -> pa.Array:
-        return pc.fill_null(self._cast(name, pa.string()), "")
-
-    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
-        column = self._cast(name, pa.large_list(pa.string()))
-        items = pc.fill_null(pc.list_flatten(column), "")
-        row = np.asarray(pc.list_parent_indices(column), dtype=np.int64)
-        blank = pc.equal(items, "").to_numpy(zero_copy_only=False)
-        if blank.any():
-            message = "a class has no name"
-            raise self.error(message, "write its name", row=int(row[np.argmax(blank)]), column=name)
-        return items, row, np.asarray(column.is_null().to_numpy(zero_copy_only=False))
-
-    def line(self, row: int) -> int:
-        return row + 1
-
-    def _cast(self, name: str, kind: pa.DataType) -> pa.Array:
-        column = self.table.column(name)
-        try:
-            return pa.chunked_array(column.cast(kind).chunks, kind).combine_chunks()
-        except pa.ArrowException:
-            message = f"a column of type {column.type} cannot hold labels"
-            raise self.error(
-                message, f"store text, numbers, true or false, or add {quote_option('--ignore', name)}", column=name
-            ) from None
-
-
 def _write_jsonl(rows: Rows, path: Path) -> None:
     table = rows.resolve()
-    cell_words = np.array(["false", "null", "true"])
     keys = [json.dumps(name, ensure_ascii=False) for name in table.classes]
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        for first in range(0, len(table), 4096):
-            block = np.arange(first, min(first + 4096, len(table)))
-            for position, row_words in zip(block, cell_words[table.rows(block) + 1].tolist(), strict=True):
-                image_name = json.dumps(table.images[int(position)], ensure_ascii=False)
-                cells = "".join(f", {key}: {word}" for key, word in zip(keys, row_words, strict=True))
-                file.write(f'{{"{IMAGE_COLUMN}": {image_name}{cells}}}\n')
+        for name, words in table_lines(table, ("false", "null", "true")):
+            cells = "".join(f", {key}: {word}" for key, word in zip(keys, words, strict=True))
+            file.write(f'{{"{IMAGE_COLUMN}": {json.dumps(name, ensure_ascii=False)}{cells}}}\n')
 
 
 def _write_csv(rows: Rows, path: Path) -> None:
@@ -360,14 +251,10 @@ def _write_csv(rows: Rows, path: Path) -> None:
     unwritable += [name for name in table.images if set(name) & set("\r\n\0")]
     if unwritable:
         raise UserError(f"the name {unwritable[0]!r} cannot be written to CSV", "write metadata.jsonl instead")
-    cell_words = np.array(["false", "", "true"])
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([IMAGE_COLUMN, *table.classes])
-        for first in range(0, len(table), 4096):
-            block = np.arange(first, min(first + 4096, len(table)))
-            for position, cells in zip(block, cell_words[table.rows(block) + 1].tolist(), strict=True):
-                writer.writerow([table.images[int(position)], *cells])
+        writer.writerows([name, *cells] for name, cells in table_lines(table, ("false", "", "true")))
 
 
 def _write_parquet(rows: Rows, path: Path) -> None:

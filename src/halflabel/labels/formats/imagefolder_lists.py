@@ -14,21 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats._json import MAX_SCORE, JsonLines
+from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
-from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
+from halflabel.labels.formats._write import check_has_labels, check_names, shortest_float, split_by_image
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
-from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["USES", "Lists", "image_records", "read", "sniff", "write"]
+__all__ = ["USES", "add_record", "audit_lists", "image_records", "read", "sniff", "write"]
 
 USES = ("encoding",)
 
@@ -55,59 +54,43 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if file.suffix != ".jsonl":
         raise LabelError("lists with scores are in .jsonl files", "add --format imagefolder", file)
     sheet = JsonLines(file, policy.encoding)
-    for name in (IMAGE_COLUMN, *_LISTS):
-        if name not in sheet.header:
-            columns = ", ".join(map(repr, sheet.header[:12]))
-            raise sheet.error(f"there is no {name!r}; found: {columns}", f"name the column {name!r}")
-    lists = Lists()
+    sheet.check_columns((IMAGE_COLUMN, *_LISTS))
+    collector = RowCollector()
     for row, record in enumerate(sheet.records):
 
         def fail(message: str, fix: str, column: str = IMAGE_COLUMN, row: int = row) -> LabelError:
             return sheet.error(message, fix, row=row, column=column)
 
-        lists.add(record.get(IMAGE_COLUMN), record, fail)
-    if not lists.classes:
+        add_record(collector, record.get(IMAGE_COLUMN), record, fail)
+    if not collector.classes:
         raise sheet.error("every list is empty, so there are no classes", "export the labels again")
-    for texts, what in ((lists.images, IMAGE_COLUMN), (lists.classes, "labels"), (lists.sources, "sources")):
+    names = ((collector.images, IMAGE_COLUMN), (collector.classes, "labels"), (collector.sources, "sources"))
+    for texts, what in names:
         sheet._encode(list(texts), "a name", what)  # raises for half a surrogate pair
     audit = Audit("imagefolder-lists", [str(file)])
-    result = lists.build(audit)
-    apply_unlisted_policy(result, policy, audit)
-    return LabelImport(result, audit)
+    rows = collector.build()
+    audit_lists(rows, audit)
+    return LabelImport(apply_unlisted_policy(rows, policy, audit), audit)
 
 
-class Lists:
-    """Collects the lists of one image after the other, and makes rows of them."""
+def add_record(collector: RowCollector, image: Any, record: dict[str, Any], fail: _Fail) -> None:
+    """Add the labels of one image; `fail(message, fix, key)` makes the error that names the place."""
+    if not isinstance(image, str) or not image:
+        raise fail("the image has no name", "fill it in")
+    if image in collector.images:
+        raise fail(f"image {image!r} occurs twice", "leave one line per image")
+    collector.add_image(image)
+    # Present comes last, so that it wins if a class is in both lists.
+    for name, sign in reversed(_LISTS.items()):
+        for label, source, score in _entries(record, name, fail):
+            collector.add(image, label, sign, source, score)
 
-    def __init__(self) -> None:
-        self.images: dict[str, int] = {}
-        self.classes: dict[str, int] = {}
-        self.sources: dict[str, int] = {}
-        self._rows: list[tuple[int, int, int, int, float]] = []
 
-    def add(self, image_name: Any, record: dict[str, Any], fail: _Fail) -> None:
-        """Add the labels of one image; `fail(message, fix, key)` makes the error that names the place."""
-        if not isinstance(image_name, str) or not image_name:
-            raise fail("the image has no name", "fill it in")
-        if image_name in self.images:
-            raise fail(f"image {image_name!r} occurs twice", "leave one line per image")
-        image = self.images.setdefault(image_name, len(self.images))
-        # Present comes last, so that it wins if a class is in both lists.
-        for name, sign in reversed(_LISTS.items()):
-            for label, source, score in _entries(record, name, fail):
-                column = self.classes.setdefault(label, len(self.classes))
-                self._rows.append((image, column, sign, self.sources.setdefault(source, len(self.sources)), score))
-
-    def build(self, audit: Audit) -> Rows:
-        """Make the rows and note them in the audit."""
-        image, column, value, source, score = (np.array(part) for part in zip(*self._rows, strict=True))
-        names = Names(self.images), Names(self.classes)
-        rows = Rows.build(*names, image, column, value, source, score, list(self.sources))
-        for name, sign in _LISTS.items():
-            audit.add(f"in {name}", "present" if sign > 0 else "absent", int(np.count_nonzero(rows.value == sign)))
-        if conflicts := rows.count_conflicts():
-            audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
-        return rows
+def audit_lists(rows: Rows, audit: Audit) -> None:
+    """Note in the audit how many labels the lists have."""
+    for name, sign in _LISTS.items():
+        audit.add(f"in {name}", "present" if sign > 0 else "absent", int(np.count_nonzero(rows.value == sign)))
+    audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -117,13 +100,7 @@ def write(rows: Rows, path: Path) -> None:
     """
     if path.suffix not in ("", ".jsonl"):
         raise UserError(f"lists cannot be written to {path.suffix} files", f"name a folder, or {FILE}")
-    holding = rows.holding()
-    has_no_labels = np.bincount(rows.column[holding], minlength=len(rows.classes)) == 0
-    if has_no_labels.any():
-        name = rows.classes[int(np.argmax(has_no_labels))]
-        raise UserError(
-            f"the class {name!r} has no known labels, so it is in no list", "write the format imagefolder, or long"
-        )
+    check_has_labels(rows.classes, rows.column[rows.holding()], "class", "write the format imagefolder, or long")
     check_names(rows)
     file = path if path.suffix else path / FILE
     with atomic_write(file) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as out:
@@ -137,21 +114,14 @@ def image_records(rows: Rows) -> Iterator[dict[str, Any]]:
     has_score = not bool(np.isnan(rows.score[holding]).all())
     has_source = any(rows.sources[number] for number in np.unique(rows.source[holding]))
     for part in split_by_image(rows, holding)[: len(rows.images)]:  # without images there is one empty part
-        record: dict[str, Any] = {}
-        record |= {name: [rows.classes[c] for c in rows.column[_rows_of_list(rows, part, name)]] for name in _LISTS}
-        for name in _LISTS:
-            list_rows = _rows_of_list(rows, part, name)
+        listed = {name: part[rows.value[part] == sign] for name, sign in _LISTS.items()}
+        record: dict[str, Any] = {name: [rows.classes[c] for c in rows.column[k]] for name, k in listed.items()}
+        for name, k in listed.items():
             if has_score:
-                record[f"{name}_score"] = [None if np.isnan(x) else shortest_float(x) for x in rows.score[list_rows]]
+                record[f"{name}_score"] = [None if np.isnan(x) else shortest_float(x) for x in rows.score[k]]
             if has_source:
-                record[f"{name}_source"] = [rows.sources[number] for number in rows.source[list_rows]]
+                record[f"{name}_source"] = [rows.sources[number] for number in rows.source[k]]
         yield record
-
-
-def _rows_of_list(rows: Rows, part: NDArray[np.int64], name: str) -> NDArray[np.int64]:
-    """The rows of one image that belong to a list."""
-    chosen: NDArray[np.int64] = part[rows.value[part] == _LISTS[name]]
-    return chosen
 
 
 def _entries(record: dict[str, Any], name: str, fail: _Fail) -> list[tuple[str, str, float]]:

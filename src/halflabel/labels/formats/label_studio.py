@@ -28,13 +28,14 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._json import Record, head_and_tail, load_json, read_score, starts_with
 from halflabel.labels.formats._label_studio_names import class_of, image_name_from_url, question_name
+from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import model_source
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_write
+from halflabel.system.files import atomic_write, is_utf8
 
 __all__ = ["LOCAL_FILES", "OPTIONS", "PERSON", "USES", "config_path", "read", "sniff", "write"]
 
@@ -71,7 +72,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
     """
     tasks = _load_tasks(path)
     audit = Audit("label-studio", [str(path)])
-    collector = _Collector(path, audit, _own_questions(tasks), classes=dict.fromkeys(_declared_classes(path)))
+    collector = _Collector(path, audit, _own_questions(tasks))
+    for name in _declared_classes(path):
+        collector.rows.add_class(name)
     answered = any(_get_list(task, "annotations", path, f"[{number}]") for number, task in enumerate(tasks))
     for number, task in enumerate(tasks):
         _read_task(collector, task, number, policy, answered)
@@ -81,7 +84,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if policy.unlisted is not None and not collector.choices:
         message = "every class has its own question, so nothing is unlisted"
         raise LabelError(message, "leave --unlisted out: an open question is unknown", path)
-    if not collector.classes:
+    if not collector.rows.classes:
         raise LabelError("the file has no choices", "export the project again, as JSON", path)
     return LabelImport(_build_rows(collector, policy, answered), audit)
 
@@ -156,15 +159,14 @@ def _results(answers: list[tuple[str, int, float]]) -> Iterator[Record]:
 
 @dataclass
 class _Collector:
-    """Collects what is read: names in order of appearance, and the rows as lists."""
+    """Collects what is read: the rows, and counts for the audit."""
 
     path: Path
     audit: Audit
     own_questions: set[str]
-    images: dict[str, str] = field(default_factory=dict)  # name -> URL
-    classes: dict[str, None] = field(default_factory=dict)
-    rows: list[tuple[str, str, int, str, float]] = field(default_factory=list)
-    answered_images: list[str] = field(default_factory=list)  # images with a submitted annotation
+    rows: RowCollector = field(default_factory=RowCollector)
+    url_of: dict[str, str] = field(default_factory=dict)  # of each image
+    answered_images: set[str] = field(default_factory=set)  # images with a submitted annotation
     counts: Counter[str] = field(default_factory=Counter)
     choices: int = 0  # choices of other projects, which name a class
     question_of: dict[str, str] = field(default_factory=dict)  # of each class that is a choice
@@ -198,7 +200,7 @@ def _read_task(collector: _Collector, task: Record, number: int, policy: Policy,
             if annotations[k].get("was_cancelled"):
                 collector.counts["skipped"] += 1
                 continue
-            collector.answered_images.append(image)
+            collector.answered_images.add(image)
             for question, answer, result in _answers(collector, annotations[k], item_place):
                 collector.counts["left"] += result.get("origin") == "prediction"
                 _add_answer(collector, image, question, answer, PERSON, math.nan)
@@ -241,7 +243,7 @@ def _answers(collector: _Collector, annotation: Record, place: str) -> Iterator[
         if question in collector.own_questions and len(choices) > 1:
             raise collector.error("one question has two answers", "leave one of them", f"{result_place}.value.choices")
         for choice in choices:
-            if not isinstance(choice, str) or not _is_unicode(choice) or not choice:
+            if not isinstance(choice, str) or not is_utf8(choice) or not choice:
                 raise collector.error("a choice has no name", "give it one", f"{result_place}.value.choices")
             yield question, choice, result
 
@@ -258,8 +260,7 @@ def _add_answer(collector: _Collector, image: str, question: str, answer: str, s
         if (other := collector.question_of.setdefault(label, question)) != question:
             message = f"the choice {label!r} answers two questions, {other!r} and {question!r}: the class is not clear"
             raise LabelError(message, "give the choices of each question names of their own", collector.path)
-    collector.classes.setdefault(label)
-    collector.rows.append((image, label, value, source, score))
+    collector.rows.add(image, label, value, source, score)
 
 
 def _build_rows(collector: _Collector, policy: Policy, answered: bool) -> Rows:
@@ -268,42 +269,23 @@ def _build_rows(collector: _Collector, policy: Policy, answered: bool) -> Rows:
     for answer, meaning in _MEANINGS.items():
         audit.add(answer, meaning, counts[answer])
     audit.add("chosen", "present", collector.choices)
-    images = {name: number for number, name in enumerate(collector.images)}
-    classes = {name: number for number, name in enumerate(collector.classes)}
-    sources = list(dict.fromkeys(row[3] for row in collector.rows)) or [""]
-    source_at = {name: number for number, name in enumerate(sources)}
-    rows = Rows.build(
-        Names(images),
-        Names(classes),
-        np.array([images[row[0]] for row in collector.rows], np.int32),
-        np.array([classes[row[1]] for row in collector.rows], np.int32),
-        np.array([row[2] for row in collector.rows], np.int8),
-        np.array([source_at[row[3]] for row in collector.rows], np.int32),
-        np.array([row[4] for row in collector.rows], np.float32),
-        sources,
-    )
+    rows = collector.rows.build()
     if policy.unlisted == "absent":
         # Only for annotated images, and not for our own questions, whose answers are explicit.
-        answered_images = set(collector.answered_images) if answered else set(images)
-        is_answered = np.array([name in answered_images for name in images], bool)
-        is_chosen = np.array([name in collector.question_of for name in classes], bool)
+        is_answered = np.array([not answered or name in collector.answered_images for name in rows.images], bool)
+        is_chosen = np.array([name in collector.question_of for name in rows.classes], bool)
         rows = mark_unlisted_absent(rows, audit, images=is_answered, classes=is_chosen, raw="not chosen")
     pairs = len(rows.images) * len(rows.classes)
     audit.add("no answer", "unknown", pairs - len(set(zip(rows.image.tolist(), rows.column.tolist(), strict=True))))
-    notes = {
-        "skipped": "{} times a task was skipped: nothing is known from that",
-        "drafts": "{} drafts were not submitted: left out",
-        "predictions": "{} predictions are left out: annotators saw them",
-        "left": "{} answers were submitted as predicted",
-        "other": "{} results are not choices (boxes, texts …): left out",
-    }
-    for key, text in notes.items():
-        if counts[key]:
-            audit.note(text.format(counts[key]))
+    audit.note_count(counts["skipped"], "times a task was skipped: nothing is known from that")
+    audit.note_count(counts["drafts"], "drafts were not submitted: left out")
+    audit.note_count(counts["predictions"], "predictions are left out: annotators saw them")
+    audit.note_count(counts["left"], "answers were submitted as predicted")
+    audit.note_count(counts["other"], "results are not choices (boxes, texts …): left out")
     if not answered:
         audit.note("no task is answered yet: these are the predictions, with their source and score")
-    if conflicts := rows.count_conflicts():
-        audit.note(f"{conflicts} entries are both present and absent: the last answer wins, all rows are kept")
+    note = "entries are both present and absent: the last answer wins, all rows are kept"
+    audit.note_count(rows.count_conflicts(), note)
     return rows
 
 
@@ -352,22 +334,15 @@ def _image_name(collector: _Collector, data: Record, policy: Policy, place: str)
         )
     own_name = data.get("name") if policy.image_column is None else None
     name = own_name if isinstance(own_name, str) and own_name else image_name_from_url(url)
-    if not name or not _is_unicode(name):
+    if not name or not is_utf8(name):
         raise collector.error(
             f"the URL {url!r} has no image name", "give the task the URL of the image", f"{place}.{key}"
         )
-    if collector.images.setdefault(name, url) != url:
-        message = f"{url!r} and {collector.images[name]!r} are both the image {name!r}"
+    if collector.url_of.setdefault(name, url) != url:
+        message = f"{url!r} and {collector.url_of[name]!r} are both the image {name!r}"
         raise collector.error(message, "rename one of the images", f"{place}.{key}")
+    collector.rows.add_image(name)
     return name
-
-
-def _is_unicode(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _annotation_time(collector: _Collector, annotation: Any, place: str) -> datetime:

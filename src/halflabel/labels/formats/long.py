@@ -13,7 +13,6 @@ n/a, unknown) says nothing about its entry: it never removes the label of anothe
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -25,9 +24,17 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import CsvTable, ParquetTable, detect_delimiter, first_line, read_records
+from halflabel.labels.formats._csv import (
+    CsvTable,
+    ParquetTable,
+    detect_delimiter,
+    first_line,
+    header_fields,
+    open_table,
+    read_records,
+)
 from halflabel.labels.formats._long_write import COLUMNS, appear_in_order, declaration_blocks, row_blocks, write_blocks
-from halflabel.labels.formats._parquet import parquet_columns, parquet_files
+from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names
@@ -83,22 +90,22 @@ def sniff(path: Path) -> bool:
     if path.suffix == ".parquet" or path.is_dir():
         return _is_long_header(parquet_columns(path, flat=path.is_dir()))
     line = first_line(path)
-    if not _is_long_header([name.strip() for name in _fields(line)]):
+    if not _is_long_header(header_fields(line)):
         return False
     rows = read_records(path, detect_delimiter(line))
     try:
         header = [name.strip() for name in next(rows)[1]]  # a quoted name may contain a line end
         if not _is_long_header(header) or has_values(header):
             return _is_long_header(header)
-        label_columns = [position for position, name in enumerate(header) if _role(name) not in (None, "image")]
-        has_no_rows = True
+        names = {alias for role in ("class", "source", "score") for alias in _ALIASES[role]}
+        label_columns = [position for position, name in enumerate(header) if name.lower() in names]
+        has_rows = False
         for _, record in rows:
-            if any(
-                record[position].strip() not in _VALUE_CELLS for position in label_columns if position < len(record)
-            ):
+            cells = {record[position].strip() for position in label_columns if position < len(record)}
+            if not cells <= _VALUE_CELLS:
                 return True
-            has_no_rows = False
-        return has_no_rows
+            has_rows = True
+        return not has_rows
     except LabelError:  # `read` reports it with its place
         return True
 
@@ -110,19 +117,16 @@ def has_values(header: list[str]) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read long rows in their order. Values of our own files are exact; others are read by the stated policy."""
-    sheet = ParquetTable(path) if parquet_files(Path(path)) else CsvTable(path, encoding=policy.encoding)
+    sheet = open_table(path, policy.encoding)
     is_own_format = set(COLUMNS) <= set(sheet.header)
     if is_own_format:  # the values of these files have fixed meanings
         policy.check(set(USES) - {"minus_one", "zero", "values"}, "long, in halflabel's own columns")
     if (own_output := own_output_error(sheet.header)) is not None:
         raise LabelError(*own_output, path)
-    for name in policy.ignore:
-        sheet.column(name)  # raises if the column does not exist
+    sheet.check_columns(policy.ignore)
     header = [name for name in sheet.header if name not in policy.ignore]
     roles = _roles(header, policy.image_column)
-    for role in ("image", "class"):
-        if role not in roles:
-            sheet.column(role)  # raises, listing the existing columns
+    sheet.check_columns(role for role in ("image", "class") if role not in roles)
     for role in ("class", "value"):
         fitting = [name for name in header if name.lower() in _ALIASES[role]]
         if len(fitting) > 1:
@@ -171,18 +175,16 @@ def read(path: Path, policy: Policy) -> LabelImport:
         rows = _without_answer_first(rows, says_nothing, audit)
     if policy.unlisted == "absent":
         rows = mark_unlisted_absent(rows, audit)
-    if conflicts := rows.count_conflicts():
-        audit.note(
-            f"{conflicts} entries are both present and absent: a person's row wins over a model's, else the last row "
-            "wins; all rows are kept"
-        )
+    audit.note_count(
+        rows.count_conflicts(),
+        "entries are both present and absent: a person's row wins over a model's, else the last row wins; all are kept",
+    )
     if is_own_format:
         _note_similar_names(images, "images", audit)
         _note_similar_names(classes, "classes", audit)
     if "value" not in roles:
         _note_lists(classes, audit)
-    if unused:
-        audit.note(f"columns not used: {', '.join(unused)}")
+    audit.note_names("columns not used", unused)
     return LabelImport(rows, audit)
 
 
@@ -204,26 +206,11 @@ def _is_long_header(header: list[str]) -> bool:
     return {"image", "class"} <= set(_roles(header, None)) and len(header) <= len(_ALIASES) + 3
 
 
-def _role(name: str) -> str | None:
-    return next((role for role, aliases in _ALIASES.items() if name.lower() in aliases), None)
-
-
-def _fields(line: str) -> list[str]:
-    try:
-        return next(csv.reader([line], delimiter=detect_delimiter(line)), [])
-    except csv.Error:
-        return []
-
-
 def _roles(header: list[str], image_column: str | None) -> dict[str, str]:
     """The column for each role; the image column that the user stated has priority."""
     lower = {name.lower(): name for name in reversed(header)}
-    roles = {}
-    for role, aliases in _ALIASES.items():
-        for alias in aliases:
-            if alias in lower:
-                roles[role] = lower[alias]
-                break
+    first = {role: next((alias for alias in aliases if alias in lower), None) for role, aliases in _ALIASES.items()}
+    roles = {role: lower[alias] for role, alias in first.items() if alias is not None}
     if image_column is not None:
         roles["image"] = image_column
     return roles
@@ -242,15 +229,15 @@ def _without_answer_first(rows: Rows, says_nothing: NDArray[np.bool_], audit: Au
     if not says_nothing.any():
         return rows
     key = rows.image.astype(np.int64) * len(rows.classes) + rows.column
-    if count := int(np.count_nonzero(np.isin(key[says_nothing], key[~says_nothing]))):
-        audit.note(f"{count} rows have no answer where another row has one: they change nothing")
+    answered = int(np.count_nonzero(np.isin(key[says_nothing], key[~says_nothing])))
+    audit.note_count(answered, "rows have no answer where another row has one: they change nothing")
     return rows.select(np.argsort(~says_nothing, kind="stable"))
 
 
 def _note_similar_names(names: Names, several: str, audit: Audit) -> None:
     """Names in our own files are exact; note names that differ only in blanks."""
-    if same := len(names) - pc.count_distinct(pc.utf8_trim_whitespace(names.array)).as_py():
-        audit.note(f"{same} {several} differ from another one only by blanks around the name")
+    repeats = len(names) - pc.count_distinct(pc.utf8_trim_whitespace(names.array)).as_py()
+    audit.note_count(repeats, f"{several} differ from another one only by blanks around the name")
 
 
 def _check_declarations(

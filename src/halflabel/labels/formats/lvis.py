@@ -54,20 +54,17 @@ def read(path: Path, policy: Policy) -> LabelImport:
     conflicts = rows.count_conflicts()
     listed = len(image) + len(absent_image) - conflicts
     audit.add("neither", "unknown", len(parsed.images) * len(parsed.classes) - listed)
-    if conflicts:
-        audit.note(f"{conflicts} entries have a box and are in neg_category_ids: present wins, both rows are kept")
+    audit.note_count(conflicts, "entries have a box and are in neg_category_ids: present wins, both rows are kept")
     coco.note_annotations(parsed, len(image), audit)
 
     partial_image, partial_column = _listed_pairs(parsed, "not_exhaustive_category_ids", path)
     has_box = np.isin(
         partial_image * len(parsed.classes) + partial_column, image * len(parsed.classes) + column, assume_unique=True
     )
-    if with_box := int(has_box.sum()):
-        audit.note(
-            f"{with_box} entries are not exhaustive: not every instance has a box, they are present all the same"
-        )
-    if without_box := len(has_box) - with_box:
-        audit.note(f"{without_box} entries are marked not exhaustive but have no box: ignored")
+    with_box = int(has_box.sum())
+    note = "entries are not exhaustive: not every instance has a box, they are present all the same"
+    audit.note_count(with_box, note)
+    audit.note_count(len(has_box) - with_box, "entries are marked not exhaustive but have no box: ignored")
     return LabelImport(rows, audit)
 
 

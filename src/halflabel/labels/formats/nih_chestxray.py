@@ -8,16 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from halflabel.errors import UserError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats import tags
 from halflabel.labels.formats._csv import first_line, header_fields
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
 
 USES = ("unlisted", "where", "encoding")
+CANNOT_WRITE = ("the columns about the patient are not known", "write a list of tags instead (--to tags)")
 
 _IMAGE, _FINDINGS = "Image Index", "Finding Labels"
 
@@ -45,8 +44,3 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if policy.unlisted is None:
         result.audit.note("findings that are not listed are read as absent; --unlisted unknown reads them otherwise")
     return result
-
-
-def write(rows: Rows, path: Path) -> None:
-    """Refuse: the columns about the patient are not part of the labels."""
-    raise UserError("the columns about the patient are not known", "write a list of tags instead (--to tags)")

@@ -21,7 +21,7 @@ from halflabel.labels.formats._write import check_file_names, check_stale_files,
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_folder
+from halflabel.system.files import atomic_folder, is_utf8
 
 __all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
@@ -129,10 +129,8 @@ def _files_by_class(folder: Path, split: str) -> dict[str, Path]:
     for file in folder.iterdir():
         match = re.fullmatch(rf"Labels_(.+){ending}\.txt", file.name, re.IGNORECASE)
         if match and file.is_file():
-            try:
-                match[1].encode()
-            except UnicodeEncodeError:
-                raise LabelError("the file's name is not UTF-8", "rename it", folder / ascii(file.name)) from None
+            if not is_utf8(match[1]):
+                raise LabelError("the file's name is not UTF-8", "rename it", folder / ascii(file.name))
             files[match[1]] = file
     return dict(sorted(files.items()))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError, error_summary
+from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import check_quotes, first_line, read_records
+from halflabel.labels.formats._csv import check_quotes, csv_fault, first_line, read_records, record_line
 from halflabel.labels.formats._long_write import csv_text
 from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._write import check_has_labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows, too_many_sources
@@ -86,8 +88,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     # Arrow keeps the memory of its hash tables: more than a gigabyte for millions of images.
     pa.default_memory_pool().release_unused()
     rows = _machine_rows_first(Rows.build(images, classes, number, column, value, *_sources(path, source, score)))
-    if conflicts := rows.count_conflicts():
-        audit.note(f"{conflicts} entries are both present and absent: the last verified row wins")
+    audit.note_count(rows.count_conflicts(), "entries are both present and absent: the last verified row wins")
     return LabelImport(rows, audit)
 
 
@@ -210,23 +211,19 @@ def _blocks(path: Path) -> Iterator[dict[str, Any]]:
         for batch in reader:
             yield {name: batch.column(number) for name, number in place.items()}
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
-        raise _diagnose(path, header, error_summary(error)) from None
+        _check_confidence(path, header)
+        raise csv_fault(path, header, error, ",") from None
 
 
-def _diagnose(path: Path, header: list[str], reason: str) -> LabelError:
-    """Find the first faulty line by reading the file record by record."""
-    confidence_column = header.index("Confidence")
-    try:
-        for row, (line, record) in enumerate(read_records(path, ",")):
-            if len(record) != len(header):
-                message = f"{len(record)} fields where the first line has {len(header)}"
-                return LabelError(message, "add or remove ',' on this line", path, line=line)
-            if row and not _is_number(record[confidence_column]):
-                message = f"Confidence {record[confidence_column]!r} is not a number"
-                return LabelError(message, "use 1, 0 or a fraction", path, line=line, column="Confidence")
-    except LabelError as fault:
-        return fault
-    return LabelError(f"cannot be read as CSV ({reason})", "check the quoting and the encoding", path)
+def _check_confidence(path: Path, header: list[str]) -> None:
+    """Raise LabelError for the first Confidence that is not a number, before any other fault."""
+    column = header.index("Confidence")
+    for line, record in islice(read_records(path, ","), 1, None):
+        if len(record) != len(header):
+            return
+        if not _is_number(record[column]):
+            message = f"Confidence {record[column]!r} is not a number"
+            raise LabelError(message, "use 1, 0 or a fraction", path, line=line, column="Confidence")
 
 
 def _is_number(text: str) -> bool:
@@ -234,14 +231,6 @@ def _is_number(text: str) -> bool:
         return text == text.strip() and "_" not in text and float(text) is not None
     except ValueError:
         return text == ""  # blank has its own message
-
-
-def _line_of_row(path: Path, row: int) -> int:
-    """The line of a row. Slow: for error messages."""
-    for number, (line, _) in enumerate(read_records(path, ",")):
-        if number == row + 1:
-            return line
-    return row + 2
 
 
 def _confidence(path: Path, block: dict[str, Any], rows_before: int) -> NDArray[np.float64]:
@@ -255,7 +244,7 @@ def _confidence(path: Path, block: dict[str, Any], rows_before: int) -> NDArray[
             f"Confidence is {shown_value}, but it must lie from 0 to 1",
             "use 1 (verified present), 0 (verified absent) or a fraction (machine-generated)",
             path,
-            line=_line_of_row(path, rows_before + row),
+            line=record_line(path, rows_before + row + 1, ","),
             column="Confidence",
         )
     return confidence
@@ -267,9 +256,8 @@ def _check_not_blank(path: Path, block: dict[str, Any], name: str, rows_before: 
     blank = pc.index(column.dictionary, "").as_py()
     if blank >= 0:
         row = int(np.argmax(column.indices.to_numpy(zero_copy_only=False) == blank))
-        raise LabelError(
-            f"{name} is blank", "fill it in", path, line=_line_of_row(path, rows_before + row), column=name
-        )
+        line = record_line(path, rows_before + row + 1, ",")
+        raise LabelError(f"{name} is blank", "fill it in", path, line=line, column=name)
 
 
 def _values(
@@ -334,8 +322,7 @@ def display_names(path: Path, mids: pa.Array, audit: Audit) -> list[str]:
     name_counts = Counter(name_of.values())
     names = [name_of.get(mid, mid) for mid in ids]
     names = [f"{name} ({mid})" if name_counts[name] > 1 else name for name, mid in zip(names, ids, strict=True)]
-    if undescribed := sum(mid not in name_of for mid in ids):
-        audit.note(f"{undescribed} classes have no description and keep their id as name")
+    audit.note_count(sum(mid not in name_of for mid in ids), "classes have no description and keep their id as name")
     return names if len(set(names)) == len(names) else [f"{name} ({mid})" for name, mid in zip(names, ids, strict=True)]
 
 
@@ -372,11 +359,7 @@ def _holding_in_image_order(rows: Rows) -> Rows:
 def _check_writable(rows: Rows) -> None:
     """Raise UserError for what the format cannot express."""
     for kind, names, used in (("image", rows.images, rows.image), ("class", rows.classes, rows.column)):
-        has_no_labels = np.bincount(used, minlength=len(names)) == 0
-        if has_no_labels.any():
-            raise UserError(
-                f"{kind} {names[int(np.argmax(has_no_labels))]!r} has no known labels, so it has no row", _LONG
-            )
+        check_has_labels(names, used, kind, _LONG)
         has_line_break = pc.match_substring_regex(names.array, r"[\r\n]")
         if "" in names or pc.any(has_line_break).as_py():
             raise UserError(f"one {kind} has no name, or a line break in it", _LONG)

@@ -26,7 +26,7 @@ from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, csv_line, detect_delimiter, first_line, header_fields, read_records
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
-from halflabel.labels.formats._write import keeps_no_provenance, split_by_image
+from halflabel.labels.formats._write import check_has_labels, keeps_no_provenance, split_by_image
 from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy, shorten_cell
@@ -163,8 +163,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     unused = [name for name in sheet.header if name not in used]
     refuse_possible_values(sheet, unused)
     _refuse_models(sheet, unused)
-    if unused:
-        audit.note(f"columns not used: {', '.join(unused)}")
+    audit.note_names("columns not used", unused)
     return LabelImport(rows, audit)
 
 
@@ -177,10 +176,7 @@ def write(rows: Rows, path: Path, *, into: str | Path | None = None) -> None:
     of first appearance.
     """
     holding = rows.holding()
-    has_no_labels = np.bincount(rows.column[holding], minlength=len(rows.classes)) == 0
-    if has_no_labels.any():
-        name = rows.classes[int(np.argmax(has_no_labels))]
-        raise UserError(f"the class {name!r} has no known labels, so it is in no list", "write --to long instead")
+    check_has_labels(rows.classes, rows.column[holding], "class", "write --to long instead")
     for name in rows.classes:
         is_denial = re.search(_DENIAL, name) is not None and re.sub(_DENIAL, "", name) in rows.classes
         is_split = re.search(rf"[,;|\r\n{_FOREIGN_SEPARATORS}]|^[#\[]", name) is not None
@@ -245,9 +241,7 @@ def _image_position(header: list[str], list_column: str) -> int:
 
 def _find_columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]:
     """The image column, and the list columns with their value: present (1), then perhaps absent (−1)."""
-    for name in (*policy.ignore, policy.image_column, policy.tag_column):
-        if name is not None:
-            sheet.column(name)  # raises if the column does not exist
+    sheet.check_columns(name for name in (*policy.ignore, policy.image_column, policy.tag_column) if name is not None)
     candidates = [name for name in sheet.header if name not in (*policy.ignore, *policy.where, policy.image_column)]
     negative = [name for name in candidates if name.lower() in _ABSENT_NAMES]
     for list_names in ((policy.tag_column.lower(),),) if policy.tag_column else (LIST_COLUMNS, _SINGULAR_NAMES):
@@ -418,13 +412,9 @@ def _add_notes(audit: Audit, sheet: CsvTable, rows: Rows, line_count: int, repea
     """Add notes: rows left out, lines merged, repeated tags, contradictions, similar classes."""
     if empty := [name for name in rows.classes if name.lower() in _NO_LIST]:
         audit.note(f"the tag {empty[0]!r} is read as a class: leave the cell empty if nothing is listed")
-    if line_count < len(sheet):
-        audit.note(f"{len(sheet) - line_count} of {len(sheet)} rows left out by --where")
-    if line_count > len(rows.images):
-        audit.note(f"{line_count - len(rows.images)} lines repeat an image: their tags are merged")
-    if repeats:
-        audit.note(f"{repeats} tags are repeated for the same image: counted once")
-    if conflicts := rows.count_conflicts():
-        audit.note(f"{conflicts} entries are in both lists: present wins, both rows are kept")
+    audit.note_count(len(sheet) - line_count, f"of {len(sheet)} rows left out by --where")
+    audit.note_count(line_count - len(rows.images), "lines repeat an image: their tags are merged")
+    audit.note_count(repeats, "tags are repeated for the same image: counted once")
+    audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")
     if without_tags := int(np.count_nonzero(np.bincount(rows.image, minlength=len(rows.images)) == 0)):
         audit.note(f"nothing is listed for {without_tags} images")

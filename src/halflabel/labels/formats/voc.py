@@ -19,7 +19,7 @@ from halflabel.labels.formats._write import check_file_names, check_stale_files,
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.labels.rows import Rows
-from halflabel.system.files import atomic_folder
+from halflabel.system.files import atomic_folder, is_utf8
 
 __all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
 
@@ -60,8 +60,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     audit.add("0", meaning, int(np.count_nonzero(difficult)))
     if difficult.any() and policy.difficult is None:
         audit.note("flag 0 means difficult objects only: read as unknown; --difficult present or absent changes that")
-    if others := [name for name in splits if name != split]:
-        audit.note(f"splits not read: {', '.join(others)}")
+    audit.note_names("splits not read", [name for name in splits if name != split])
     labels = np.where(difficult, LABEL_VALUES[meaning], flags).astype(np.int8)
     image, column = np.nonzero(labels)
     source = difficult[image, column].astype(np.int16)
@@ -108,10 +107,8 @@ def _class_files(main: Path) -> dict[str, dict[str, Path]]:
     for file in sorted(main.glob("?*_?*.txt"), key=lambda file: file.stem.rpartition("_")[0]):
         name, _, split = file.stem.rpartition("_")
         if name and split and file.is_file():
-            try:
-                name.encode()
-            except UnicodeEncodeError:
-                raise LabelError("the file's name is not UTF-8", "rename the file", main / ascii(file.name)) from None
+            if not is_utf8(name):
+                raise LabelError("the file's name is not UTF-8", "rename the file", main / ascii(file.name))
             files.setdefault(split, {})[name] = file
     return files
 

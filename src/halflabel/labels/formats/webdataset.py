@@ -14,20 +14,22 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
-from halflabel.labels.formats.imagefolder_lists import Lists
+from halflabel.labels.formats.imagefolder_lists import add_record, audit_lists
 from halflabel.labels.formats.tags import LIST_COLUMNS
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS
 from halflabel.labels.policy import Policy
 from halflabel.system.files import DuplicateKey, parse_json
 from halflabel.system.webdataset import list_members, split_key, tar_files
 
-__all__ = ["USES", "read", "sniff", "write"]
+__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
 
 USES = ("unlisted",)
+CANNOT_WRITE = ("WebDataset tars hold images too", "write both: halflabel pack IMAGES OUT --labels LABELS")
 
 _LABEL_FILES = ("json", "cls", "txt")  # in order of preference
 _MAX_BYTES = 1 << 24  # of the labels of one image
@@ -43,7 +45,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     tars = tar_files(path)
     if not tars:
         raise LabelError("there are no tars", "name the folder with the .tar files", path)
-    lists, audit = Lists(), Audit("webdataset", [str(path)])
+    collector, audit = RowCollector(), Audit("webdataset", [str(path)])
     says_absent = False
     for image, place, data in _samples(tars):
 
@@ -52,14 +54,15 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
         record = _read_record(data, place.rpartition(".")[2].lower(), fail) if place else {}
         says_absent |= "absent" in record
-        lists.add(record.get(IMAGE_COLUMN, image), record, fail)
-    if not lists.classes:
+        add_record(collector, record.get(IMAGE_COLUMN, image), record, fail)
+    if not collector.classes:
         fix = "name the file with the labels, or write KEY.json with a list called labels"
         raise LabelError("no image has labels in .json, .cls or .txt", fix, path)
     if not says_absent and policy.unlisted is None:
         message, fix = unlisted_not_stated("the lists say present and nothing says absent")
         raise LabelError(message, fix, path)
-    rows = lists.build(audit)
+    rows = collector.build()
+    audit_lists(rows, audit)
     return LabelImport(apply_unlisted_policy(rows, policy, audit), audit)
 
 
@@ -112,8 +115,3 @@ def _names(labels: Any) -> Any:
 
 def _classes(text: str) -> list[str]:
     return [name for part in re.split(r"[,\n]", text) if (name := part.strip())]
-
-
-def write(rows: Any, path: Path) -> None:
-    """Refuse: tars hold images, which `pack` writes."""
-    raise UserError("WebDataset tars hold images and labels", "write them: halflabel pack IMAGES OUT --labels LABELS")

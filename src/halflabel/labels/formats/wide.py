@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, csv_line, first_line
 from halflabel.labels.formats._wide_values import CLASS_NUMBER_COLUMNS, decode_columns
-from halflabel.labels.formats._write import keeps_no_provenance
+from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.formats.long import IMAGE_COLUMNS, has_values
 from halflabel.labels.formats.open_images import REQUIRED_COLUMNS
 from halflabel.labels.formats.tags import LIST_COLUMNS
@@ -29,7 +28,6 @@ from halflabel.labels.policy import (
     shorten_cell,
 )
 from halflabel.labels.rows import Rows
-from halflabel.labels.table import UNCERTAIN
 from halflabel.system.files import atomic_write
 
 __all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
@@ -52,9 +50,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     image_column = policy.image_column or _image_column(sheet.header)
     selected = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
     index = pa.array(selected)
-    names = sheet.column(image_column).take(index)
-    for name in policy.ignore:
-        sheet.column(name)  # raises if the column does not exist
+    sheet.check_columns((image_column, *policy.ignore))
     not_classes = {image_column, *policy.ignore, *policy.where}
     classes = [name for name in sheet.header if name not in not_classes]
     if (unnamed := next((name for name in classes if re.fullmatch(r"Unnamed: \d+", name)), None)) is not None:
@@ -64,7 +60,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         _check_first_line(sheet, classes)
     if not classes:
         raise sheet.error("no column is left for the classes", "check the header line", line=1)
-    _check_images(sheet, names, selected, image_column)
+    images = sheet.image_names(image_column, selected)
 
     def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
         fix = undecided.fix
@@ -81,12 +77,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
     audit = Audit("wide", [str(path)])
     columns = ((name, sheet.column(name).take(index)) for name in classes)
     labels = decode_columns(columns, policy, audit, make_error, blank="blank")
-    if policy.ignore:
-        audit.note(f"columns ignored: {', '.join(policy.ignore)}")
+    audit.note_names("columns ignored", policy.ignore)
     if policy.where:
         audit.note(f"{len(sheet) - len(selected)} of {len(sheet)} rows left out by --where")
     image, column = np.nonzero(labels)
-    return LabelImport(Rows.build(Names(names), Names(classes), image, column, labels[image, column]), audit)
+    return LabelImport(Rows.build(images, Names(classes), image, column, labels[image, column]), audit)
 
 
 def write(rows: Rows, path: Path) -> None:
@@ -103,17 +98,11 @@ def write(rows: Rows, path: Path) -> None:
         raise UserError(f"a wide table cannot have {header[1]!r} as its only class", _LONG)
     if "" in table.images:
         raise UserError("an image has no name", "give every image a name")
-    text = np.array(["0", "", "1", "uncertain"])
     with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         file.write(csv_line(header))
-        for first in range(0, len(table), 4096):
-            block = np.arange(first, min(first + 4096, len(table)))
-            labels = table.rows(block)
-            if table.uncertain is not None:
-                labels[table.uncertain[block].nonzero()] = UNCERTAIN
-            for position, cells in zip(block, text[labels + 1].tolist(), strict=True):
-                # Cells are not passed to csv_line: there are many, and none of the values needs quotes.
-                file.write(csv_line([table.images[int(position)]])[:-1] + "," + ",".join(cells) + "\n")
+        for name, cells in table_lines(table, ("0", "", "1", "uncertain")):
+            # Cells are not passed to csv_line: there are many, and none of the values needs quotes.
+            file.write(csv_line([name])[:-1] + "," + ",".join(cells) + "\n")
 
 
 def _image_column(header: list[str]) -> str:
@@ -132,22 +121,3 @@ def _check_first_line(sheet: CsvTable, classes: list[str]) -> None:
     if classes and all(Path(name).suffix.lower() in IMAGE_ENDINGS for name in classes):
         message = f"the columns are images, such as {classes[0]!r}, and the lines are classes"
         raise sheet.error(message, "exchange lines and columns: one line per image", line=1)
-
-
-def _check_images(sheet: CsvTable, names: pa.Array, selected: np.ndarray, column: str) -> None:
-    """Raise LabelError for an image without a name or an image on two lines."""
-    blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
-    if blank.any():
-        raise sheet.error("the image has no name", "fill it in", row=int(selected[np.argmax(blank)]), column=column)
-    coded = pc.dictionary_encode(names)
-    if len(coded.dictionary) < len(names):
-        codes = coded.indices.to_numpy(zero_copy_only=False)
-        _, first = np.unique(codes, return_index=True)
-        row = int(np.setdiff1d(np.arange(len(codes)), first)[0])
-        before = sheet.line(int(selected[np.flatnonzero(codes == codes[row])[0]]))
-        raise sheet.error(
-            f"image {names[row].as_py()!r} is already on line {before}",
-            "leave one line per image, or use the long form to keep contradicting labels",
-            row=int(selected[row]),
-            column=column,
-        )

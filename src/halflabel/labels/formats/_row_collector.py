@@ -1,0 +1,42 @@
+"""Rows by name, one after the other, for readers of records such as JSON objects."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from halflabel.labels.names import Names
+from halflabel.labels.rows import Rows
+
+__all__ = ["RowCollector"]
+
+
+class RowCollector:
+    """Collects rows; images, classes and sources are numbered in the order in which they first appear."""
+
+    def __init__(self) -> None:
+        self.images: dict[str, int] = {}
+        self.classes: dict[str, int] = {}
+        self.sources: dict[str, int] = {}
+        self._rows: list[tuple[int, int, int, int, float]] = []
+
+    def add_image(self, name: str) -> int:
+        """The number of an image; one that is new has no labels yet."""
+        return self.images.setdefault(name, len(self.images))
+
+    def add_class(self, name: str) -> int:
+        """The number of a class; one that is new has no labels yet."""
+        return self.classes.setdefault(name, len(self.classes))
+
+    def add(self, image: str, label: str, value: int, source: str = "", score: float = math.nan) -> None:
+        """Add a row."""
+        number = self.sources.setdefault(source, len(self.sources))
+        self._rows.append((self.add_image(image), self.add_class(label), value, number, score))
+
+    def build(self) -> Rows:
+        """All rows, in order."""
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * 5
+        image, column, value, source, score = map(np.array, columns)
+        names = Names(self.images), Names(self.classes)
+        return Rows.build(*names, image, column, value, source, score, list(self.sources) or [""])
