@@ -13,7 +13,9 @@ from halflabel.report.svg import Series
 
 
 def test_chart_puts_values_where_they_belong() -> None:
-    drawn = svg.interval_chart(["a"], np.array([0.5]), np.array([0.0]), np.array([1.0]), alt="x", reference=math.nan)
+    drawn = svg.interval_chart(
+        ["a"], np.array([0.5]), np.array([0.0]), np.array([1.0]), alt="x", reference=math.nan, span=(0, 1)
+    )
     places = [float(v) for v in re.findall(r'(?:cx|x1|x2)="([\d.]+)" (?:cy|x2|y1)="', drawn)]
     assert 'class="whisker"' in drawn
     whisker = re.search(r'<line x1="([\d.]+)" x2="([\d.]+)" y1="[\d.]+" y2="[\d.]+" class="whisker">', drawn)

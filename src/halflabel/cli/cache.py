@@ -16,8 +16,6 @@ from halflabel.system.format import counted
 if TYPE_CHECKING:
     from halflabel.models.feature_cache_admin import CacheInfo
 
-__all__ = ["cache"]
-
 
 @app.command()
 def cache(

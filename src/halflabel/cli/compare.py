@@ -31,7 +31,6 @@ from halflabel.cli.grid import (
     split_words,
 )
 from halflabel.cli.options import (
-    COMMON,
     GroupedCommand,
     ImageFolder,
     LabelFile,
@@ -48,6 +47,7 @@ from halflabel.cli.terminal import console, plain_table, show_audit, show_next, 
 from halflabel.metrics.registry import shown_metrics
 from halflabel.system.format import counted, points
 from halflabel.system.reporter import Reporter
+from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
     from halflabel.experiments import Comparison, ComparisonRow

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from halflabel.labels.rows import Rows
     from halflabel.runs.folder import RunFolder
 
-__all__ = ["ControlQuestions"]
-
 
 @dataclass(frozen=True)
 class ControlQuestions:

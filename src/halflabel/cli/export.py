@@ -14,8 +14,6 @@ from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 
-__all__ = ["hub", "onnx"]
-
 export = typer.Typer(
     name="export", no_args_is_help=True, help="Export a trained model as an ONNX file or for the Hugging Face Hub."
 )

@@ -16,34 +16,18 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from halflabel.cli.options import COMMON, panel
+from halflabel.cli.options import panel
 from halflabel.cli.terminal import SafeConsole, console, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.system.format import duration, group_digits, points
 from halflabel.training.callbacks import Callback, EpochLog
+from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
     from halflabel.experiments import Task
     from halflabel.experiments.grid import Outcome
     from halflabel.training.config import Config
 
-__all__ = [
-    "EVALUATION",
-    "UNLIMITED_WIDTH",
-    "Budget",
-    "GridBar",
-    "TestImages",
-    "TestLabels",
-    "TestShare",
-    "grid_config",
-    "no_result_error",
-    "parse_shares",
-    "print_table",
-    "rerun_command",
-    "resumable_grid",
-    "show_how_to_resume",
-    "split_words",
-]
 
 UNLIMITED_WIDTH = 10_000  # columns
 EVALUATION = "Evaluation"

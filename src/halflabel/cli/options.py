@@ -23,32 +23,6 @@ from halflabel.training.config import COMMON, IMAGES, MODEL, OPTIMIZATION, SPEED
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
 
-__all__ = [
-    "COMMON",
-    "HELP_ALL",
-    "LABEL_OPTIONS",
-    "SPEED",
-    "Engine",
-    "ExcelSafe",
-    "Force",
-    "GroupedCommand",
-    "ImageFolder",
-    "LabelFile",
-    "PositivesPerImage",
-    "ReadLabels",
-    "RunFolder",
-    "Threshold",
-    "TrainedRun",
-    "check_free",
-    "check_image_folder",
-    "check_method",
-    "is_given",
-    "panel",
-    "read_grouped",
-    "takes_label_options",
-    "takes_training_options",
-    "words_of",
-]
 
 HELP_ALL = "--help-all"
 READING = "How to read the label file"

@@ -16,8 +16,6 @@ from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 
-__all__ = ["pack"]
-
 Resize = StrEnum("Resize", ["short", "squash"])
 Store = StrEnum("Store", ["jpeg", "png", "raw"])
 Shuffle = StrEnum("Shuffle", ["all", "blocks"])

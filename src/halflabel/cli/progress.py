@@ -12,8 +12,6 @@ from halflabel.cli.terminal import console
 from halflabel.system.format import duration, group_digits, plain_number, points
 from halflabel.training.callbacks import Callback, EpochLog
 
-__all__ = ["Bar", "TrainingBar"]
-
 _LINE_SECONDS = 10.0  # between two lines of progress in a file or a pipe
 
 

@@ -12,12 +12,13 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.grid import Budget, GridBar, resumable_grid
-from halflabel.cli.options import COMMON, GroupedCommand, TrainedRun, panel, takes_training_options
+from halflabel.cli.options import GroupedCommand, TrainedRun, panel, takes_training_options
 from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console, plain_table, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
+from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
     from halflabel.papers.result import Reproduction, TableFigure

@@ -10,8 +10,6 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["after_fill_questions", "after_next", "after_report", "after_review", "after_train"]
-
 
 def after_train(run: Path, images: Path, *, is_continued: bool = False, all_photos: bool = False) -> str:
     """Return the command after a training: look at a first run, use one that learned from answers.

@@ -16,8 +16,6 @@ from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 
-__all__ = ["serve"]
-
 LIMITS = "Limits"
 _SHORTEST_TOKEN = 16
 

@@ -25,7 +25,6 @@ from halflabel.cli.grid import (
     split_words,
 )
 from halflabel.cli.options import (
-    COMMON,
     GroupedCommand,
     ImageFolder,
     LabelFile,
@@ -39,6 +38,7 @@ from halflabel.cli.options import (
 from halflabel.cli.terminal import console, plain_table, show_audit, show_next, show_written
 from halflabel.system.format import counted, group_digits, points
 from halflabel.system.reporter import Reporter
+from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
     from halflabel.experiments.study import Growth, Study

@@ -28,29 +28,6 @@ if TYPE_CHECKING:
     from halflabel.methods.advice import Advice
     from halflabel.runs.evaluate import Evaluation
 
-__all__ = [
-    "SafeConsole",
-    "console",
-    "first_names",
-    "paragraphs",
-    "plain_table",
-    "show_advice",
-    "show_audit",
-    "show_choice",
-    "show_classes",
-    "show_command",
-    "show_counts",
-    "show_error",
-    "show_evaluation",
-    "show_images_and_pairs",
-    "show_names_and_texts",
-    "show_next",
-    "show_next_steps",
-    "show_paragraph",
-    "show_written",
-    "warnings_in_a_line",
-]
-
 
 class SafeConsole(Console):
     """A console that never prints control characters of a text: a class or a file may be named by anybody.

@@ -16,7 +16,6 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import (
-    COMMON,
     HELP_ALL,
     LABEL_OPTIONS,
     Engine,
@@ -48,6 +47,7 @@ from halflabel.system.format import counted
 from halflabel.system.ray_engine import use_engine
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import Reporter
+from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
     from halflabel.labels.rows import Rows

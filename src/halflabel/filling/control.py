@@ -24,15 +24,6 @@ from halflabel.metrics.calibration import ClassPlatt, Platt, Recalibration, reca
 from halflabel.metrics.positives_only import log_odds_of_unknown
 from halflabel.runs.crossfit import Scores
 
-__all__ = [
-    "FEWEST_ANSWERS",
-    "ControlAnswers",
-    "NothingToFill",
-    "are_nearly_all_positive",
-    "draw_control",
-    "plan_present",
-]
-
 FEWEST_ANSWERS = 30
 _STREAM = 0x66696C6C  # random stream of the control questions
 _DRAWS = 1000  # of the curve after the answers, for the confidence bound

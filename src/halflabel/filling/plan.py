@@ -20,8 +20,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import ClassPlatt, fit_class_platt
 from halflabel.runs.crossfit import Scores
 
-__all__ = ["FillCounts", "FillPlan", "apply_rules", "image_blocks", "model_labels_of", "plan_fill", "rows_of_images"]
-
 _BLOCK_ENTRIES = 1 << 21  # entries (image × class) of a block
 
 Mask = NDArray[np.bool_]

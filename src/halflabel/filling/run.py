@@ -21,17 +21,6 @@ if TYPE_CHECKING:
     from halflabel.filling.plan import FillCounts, FillPlan
     from halflabel.labels.table import LabelTable
 
-__all__ = [
-    "check_output_name",
-    "control_questions",
-    "fill",
-    "has_only_positives",
-    "run_source",
-    "unlearned_answers",
-    "unlisted_photos",
-    "write_filled",
-]
-
 
 def run_source(run: RunFolder, method: str, *, assumed: bool = False) -> str:
     """Return the source of rows filled by a run: "model:METHOD:RUN", "model:METHOD+assumed:RUN" without evidence."""

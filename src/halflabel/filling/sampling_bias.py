@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision
 from halflabel.labels.names import Names
 
-__all__ = ["positive_sampling_ratio", "positives_only", "sampling_warnings"]
-
 Mask = NDArray[np.bool_]
 
 _MIN_POSITIVES = 5  # with so many known positives, having no negative is not chance

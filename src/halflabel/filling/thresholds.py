@@ -10,8 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BINS", "BinCounts", "FillDecision", "bin_logits", "bin_of", "choose_thresholds"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -15,8 +15,6 @@ from halflabel.labels.provenance import MODEL_PREFIX, RULE_SOURCE
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import last_of_each
 
-__all__ = ["UndoResult", "remove_sources", "undo"]
-
 
 class UndoResult(NamedTuple):
     """The number of rows that `undo` changed."""

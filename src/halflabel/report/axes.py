@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Axis", "LogAxis", "padded_range", "round_ticks", "short_number"]
-
 
 class Axis:
     """A linear axis: maps values to page coordinates and chooses the ticks."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +16,8 @@ from halflabel import metrics
 from halflabel.errors import UserError
 from halflabel.experiments.result import RESAMPLES, ComparisonRow, Failure, Interval, LeftOut, difference
 from halflabel.labels.table import LabelTable
+from halflabel.report.layout import nan_for_null, read_experiment
 from halflabel.runs.redact import shown_name, shown_options, without_folders
-
-__all__ = ["ClassGap", "ComparisonFacts", "class_gaps", "read_comparison"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,40 +61,29 @@ class ClassGap(NamedTuple):
 
 def read_comparison(folder: Path) -> ComparisonFacts:
     """Read the folder that `halflabel compare` wrote."""
-    path, fix = folder / "comparison.json", "run the same `halflabel compare` command again: it resumes"
-    if not path.exists():
-        raise UserError(f"{folder} has no comparison.json: the comparison was stopped before its end", fix)
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        content = json.loads(path.read_text(encoding="utf-8"))
-        rows = tuple(_row(row) for row in content["rows"])
-        facts = ComparisonFacts(
-            folder=folder,
-            config={key: value for key, value in config.items() if key != "what"},
-            rows=tuple(row for row in rows if row.role != "oracle"),
-            oracle=next((row for row in rows if row.role == "oracle"), None),
-            conclusions=tuple(without_folders(str(line)) for line in content["conclusions"]),
-            failures=tuple(_failure(Failure(**failure)) for failure in content["failures"]),
-            left_out=tuple(_left_out(runs) for runs in content["left_out"]),
-            protocol=tuple(map(str, content["protocol"])),
-            hidden_truth=bool(content["selected_on_hidden_truth"]),
-            memory_kind=str(content["memory_is"]),
-            chosen_by=dict(content["auto"]),
-            test=_read_test(folder, config.get("test labels")),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error})", fix) from None
-    if not facts.rows:
-        raise UserError(f"{folder} has no finished run", fix)
-    return facts
+    return read_experiment(folder, "comparison", "compare", lambda *parts: _facts(folder, *parts))
+
+
+def _facts(folder: Path, config: dict[str, Any], content: Mapping[str, Any]) -> ComparisonFacts:
+    rows = tuple(_row(row) for row in content["rows"])
+    return ComparisonFacts(
+        folder=folder,
+        config=config,
+        rows=tuple(row for row in rows if row.role != "oracle"),
+        oracle=next((row for row in rows if row.role == "oracle"), None),
+        conclusions=tuple(without_folders(str(line)) for line in content["conclusions"]),
+        failures=tuple(_failure(Failure(**failure)) for failure in content["failures"]),
+        left_out=tuple(_left_out(runs) for runs in content["left_out"]),
+        protocol=tuple(map(str, content["protocol"])),
+        hidden_truth=bool(content["selected_on_hidden_truth"]),
+        memory_kind=str(content["memory_is"]),
+        chosen_by=dict(content["auto"]),
+        test=_read_test(folder, config.get("test labels")),
+    )
 
 
 def _row(content: Mapping[str, Any]) -> ComparisonRow:
-    """Build a row from JSON; null stands for a number that is not finite."""
-    floats = {field.name for field in fields(ComparisonRow) if field.type == "float"}
-    values: dict[str, Any] = {
-        name: math.nan if value is None and name in floats else value for name, value in content.items()
-    }
+    values = nan_for_null(ComparisonRow, content)
     tuples = ("per_seed", "best_epochs", "judged_by", "runs", "strengths")
     values |= {name: tuple(values.get(name, ())) for name in tuples}
     return ComparisonRow(

@@ -21,11 +21,13 @@ from halflabel.report.layout import (
     comparison_footer,
     method_summary,
     missing_runs,
+    name_cell,
     name_list,
     scroll_table,
     section,
     section_links,
     seed_spread,
+    signed_interval,
     signed_points,
     training_summary,
     truncation_note,
@@ -35,9 +37,7 @@ from halflabel.report.svg import Series, figure
 from halflabel.system.format import counted, points, shorten
 from halflabel.system.html import Html, count, document, el, join, percent
 
-__all__ = ["build_comparison", "write_comparison"]
-
-PANELS = 6  # sets of labels that are chart
+PANELS = 6  # sets of labels that are drawn
 CURVES = 6  # methods with a curve, one colour each
 CHART_ROWS = 24  # methods per chart
 GAPS = 8  # classes shown where the first method is better, and where the second is
@@ -64,16 +64,8 @@ def write_comparison(folder: Path, out: Path | None = None) -> WrittenPage:
 def build_comparison(folder: Path) -> str:
     """Return the page of a comparison as HTML text. It holds no folder names of this machine."""
     facts = read_comparison(folder)
-    sections = [
-        _methods(facts),
-        _classes(facts),
-        _shares(facts),
-        _seeds(facts),
-        _cost(facts),
-        _missing(facts),
-        _protocol(facts),
-    ]
-    shown = [part for part in sections if part is not None]
+    parts = (_methods, _classes, _shares, _seeds, _cost, _missing, _protocol)
+    shown = [part for build in parts if (part := build(facts)) is not None]
     title = f"{shorten(facts.folder.resolve().name, 60)} · comparison"
     header = el(
         "header",
@@ -116,7 +108,7 @@ def _cards(facts: ComparisonFacts, rows: Sequence[ComparisonRow]) -> Html:
 
 def _certainty(best: ComparisonRow, row: ComparisonRow) -> str:
     """Return how sure the lead of the best method is: its paired interval, and in how many seeds it leads."""
-    text = f"points of mAP; 95 % interval {signed_points(-row.behind_high)} to {signed_points(-row.behind_low)}"
+    text = f"points of mAP; 95 % interval {signed_interval(-row.behind_high, -row.behind_low)}"
     if best.judged_by == row.judged_by and len(best.per_seed) == len(row.per_seed) == best.seeds > 1:
         leads = sum(a > b for a, b in zip(best.per_seed, row.per_seed, strict=True))
         text += f"; ahead in {leads} of {best.seeds} seeds"
@@ -142,17 +134,12 @@ def _protocol(facts: ComparisonFacts) -> Html:
     chosen = "; ".join(
         selection.get(kind, kind) + (f" (labels: {where[kind]})" if len(kinds) > 1 else "") for kind in kinds
     )
+    intro = "Strengths, epochs and hyper-parameters were chosen "
     reasons = [el("li", el("b", shorten(name, 60)), f": {reason}") for name, reason in facts.chosen_by.items()]
     return section(
         "judged",
         "How it was measured",
-        el(
-            "p",
-            el("b", "Strengths, epochs and hyper-parameters were chosen "),
-            chosen,
-            ".",
-            class_="warn" if facts.caution else None,
-        ),
+        el("p", el("b", intro), chosen, ".", class_="warn" if facts.caution else None),
         el(
             "details",
             el("summary", "The whole protocol"),
@@ -176,14 +163,8 @@ def _methods(facts: ComparisonFacts) -> Html:
     tables: list[object] = []
     for rows in facts.panels:
         known = percent(rows[0].known, 1) if math.isfinite(rows[0].known) else "—"
-        tables.append(
-            el(
-                "h3",
-                f"Labels: {shorten(rows[0].labels, 60)} ",
-                el("span", f"({known} of entries known)", class_="muted"),
-            )
-        )
-        tables.append(method_table(rows, facts.oracle))
+        share = el("span", f"({known} of entries known)", class_="muted")
+        tables += [el("h3", f"Labels: {shorten(rows[0].labels, 60)} ", share), method_table(rows, facts.oracle)]
     charts = [chart for rows in facts.panels[:PANELS] for chart in _method_charts(rows)]
     notes = (
         "Small numbers are 95 % intervals. To the best: the mean difference of mAP, paired by image and by seed; ≈ "
@@ -222,8 +203,7 @@ def _method_charts(rows: Sequence[ComparisonRow]) -> list[Html]:
     names = [row.method for row in shown]
     value, low, high = (np.array([getattr(row, key) for row in shown]) for key in ("mAP", "mAP_low", "mAP_high"))
     alt = f"Test mAP with labels {labels}: {name_list(names)}, from {points(value[0])} to {points(value[-1])}"
-    span = svg.padded_range(value, low, high)
-    chart = svg.interval_chart(names, value, low, high, alt=alt, reference=value[0], span=span)
+    chart = svg.interval_chart(names, value, low, high, alt=alt, reference=value[0])
     title = f"mAP, labels: {shorten(labels, 30)}"
     figures = [figure(chart, title, "with 95 % intervals; the line marks the best")]
     keys = ("behind", "behind_low", "behind_high")
@@ -231,10 +211,9 @@ def _method_charts(rows: Sequence[ComparisonRow]) -> list[Html]:
     finite = np.isfinite(value)
     if finite.any():
         alt = f"Paired differences to {names[0]} with labels {labels}: {name_list(names[1:])}"
-        span = svg.padded_range(value, low, high, np.zeros(1))
         compared = [name for name, is_finite in zip(names[1:], finite, strict=True) if is_finite]
         differences = (value[finite], low[finite], high[finite])
-        chart = svg.interval_chart(compared, *differences, alt=alt, reference=0.0, span=span, differences=True)
+        chart = svg.interval_chart(compared, *differences, alt=alt, reference=0.0, differences=True)
         note = "paired by image and seed; an interval that reaches the line is not significantly worse than the best"
         title = f"Difference to {shorten(names[0], 24)}, labels: {shorten(labels, 20)}"
         figures.append(figure(chart, title, note + _few_seeds_note(rows)))
@@ -251,21 +230,13 @@ def _method_summaries(facts: ComparisonFacts) -> Html | None:
 
 def _missing(facts: ComparisonFacts) -> Html | None:
     """List failed runs, and runs left out because the budget ended."""
-    failed = [
-        el(
-            "li",
-            el("b", shorten(f.method if f.what == "all" else f.what, 100)),
-            f" (labels {shorten(f.labels, 60)}): ",
-            shorten(f.reason, 400),
-        )
-        for f in facts.failures
-    ]
+
+    def line(what: str, labels: str, text: str) -> Html:
+        return el("li", el("b", shorten(what, 100)), f" (labels {shorten(labels, 60)}): {shorten(text, 400)}")
+
+    failed = [line(f.method if f.what == "all" else f.what, f.labels, f.reason) for f in facts.failures]
     waiting = [
-        el(
-            "li",
-            el("b", shorten(left.method, 60)),
-            f" (labels {shorten(left.labels, 60)}): {count(left.runs)} runs, seeds {', '.join(map(str, left.seeds))}",
-        )
+        line(left.method, left.labels, f"{count(left.runs)} runs, seeds {', '.join(map(str, left.seeds))}")
         for left in facts.left_out[:60]
     ]
     return missing_runs(failed, sum(left.runs for left in facts.left_out), waiting)
@@ -296,17 +267,14 @@ def _shares(facts: ComparisonFacts) -> Html | None:
     )
     chart = svg.interval_lines(series, low, high, alt=alt, x_label="% of each image's labels kept", y_label="test mAP")
     legend = [(f"f{line.shade}", shorten(line.name, 30)) for line in series]
+    note = "with 95 % intervals; the share is logarithmic"
     return section(
         "shares",
         "How many labels it takes",
         truncation_note(
             len(series), len(ranked), "are drawn: those on most shares, and the best of these", thing="methods"
         ),
-        el(
-            "div",
-            figure(chart, "mAP by share of labels", "with 95 % intervals; the share is logarithmic", legend),
-            class_="grid",
-        ),
+        el("div", figure(chart, "mAP by share of labels", note, legend), class_="grid"),
         on=_with_caution(facts, "Test mAP; labels were hidden from training and validation only."),
     )
 
@@ -385,10 +353,8 @@ def _classes(facts: ComparisonFacts) -> Html | None:
         mean, low, high = (np.array([getattr(gap.gap, key) for gap in gaps]) for key in ("mean", "low", "high"))
         ends = [f"{shorten(names[k], 40)} {signed_points(mean[k])}" for k in (0, -1)]
         alt = f"{title}: from {ends[0]} down to {ends[1]}"
-        span, hollow = svg.padded_range(mean, low, high, np.zeros(1)), [gap.present < FEW_POSITIVES for gap in gaps]
-        chart = svg.interval_chart(
-            names, mean, low, high, alt=alt, reference=0.0, span=span, hollow=hollow, differences=True
-        )
+        hollow = [gap.present < FEW_POSITIVES for gap in gaps]
+        chart = svg.interval_chart(names, mean, low, high, alt=alt, reference=0.0, hollow=hollow, differences=True)
         note = f"difference of AP: right of the line {shorten(first.method, 30)} is better"
         legend = [("ring round", f"fewer than {FEW_POSITIVES} known positives")] * any(hollow)
         parts += [figure(chart, title, note, legend), _gap_table(title, gaps, first, second)]
@@ -412,14 +378,10 @@ def _gap_table(title: str, gaps: Sequence[ClassGap], first: ComparisonRow, secon
     lines = [
         el(
             "tr",
-            el("th", shorten(gap.name, 24), scope="row", class_="name", title=shorten(gap.name, 200)),
+            name_cell(gap.name, 24),
             cell(gap.first, points(gap.first)),
             cell(gap.second, points(gap.second)),
-            cell_with_note(
-                gap.gap.mean,
-                signed_points(gap.gap.mean),
-                f"{signed_points(gap.gap.low)} to {signed_points(gap.gap.high)}",
-            ),
+            cell_with_note(gap.gap.mean, signed_points(gap.gap.mean), signed_interval(gap.gap.low, gap.gap.high)),
         )
         for gap in gaps
     ]

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from halflabel.experiments.result import ComparisonRow
 from halflabel.metrics.registry import shown_metrics
-from halflabel.report.layout import cell, cell_with_note, scroll_table, signed_points
+from halflabel.report.layout import cell, cell_with_note, name_cell, scroll_table, signed_interval, signed_points
 from halflabel.system.format import points, shorten
 from halflabel.system.html import Html, el
-
-__all__ = ["is_tie", "method_table"]
 
 
 def is_tie(row: ComparisonRow) -> bool:
@@ -22,8 +20,8 @@ def is_tie(row: ComparisonRow) -> bool:
 def method_table(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) -> Html:
     """Return the table of one set of labels, best method first, the method from which no label is hidden last."""
     titles = ["method", "mAP", "to the best", "CF1", "OF1", "seeds", "s/run", "memory", "chosen", "tried", "validation"]
-    own = list(dict.fromkeys(name for row in rows for name in row.own_metrics))
-    titles[5:5] = [shown.title for shown in shown_metrics(dict.fromkeys(own, 0.0))]
+    metrics = list(dict.fromkeys(name for row in rows for name in row.own_metrics))
+    titles[5:5] = [shown.title for shown in shown_metrics(dict.fromkeys(metrics, 0.0))]
     lines = []
     for row in (*rows, oracle) if oracle is not None else rows:
         best, is_ranked = row is rows[0], row is not oracle
@@ -33,18 +31,11 @@ def method_table(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) ->
         behind = "best" if best else behind if is_ranked else "—"
         memory = "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB" if row.memory >= 2**20 else "< 1 MB"
         tried = str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}"
-        interval = f"{signed_points(row.behind_low)} to {signed_points(row.behind_high)}"
+        interval = signed_interval(row.behind_low, row.behind_high)
         lines.append(
             el(
                 "tr",
-                el(
-                    "th",
-                    shorten(row.method, 40),
-                    el("small", f" {row.reference}", class_="muted") if row.reference else None,
-                    scope="row",
-                    class_="name",
-                    title=shorten(row.method, 200),
-                ),
+                name_cell(row.method, 40, el("small", f" {row.reference}", class_="muted") if row.reference else None),
                 cell_with_note(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
                 cell_with_note(
                     0.0 if best else row.behind if is_ranked else math.nan,
@@ -57,7 +48,7 @@ def method_table(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) ->
                 ),
                 *(
                     cell(row.own_metrics.get(name, math.nan), shown.value)
-                    for name in own
+                    for name in metrics
                     for shown in shown_metrics({name: row.own_metrics.get(name, math.nan)})
                 ),
                 cell(row.seeds, f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds)),

@@ -10,17 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 from halflabel.errors import UserError
 from halflabel.metrics.intervals import wilson
 
-__all__ = [
-    "Curve",
-    "Reliability",
-    "ScoreHistograms",
-    "check_scores",
-    "precision_recall",
-    "probability_histograms",
-    "reliability",
-    "thin",
-]
-
 Floats = NDArray[np.float64]
 
 

@@ -30,16 +30,6 @@ if TYPE_CHECKING:
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.predictor import Predictor
 
-__all__ = [
-    "GalleryEntry",
-    "GalleryScores",
-    "choose_entries",
-    "galleries",
-    "no_galleries",
-    "rank_contradicted",
-    "rank_missing",
-    "score_images",
-]
 
 TILES = 150  # of a gallery at most
 WRONG_TILES = 60  # of labels that look wrong

@@ -29,8 +29,6 @@ from halflabel.report.svg import figure
 from halflabel.system.format import decimal, shorten
 from halflabel.system.html import Html, count, document, el, percent
 
-__all__ = ["STATES", "build_labels_page", "cooccurrence_section", "known_labels_section", "write_labels_page"]
-
 STATES = (("present", "known present"), ("absent", "known absent"), ("unknown", "unknown"))
 REGIMES = {
     "full": "Every class is known for every image that has labels.",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,34 +20,7 @@ from halflabel.system.files import atomic_write
 from halflabel.system.format import points, shorten
 from halflabel.system.html import PAGE_SIZE, Html, count, el, join
 
-__all__ = [
-    "FEW_POSITIVES",
-    "GLOSSARY",
-    "WrittenPage",
-    "cards",
-    "cell",
-    "cell_with_note",
-    "check_page_path",
-    "comparison_footer",
-    "glossary",
-    "has_few_positives",
-    "image_size",
-    "method_summary",
-    "missing_runs",
-    "name_list",
-    "scroll_box",
-    "scroll_table",
-    "section",
-    "section_links",
-    "seed_spread",
-    "settings_table",
-    "signed_points",
-    "split_into_panels",
-    "training_summary",
-    "truncation_note",
-    "write_page",
-]
-
+T = TypeVar("T")
 PANEL_CLASSES = 9  # classes per panel of a chart
 FEW_POSITIVES = 5  # with fewer known positives, the AP of a class is mostly luck
 GLOSSARY = {
@@ -70,6 +46,28 @@ class WrittenPage(NamedTuple):
 
     path: Path
     size: int  # bytes
+
+
+def read_experiment(folder: Path, kind: str, command: str, read: Callable[[Any, Any], T]) -> T:
+    """Return what `read` makes of the settings and results of a comparison or a study."""
+    path, fix = folder / f"{kind}.json", f"run the same `halflabel {command}` command again: it resumes"
+    if not path.exists():
+        raise UserError(f"{folder} has no {path.name}: the {kind} was stopped before its end", fix)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        results = content["rows" if kind == "comparison" else "points"]
+        if all(result.get("role") == "oracle" for result in results):
+            raise UserError(f"{folder} has no finished run", fix)
+        return read({key: value for key, value in config.items() if key != "what"}, content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error})", fix) from None
+
+
+def nan_for_null(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass from JSON, where null stands for a number that is not finite."""
+    numbers = {field.name for field in dataclasses.fields(kind) if field.type == "float"}
+    return {name: math.nan if value is None and name in numbers else value for name, value in content.items()}
 
 
 def write_page(path: Path, build: Callable[[], str]) -> WrittenPage:
@@ -130,6 +128,11 @@ def split_into_panels(title: str, order: NDArray[np.int64]) -> list[tuple[str, N
     return [(f"{title}, {end - len(part) + 1} to {end}", part) for end, part in zip(ends, parts, strict=True)]
 
 
+def name_cell(name: str, letters: int = 40, *more: object) -> Html:
+    """Return the table cell with the name of a row; a long name is cut, and shown in full on hover."""
+    return el("th", shorten(name, letters), *more, scope="row", class_="name", title=shorten(name, 200))
+
+
 def cell(value: float, shown: str) -> Html:
     """Return a table cell with the number it is sorted by."""
     return el("td", shown, data_v=f"{value:.6g}" if np.isfinite(value) else "")
@@ -143,6 +146,11 @@ def cell_with_note(value: float, shown: str, note: str) -> Html:
 def signed_points(value: float) -> str:
     """Format a difference of mAP, with its sign."""
     return points(value, 2, signed=True)
+
+
+def signed_interval(low: float, high: float) -> str:
+    """Format the interval of a difference of mAP."""
+    return f"{signed_points(low)} to {signed_points(high)}"
 
 
 def scroll_box(table: Html, label: str, *, tall: bool = False) -> Html:
@@ -167,9 +175,10 @@ def seed_spread(names: Sequence[str], per_seed: Sequence[NDArray[Any]], title: s
     deviation = np.array([values.std(ddof=1) for values in per_seed])
     widest = int(np.argmax(deviation))
     apart = f"{shorten(names[widest], 60)}, standard deviation {points(deviation[widest], 2)}"
-    low, high = mean - deviation, mean + deviation
-    alt, span = f"mAP of each seed. {title}; most apart: {apart}", svg.padded_range(*per_seed, low, high)
-    chart = svg.interval_chart(names, mean, low, high, alt=alt, reference=np.nan, span=span, dots=per_seed)
+    alt = f"mAP of each seed. {title}; most apart: {apart}"
+    chart = svg.interval_chart(
+        names, mean, mean - deviation, mean + deviation, alt=alt, reference=np.nan, dots=per_seed
+    )
     return figure(chart, title, "dots: one seed each; across: their mean; bar: ± one standard deviation")
 
 

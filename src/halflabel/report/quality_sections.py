@@ -13,8 +13,6 @@ from halflabel.report.svg import figure
 from halflabel.system.format import decimal, points, shorten
 from halflabel.system.html import Html, count, el, join, percent
 
-__all__ = ["precision_recall_section", "score_section"]
-
 CURVE_CLASSES = 23  # classes with a precision-recall curve
 
 
@@ -63,7 +61,7 @@ def score_section(results: HeldOutResults) -> Html:
     bins = reliability(results.scores, results.labels)
     ece = results.overall.get("ECE", np.nan)
     alt = f"Share present against mean score in ten bins; calibration error {decimal(ece)}"
-    chart = svg.reliability_diagram(bins.score, bins.present, bins.low, bins.high, bins.entries, alt=alt)
+    chart = svg.reliability_diagram(bins, alt=alt)
     meaning = "On the dashed line scores are calibrated: of all entries scored 0.8, 80 % are present"
     panels = [figure(chart, "Reliability", f"{meaning}. Bars: 95 % intervals. Calibration error {decimal(ece)}.")]
     spread = probability_histograms(results.scores.clip(0, 1), results.labels, bins=20)
@@ -73,27 +71,11 @@ def score_section(results: HeldOutResults) -> Html:
         if total:
             alt = f"Scores of {count(total)} {meaning} entries; {percent(high, total)} score 0.5 or more"
             rows.append(el("h3", f"{meaning}: {count(total)} entries"))
-            rows.append(
-                svg.histogram(counts, spread.edges, state, alt=alt, x_label="score", y_label="entries", log=True)
-            )
-    histograms = el(
-        "figure",
-        el(
-            "figcaption",
-            el("b", "Scores"),
-            el(
-                "span",
-                "Entries by score; the height is logarithmic, so that small bins show beside large ones.",
-                class_="muted",
-            ),
-        ),
-        *rows,
-    )
-    return section(
-        "scores",
-        "What scores mean",
-        el("div", *panels, histograms, class_="grid"),
-    )
+            chart = svg.histogram(counts, spread.edges, state, alt=alt, x_label="score", y_label="entries", log=True)
+            rows.append(chart)
+    note = "Entries by score; the height is logarithmic, so that small bins show beside large ones."
+    panels.append(figure(join(rows), "Scores", note))
+    return section("scores", "What scores mean", el("div", *panels, class_="grid"))
 
 
 def _format_threshold(value: float) -> str:

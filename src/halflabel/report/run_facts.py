@@ -18,8 +18,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.system.html import count, percent
 
-__all__ = ["HeldOutResults", "RunFacts", "is_comparison", "is_study", "read_run_facts"]
-
 
 @dataclass(frozen=True, eq=False)
 class HeldOutResults:

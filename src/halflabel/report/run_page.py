@@ -24,6 +24,7 @@ from halflabel.report.layout import (
     has_few_positives,
     image_size,
     method_summary,
+    name_cell,
     name_list,
     scroll_box,
     section,
@@ -43,8 +44,6 @@ from halflabel.system.format import decimal, points, shorten
 from halflabel.system.html import PAGE_SIZE, Html, count, document, el, join, percent
 from halflabel.system.remote import local_folder
 from halflabel.system.reporter import SILENT, Reporter
-
-__all__ = ["MAX_PAGE_BYTES", "build_page", "write_report"]
 
 # Every section has a limit, so that the page stays small whatever the run; what is left out is in the run's files.
 MAX_PAGE_BYTES = 3_000_000
@@ -309,7 +308,9 @@ def _ap_charts(results: HeldOutResults, ap: NDArray[Any], ranked: NDArray[np.int
         value, low, high = (np.array([row[key] for row in rows]) for key in ("AP", "AP_low", "AP_high"))
         alt = f"{title} of {name_list(names)}: from {points(value.max())} down to {points(value.min())}"
         hollow = [has_few_positives(row) for row in rows]
-        chart = svg.interval_chart(names, value, low, high, alt=alt, reference=mean, hollow=hollow, x_label="AP")
+        chart = svg.interval_chart(
+            names, value, low, high, alt=alt, reference=mean, span=(0, 1), hollow=hollow, x_label="AP"
+        )
         legend = [("f1 round", "AP, with its 95 % interval")] * (not all(hollow))
         legend += [("ring round", f"fewer than {FEW_POSITIVES} known positives")] * any(hollow)
         legend.append(("mark across", f"mean: {points(mean)}"))
@@ -338,7 +339,7 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
     rows = []
     for c in order.tolist():
         name = facts.table.classes[c]
-        cells = [el("th", shorten(name, NAME_LETTERS), scope="row", class_="name", title=shorten(name, 200))]
+        cells = [name_cell(name, NAME_LETTERS)]
         cells += [cell(float(part[c]), count(part[c])) for part in (stats.positives, stats.negatives, stats.unknown)]
         if results is not None and estimates is not None:
             row, (precision, present) = results.per_class[c], (part[c] for part in estimates)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from halflabel.errors import UserError
 from halflabel.experiments.learning_curve import Backtest
 from halflabel.experiments.result import Interval
 from halflabel.experiments.study import Gap, Growth, Point, Study
+from halflabel.report.layout import nan_for_null, read_experiment
 from halflabel.runs.redact import shown_command, shown_name, without_folders
 from halflabel.system.validate import check_fields
-
-__all__ = ["StudyFacts", "read_study"]
 
 T = TypeVar("T", Point, Gap)
 
@@ -50,25 +47,16 @@ class StudyFacts:
 
 def read_study(folder: Path) -> StudyFacts:
     """Read the folder that `halflabel study` wrote."""
-    path, fix = folder / "study.json", "run the same `halflabel study` command again: it resumes"
-    if not path.exists():
-        raise UserError(f"{folder} has no study.json: the study was stopped before its end", fix)
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        content = json.loads(path.read_text(encoding="utf-8"))
-        facts = StudyFacts(
-            folder=folder,
-            config={key: value for key, value in config.items() if key != "what"},
-            result=_growth(content)
-            if "curve" in content
-            else Study(**_shared(content), conclusions=_sentences(content, "conclusions")),
-            commands=tuple(shown_command(list(map(str, words))) for words in content.get("commands", ())),
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error})", fix) from None
-    if not facts.result.points:
-        raise UserError(f"{folder} has no finished run", fix)
-    return facts
+    return read_experiment(folder, "study", "study", lambda *parts: _facts(folder, *parts))
+
+
+def _facts(folder: Path, config: dict[str, Any], content: Mapping[str, Any]) -> StudyFacts:
+    if "curve" in content:
+        result: Study | Growth = _growth(content)
+    else:
+        result = Study(**_shared(content), conclusions=_sentences(content, "conclusions"))
+    commands = tuple(shown_command(list(map(str, words))) for words in content.get("commands", ()))
+    return StudyFacts(folder, config, result, commands)
 
 
 def _growth(content: Mapping[str, Any]) -> Growth:
@@ -107,11 +95,8 @@ def _sentences(content: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _record(kind: type[T], content: Mapping[str, Any]) -> T:
-    """Build a point or a difference from JSON; null stands for a number that is not finite."""
-    numbers = {field.name for field in fields(kind) if field.type == "float"}
-    values: dict[str, Any] = {
-        name: math.nan if value is None and name in numbers else value for name, value in content.items()
-    }
+    """Build a point or a difference from JSON."""
+    values = nan_for_null(kind, content)
     if "per_seed" in values:
         values["per_seed"] = _numbers(values["per_seed"])
     check_fields(kind, {name: value for name, value in values.items() if content[name] is not None})

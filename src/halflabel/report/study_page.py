@@ -19,10 +19,12 @@ from halflabel.report.layout import (
     comparison_footer,
     method_summary,
     missing_runs,
+    name_cell,
     scroll_table,
     section,
     section_links,
     seed_spread,
+    signed_interval,
     signed_points,
     training_summary,
     write_page,
@@ -31,8 +33,6 @@ from halflabel.report.study_facts import StudyFacts, read_study
 from halflabel.report.svg import Series, figure
 from halflabel.system.format import counted, points, shorten
 from halflabel.system.html import Html, count, document, el
-
-__all__ = ["build_study", "write_study"]
 
 ENOUGH_SEEDS = 3  # with fewer, the spread over seeds is hardly known
 _LINKS = {
@@ -48,7 +48,7 @@ _LINKS = {
 }
 _GROWTH_MEANING = {
     "whole images": "a part of the images, with all their known labels",
-    "random labels": "as many labels, chart at random over all images: the control",
+    "random labels": "as many labels, drawn at random over all images: the control",
 }
 _IS_WORTH_IT = {"yes": "yes", "no": "no", "open": "≈"}
 _ADVICE = {"yes": "yes", "no": "no", "open": "uncertain"}
@@ -62,19 +62,8 @@ def write_study(folder: Path, out: Path | None = None) -> WrittenPage:
 def build_study(folder: Path) -> str:
     """Return the page of a study as HTML text. It holds no folder names of this machine."""
     facts = read_study(folder)
-    failed = [el("li", shorten(line, 400)) for line in facts.result.failures]
-    sections = [
-        _question(facts),
-        _curves(facts),
-        _points(facts),
-        _differences(facts),
-        _seeds(facts),
-        _cost(facts),
-        _protocol(facts),
-        missing_runs(failed, facts.result.left_out),
-        _commands(facts),
-    ]
-    shown = [part for part in sections if part is not None]
+    parts = (_question, _curves, _points, _differences, _seeds, _cost, _protocol, _missing, _commands)
+    shown = [part for build in parts if (part := build(facts)) is not None]
     kind = "learning curve" if isinstance(facts.result, Growth) else "annotation study"
     title = f"{shorten(facts.folder.resolve().name, 60)} · {kind}"
     header = el("header", el("h1", title), *_finding(facts), _cards(facts), el("p", _subtitle(facts), class_="muted"))
@@ -98,9 +87,7 @@ def _cards(facts: StudyFacts) -> Html:
         items.append(("mAP with all labels", points(full.mAP), note))
     if isinstance(result, Growth):
         if math.isfinite(result.gain.mean):
-            note = (
-                f"{signed_points(result.gain.low)} to {signed_points(result.gain.high)}: expected gain in points of mAP"
-            )
+            note = f"{signed_interval(result.gain.low, result.gain.high)}: expected gain in points of mAP"
             items.append(("from twice the labels", signed_points(result.gain.mean), note))
             wanted = f"if {result.worth:g} point{'s' * (result.worth != 1)} of mAP would be worth it"
             items.append(("more of the same labels?", _ADVICE[verdict(result.gain, result.worth)], wanted))
@@ -165,9 +152,9 @@ def _finding(facts: StudyFacts) -> list[Html]:
         f"Based on {facts.seeds} seed{'s' * (facts.seeds > 1)}: with fewer than {ENOUGH_SEEDS} the spread over seeds "
         "is hardly known, and intervals may be too narrow. Use --seeds 3 or more."
     )
-    found = [line for line in sentences if line] or ["Nothing was compared."]
+    shown = [line for line in sentences if line] or ["Nothing was compared."]
     return [
-        *(el("p", line, class_="found") for line in found),
+        *(el("p", line, class_="found") for line in shown),
         *([el("p", few, class_="warn")] if facts.seeds < ENOUGH_SEEDS else []),
         el("p", caution, class_="muted"),
     ]
@@ -177,7 +164,9 @@ def _curves(facts: StudyFacts) -> Html | None:
     """Draw mAP against the share of clean labels; for a learning curve also the fitted law up to twice the labels."""
     result, grown = facts.result, isinstance(facts.result, Growth)
     off_chart = [] if grown else points_below_chart(result.points)
-    series, low, high = [], [], []
+    series: list[Series] = []
+    low: list[np.ndarray] = []
+    high: list[np.ndarray] = []
     for shade, name in enumerate(facts.strategies, start=1):
         line = [point for point in facts.points_of(name) if math.isfinite(point.mAP) and point not in off_chart]
         if line:
@@ -185,8 +174,9 @@ def _curves(facts: StudyFacts) -> Html | None:
             series.append(
                 Series(shorten(name, 30), share, np.array([point.mAP for point in line]), 1 + (shade - 1) % 6)
             )
-            low.append(np.array([_finite_or(point.low, point.mAP) for point in line]))
-            high.append(np.array([_finite_or(point.high, point.mAP) for point in line]))
+            for ends, key in ((low, "low"), (high, "high")):
+                end, mean = (np.array([getattr(point, name) for point in line]) for name in (key, "mAP"))
+                ends.append(np.where(np.isfinite(end), end, mean))
     if not series:
         return None
     # The share of "noisy+" follows from the data; it is not a round number to put a tick at.
@@ -233,7 +223,7 @@ def _points(facts: StudyFacts) -> Html:
     rows = [
         el(
             "tr",
-            el("th", shorten(point.strategy, 40), scope="row", class_="name", title=shorten(point.strategy, 200)),
+            name_cell(point.strategy),
             cell(point.share, _percent(point.share)),
             cell_with_note(point.mAP, points(point.mAP), _interval(point)),
             cell(point.labels, count(point.labels)),
@@ -269,21 +259,14 @@ def _differences(facts: StudyFacts) -> Html | None:
         names = [_percent(gap.share) for gap in group]
         value, low, high = (np.array([getattr(gap, key) for gap in group]) for key in ("difference", "low", "high"))
         alt = ", ".join(f"{signed_points(gap.difference)} at {name}" for name, gap in zip(names, group, strict=True))
-        span = svg.padded_range(value, low, high, np.zeros(1))
-        chart = svg.interval_chart(
-            names, value, low, high, alt=f"{title}: {alt}", reference=0.0, span=span, differences=True
-        )
+        chart = svg.interval_chart(names, value, low, high, alt=f"{title}: {alt}", reference=0.0, differences=True)
         charts.append(figure(chart, title))
         rows += [
             el(
                 "tr",
-                el("th", f"{shorten(gap.strategy, 30)} {_percent(gap.share)}", scope="row", class_="name"),
+                name_cell(f"{shorten(gap.strategy, 30)} {_percent(gap.share)}"),
                 el("td", f"{shorten(gap.other, 30)} {_percent(gap.other_share)}", class_="name"),
-                cell_with_note(
-                    gap.difference,
-                    signed_points(gap.difference) + ("" if gap.better or gap.worse else " ≈"),
-                    _signed_interval(gap),
-                ),
+                _gain(gap.difference, gap, "" if gap.better or gap.worse else " ≈"),
             )
             for gap in group
         ]
@@ -332,17 +315,14 @@ def _cost(facts: StudyFacts) -> Html | None:
     rows = []
     for gap in result.steps:
         less, more = (facts.labels(gap.strategy, share) for share in (gap.other_share, gap.share))
+        step = f"{100 * gap.other_share:.3g} → {_percent(gap.share)}"
         if less is not None and more is not None and math.isfinite(gap.difference):
             rows.append(
                 el(
                     "tr",
-                    el("th", shorten(gap.strategy, 30), scope="row", class_="name"),
-                    cell_with_note(
-                        gap.share,
-                        f"{100 * gap.other_share:.3g} → {_percent(gap.share)}",
-                        f"{count(more - less)} more labels",
-                    ),
-                    cell_with_note(gap.difference, signed_points(gap.difference), _signed_interval(gap)),
+                    name_cell(gap.strategy, 30),
+                    cell_with_note(gap.share, step, f"{count(more - less)} more labels"),
+                    _gain(gap.difference, gap),
                     _gain_per_1000(gap.difference, more - less),
                 )
             )
@@ -372,9 +352,9 @@ def _expected_gain(facts: StudyFacts, result: Growth) -> list[object]:
         rows.append(
             el(
                 "tr",
-                el("th", f"{_percent(times - 1)} more", scope="row", class_="name"),
+                name_cell(f"{_percent(times - 1)} more"),
                 cell(more, count(more)),
-                cell_with_note(expected.mean, signed_points(expected.mean), _signed_interval(expected)),
+                _gain(expected.mean, expected),
                 _gain_per_1000(expected.mean, more),
                 el("td", _IS_WORTH_IT[verdict(expected, result.worth)]),
             )
@@ -391,6 +371,11 @@ def _expected_gain(facts: StudyFacts, result: Growth) -> list[object]:
 def _protocol(facts: StudyFacts) -> Html:
     lines = [el("li", sentence) for sentence in facts.result.protocol]
     return section("protocol", "How it was measured", el("ul", *lines, class_="notes"))
+
+
+def _missing(facts: StudyFacts) -> Html | None:
+    failed = [el("li", shorten(line, 400)) for line in facts.result.failures]
+    return missing_runs(failed, facts.result.left_out)
 
 
 def _commands(facts: StudyFacts) -> Html:
@@ -411,8 +396,9 @@ def _interval(point: Point) -> str:
     return f"{points(point.low)} – {points(point.high)}"
 
 
-def _signed_interval(value: Gap | Interval) -> str:
-    return f"{signed_points(value.low)} to {signed_points(value.high)}"
+def _gain(mean: float, interval: Gap | Interval, mark: str = "") -> Html:
+    """Return the cell of a difference of mAP with its interval."""
+    return cell_with_note(mean, signed_points(mean) + mark, signed_interval(interval.low, interval.high))
 
 
 def _seed_count(point: Point) -> str:
@@ -423,10 +409,6 @@ def _seed_count(point: Point) -> str:
 def _gain_per_1000(gain: float, labels: int) -> Html:
     value = 1000 * gain / labels if labels > 0 else math.nan
     return cell(value, signed_points(value))
-
-
-def _finite_or(value: float, other: float) -> float:
-    return value if math.isfinite(value) else other
 
 
 def _percent(share: float) -> str:

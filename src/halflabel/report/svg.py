@@ -14,24 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.report.axes import Axis, LogAxis, padded_range, round_ticks, short_number
-from halflabel.report.curves import Curve, thin
+from halflabel.report.curves import Curve, Reliability, thin
 from halflabel.system.format import points, shorten
 from halflabel.system.html import Html, count, el, join
-
-__all__ = [
-    "Series",
-    "figure",
-    "heatmap",
-    "histogram",
-    "interval_chart",
-    "interval_lines",
-    "line_chart",
-    "padded_range",
-    "precision_recall_curve",
-    "reliability_diagram",
-    "scatter_chart",
-    "stacked_bars",
-]
 
 WIDTH = 340
 ROW_HEIGHT = 18  # of charts with one row per class
@@ -40,6 +25,7 @@ _NAME_LETTERS = 18  # that fit into NAME_WIDTH
 _HITS = 16  # points of a precision-recall curve with a tooltip
 _HIT_RADIUS = 5  # of the invisible circles that show values of a curve
 _TOP = 24  # top of a plot, below the label of its y axis
+_LOW, _MIDDLE, _TALL = 144, 204, 244  # heights of charts
 
 
 class Series(NamedTuple):
@@ -72,7 +58,6 @@ def line_chart(
     y_label: str = "",
     mark: tuple[float, str] | None = None,
     value_format: str = ".4g",
-    height: int = 204,
 ) -> Html:
     """Draw lines over integers such as epochs; points that are not finite are skipped.
 
@@ -90,7 +75,7 @@ def line_chart(
     low, high = y_range or (float(ys.min()), float(ys.max()))
     first, last = x_range or (float(xs.min()), float(xs.max()))
     x = Axis(first, last, 46, WIDTH - 10, integers=True)
-    y = Axis(low, high, height - 34, _TOP, integers=y_range is None and bool((ys == np.rint(ys)).all()))
+    y = Axis(low, high, _MIDDLE - 34, _TOP, integers=y_range is None and bool((ys == np.rint(ys)).all()))
     parts = [_frame(x, y, x_label, y_label)]
     if mark is not None:
         mark_x = x(mark[0])
@@ -113,7 +98,7 @@ def line_chart(
             )
             for a, b in list(zip(line.x, line.y, strict=True))[:: -(-len(line.x) // 40)]
         ]
-    return _svg(parts, WIDTH, height, alt)
+    return _svg(parts, WIDTH, _MIDDLE, alt)
 
 
 def stacked_bars(names: Sequence[str], counts: NDArray[Any], classes: Sequence[str], *, alt: str, total: float) -> Html:
@@ -128,17 +113,8 @@ def stacked_bars(names: Sequence[str], counts: NDArray[Any], classes: Sequence[s
             if value:
                 width = round(x(left + value) - x(left), 1)
                 tip = el("title", f"{shorten(name, 60)}: {count(value)} {css}")
-                parts.append(
-                    el(
-                        "rect",
-                        tip,
-                        x=x(left),
-                        y=top,
-                        width=max(width, 0.6),
-                        height=ROW_HEIGHT - 5,
-                        class_=f"area {css}",
-                    )
-                )
+                box = {"x": x(left), "y": top, "width": max(width, 0.6), "height": ROW_HEIGHT - 5}
+                parts.append(el("rect", tip, **box, class_=f"area {css}"))
             left += value
     return _svg(parts, WIDTH, 8 + ROW_HEIGHT * len(names), alt)
 
@@ -151,19 +127,20 @@ def interval_chart(
     *,
     alt: str,
     reference: float,
-    span: tuple[float, float] = (0, 1),
+    span: tuple[float, float] | None = None,
     dots: Sequence[NDArray[Any]] = (),
     hollow: Sequence[bool] = (),
     differences: bool = False,
     x_label: str = "",
 ) -> Html:
-    """Draw one row per name: an AP or mAP within `span` and its interval; a vertical line marks `reference`.
+    """Draw one row per name: an AP or mAP and its interval; a vertical line marks `reference`.
 
-    Values are 0 … 1 and labelled in points of 100; `differences` are labelled with a sign. With `dots`, one array per
-    name, the dots are drawn, and the value becomes a short line across them. Where `hollow`, the value is drawn as a
-    ring: few positives support it.
+    The axis has the range `span`, or one that holds everything. Values are 0 … 1 and labelled in points of 100;
+    `differences` are labelled with a sign. With `dots`, one array per name, the dots are drawn, and the value becomes a
+    short line across them. Where `hollow`, the value is drawn as a ring: few positives support it.
     """
     bottom = 8 + ROW_HEIGHT * len(names)
+    span = span or padded_range(values, low, high, *dots, np.array(reference))
     x = Axis(*span, NAME_WIDTH + 10, WIDTH - 12, tick_count=5 if span == (0, 1) else 4, in_points=True)
     if len(x.ticks) < 3:
         x.ticks = round_ticks(x.low, x.high, 6)
@@ -205,7 +182,6 @@ def interval_lines(
     ticks: Sequence[float] = (),
     fit: Sequence[NDArray[Any]] = (),
     mark: tuple[float, str] | None = None,
-    height: int = 244,
 ) -> Html:
     """Draw lines of mAP, in points of 100, with intervals over a logarithmic x axis.
 
@@ -216,7 +192,7 @@ def interval_lines(
     x_ticks = list(ticks) or all_x.tolist()
     ends = float(min(all_x[0], *x_ticks)), float(max(all_x[-1], *x_ticks))
     x = LogAxis(*ends, 46, WIDTH - 10, ticks=x_ticks, padding=16)
-    y = Axis(*padded_range(*low, *high, *(line.y for line in series), *fit[1:]), height - 34, _TOP, in_points=True)
+    y = Axis(*padded_range(*low, *high, *(line.y for line in series), *fit[1:]), _TALL - 34, _TOP, in_points=True)
     parts = [_frame(x, y, x_label, y_label)]
     if fit:
         fit_x, fit_y, down, up = ([float(number) for number in part] for part in fit)
@@ -237,22 +213,15 @@ def interval_lines(
             tip = el("title", f"{line.name} at {share:g}: {points(value)} ({points(down)} – {points(up)})")
             parts.append(el("line", x1=a, x2=a, y1=y(down), y2=y(up), class_=f"s{line.shade}", stroke_opacity=0.5))
             parts.append(el("circle", tip, cx=a, cy=b, r=3, class_=f"f{line.shade}"))
-    return _svg(parts, WIDTH, height, alt)
+    return _svg(parts, WIDTH, _TALL, alt)
 
 
 def scatter_chart(
-    names: Sequence[str],
-    x_values: NDArray[Any],
-    y_values: NDArray[Any],
-    *,
-    alt: str,
-    x_label: str,
-    y_label: str = "",
-    height: int = 244,
+    names: Sequence[str], x_values: NDArray[Any], y_values: NDArray[Any], *, alt: str, x_label: str, y_label: str
 ) -> Html:
     """Draw a named point for each pair; y is mAP, in points of 100, and x is positive, on a logarithmic axis."""
     x = LogAxis(float(x_values.min()), float(x_values.max()), 46, WIDTH - 14)
-    y = Axis(*padded_range(y_values, y_values.max() - 0.02), height - 44, _TOP + 8, in_points=True)
+    y = Axis(*padded_range(y_values, y_values.max() - 0.02), _TALL - 44, _TOP + 8, in_points=True)
     parts = [_frame(x, y, x_label, y_label)]
     dots = [(x(a), y(b)) for a, b in zip(x_values, y_values, strict=True)]
     placed = [(a - 5, a + 5, b) for a, b in dots]  # left, right and middle of what names may not cover
@@ -275,7 +244,7 @@ def scatter_chart(
         name_x = round(dot_x + 7 if right_of_dot else dot_x - 7, 1)
         anchor = {"x": name_x, "text_anchor": "start" if right_of_dot else "end"}
         parts.append(el("text", name, y=round(middle + 4, 1), class_="name", **anchor))
-    return _svg(parts, WIDTH, height, alt)
+    return _svg(parts, WIDTH, _TALL, alt)
 
 
 def precision_recall_curve(curve: Curve, *, alt: str, operating: tuple[float, float] | None) -> Html:
@@ -283,7 +252,7 @@ def precision_recall_curve(curve: Curve, *, alt: str, operating: tuple[float, fl
     recall, precision, threshold = curve
     x, y = Axis(0, 1, 26, 154), Axis(0, 1, 150, _TOP - 2)
     x.ticks = y.ticks = [0.0, 0.5, 1.0]
-    path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(*thin(recall, precision), strict=True))
+    path = _path(x, y, zip(*thin(recall, precision), strict=True))
     parts = [_frame(x, y, "recall", "precision")]
     # Left of the highest threshold the curve is undefined: draw it with the precision at that threshold.
     if len(recall):
@@ -298,21 +267,14 @@ def precision_recall_curve(curve: Curve, *, alt: str, operating: tuple[float, fl
     return _svg(parts, 164, 184, alt)
 
 
-def reliability_diagram(
-    score: NDArray[Any],
-    present: NDArray[Any],
-    low: NDArray[Any],
-    high: NDArray[Any],
-    entries: NDArray[Any],
-    *,
-    alt: str,
-) -> Html:
+def reliability_diagram(bins: Reliability, *, alt: str) -> Html:
     """Draw mean score against the share present, per bin with its interval; the dashed line is perfect calibration."""
+    entries, score, present, low, high = bins
     x, y = Axis(0, 1, 46, WIDTH - 10), Axis(0, 1, 246, _TOP)
     parts = [_frame(x, y, "mean score", "share that is present")]
     parts += [el("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="ideal")]
     filled = entries > 0
-    path = " ".join(f"{x(a)},{y(b)}" for a, b in zip(score[filled], present[filled], strict=True))
+    path = _path(x, y, zip(score[filled], present[filled], strict=True))
     parts.append(el("polyline", points=path, class_="line s1"))
     for a, b, least, most, n in zip(*(part[filled] for part in (score, present, low, high, entries)), strict=True):
         tip = el("title", f"mean score {a:.3f}, present {b:.3f} ({least:.3f} – {most:.3f}), {count(n)} entries")
@@ -331,7 +293,6 @@ def histogram(
     y_label: str = "",
     log: bool = False,
     integers: bool = False,
-    height: int = 144,
 ) -> Html:
     """Draw a histogram: counts (bins,) between edges (bins + 1,).
 
@@ -344,7 +305,7 @@ def histogram(
 
     most = max(float(counts.max()), 1.0)
     x = Axis(float(edges[0]), float(edges[-1]), 46, WIDTH - 10, integers=integers)
-    y = Axis(0, scaled(most), height - 34, _TOP)
+    y = Axis(0, scaled(most), _LOW - 34, _TOP)
     marks = (
         [0.0, *(10.0**k for k in range(int(math.log10(most)) + 1))] if log else round_ticks(0, most, 3, integers=True)
     )
@@ -359,7 +320,7 @@ def histogram(
             tip = el("title", f"{edges[number]:g} to {edges[number + 1]:g}: {count(value)}")
             box = {"x": left + 0.3, "y": top, "width": round(right - left - 0.6, 1), "height": round(y.start - top, 1)}
             parts.append(el("rect", tip, **box, class_=f"area {css}"))
-    return _svg(parts, WIDTH, height, alt)
+    return _svg(parts, WIDTH, _LOW, alt)
 
 
 def heatmap(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[str]], *, alt: str) -> Html:
@@ -376,19 +337,15 @@ def heatmap(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[
             el("text", shorten(name, 14), transform=f"translate({center + 3} {above - 5}) rotate(-75)", class_="name")
         )
         for column in range(len(names)):
-            box = {
-                "x": round(NAME_WIDTH + 6 + column * cell, 1),
-                "y": round(above + row * cell, 1),
-                "width": round(cell - 1, 1),
-                "height": round(cell - 1, 1),
-            }
-            value = float(values[row, column])
             if row == column:
                 continue
+            left, top, side = (round(n, 1) for n in (NAME_WIDTH + 6 + column * cell, above + row * cell, cell - 1))
+            box = {"x": left, "y": top, "width": side, "height": side}
+            value = float(values[row, column])
             tip = el("title", tips[row][column])
             if math.isnan(value):
                 parts.append(el("rect", tip, class_="bed", **box))
-                dot_x, dot_y = (round(box[side] + cell / 2 - 0.5, 1) for side in "xy")
+                dot_x, dot_y = (round(edge + cell / 2 - 0.5, 1) for edge in (left, top))
                 parts.append(el("circle", cx=dot_x, cy=dot_y, r=1.2, class_="none"))
             else:
                 parts.append(el("rect", class_="bed", **box))
@@ -404,9 +361,7 @@ def _svg(parts: Sequence[Html], width: int, height: float, alt: str) -> Html:
     return el("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=alt, class_="chart")
 
 
-def _frame(
-    x: Axis, y: Axis, x_label: str, y_label: str = "", y_marks: Sequence[tuple[float, str]] | None = None
-) -> Html:
+def _frame(x: Axis, y: Axis, x_label: str, y_label: str, y_marks: Sequence[tuple[float, str]] | None = None) -> Html:
     """Draw grid, ticks and axis labels; the label of y stands above the plot, written horizontally."""
     marks = y_marks if y_marks is not None else [(y(tick), y.label(tick)) for tick in y.ticks]
     parts = []
@@ -416,8 +371,7 @@ def _frame(
     for tick in x.ticks:
         parts.append(el("text", x.label(tick), x=x(tick), y=y.start + 15, text_anchor="middle"))
     parts.append(el("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
-    if x_label:
-        parts.append(el("text", x_label, x=(x.start + x.end) / 2, y=y.start + 30, text_anchor="middle", class_="label"))
+    parts.append(el("text", x_label, x=(x.start + x.end) / 2, y=y.start + 30, text_anchor="middle", class_="label"))
     if y_label:
         parts.append(el("text", y_label, x=0, y=11, class_="label"))
     return join(parts)

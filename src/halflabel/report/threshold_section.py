@@ -11,8 +11,6 @@ from halflabel.report.run_facts import HeldOutResults
 from halflabel.system.format import decimal
 from halflabel.system.html import Html, el
 
-__all__ = ["threshold_section"]
-
 STEPS = 100
 CLASSES = 200
 

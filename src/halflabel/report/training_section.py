@@ -14,8 +14,6 @@ from halflabel.report.svg import Series, figure
 from halflabel.system.format import points, shorten
 from halflabel.system.html import Html, count, el
 
-__all__ = ["training_section"]
-
 OTHER_COLUMNS = 6  # columns of the log that are drawn beside the standard ones
 _STANDARD = {"epoch", "loss", "lr", "images_per_s", "seconds", "mAP", "assumed_mAP", "select"}
 _RATES = {

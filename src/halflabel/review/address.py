@@ -9,8 +9,6 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Address", "keep_address", "new_token", "read_address"]
-
 
 class Address(NamedTuple):
     """The secret token of the page, and the port of its server, which is part of the origin of unsent answers."""

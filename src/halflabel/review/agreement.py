@@ -11,16 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from halflabel.review.answers import CurrentAnswer
 
-__all__ = [
-    "SETTLED",
-    "Agreement",
-    "expected_errors",
-    "group_by_entry",
-    "holding_answer",
-    "holding_answers",
-    "is_conflict",
-    "measure_agreement",
-]
 
 SETTLED = "settled"  # why of an answer that ends a conflict
 _ERROR = 0.05  # of a reviewer before any question was answered twice

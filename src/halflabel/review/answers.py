@@ -21,8 +21,6 @@ from halflabel.review.agreement import SETTLED, holding_answers
 from halflabel.review.databases import database_name, open_database
 from halflabel.runs.folder import RunFolder
 
-__all__ = ["Answer", "AnswerStore", "CurrentAnswer", "answered_entries", "review_answers"]
-
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS project (id TEXT NOT NULL, version INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS answer (

@@ -9,8 +9,6 @@ from halflabel.metrics.intervals import wilson
 from halflabel.review.answers import CurrentAnswer
 from halflabel.review.questions import CONTROL_ABSENT, CONTROL_FILL, CONTROL_PRESENT, Question
 
-__all__ = ["estimate_from_controls"]
-
 
 def estimate_from_controls(
     questions: Mapping[int, Question], answers: Mapping[int, CurrentAnswer], run: str

@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 from halflabel.errors import missing_package
 
-__all__ = ["Database", "database_name", "open_database"]
-
 _POSTGRESQL = ("postgresql://", "postgres://")
 _LOCK = 0x68616C66  # number of the advisory lock that a writer holds
 Values = Sequence[object]

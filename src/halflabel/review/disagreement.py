@@ -18,8 +18,6 @@ from halflabel.review.scores import ScoredImages, cached_scores
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
 
-__all__ = ["largest_differences", "other_scores", "read_probabilities"]
-
 _COLUMNS = ("image", "class", "probability")
 _FEWEST = 0.05  # difference that is worth a question
 

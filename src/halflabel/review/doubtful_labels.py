@@ -13,8 +13,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import image_blocks
 from halflabel.review.questions import Question
 
-__all__ = ["doubtful_labels", "has_few_negatives", "present_limits"]
-
 _SHARE_OF_MEDIAN = 0.1
 
 

@@ -30,8 +30,6 @@ from halflabel.review.live_questions import (
 from halflabel.review.questions import Question
 from halflabel.runs.evaluate import fit_decisions
 
-__all__ = ["EntryAnswer", "LiveReview", "LiveUpdate"]
-
 _NEIGHBOUR_COMPONENTS = 64  # principal components by which photos are similar
 
 

@@ -12,8 +12,6 @@ from halflabel.review.answers import AnswerStore
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import absolute_path
 
-__all__ = ["FinishedReview", "finish_review", "next_run_folder"]
-
 
 class FinishedReview(NamedTuple):
     """Where the results are, and what could not be done."""

@@ -16,8 +16,6 @@ from halflabel.models.feature_transform import Classifier, FeatureTransform, pri
 from halflabel.system.threads import use_free_cores
 from halflabel.training.solver import LinearSolver
 
-__all__ = ["FOLDS", "STRENGTH", "LiveModel", "unknown_weight"]
-
 FOLDS = 3
 STRENGTH = 2e-3  # of a review that starts without labels
 COMPONENTS = 384  # principal components that the head is fitted on

@@ -27,8 +27,6 @@ from halflabel.review.live_finish import FinishedReview, finish_review
 from halflabel.review.session import ReviewSession
 from halflabel.runs.folder import RunFolder
 
-__all__ = ["EVERY", "LiveLoop", "LiveSetup", "live_hindrance"]
-
 EVERY = 20  # answers after which the model is fitted again
 _NICENESS = 5
 

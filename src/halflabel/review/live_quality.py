@@ -18,8 +18,6 @@ from halflabel.metrics.intervals import wilson
 from halflabel.metrics.positives_only import expected_f1_threshold
 from halflabel.review.live_questions import Control
 
-__all__ = ["Probabilities", "Quality", "fit_probabilities", "measure"]
-
 _PRIOR = np.array([20.0, 4.0])  # how strongly slope and offset are held at those before any control answer
 _DRAWS = 40  # of slope and offset, for the interval of mAP
 _MAX_ENTRIES = 400_000  # entries that mAP is estimated on

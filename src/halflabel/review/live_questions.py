@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from halflabel.labels.table import LabelTable
 from halflabel.review.questions import CONTROL_ABSENT, CONTROL_PRESENT, Question, choose_questions
 
-__all__ = ["CONTROL_SHARE", "Control", "Explorer", "build_queue", "control_weight", "draw_controls"]
-
 CONTROL_SHARE = 0.1  # share of the queue that is drawn at random
 QUEUE = 200
 _CHUNK = 20  # questions between two fits: within a chunk those of a class follow each other

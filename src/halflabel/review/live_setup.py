@@ -22,8 +22,6 @@ from halflabel.runs.folder import RunFolder
 from halflabel.system.files import absolute_path
 from halflabel.training.config import Config
 
-__all__ = ["open_live_review", "read_class_names", "start_without_labels"]
-
 
 def read_class_names(given: str) -> list[str]:
     """Read class names from a text file, one per line, or from a list separated by commas."""

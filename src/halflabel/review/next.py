@@ -14,8 +14,6 @@ from halflabel.review.scores import cached_scores, crossfit_scores
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
 
-__all__ = ["NextQuestions", "next_questions"]
-
 
 class NextQuestions(NamedTuple):
     """Questions about entries of `table`, the labels of the run that people made."""

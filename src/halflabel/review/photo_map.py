@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from halflabel.review.session import ReviewSession
 from halflabel.system.files import atomic_write
 
-__all__ = ["MAX_POINTS", "PhotoMap", "lay_out"]
-
 MAX_POINTS = 50_000  # photos on a map; of more, a random sample
 _EMBEDDED = 2000  # photos that t-SNE places; the others stand among their most similar ones
 _NEIGHBOURS = 3

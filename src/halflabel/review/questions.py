@@ -23,22 +23,6 @@ from halflabel.metrics.calibration import has_enough_negatives, image_blocks
 from halflabel.system.files import write_csv
 from halflabel.system.rng import bits, hash_names
 
-__all__ = [
-    "CONTROL",
-    "CONTROL_ABSENT",
-    "CONTROL_FILL",
-    "CONTROL_PRESENT",
-    "LowestCost",
-    "Question",
-    "asked_entries",
-    "choose_questions",
-    "likely_positives",
-    "open_blocks",
-    "read_questions",
-    "sorted_entries",
-    "write_questions",
-]
-
 CONTROL = "control"
 CONTROL_PRESENT = "control: called present"  # random sample of unknown entries at or above their threshold
 CONTROL_ABSENT = "control: called absent"  # random sample of unknown entries below their threshold

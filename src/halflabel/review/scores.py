@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from halflabel.data.sources import Features, Images
     from halflabel.runs.predictor import Predictor
 
-__all__ = ["ScoredImages", "cached_scores", "crossfit_scores"]
 
 _FILE = "scores.parquet"
 _DIMENSIONS = 64  # of the features for finding near-duplicates: a random projection preserves angles

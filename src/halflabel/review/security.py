@@ -9,8 +9,6 @@ from typing import Any
 
 from halflabel.system.sockets import is_own_host
 
-__all__ = ["HEADERS", "TOKEN_HEADER", "Guard"]
-
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -30,7 +30,6 @@ try:
 except ImportError as error:
     raise missing_package(error, "web") from None
 
-__all__ = ["PORT", "make_app", "serve"]
 
 PORT = 8765
 _STATIC = {

@@ -23,8 +23,6 @@ from halflabel.review.questions import Question, likely_positives
 from halflabel.review.scores import ScoredImages
 from halflabel.review.team_answers import TeamAnswers
 
-__all__ = ["ReviewSession"]
-
 LEASE_SECONDS = 90.0  # a question is reserved this long for the tab that shows it
 _GALLERY_ENTRIES = 240  # that a gallery can show
 _CHOSEN = "chosen by the person"

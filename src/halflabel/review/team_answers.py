@@ -18,8 +18,6 @@ from halflabel.review.agreement import (
 )
 from halflabel.review.answers import AnswerStore, CurrentAnswer
 
-__all__ = ["TeamAnswers"]
-
 
 class TeamAnswers:
     """Follows a store of answers, also those that other processes write; an entry has the number image · C + class.

@@ -19,7 +19,6 @@ from halflabel.runs.folder import RunFolder
 if TYPE_CHECKING:
     from halflabel.runs.predictor import Predictor
 
-__all__ = ["SIZES", "ClassMaps", "EmptyClassMap", "ImageUnavailable", "Thumbnails"]
 
 SIZES = {"small": 320, "large": 1024}  # longer side in pixels
 _MAX_DECODING = 4  # photos decoded at the same time

@@ -34,8 +34,6 @@ from halflabel.training.ranking_quality import ranking_quality
 from halflabel.training.refit import Refit, refit_head
 from halflabel.training.solver import can_solve
 
-__all__ = ["Assembly", "pooled_features", "solver_hindrance"]
-
 LARGEST_SOLVE = 2 * 10**8  # entries (images × classes) up to which the solver holds all scores at once
 
 

@@ -13,8 +13,6 @@ from halflabel.runs.folder_integrity import verify_checksum
 from halflabel.runs.predictor import Predictor
 from halflabel.training.checkpoint import load_state
 
-__all__ = ["keep_split", "load_weights_of"]
-
 
 def load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
     """Put the weights of a finished run into a model for the same classes."""

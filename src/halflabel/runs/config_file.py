@@ -9,8 +9,6 @@ from typing import Any
 from halflabel.errors import UserError, error_summary
 from halflabel.system.files import read_text
 
-__all__ = ["read_config"]
-
 _MAX_BYTES = 1 << 20
 _MAX_SETTINGS = 10_000
 

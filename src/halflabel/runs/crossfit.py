@@ -33,8 +33,6 @@ from halflabel.training.config import Config
 from halflabel.training.crossfit import FOLDS
 from halflabel.training.loop import fit
 
-__all__ = ["Scores", "cross_fit", "run_features", "score_run"]
-
 Progress = Callable[[int, int], None]
 
 

@@ -28,8 +28,6 @@ from halflabel.metrics.positives_only import (
 from halflabel.metrics.registry import own_metrics
 from halflabel.system import memory
 
-__all__ = ["Decisions", "Evaluation", "ValidationMetric", "evaluate", "fit_decisions"]
-
 _FOLDS = 5  # of the images, in the choice between one curve and one per class
 _FEWEST_UNLIKELY = 10  # random answers about unlikely entries from which on answers change the slope of the curve
 _COMPARED_ENTRIES = 1 << 22  # entries that this choice uses

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
     from halflabel.metrics.calibration import Platt
 
-__all__ = ["RunFolder", "model_kind"]
 
 _START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash", "split.parquet")
 _RESULT_FILES = (

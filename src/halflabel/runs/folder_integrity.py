@@ -11,8 +11,6 @@ from halflabel.errors import UserError
 from halflabel.system import distributed
 from halflabel.system.files import JobLock, file_crc32, read_json, write_json
 
-__all__ = ["training_lock", "verify_checksum", "with_checksum", "write_checksums"]
-
 _FILE = "checksums.json"
 _FIX = f"copy the run again, or train again; if you changed the file on purpose, remove its line from {_FILE}"
 

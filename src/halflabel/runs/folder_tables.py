@@ -15,8 +15,6 @@ from halflabel.labels.names import Names
 from halflabel.runs.folder_integrity import verify_checksum, with_checksum
 from halflabel.system.files import atomic_write
 
-__all__ = ["read_folds", "read_predictions", "read_split", "write_predictions", "write_split"]
-
 
 def write_split(path: Path, images: Sequence[str], part: NDArray[Any]) -> None:
     """Write one row per image; part (N,) is 0 for training images and 1 for held-out ones."""

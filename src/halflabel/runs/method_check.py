@@ -24,8 +24,6 @@ from halflabel.runs.method_contract import CHECKS, ONCE, Broken, check_page, tra
 from halflabel.system import distributed
 from halflabel.system.sockets import open_socket
 
-__all__ = ["CheckResult", "check_method"]
-
 _PROCESSES = 2
 _TIMEOUT = 300  # seconds for the two processes
 _OF_CHECK = {"export to ONNX": "onnx", "sharded weights": "shard"}  # check -> the feature that a method may exclude

@@ -34,8 +34,6 @@ from halflabel.training.config import Settings, declared_options
 from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep
 
-__all__ = ["CHECKS", "ONCE", "Broken", "Case", "train_briefly"]
-
 IMAGES, CLASSES, CHANNELS = 32, 6, 16
 UNREADABLE = 3  # an image that cannot be read: in no batch, NaN in every sweep
 EPOCHS = 12

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
     from halflabel.runs.evaluate import Evaluation
 
-__all__ = ["model_card"]
-
 
 def model_card(
     config: Mapping[str, Any], evaluation: Evaluation, held_out: LabelTable, *, out_of_fold: bool = False

@@ -30,8 +30,6 @@ from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config, declared_options
 from halflabel.training.solver_choice import choose_solver
 
-__all__ = ["TrainedRun", "change_config", "continue_run", "make_config", "train_run"]
-
 
 class TrainedRun(NamedTuple):
     """A finished run."""

@@ -24,8 +24,6 @@ from halflabel.system.files import atomic_write, file_crc32, read_json, write_js
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
 
-__all__ = ["FileList", "Prediction", "list_files", "predict_files", "stream_predictions", "write_predictions"]
-
 _FEWEST_FOR_WORKERS = 100  # images; with fewer, starting processes that decode takes longer than it saves
 _PART = 8192  # images of a Parquet file, a multiple of the batch size
 _NOTE = "_predictions.json"  # with the checksum of each finished file; readers of Parquet skip names with a _

@@ -45,8 +45,6 @@ from halflabel.training.checkpoint import load_state
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
 
-__all__ = ["Predictor", "evaluate_model", "open_model"]
-
 Progress = Callable[[int, int], None]  # (images done, images in all)
 
 

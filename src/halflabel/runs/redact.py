@@ -11,8 +11,6 @@ from typing import Any
 
 from halflabel.training.config import Settings
 
-__all__ = ["shown_command", "shown_name", "shown_options", "shown_settings", "without_folders"]
-
 # An allow-list: a new setting is private until it is added here.
 _SHOWN = (
     "method",

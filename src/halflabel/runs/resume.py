@@ -20,8 +20,6 @@ from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import Config
 
-__all__ = ["TrainingJob", "continue_training", "resume_training"]
-
 
 class TrainingJob(NamedTuple):
     """The arguments of one training."""

@@ -20,8 +20,6 @@ from halflabel.system.files import file_crc32, remote_url
 from halflabel.system.remote import MissingObject, StoreError, cache_folder, check_length, file_system, retry
 from halflabel.training.callbacks import Callback, EpochLog
 
-__all__ = ["OCCUPIED_FIX", "RunStore"]
-
 OCCUPIED_FIX = "choose another --out, continue it with --resume, or start it again with --force"
 
 _MANIFEST = "run.json"

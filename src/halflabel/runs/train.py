@@ -46,8 +46,6 @@ from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
 from halflabel.training.refit import Refit
 
-__all__ = ["train"]
-
 _OUT_OF_FOLD = "out-of-fold scores"  # protocol of an evaluation without held-out images
 
 

@@ -17,7 +17,6 @@ from halflabel.system.format import decimal, points
 if TYPE_CHECKING:
     from halflabel.runs.export.metadata import ModelMetadata
 
-__all__ = ["FILES", "card", "export_hub", "push"]
 
 FILES = ("model.safetensors", "config.json", "README.md")
 

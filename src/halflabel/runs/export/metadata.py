@@ -16,7 +16,6 @@ from halflabel.runs.redact import shown_options
 if TYPE_CHECKING:
     from halflabel.runs.predictor import Predictor
 
-__all__ = ["LAYOUT", "ModelMetadata"]
 
 LAYOUT = 1  # version of the format; raise it when older readers could not read the new one
 

@@ -33,16 +33,6 @@ from halflabel.types import Output
 if TYPE_CHECKING:
     from halflabel.runs.predictor import Predictor
 
-__all__ = [
-    "TOLERANCE",
-    "ExportedGraph",
-    "OnnxHead",
-    "Parity",
-    "export_onnx",
-    "read_metadata",
-    "require_package",
-    "write_onnx",
-]
 
 TOLERANCE = 1e-4
 _BATCH_SIZES = (1, 3)

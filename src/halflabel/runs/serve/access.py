@@ -11,8 +11,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from halflabel.system.sockets import is_own_host
 
-__all__ = ["AccessCheck"]
-
 
 class AccessCheck:
     """ASGI middleware that refuses requests without the token, or without one, requests to another host.

@@ -39,8 +39,6 @@ from halflabel.runs.serve.page import try_page
 from halflabel.runs.serve.uploads import Body, Upload, Uploads
 from halflabel.system.http_connections import limited_protocol
 
-__all__ = ["make_app", "serve"]
-
 _LOG = logging.getLogger(__name__)
 _LARGE_IMAGE = 3 * 8_000_000  # bytes of a decoded image after which freed memory is returned to the system
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")

@@ -10,8 +10,6 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
-__all__ = ["Batcher"]
-
 _IDLE_SECONDS = 1.0  # without work, until `on_idle` is called
 
 

@@ -22,8 +22,6 @@ from halflabel.runs.serve.limits import Limits, RequestRefused
 from halflabel.runs.serve.uploads import Body, Upload
 from halflabel.system.remote import local_folder
 
-__all__ = ["TaskImages", "answer_setup", "answer_tasks", "is_json"]
-
 _MAX_BYTES = 16_000_000
 _MAX_TASKS = 1000
 

@@ -12,8 +12,6 @@ from halflabel.runs.serve.limits import Limits
 from halflabel.system.format import shorten
 from halflabel.system.html import Html, count, document, el
 
-__all__ = ["try_page"]
-
 _ENDPOINTS = (
     ("POST /predict", "images as files of a form, or one image as the body; ?top=5, ?all=true"),
     ("GET /classes", "the classes with their thresholds"),

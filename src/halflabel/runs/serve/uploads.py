@@ -18,8 +18,6 @@ from starlette.types import Message, Receive
 from halflabel.runs.serve.limits import Limits, RequestRefused, megabytes
 from halflabel.system.format import shorten
 
-__all__ = ["Body", "Upload", "Uploads"]
-
 
 class Body:
     """The body of a request; raises when it exceeds the limit, so that no more is ever stored."""
