@@ -37,6 +37,14 @@ def test_undo_restores_the_file_before_the_fill(tmp_path: Path) -> None:
     assert path.read_text() == BEFORE
 
 
+def test_undo_adds_no_line_for_classes_and_images_that_only_the_fill_named(tmp_path: Path) -> None:
+    declared = ",bird,,,\nz.jpg,,,,\n"
+    for before in (BEFORE, BEFORE + declared):
+        path = file(tmp_path, before + "new.jpg,fox,1,model:em:runs/one,0.97\n" + FILLED)
+        undo(path, run="runs/one")
+        assert path.read_text() == before
+
+
 def test_undo_keeps_later_answers_and_other_models(tmp_path: Path) -> None:
     path = file(tmp_path, BEFORE + FILLED + OTHER + SINCE)
     done = undo(path, run="runs/one")

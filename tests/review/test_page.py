@@ -66,6 +66,8 @@ def test_a_list_of_control_questions_ends_with_the_command_that_uses_them(projec
     asked = choose_questions(scored.scores, scored.table, scored.thresholds, 3, control=0)
     asked = [question._replace(why=CONTROL_FILL) for question in asked]
     write_questions(asked, scored.table, project.run.folder / "questions.csv")
+    command = f"halflabel fill {project.run.folder} {project.images} --precision 0.9 --out mine.csv"
+    project.run.control_next.write_text(f"{command}\n")
     server = Server(project)
     try:
         page = context.new_page()
@@ -74,7 +76,7 @@ def test_a_list_of_control_questions_ends_with_the_command_that_uses_them(projec
         assert page.locator("#filter-class option").all_inner_texts() == ["all classes"]
         for _ in range(3):
             press(page, "y")
-        expect(page.locator("#message-text")).to_contain_text(f"halflabel fill {project.run.folder} {project.images}")
+        expect(page.locator("#message-text")).to_contain_text(command)
     finally:
         server.stop()
 

@@ -98,8 +98,9 @@ class ControlQuestions:
         )
         if number < self.count:
             console.print(
-                f"There are {number} questions and not {self.count}, because only so many unknown labels are probable "
-                f"enough to be filled at a precision of {100 * self.precision:g} %."
+                f"There are {number} questions and not {self.count}: only about {2 * number} unknown labels are "
+                f"probable enough to be filled at a precision of {100 * self.precision:g} %, and half of them are left "
+                "to fill."
             )
         if self.further is None and (unlisted := len(unlisted_photos(self.run, self.labels, self.images))):
             console.print(
@@ -107,6 +108,7 @@ class ControlQuestions:
                 "--all-photos to ask about them and fill them too."
             )
         answer, then = after_fill_questions(self.run.folder, self.images, self.run.control, self.precision, again)
+        self.run.write_text(self.run.control_next.name, f"{then}\n")  # `review` shows it at its end
         show_command(answer)
         show_command(then, "Then")
         console.print("Or fill without answers, under an assumption: --assume-random")

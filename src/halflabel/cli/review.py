@@ -14,10 +14,10 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.sequence import after_review
+from halflabel.cli.sequence import after_review, after_train
 from halflabel.cli.terminal import console, plain_table, show_command, show_next, show_written
 from halflabel.errors import UserError
-from halflabel.system.files import refuse_remote
+from halflabel.system.files import read_text, refuse_remote
 from halflabel.system.format import counted, decimal, percent
 from halflabel.system.reporter import Reporter
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from halflabel.review.questions import Question
     from halflabel.review.scores import ScoredImages
     from halflabel.runs.folder import RunFolder
+
+_PRECISION = 0.95  # also that of `fill`
 
 
 @app.command()
@@ -46,7 +48,7 @@ def review(
     label: Annotated[str | None, typer.Option("--class", help="Open the page at the photos of this class.")] = None,
     precision: Annotated[
         float, typer.Option(help="How sure the model must be to decide a label by itself.", min=0.5, max=0.999)
-    ] = 0.95,
+    ] = _PRECISION,
     answers: Annotated[
         Path | None, typer.Option(help="The file for the answers (default: RUN/answers.sqlite).")
     ] = None,
@@ -239,6 +241,7 @@ def _serve(
     from halflabel.review import server
     from halflabel.review.address import Address, keep_address, new_token, read_address
     from halflabel.review.answers import AnswerStore
+    from halflabel.review.live_finish import next_run_folder
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
     from halflabel.review.questions import CONTROL_FILL
     from halflabel.review.scores import cached_scores
@@ -279,6 +282,8 @@ def _serve(
             after = after_review(
                 run.folder, images, is_control=is_control, place=elsewhere, all_photos=further is not None
             )
+            if is_control and elsewhere is None and run.control_next.exists():  # with the options that `fill` had
+                after = read_text(run.control_next, "remove it").strip()
         session = ReviewSession(
             scored,
             found,
@@ -323,6 +328,9 @@ def _serve(
         finally:  # Ctrl-C is the usual end
             if after and store.count()[0]:
                 show_command(after)
+                if is_live and elsewhere is None and precision != _PRECISION:
+                    then = after_train(next_run_folder(run.folder), images, is_continued=True)
+                    show_command(f"{then} --precision {precision:g}", "Then")
 
 
 def _read_questions(run: RunFolder, images: Path, path: Path) -> tuple[list[Question], Names | None]:

@@ -87,7 +87,8 @@ def draw_control(
     """Return `count` random unknown entries (image, class, probability) that might be filled, in random order.
 
     Entries are ranked by probability, down to where the expected share of wrong ones is twice the allowed one, and
-    divided into `count` groups of equal size; one entry is drawn from each. Memory: 24 bytes per such entry. The
+    divided into `count` groups of equal size; one entry is drawn from each. At most half of the entries are drawn:
+    what people answer is no longer to be filled. Memory: 24 bytes per such entry. The
     probability returned is the one that `next`, `review` and the report show: that of `platt`. Entries that `known`, by
     default `table`, knows are not drawn. `among`: draw from these images only.
     """
@@ -106,7 +107,7 @@ def draw_control(
         # The mean falls with the number of entries, so the first entry has the highest.
         lower = math.floor(100 * (1 + mean[0]) / 2 + 1e-9) / 100 if len(p) else 0.0
         raise NothingToFill(precision, lower, int((mean >= 2 * lower - 1).sum()))
-    edges = np.linspace(0, size, min(count, size) + 1).astype(np.int64)
+    edges = np.linspace(0, size, min(count, (size + 1) // 2) + 1).astype(np.int64)
     generator = np.random.default_rng([seed, _STREAM])
     drawn = generator.permutation(generator.integers(edges[:-1], edges[1:]))
     image, column = image[drawn], column[drawn]

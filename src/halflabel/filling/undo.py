@@ -6,11 +6,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import long
+from halflabel.labels.formats._csv import CsvTable, first_line
+from halflabel.labels.formats._long_write import write_blocks
 from halflabel.labels.provenance import MODEL_PREFIX, RULE_SOURCE
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import last_of_each
@@ -31,9 +35,8 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
     row with value 0 is added for each entry that they still decide. Later answers stay in both cases. The file is
     replaced atomically.
     """
-    if path.is_file() and path.suffix != ".parquet":
-        from halflabel.labels.formats._csv import first_line
-
+    is_csv = path.is_file() and path.suffix != ".parquet"
+    if is_csv:
         header = tuple(field.strip() for field in first_line(path).split(","))
         if header != long.COLUMNS:
             raise LabelError(
@@ -41,8 +44,18 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
             )
     rows = formats.read(path, format="long").rows
     remaining, result = remove_sources(rows, _find_sources(rows, source, run), retract=retract)
-    long.write(remaining, path)
+    if is_csv and not retract:
+        _write_other_lines(path, result.sources)
+    else:
+        long.write(remaining, path)
     return result
+
+
+def _write_other_lines(path: Path, sources: tuple[str, ...]) -> None:
+    """Write a CSV file without the lines of some sources; the other lines stay as they are, in their order."""
+    sheet = CsvTable(path)
+    lines = pa.table({name: sheet.column(name) for name in long.COLUMNS})
+    write_blocks(lines.filter(pc.invert(pc.is_in(lines["source"], pa.array(sources)))).to_batches(), path)
 
 
 def remove_sources(rows: Rows, source_numbers: NDArray[np.int64], *, retract: bool = False) -> tuple[Rows, UndoResult]:

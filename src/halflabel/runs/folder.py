@@ -120,6 +120,7 @@ class RunFolder:
     answers = _PathInRun("answers.sqlite")
     review_history = _PathInRun("review_history.jsonl")  # what a live review measured, one line per fit
     control = _PathInRun("control.csv")  # the questions that `fill` needs answered where only positives are known
+    control_next = _PathInRun("control.sh")  # the command that fills once they are answered
     tensorboard = _PathInRun("tensorboard")
 
     def __init__(self, folder: str | Path, *, may_replace: bool = True) -> None:
