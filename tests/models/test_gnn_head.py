@@ -6,7 +6,6 @@ import pytest
 import step_checks
 import torch
 
-from halflabel.errors import UserError
 from halflabel.methods.base import seeded
 from halflabel.models import gnn_head as graph
 from halflabel.models.gnn_head import EXACT_CLASSES, GnnHead
@@ -41,15 +40,6 @@ def test_is_the_slow_loop(images, classes, steps):
         strict=True,
     ):
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_the_reduced_form_equals_the_papers_in_an_orthonormal_basis(steps):
-    """With d = C and an orthonormal basis of unit vectors, the reduced form equals the paper's."""
-    exact, x = make(5, steps), logits(3, 5)
-    reduced = make(5, steps)
-    reduced.is_exact, reduced.directions = False, torch.eye(5, dtype=torch.float64)
-    torch.testing.assert_close(reduced.propagate(x), exact.propagate(x), rtol=1e-12, atol=1e-12)
 
 
 def test_many_classes_start_from_the_scores_of_the_inner_head():
@@ -172,8 +162,3 @@ def test_is_finite_in_half_precision(dtype):
     y.float().mean().backward()
     assert x.grad.isfinite().all()
     assert all(p.grad.isfinite().all() for p in head.message.parameters())
-
-
-def test_refusals_say_what_to_do():
-    with pytest.raises(UserError, match="at least one step"):
-        GnnHead(Linear(1, 2), 2, steps=0)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import normalize
 
-from halflabel.errors import UserError
 from halflabel.models.heads import Head
 from halflabel.system.gpu_memory import recompute
 from halflabel.types import Output
@@ -37,24 +36,23 @@ class GnnHead(Head):
 
     Memory: 28·d² bytes of weights; in training at most 36·T·C·d bytes per image, and at the peak half as much again. A
     batch of more than 2^23 numbers of states is computed in parts, which the backward pass computes again. Time:
-    (7·T − 4)·C·d² multiplications per image, 6·C³ less where d = C: there the last step computes only what is read.
+    7·T·C·d² multiplications per image.
     """
 
-    directions: Tensor  # (C, d): e_v; (0, 0) where they are the unit vectors of R^C
+    directions: Tensor  # (C, d): e_v
 
     def __init__(self, inner: Head, classes: int, steps: int = 3, node_size: int = 32) -> None:
         super().__init__()
-        if steps < 1:
-            raise UserError(f"a graph needs at least one step, not {steps}", "use 1 or more, or --gnn false")
         self.inner = inner
         self.needs_maps = inner.needs_maps
         self.steps = steps
-        self.is_exact = classes <= EXACT_CLASSES or not node_size
-        size = classes if self.is_exact else node_size
+        directions = torch.eye(classes)
+        if node_size and classes > EXACT_CLASSES:
+            random = torch.randn(classes, node_size, generator=torch.Generator().manual_seed(0))
+            directions = normalize(random, dim=1)
+        size = directions.shape[1]
         self.message = nn.Linear(size, size)
         self.update = nn.GRUCell(size, size)
-        random = torch.randn(classes, size, generator=torch.Generator().manual_seed(0))
-        directions = torch.zeros(0, 0) if self.is_exact else normalize(random, dim=1)
         self.register_buffer("directions", directions, persistent=False)
 
     def forward(self, features: Tensor) -> Output:
@@ -73,36 +71,11 @@ class GnnHead(Head):
         return torch.cat([recompute(self._propagate, part) for part in parts])
 
     def _propagate(self, logits: Tensor) -> Tensor:
-        update, scores = self.update, logits[:, :, None]
-        states = torch.diag_embed(logits) if self.is_exact else scores * self.directions  # (B, C, d)
-        for step in range(self.steps):
-            if step == 0:  # every state is a multiple of e_v, so products with it need no matrix product per image
-                sent = scores * self._along(self.message.weight) + self.message.bias
-                from_state = scores * self._along(update.weight_hh) + update.bias_hh
-            else:
-                sent = self.message(states)
-            received = _mean_of_others(torch.relu(sent))
-            if self.is_exact and step == self.steps - 1:
-                return logits + self._own_component(states, received)
-            if step:
-                from_state = linear(states, update.weight_hh, update.bias_hh)
-            states = _gated(states, linear(received, update.weight_ih, update.bias_ih), from_state)
+        states = logits[:, :, None] * self.directions  # (B, C, d)
+        for _ in range(self.steps):
+            received = _mean_of_others(torch.relu(self.message(states)))
+            states = self.update(received.flatten(0, 1), states.flatten(0, 1)).view_as(states)
         return logits + (states * self.directions).sum(2)
-
-    def _along(self, weight: Tensor) -> Tensor:
-        """The products of a weight (n, d) with all e_v: (C, n)."""
-        return weight.T if self.is_exact else self.directions @ weight.T
-
-    def _own_component(self, states: Tensor, received: Tensor) -> Tensor:
-        """Return component v of the next state of each node v, (B, C), without computing the others."""
-
-        def gates(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-            rows = weight.view(3, *inputs.shape[1:])  # rows[g, v]: the weights of gate g for component v
-            return torch.einsum("bvc,gvc->bvg", inputs, rows) + bias.view(3, -1).T
-
-        update, own = self.update, states.diagonal(dim1=1, dim2=2)[:, :, None]
-        from_message = gates(received, update.weight_ih, update.bias_ih)
-        return _gated(own, from_message, gates(states, update.weight_hh, update.bias_hh)).squeeze(2)
 
 
 def _mean_of_others(messages: Tensor) -> Tensor:
@@ -111,11 +84,3 @@ def _mean_of_others(messages: Tensor) -> Tensor:
     others = max(classes - 1, 1)
     # The sum over all minus the own message, by the mean: the sum could overflow in half precision.
     return torch.sub(messages.mean(1, keepdim=True) * (classes / others), messages, alpha=1 / others)
-
-
-def _gated(states: Tensor, from_message: Tensor, from_state: Tensor) -> Tensor:
-    """One GRU update with torch's order of gates: states (…, d), the others (…, 3·d) -> (…, d)."""
-    message_parts, state_parts = from_message.chunk(3, -1), from_state.chunk(3, -1)
-    reset, keep = (torch.sigmoid(message_parts[gate] + state_parts[gate]) for gate in (0, 1))
-    candidate = torch.tanh(message_parts[2] + reset * state_parts[2])
-    return torch.lerp(candidate, states, keep)
