@@ -27,7 +27,7 @@ from halflabel.models.scoring import score_source
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import Settings
-from halflabel.training.loop import Fitted, fit, make_loop
+from halflabel.training.loop import Fitted, Loop, fit
 from halflabel.types import Batch, Targets
 
 N, C = 24, 3
@@ -157,7 +157,7 @@ def test_every_method_forgets_a_step_that_failed(monkeypatch: pytest.MonkeyPatch
         values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
         source = Features(values, table.images, strong=[values])
         tuned = Model(None, head)  # type: ignore[arg-type]
-        training = make_loop(tuned, method, source, table, SETTINGS)
+        training = Loop(tuned, method, source, table, SETTINGS)
         backward, calls = training.step.accelerator.backward, list[int]()
 
         def run_out_once(loss: Tensor) -> None:

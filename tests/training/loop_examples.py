@@ -42,7 +42,7 @@ def bce() -> Method:
 
 def planned(settings: Settings, source: Any, epoch: int) -> list[Any]:
     """The batches of the loop, for a plain torch loop over the same batches."""
-    run = training.make_loop(linear(), bce(), source, data(len(source))[1], settings)
+    run = training.Loop(linear(), bce(), source, data(len(source))[1], settings)
     return list(run._plan(epoch))
 
 

@@ -121,7 +121,7 @@ def test_accumulated_batches_step_like_one_large_batch(n: int) -> None:
 
 def test_number_of_accumulated_steps() -> None:
     source, table = data()
-    run = training.make_loop(linear(), bce(), source, table, replace(PLAIN, batch_size=8, accumulate=3))
+    run = training.Loop(linear(), bce(), source, table, replace(PLAIN, batch_size=8, accumulate=3))
     run.run(False)
     assert run.state.steps == 3 * math.ceil(math.ceil(N / 8) / 3)
 
@@ -245,7 +245,7 @@ def test_parameter_groups_have_their_own_rates() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     method = TwoParts()
     settings = replace(PLAIN, epochs=1, batch_size=12, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=0.5)
-    run = training.make_loop(model, method, source, table, settings)
+    run = training.Loop(model, method, source, table, settings)
     rates = [(len(group["params"]), group["lr"]) for group in run.step.optimizer.param_groups]
     assert rates == [(2, 0.5), (len(list(backbone.parameters())), 0.05), (1, 1.5)]
 

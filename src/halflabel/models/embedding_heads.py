@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from halflabel.errors import UserError
 from halflabel.models.heads import Head, pool
 from halflabel.types import Output
 
@@ -32,10 +31,6 @@ class Bilinear(Head):
 
     def __init__(self, channels: int, classes: int, dimensions: int = 100, norm: float = 0.0) -> None:
         super().__init__()
-        if dimensions < 1 or norm < 0:
-            raise UserError(
-                f"a bilinear head cannot have dimensions {dimensions} and norm {norm:g}", "use dimensions ≥ 1, norm ≥ 0"
-            )
         self.norm = norm
         self.images = nn.Parameter(torch.randn(dimensions, channels) / channels**0.5)
         self.labels = nn.Parameter(torch.randn(classes, dimensions) / dimensions**0.5)

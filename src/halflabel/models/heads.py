@@ -127,11 +127,6 @@ class Weldon(Head):
         self, channels: int, classes: int, k_plus: float = 0.1, k_minus: float = 0.1, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        if k_plus <= 0 or k_minus < 0:
-            raise UserError(
-                f"WELDON pooling cannot use k_plus = {k_plus:g} and k_minus = {k_minus:g}",
-                "use k_plus > 0 and k_minus ≥ 0: below 1 a share of the cells, else a number of cells",
-            )
         self.k_plus = k_plus
         self.k_minus = k_minus
         self.dropout = nn.Dropout(dropout)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
-from halflabel.errors import UserError
 from halflabel.models.heads import Head, pool
 from halflabel.types import Output, at_least_float32
 
@@ -42,8 +41,6 @@ class LatentNoiseHead(Head):
         self, channels: int, classes: int, score: str = "visual", first: float = 3.0, rate: float = 0.01
     ) -> None:
         super().__init__()
-        if score not in ("visual", "relevance"):
-            raise UserError(f"latent-noise has no score {score!r}", "use visual or relevance")
         self.score = score
         self.rate = rate
         self.visual = nn.Linear(channels, classes)

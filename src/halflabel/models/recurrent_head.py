@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from halflabel.errors import UserError
 from halflabel.models.heads import Head, pool
 from halflabel.types import Output, at_least_float32
 
@@ -54,14 +53,6 @@ class RecurrentHead(Head):
         score: str = "sum",
     ) -> None:
         super().__init__()
-        if score not in ("sum", "max"):
-            raise UserError(f"there is no path score {score!r}", "use sum or max")
-        if min(dimensions, hidden, beam, length) < 1 or not 0 <= dropout < 1:
-            raise UserError(
-                f"a recurrent head cannot have dimensions {dimensions}, hidden {hidden}, beam {beam}, length {length}, "
-                f"dropout {dropout:g}",
-                "use 1 or more of each, and 0 ≤ dropout < 1",
-            )
         self.classes, self.beam, self.length, self.score = classes, beam, min(length, classes), score
         self.labels = nn.Parameter(torch.randn(classes + 2, dimensions) / dimensions**0.5)  # then start, end
         self.lstm = nn.LSTM(dimensions, hidden, batch_first=True)

@@ -76,10 +76,8 @@ class TensorBoard(Callback):
     """Writes the numbers of each epoch, and of the evaluation, to event files; needs the package `tensorboard`."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise missing_package(error, "tensorboard") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(folder))
 
     def on_epoch_end(self, log: EpochLog) -> None:
@@ -100,10 +98,8 @@ class MLflow(Callback):
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise missing_package(error, "mlflow") from None
+        import mlflow
+
         self.mlflow = mlflow
         mlflow.start_run(run_name=name)
         mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
@@ -123,10 +119,8 @@ class WeightsAndBiases(Callback):
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any], folder: Path) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise missing_package(error, "wandb") from None
+        import wandb
+
         self.run = wandb.init(name=name, config=dict(settings), dir=str(folder))
 
     def on_epoch_end(self, log: EpochLog) -> None:
@@ -144,7 +138,13 @@ def make_loggers(names: Iterable[str], run: str, settings: Mapping[str, Any], fo
         "mlflow": lambda: MLflow(run, settings),
         "wandb": lambda: WeightsAndBiases(run, settings, folder),
     }
-    return [makers[name]() for name in names]
+    loggers = []
+    for name in names:
+        try:
+            loggers.append(makers[name]())
+        except ImportError as error:
+            raise missing_package(error, name) from None
+    return loggers
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

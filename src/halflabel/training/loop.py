@@ -41,14 +41,14 @@ from halflabel.system.rng import bits
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpointer import Checkpointer
 from halflabel.training.config import Settings
-from halflabel.training.distribution import Distribution, distribute, place_model
+from halflabel.training.distribution import distribute, place_model
 from halflabel.training.engine import deterministic_algorithms, make_accelerator
 from halflabel.training.optimizer import learning_rate_factor
 from halflabel.training.state import TrainingState
 from halflabel.training.step import OptimizerStep
 from halflabel.types import Sweep
 
-__all__ = ["Fitted", "Judge", "Loop", "fit", "make_loop"]
+__all__ = ["Fitted", "Judge", "Loop", "fit"]
 
 _DIVERGED = 1e6  # times the first loss
 _LOSS_INTERVAL = 20  # batches between two readings of the loss
@@ -90,7 +90,7 @@ def fit(
     labels of the same images that the method never sees: the method's guesses are compared with them in the log.
     Checkpoints are written to `folder`; `resume` continues from the newest one.
     """
-    loop = make_loop(
+    loop = Loop(
         model,
         method,
         source,
@@ -105,62 +105,43 @@ def fit(
     return loop.run(resume)
 
 
-def make_loop(
-    model: Model,
-    method: Method,
-    source: Source,
-    table: LabelTable,
-    settings: Settings,
-    *,
-    validation: Source | None = None,
-    judge: Judge | None = None,
-    callback: Callback | None = None,
-    truth: LabelTable | None = None,
-    folder: Path | None = None,
-) -> Loop:
-    """Prepare a training: move the model to its device, start the method, build optimizer and checkpointer."""
-    if len(source) != len(table):
-        raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
-    accelerator = make_accelerator(settings)
-    device = accelerator.device
-    plain = place_model(model, settings, device)
-    method.plan(settings.epochs)
-    method.start(table, plain)
-    method.to(device)
-    distribution = distribute(plain, settings, device)  # after method.start, which may set weights of the head
-    step = OptimizerStep(accelerator, method, distribution, table, settings)
-    state = TrainingState(torch.zeros((), device=device))
-    batches = math.ceil(len(source) / settings.batch_size)
-    checkpointer = Checkpointer(folder, state, method, distribution, step, batches)
-    if callback is None or not distributed.is_main():
-        callback = Callback()
-    return Loop(
-        method, source, table, settings, distribution, step, state, checkpointer, validation, judge, callback, truth
-    )
-
-
-@dataclass
 class Loop:
-    """One call of `fit`."""
+    """One call of `fit`: moves the model to its device, starts the method, builds optimizer and checkpointer."""
 
-    method: Method
-    source: Source
-    table: LabelTable
-    settings: Settings
-    distribution: Distribution
-    step: OptimizerStep
-    state: TrainingState
-    checkpointer: Checkpointer
-    validation: Source | None
-    judge: Judge | None
-    callback: Callback
-    truth: LabelTable | None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        model: Model,
+        method: Method,
+        source: Source,
+        table: LabelTable,
+        settings: Settings,
+        *,
+        validation: Source | None = None,
+        judge: Judge | None = None,
+        callback: Callback | None = None,
+        truth: LabelTable | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        if len(source) != len(table):
+            raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
+        self.method, self.source, self.table, self.settings = method, source, table, settings
+        self.validation, self.judge, self.truth = validation, judge, truth
+        self.callback = callback if callback is not None and distributed.is_main() else Callback()
+        accelerator = make_accelerator(settings)
+        device = accelerator.device
+        plain = place_model(model, settings, device)
+        method.plan(settings.epochs)
+        method.start(table, plain)
+        method.to(device)
+        self.distribution = distribute(plain, settings, device)  # after method.start, which may set weights of the head
+        self.step = OptimizerStep(accelerator, method, self.distribution, table, settings)
+        self.state = TrainingState(torch.zeros((), device=device))
+        batches = math.ceil(len(source) / settings.batch_size)
+        self.checkpointer = Checkpointer(folder, self.state, method, self.distribution, self.step, batches)
         self.scoring_batches = MicroBatcher()
         self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
         self.first_loss: float | None = None
-        self.watch = StateWatch(self.method)
+        self.watch = StateWatch(method)
 
     def run(self, resume: bool) -> Fitted:
         try:
