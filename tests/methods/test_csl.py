@@ -8,7 +8,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.methods.base import recipe
-from halflabel.methods.csl import MarginBCE
+from halflabel.methods.parts.losses import ASL
 from halflabel.types import Targets
 
 slow = checks.reference("csl")
@@ -84,7 +84,7 @@ def test_prior_is_the_mean_score_of_the_last_epoch_before_unknowns_join():
 def test_gradcheck(clip):
     logits, _ = checks.inputs(2, 4, 5)
     targets = Targets(torch.rand(4, 5, dtype=torch.float64), torch.rand(4, 5, dtype=torch.float64))
-    assert torch.autograd.gradcheck(lambda x: MarginBCE(clip)(x, targets), logits.requires_grad_())
+    assert torch.autograd.gradcheck(lambda x: ASL(0.0, 0.0, clip)(x, targets), logits.requires_grad_())
 
 
 @pytest.mark.parametrize("options", [{}, {"topk": 1, "prior_threshold": 0.5}, {"topk": 1, "prior_epochs": 0}])

@@ -7,7 +7,8 @@ import step_checks as checks
 import torch
 
 from halflabel.methods.base import recipe
-from halflabel.methods.hill import FocalMargin, Hill
+from halflabel.methods.hill import Hill
+from halflabel.methods.parts.losses import Focal
 from halflabel.types import Targets
 
 slow = checks.reference("hill")
@@ -76,7 +77,7 @@ def test_splc_differs_from_the_released_code_where_it_says_so():
     assert abs(grad[0, 1]) > abs(plain[0, 1])  # the margin asks for more
 
 
-@pytest.mark.parametrize("loss", [Hill(), FocalMargin(), FocalMargin(0.5, 1.3)])
+@pytest.mark.parametrize("loss", [Hill(), Focal(margin=1.0), Focal(1.3, margin=0.5)])
 def test_gradcheck(loss):
     logits, _ = checks.inputs(2, 4, 5)
     targets = Targets(torch.rand(4, 5, dtype=torch.float64), torch.rand(4, 5, dtype=torch.float64))

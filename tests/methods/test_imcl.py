@@ -227,7 +227,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, options, within):
     ("options", "message"),
     [
         ({"image_similarity": "some"}, "image_similarity cannot be 'some'"),
-        ({"label_similarity": "yes"}, "use fixed or learned"),
+        ({"label_similarity": "yes"}, "use one of: fixed, learned"),
         ({"k": 0}, "k cannot be 0"),
         ({"k": 99}, "use k from 1 to 8"),
         ({"lambda_f": -1.0}, "lambda_f cannot be -1"),

@@ -93,10 +93,10 @@ def test_evaluation_flips_nothing_for_good():
 
 
 def test_too_many_entries_to_remember_are_refused(monkeypatch):
-    monkeypatch.setattr("halflabel.methods.large_loss._MOST_ENTRIES", 2_000_000_000)
+    monkeypatch.setattr("halflabel.methods.parts.label_store.LARGEST", 500_000_000)
     empty = np.zeros(0, np.int64)
     table = LabelTable.from_entries(Names.numbered(300_000), Names.numbered(9_000), empty, empty, empty)
-    with pytest.raises(UserError, match=r"takes 0\.7 GB.*ll-ct"):
+    with pytest.raises(UserError, match=r"ll-cp would need 0\.7 GB"):
         recipe("ll-cp").make().start(table)
     recipe("ll-ct").make().start(table)
 

@@ -83,7 +83,7 @@ def test_training_scores_relevance_and_evaluation_the_chosen_score():
     torch.testing.assert_close(head(features).logits, reported)
     maps = features[:, :, None, None].expand(-1, -1, 2, 3)
     torch.testing.assert_close(head.class_maps(maps)[:, :, 1, 2], visual)
-    with pytest.raises(UserError, match="use visual or relevance"):
+    with pytest.raises(UserError, match="use one of: visual, relevance"):
         recipe("latent-noise").make(score="both").head(6, 3)
 
 

@@ -171,10 +171,10 @@ def test_weldon_is_finite_in_half_precision(dtype):
     assert head.conv.weight.grad.isfinite().all()
 
 
-def test_weldon_without_cells_is_refused():
-    for k_plus, k_minus in ((0, 0.1), (-1, 0), (0.1, -1)):
-        with pytest.raises(UserError, match="k_plus > 0"):
-            Weldon(4, 3, k_plus, k_minus)
+@pytest.mark.parametrize("options", [{"k_plus": 0.0}, {"k_plus": -1.0}, {"k_minus": -1.0}])
+def test_weldon_without_cells_is_refused(options):
+    with pytest.raises(UserError, match="k_"):
+        recipe("plcl").make(**options)
 
 
 def test_ensemble_is_the_mean_of_its_members():

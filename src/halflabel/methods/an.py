@@ -46,7 +46,9 @@ def an_ls(smoothing: float = 0.1) -> Method:
     against 83.9.
     """
     between(0, 1, smoothing=smoothing)
-    return SmoothsKnown(BCE(), LabelSmoothing(smoothing, known=True))
+    method = Method(BCE(), LabelSmoothing(smoothing, known=True))
+    method.changes_known = True
+    return method
 
 
 @method(lr=3e-4, serves=REGIMES, paper="Zhou 2022 (EM+APL), row N-LS", tune={"smoothing": (0.05, 0.1, 0.2)})
@@ -98,9 +100,3 @@ def entmin(alpha: float = 0.2) -> Method:
     """
     at_least(0, alpha=alpha)
     return Method(BCE(), terms=[Entropy(alpha)])
-
-
-class SmoothsKnown(Method):
-    """A method whose known labels have loss on both sides."""
-
-    changes_known = True

@@ -42,13 +42,13 @@ class Method(nn.Module):
     The parameters and buffers of a method are trained and saved with those of the model. `views` lists the views of
     each image in a batch: "plain", "weak" (crop and mirror image) and "strong" (stronger augmentation); a view may be
     listed more than once. Override `step` only where the paper's step differs (two views, alternation). `frozen` makes
-    the form that L-BFGS fits, where that differs: a linear head, one view, the ordinary step.
+    the form that L-BFGS fits, where that differs: a linear head, one view, the ordinary step. `starts_from_bce`: L-BFGS
+    starts from the solution of cross-entropy, because the loss has several minima.
     """
 
     changes_known = False  # True: targets may differ from known labels
     samples = False  # True: the loss is drawn at random, and depends on the order of the images
     surrogate_gradient = False  # True: the gradient is deliberately not that of the loss
-    starts_from_bce = False  # True: L-BFGS starts from the solution of cross-entropy, as the loss has several minima
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Method(nn.Module):
         reduce: Reduce = over_entries,
         views: tuple[str, ...] = ("weak",),
         frozen: Callable[[], Method] | None = None,
+        starts_from_bce: bool = False,
     ) -> None:
         super().__init__()
         if unknown := set(views) - set(VIEWS):
@@ -76,6 +77,7 @@ class Method(nn.Module):
         self.reduce = reduce
         self.views = views
         self.make_frozen = frozen
+        self.starts_from_bce = starts_from_bce
 
     def on_frozen_features(self) -> Method:
         """Return the form of the method that L-BFGS fits to frozen features: `frozen()` if given, else itself."""

@@ -8,14 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.heads import HeadMaker, Model, find_head
 from halflabel.models.recurrent_head import RecurrentHead, path_loss
-from halflabel.system.validate import MAX_SIZE, below_one, between
+from halflabel.system.validate import MAX_SIZE, below_one, between, one_of
 from halflabel.types import Batch, Output, at_least_float32
 
 __all__ = ["Ordered", "Paths", "cnn_rnn"]
@@ -72,6 +71,8 @@ def cnn_rnn(
     """
     between(1, MAX_SIZE, dimensions=dimensions, hidden=hidden, beam=beam, length=length)
     below_one(dropout=dropout)
+    one_of(("frequent", "rare", "learned"), order=order)
+    one_of(("sum", "max"), score=score)
     head = partial(
         RecurrentHead, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=beam, length=length, score=score
     )
@@ -89,8 +90,6 @@ class Ordered(UnknownAs):
 
     def __init__(self, order: str, unknown: str) -> None:
         super().__init__(unknown)
-        if order not in ("frequent", "rare", "learned"):
-            raise UserError(f"order cannot be {order!r}", "use frequent, rare or learned")
         self.order = order
 
     def start(self, table: LabelTable) -> None:

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, method
 from halflabel.methods.large_loss import largest
-from halflabel.methods.parts.losses import Loss, over_images
+from halflabel.methods.parts.losses import ASL, over_images
 from halflabel.methods.parts.relabel import Relabeler, never_starts
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = ["MarginBCE", "Selective", "csl"]
-
-
-class MarginBCE(Loss):
-    """ℓ⁺ = −log p, ℓ⁻ = −log min(1 − p + margin, 1): absent entries with p ≤ margin are free. Margin 0 is plain BCE."""
-
-    def __init__(self, margin: float = 0.0) -> None:
-        super().__init__()
-        self.margin = margin
-
-    def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        if self.margin == 0:
-            return softplus(-logits), softplus(logits)
-        return softplus(-logits), -torch.log(torch.clamp(torch.sigmoid(-logits) + self.margin, max=1.0))
+__all__ = ["Selective", "csl"]
 
 
 class Selective(Relabeler):
@@ -45,14 +31,13 @@ class Selective(Relabeler):
 
     def __init__(
         self,
-        *,
-        gamma_pos: float = 0.0,
-        gamma_neg: float = 1.0,
-        gamma_unknown: float = 4.0,
-        topk: int = 5,
-        prior_threshold: float = 0.05,
-        prior_epochs: int = 2,
-        margin: float = 0.0,
+        topk: int,
+        prior_threshold: float,
+        prior_epochs: int,
+        gamma_pos: float,
+        gamma_neg: float,
+        gamma_unknown: float,
+        margin: float,
     ) -> None:
         super().__init__()
         self.gamma_pos = gamma_pos
@@ -133,13 +118,6 @@ def csl(
     at_least(0, topk=topk, prior_epochs=prior_epochs)
     at_least(0, gamma_pos=gamma_pos, gamma_neg=gamma_neg, gamma_unknown=gamma_unknown)
     between(0, 1, prior_threshold=prior_threshold, margin=margin)
-    relabel = Selective(
-        gamma_pos=gamma_pos,
-        gamma_neg=gamma_neg,
-        gamma_unknown=gamma_unknown,
-        topk=topk,
-        prior_threshold=prior_threshold,
-        prior_epochs=prior_epochs,
-        margin=margin,
-    )
-    return Method(MarginBCE(margin), relabel, reduce=over_images)
+    relabel = Selective(topk, prior_threshold, prior_epochs, gamma_pos, gamma_neg, gamma_unknown, margin)
+    # Without focusing, the asymmetric loss is cross-entropy with a margin; the targets have the focusing weights.
+    return Method(ASL(0.0, 0.0, margin), relabel, reduce=over_images)

@@ -11,7 +11,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.label_graph import Edges
 from halflabel.methods.parts.semantic import GraphClassifier, SemanticMethod, label_edges
-from halflabel.system.validate import MAX_SIZE, between
+from halflabel.system.validate import MAX_SIZE, between, one_of
 
 __all__ = ["gcn_ml"]
 
@@ -65,6 +65,7 @@ def gcn_ml(
         raise UserError(f"tau {tau:g} and p {p:g} do not fit", "use 0 < tau ≤ 1 and 0 ≤ p < 1")
 
     between(1, MAX_SIZE, vector_size=vector_size, hidden=hidden)
+    one_of(("max", "mean"), pooling=pooling)
 
     def make_edges(table: LabelTable) -> Edges:
         classes = len(table.classes)

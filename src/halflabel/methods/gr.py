@@ -14,6 +14,8 @@ from halflabel.types import Batch, Targets, at_least_float32
 
 __all__ = ["GeneralisedCE", "SeparateLosses", "SoftUnknown", "gr"]
 
+Ends = tuple[float, float]  # the first and the last value of a number that changes over the epochs
+
 
 class GeneralisedCE(Loss):
     """ℓ⁺ = (1 − p^q⁺)/q⁺, ℓ⁻ = (1 − (1 − p)^q⁻)/q⁻: cross-entropy for q → 0, absolute error for q = 1."""
@@ -39,14 +41,7 @@ class SoftUnknown(Relabeler):
     there: w and b with (epoch − 1)/span, μ and σ with epoch/span.
     """
 
-    def __init__(
-        self,
-        w: tuple[float, float] = (0.0, 2.0),
-        b: tuple[float, float] = (-2.0, -2.0),
-        mu: tuple[float, float] = (0.5, 0.8),
-        sigma: tuple[float, float] = (2.0, 0.5),
-        span: int = 0,
-    ) -> None:
+    def __init__(self, w: Ends, b: Ends, mu: Ends, sigma: Ends, span: int) -> None:
         super().__init__()
         self.w = w
         self.b = b
@@ -65,7 +60,7 @@ class SoftUnknown(Relabeler):
         unknown = weight * (batch.labels == 0)
         return Targets((batch.labels > 0) + unknown * present, (batch.labels < 0) + unknown * (1 - present))
 
-    def _value(self, ends: tuple[float, float], epochs: int) -> float:
+    def _value(self, ends: Ends, epochs: int) -> float:
         share = min(epochs / self.epochs, 1.0)
         return (1 - share) * ends[0] + share * ends[1]
 

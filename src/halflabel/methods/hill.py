@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import Loss, over_images
+from halflabel.methods.parts.losses import Focal, Loss, focal_present, over_images
 from halflabel.methods.parts.relabel import AssumeNegative, Relabeler, never_starts
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = ["FocalMargin", "Hill", "KnownMargin", "SelfPaced", "hill", "splc"]
+__all__ = ["Hill", "KnownMargin", "SelfPaced", "hill", "splc"]
 
 _PAPER = "Zhang 2021 (Simple and Robust Loss Design for Multi-Label Learning with Missing Labels)"
-
-
-class FocalMargin(Loss):
-    """Focal loss whose positives must pass a margin: ℓ⁺ = (1 − p_m)^γ · −log p_m, ℓ⁻ = p^γ · −log(1 − p).
-
-    p = σ(x), p_m = σ(x − m). The gradient goes through the focal weights too.
-    """
-
-    def __init__(self, margin: float = 1.0, gamma: float = 2.0) -> None:
-        super().__init__()
-        self.margin = margin
-        self.gamma = gamma
-
-    def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return focal_present(logits - self.margin, self.gamma), focal_present(-logits, self.gamma)
 
 
 class Hill(Loss):
@@ -47,11 +31,6 @@ class Hill(Loss):
     def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         p = torch.sigmoid(logits)
         return focal_present(logits - self.margin, self.gamma), (self.lamb - p) * p.square()
-
-
-def focal_present(logits: Tensor, gamma: float) -> Tensor:
-    """(1 − p)^γ · −log p, with the power taken in the exponent: exact and finite at any logit and any γ ≥ 0."""
-    return torch.exp(-gamma * softplus(logits)) * softplus(-logits)
 
 
 class SelfPaced(Relabeler):
@@ -77,7 +56,7 @@ class SelfPaced(Relabeler):
 class KnownMargin(Method):
     """A step with the margin for known positives only: their logits are lowered before the loss."""
 
-    def __init__(self, loss: FocalMargin, relabel: SelfPaced, margin: float) -> None:
+    def __init__(self, loss: Loss, relabel: SelfPaced, margin: float) -> None:
         super().__init__(loss, relabel, reduce=over_images)
         self.margin = margin
 
@@ -136,5 +115,5 @@ def splc(
     at_least(0, margin=margin, gamma=gamma)
     at_least(1, start_epoch=start_epoch)
     if released:
-        return KnownMargin(FocalMargin(0.0, gamma), SelfPaced(tau, start_epoch, flip_known=True), margin)
-    return Method(FocalMargin(margin, gamma), SelfPaced(tau, start_epoch), reduce=over_images)
+        return KnownMargin(Focal(gamma), SelfPaced(tau, start_epoch, flip_known=True), margin)
+    return Method(Focal(gamma, margin=margin), SelfPaced(tau, start_epoch), reduce=over_images)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from halflabel.methods.base import Method, method
-from halflabel.methods.parts.transfer import build_transfer
+from halflabel.methods.parts.transfer import SemanticTransfer
 from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
 
 __all__ = ["hst"]
@@ -61,4 +61,4 @@ def hst(
     one_of(("learned", "falling"), thresholds=thresholds)
     between(1, MAX_SIZE, prototypes=prototypes)
     at_least(1, every=every)
-    return build_transfer(learned=options.pop("thresholds") == "learned", **options)
+    return SemanticTransfer(learned=options.pop("thresholds") == "learned", **options)

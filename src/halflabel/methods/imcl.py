@@ -7,7 +7,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from halflabel.errors import UserError
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.matching_pursuit import MOST_ITEMS
 from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory
@@ -130,9 +129,7 @@ def imcl(
     """
     options = locals()
     shared = {name: options[name] for name in _SHARED}
-    for name, value in (("image_similarity", image_similarity), ("label_similarity", label_similarity)):
-        if value not in ("fixed", "learned"):
-            raise UserError(f"{name} cannot be {value!r}", "use fixed or learned")
+    one_of(("fixed", "learned"), image_similarity=image_similarity, label_similarity=label_similarity)
     one_of(("together", "turns"), updates=updates)
     one_of(("tanh", "linear"), activation=activation)
     between(1, MOST_ITEMS, k=k)

@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.label_store import PackedLabels
@@ -19,7 +18,6 @@ from halflabel.types import Batch, Targets
 __all__ = ["LargeLoss", "largest", "ll_cp", "ll_ct", "ll_r"]
 
 _PAPER = "Kim 2022 (Large Loss Matters in Weakly Supervised Multi-Label Classification)"
-_MOST_ENTRIES = 80_000_000_000  # four to a byte: the limit of a scratch file
 
 
 def largest(values: Tensor, candidates: Tensor, count: int) -> Tensor:
@@ -50,16 +48,9 @@ class LargeLoss(Relabeler):
         self.delta = delta  # percent
 
     def start(self, table: LabelTable) -> None:
-        if self.scheme != "keep":
-            return
-        images, classes = table.shape
-        if images * classes > _MOST_ENTRIES:
-            raise UserError(
-                f"storing flipped labels of {images} images × {classes} classes takes {images * classes / 4e9:.1f} GB",
-                "use ll-ct, which flips for one step at a time and stores nothing",
-            )
-        self.flipped = PackedLabels()
-        self.flipped.start(table, "ll-cp", known=False)
+        if self.scheme == "keep":
+            self.flipped = PackedLabels()
+            self.flipped.start(table, "ll-cp", known=False)
 
     def idle(self, epochs: int) -> str:
         if not self.delta:  # nothing is changed on purpose

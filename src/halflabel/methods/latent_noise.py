@@ -8,7 +8,7 @@ from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.noise_head import LatentNoiseHead
-from halflabel.system.validate import at_least
+from halflabel.system.validate import at_least, one_of
 
 __all__ = ["latent_noise"]
 
@@ -44,5 +44,6 @@ def latent_noise(score: str = "visual", unknown: str = "auto", first: float = 3.
 
     The slow noise, `noise_rate`, is our addition; Huynh 2020 starts from a trained classifier instead.
     """
+    one_of(("visual", "relevance"), score=score)
     at_least(0, first=first, noise_rate=noise_rate)
     return Method(BCE(), UnknownAs(unknown), head=partial(LatentNoiseHead, score=score, first=first, rate=noise_rate))

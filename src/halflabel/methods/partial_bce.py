@@ -58,6 +58,6 @@ def curriculum(
 
     Figures of Huynh 2020 (Open Images, mAP): 77.05 against 75.85 of `logistic`.
     """
-    method = Method(BCE(), Curriculum("a", theta, relabel_at), reduce=ByShare.from_options(g_value, g_share, gamma))
-    method.starts_from_bce = True  # what is labelled first decides the rest
-    return method
+    reduce = ByShare.from_options(g_value, g_share, gamma)
+    # What is labelled first decides the rest.
+    return Method(BCE(), Curriculum("a", theta, relabel_at), reduce=reduce, starts_from_bce=True)

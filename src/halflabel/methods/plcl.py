@@ -115,6 +115,4 @@ def _on_frozen(strategy: str, theta: float, relabel_at: str, block: int, reduce:
         return Method(BCE(), reduce=reduce)
     if strategy in ("d", "e"):
         strategy, theta = "c", 2.0
-    method = Method(BCE(), Curriculum(strategy, theta, relabel_at, block=block), reduce=reduce)
-    method.starts_from_bce = True
-    return method
+    return Method(BCE(), Curriculum(strategy, theta, relabel_at, block=block), reduce=reduce, starts_from_bce=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from halflabel.errors import UserError
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import AssumeNegative
 from halflabel.methods.parts.terms import UnknownScores
 from halflabel.models.heads import Model
 from halflabel.system import distributed
-from halflabel.system.validate import at_least
+from halflabel.system.validate import at_least, one_of
 from halflabel.types import Batch
 
 __all__ = ["l1r", "l2r"]
@@ -80,9 +79,7 @@ class RegularisedWeights(Method):
 
 def _regularised(power: int, strength: float, of: str) -> Method:
     at_least(0, strength=strength)
-    match of:
-        case "weights":
-            return RegularisedWeights(power, strength)
-        case "scores":
-            return Method(BCE(), AssumeNegative(), terms=[UnknownScores(power, strength)])
-    raise UserError(f"of={of!r} cannot be regularised", "use of=weights or of=scores")
+    one_of(("weights", "scores"), of=of)
+    if of == "weights":
+        return RegularisedWeights(power, strength)
+    return Method(BCE(), AssumeNegative(), terms=[UnknownScores(power, strength)])

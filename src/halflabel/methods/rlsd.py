@@ -7,7 +7,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from halflabel.errors import UserError
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.methods.parts.ranking import UnknownAs
@@ -95,8 +94,6 @@ class Regional(RecurrentHead):
         hidden: int = 128,
         dropout: float = 0.0,
     ) -> None:
-        if levels < 1:
-            raise UserError(f"{levels} levels have no window", "use levels ≥ 1")
         super().__init__(
             channels, classes, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=1, length=length
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import over_images
 from halflabel.methods.parts.propagation import PropagateLabels
-from halflabel.methods.parts.ranking import Ranking, Sampling, UnknownAs
+from halflabel.methods.parts.ranking import Ranking, UnknownAs, ranking_method
 from halflabel.methods.parts.relabel import Relabeler
 from halflabel.methods.parts.terms import Transductive
 from halflabel.system.validate import at_least
@@ -138,9 +139,6 @@ def ss_rml(
     return _build(Ranking(s, kappa, leak, rank, rounded), relabel, [Transductive(eta)] if eta else [])
 
 
-def _build(loss: Ranking, relabel: Relabeler, terms: list[Transductive] | None = None) -> Method:
+def _build(loss: Ranking, relabel: Relabeler, terms: Sequence[Transductive] = ()) -> Method:
     at_least(0, kappa=loss.kappa)
-    method_class = Sampling if loss.rank == "sampled" else Method
-    method = method_class(loss, relabel, terms=terms or (), reduce=over_images)
-    method.starts_from_bce = True  # the ramp is not convex
-    return method
+    return ranking_method(loss, relabel, terms=terms, starts_from_bce=True)  # the ramp is not convex

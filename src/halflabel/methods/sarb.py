@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.blending import Blending
-from halflabel.methods.parts.semantic import SemanticHead, check_head, label_edges
+from halflabel.methods.parts.semantic import semantic_parts
 from halflabel.system.validate import MAX_SIZE, at_least, between
 
 __all__ = ["sarb", "sarb_star"]
@@ -64,7 +63,7 @@ def sarb(
     prototype; an image with all labels known gets none; prototypes come from a bank of training features instead of a
     pass over all images.
     """
-    return _blending("clusters", prototypes, **_without_prototypes(locals()))
+    return _blending("clusters", **locals())
 
 
 @method(
@@ -111,24 +110,13 @@ def sarb_star(
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 78.4, VG-200 46.0, VOC 2007 91.5.
     Measured here, as for `sarb`: 75.4; `sarb` 75.1, `ssgrl` 73.8, `bce` 74.0.
     """
-    return _blending("quadrants", 4, **_without_prototypes(locals()))
+    return _blending("quadrants", **locals())
 
 
-def _without_prototypes(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "prototypes"}
-
-
-def _blending(by: str, prototypes: int, **options: Any) -> Method:
+def _blending(by: str, *, prototypes: int = 4, **options: Any) -> Method:
     between(0, 1, share=options["share"])
     between(1, MAX_SIZE, bank=options["bank"], width=options["width"], prototypes=prototypes)
     at_least(1, blends=options["blends"], every=options["every"])
     at_least(0, **{name: options[name] for name in ("warm", "instance_weight", "prototype_weight", "contrast_weight")})
-    head = {name: options.pop(name) for name in ("rank", "steps", "dropout")} | {"width": options["width"]}
-    check_head(**head, vector_size=options["vector_size"])
-    return Blending(
-        by=by,
-        prototypes=prototypes,
-        make=partial(SemanticHead, vector_size=options["vector_size"], **head),
-        edges=partial(label_edges, options.pop("graph")),
-        **options,
-    )
+    head = {name: options.pop(name) for name in ("rank", "steps", "dropout", "graph", "vectors", "vector_size")}
+    return Blending(by=by, prototypes=prototypes, **options, **semantic_parts(width=options["width"], **head))

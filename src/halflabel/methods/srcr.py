@@ -110,9 +110,8 @@ def _on_frozen(tau: float, weight: float) -> Method:
 
     Pseudo-labels count a tenth: they come from the model that they train, and at full weight they make it worse.
     """
-    method = Method(BCE(), ConfidentRounds(tau, 0.1 * weight) if weight else None, reduce=over_known)
-    method.starts_from_bce = True
-    return method
+    relabel = ConfidentRounds(tau, 0.1 * weight) if weight else None
+    return Method(BCE(), relabel, reduce=over_known, starts_from_bce=True)
 
 
 class Confident(Relabeler):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from halflabel.methods.base import Method, method
-from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, check_head, label_edges
+from halflabel.methods.parts.semantic import SemanticMethod, semantic_parts
 
 __all__ = ["ssgrl"]
 
@@ -56,10 +54,4 @@ def ssgrl(
     The two linear layers after tanh are one vector here, which is the same function. The paper trains with Adam, 1e-5.
     P counts one more image, so that pairs seen once have little weight, and A_cc is 0: the gates use the label's state.
     """
-    check_head(width=width, rank=rank, steps=steps, dropout=dropout, vector_size=vector_size)
-    return SemanticMethod(
-        partial(SemanticHead, vector_size=vector_size, width=width, rank=rank, steps=steps, dropout=dropout),
-        partial(label_edges, graph),
-        vectors=vectors,
-        vector_size=vector_size,
-    )
+    return SemanticMethod(**semantic_parts(**locals()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from halflabel.methods.base import Method, method
-from halflabel.methods.parts.transfer import build_transfer
+from halflabel.methods.parts.transfer import SemanticTransfer
 
 __all__ = ["sst"]
 
@@ -64,4 +64,4 @@ def sst(
     L_cos are weighted, not drawn; L_pairs and L_cos have full weight from the first step instead of growing through the
     first epoch.
     """
-    return build_transfer(**locals())
+    return SemanticTransfer(**locals())

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.losses import over_images
-from halflabel.methods.parts.ranking import Ranking, Sampling, UnknownAs
+from halflabel.methods.parts.ranking import Ranking, UnknownAs, ranking_method
 from halflabel.models.embedding_heads import Bilinear
 from halflabel.system.validate import MAX_SIZE, at_least, between
 
@@ -47,7 +46,4 @@ def wsabie(dimensions: int = 100, norm: float = 0.0, rank: str = "sampled", unkn
     at_least(0, norm=norm)
     # A ramp with leak 1 is the hinge.
     loss = Ranking(leak=1.0, kappa=0.0, rank=rank)
-    method_class = Sampling if rank == "sampled" else Method
-    return method_class(
-        loss, UnknownAs(unknown), head=partial(Bilinear, dimensions=dimensions, norm=norm), reduce=over_images
-    )
+    return ranking_method(loss, UnknownAs(unknown), head=partial(Bilinear, dimensions=dimensions, norm=norm))

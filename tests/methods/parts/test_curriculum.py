@@ -242,8 +242,8 @@ def test_refusals_say_what_to_do():
         ({"strategy": "b", "theta": 1.5}, "≤ 1 for b"),
         ({"strategy": "2steps", "theta": 1.0}, "none for 2steps"),
         ({"theta": -1.0}, "theta ≥ 0"),
-        ({"passes": 1}, "2 or more passes"),
-        ({"block": 0}, "1 or more"),
+        ({"passes": 1}, "passes ≥ 2"),
+        ({"block": 0}, "block ≥ 1"),
         ({"before": "ten"}, "as in 10,15"),
         ({"before": "1,15"}, "epoch 2 or later"),
     ):

@@ -13,6 +13,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.label_store import PackedLabels
 from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
 from halflabel.system.rng import hash_names
+from halflabel.system.validate import at_least, one_of
 from halflabel.types import Batch, Sweep, Targets
 
 __all__ = ["STRATEGIES", "Curriculum"]
@@ -62,14 +63,13 @@ class Curriculum(Relabeler):
         passes: int = 20,
     ) -> None:
         super().__init__()
-        if strategy not in STRATEGIES:
-            raise UserError(f"strategy cannot be {strategy!r}", f"use {', '.join(STRATEGIES)}")
+        one_of(STRATEGIES, strategy=strategy)
+        at_least(1, block=block)
+        at_least(2, passes=passes)
         if theta < 0 or (strategy == "b" and theta > 1) or (strategy == "2steps" and theta):
             raise UserError(
                 f"strategy {strategy} cannot have theta {theta:g}", "use theta ≥ 0; ≤ 1 for b; none for 2steps"
             )
-        if block < 1 or passes < 2:
-            raise UserError(f"block is {block}, passes {passes}", "use a block of 1 or more, 2 or more passes")
         self.strategy = strategy
         self.theta = theta or STRATEGIES[strategy]
         self.before_option = _read_epochs(before)

@@ -20,6 +20,7 @@ __all__ = [
     "Focal",
     "Loss",
     "Reduce",
+    "focal_present",
     "over_entries",
     "over_images",
     "over_known",
@@ -62,19 +63,19 @@ class BCE(Loss):
 
 
 class Focal(Loss):
-    """Focal loss: ℓ⁺ = α (1 − p)^γ · −log p, ℓ⁻ = (1 − α) p^γ · −log(1 − p). Lin 2017, eq. 4 and 5.
+    """Focal loss: ℓ⁺ = α (1 − p_m)^γ · −log p_m, ℓ⁻ = (1 − α) p^γ · −log(1 − p). Lin 2017, eq. 4 and 5.
 
-    With `alpha` 0 both weights are 1. The gradient includes the focusing weight.
+    p = σ(x), p_m = σ(x − margin). With `alpha` 0 both weights are 1. The gradient includes the focusing weight.
     """
 
-    def __init__(self, gamma: float = 2.0, alpha: float = 0.0) -> None:
+    def __init__(self, gamma: float = 2.0, alpha: float = 0.0, margin: float = 0.0) -> None:
         super().__init__()
         self.gamma = gamma
         self.alpha = alpha
+        self.margin = margin
 
     def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        present = _score_to(self.gamma, -logits) * softplus(-logits)
-        absent = _score_to(self.gamma, logits) * softplus(logits)
+        present, absent = focal_present(logits - self.margin, self.gamma), focal_present(-logits, self.gamma)
         return (self.alpha * present, (1 - self.alpha) * absent) if self.alpha else (present, absent)
 
 
@@ -104,6 +105,11 @@ class ASL(Loss):
         if self.detach:
             present_weight, absent_weight = present_weight.detach(), absent_weight.detach()
         return present_weight * present, absent_weight * absent
+
+
+def focal_present(logits: Tensor, gamma: float) -> Tensor:
+    """(1 − p)^γ · −log p, finite at any logit and any γ ≥ 0."""
+    return _score_to(gamma, -logits) * softplus(-logits)
 
 
 def _score_to(power: float, logits: Tensor) -> Tensor:

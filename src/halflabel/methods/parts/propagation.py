@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.nearest import nearest
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.methods.parts.relabel import check_size, never_starts
+from halflabel.system.validate import at_least
 from halflabel.types import Batch, Sweep, Targets, at_least_float32
 
 __all__ = ["PropagateLabels"]
@@ -34,10 +34,9 @@ class PropagateLabels(UnknownAs):
 
     def __init__(self, first: int, every: int, t: float, labelled: float, unknown: str) -> None:
         super().__init__(unknown)
-        if first < -1 or every < 1:
-            raise UserError(f"start is {first} and every is {every}", "use start >= 0, or -1 for never, and every >= 1")
-        if t < 0 or labelled < 0:
-            raise UserError(f"t is {t:g} and labelled is {labelled:g}", "use numbers of 0 or more")
+        at_least(-1, start=first)
+        at_least(1, every=every)
+        at_least(0, t=t, labelled=labelled)
         self.first = first
         self.every = every
         self.t = t

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
-from halflabel.methods.parts.losses import Loss
+from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.relabel import Relabeler
+from halflabel.system.validate import between, one_of
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = ["Ranking", "Sampling", "UnknownAs", "harmonic", "hinge_sums", "rank_of", "ranking", "trials", "violators"]
+__all__ = [
+    "Ranking",
+    "UnknownAs",
+    "harmonic",
+    "hinge_sums",
+    "rank_of",
+    "ranking",
+    "ranking_method",
+    "trials",
+    "violators",
+]
 
 
 def hinge_sums(logits: Tensor, neg: Tensor, margin: float, *, closed: bool = False) -> Tensor:
@@ -108,12 +121,10 @@ class Ranking(Loss):
         self, s: float = -0.8, kappa: float = 5.0, leak: float = 0.0, rank: str = "sampled", rounded: bool = False
     ) -> None:
         super().__init__()
-        if rank not in ("sampled", "exact"):
-            raise UserError(f"rank cannot be {rank!r}", "use sampled or exact")
+        one_of(("sampled", "exact"), rank=rank)
+        between(0, 1, leak=leak)
         if not -1 < s <= 0:
             raise UserError(f"s is {s:g}", "give a number above −1 and up to 0, such as −0.8")
-        if not 0 <= leak <= 1:
-            raise UserError(f"leak is {leak:g}", "give a number from 0 (ramp) to 1 (hinge)")
         self.s = s
         self.kappa = kappa
         self.leak = leak
@@ -130,10 +141,11 @@ class Ranking(Loss):
         return ranking(wide, targets, rank, s=self.s, leak=self.leak, kappa=self.kappa)
 
 
-class Sampling(Method):
-    """A method whose loss is random: a step depends on the order of the images in the batch."""
-
-    samples = True
+def ranking_method(loss: Ranking, relabel: Relabeler, **parts: Any) -> Method:
+    """Return a method with this loss; if ranks are sampled, a step depends on the order of the images in the batch."""
+    method = Method(loss, relabel, reduce=over_images, **parts)
+    method.samples = loss.rank == "sampled"
+    return method
 
 
 class UnknownAs(Relabeler):
@@ -149,8 +161,7 @@ class UnknownAs(Relabeler):
 
     def __init__(self, policy: str = "auto") -> None:
         super().__init__()
-        if policy not in ("auto", "ignore", "negative"):
-            raise UserError(f"unknown labels cannot be taken as {policy!r}", "use auto, ignore or negative")
+        one_of(("auto", "ignore", "negative"), unknown=policy)
         self.policy = policy
         self.register_buffer("weight", torch.tensor(float(policy == "negative")))
 

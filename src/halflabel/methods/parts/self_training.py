@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from halflabel.methods.base import Method
-from halflabel.methods.parts.losses import BCE, Reduce
+from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
-from halflabel.models.heads import Head, HeadMaker, Model, pool
+from halflabel.models.heads import Head, Model, pool
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
 __all__ = ["SaliencyHead", "SelfTraining"]
@@ -62,15 +62,12 @@ class SelfTraining(Method):
         self,
         relabel: Relabeler,
         *,
-        head: HeadMaker,
-        reduce: Reduce,
-        views: tuple[str, ...],
         supervise: str,
         shifted: bool,
         weight: float,
-        frozen: Callable[[], Method],
+        **parts: Any,
     ) -> None:
-        super().__init__(BCE(), relabel, head=head, reduce=reduce, views=views, frozen=frozen)
+        super().__init__(BCE(), relabel, **parts)
         self.supervise = supervise
         self.shifted = shifted
         self.weight = weight

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu, linear
+from torch.nn.functional import leaky_relu
 
 from halflabel.errors import UserError, WrongHead
 from halflabel.labels.table import LabelTable
@@ -29,9 +30,9 @@ __all__ = [
     "SemanticAttention",
     "SemanticHead",
     "SemanticMethod",
-    "check_head",
     "label_edges",
     "label_features",
+    "semantic_parts",
 ]
 
 MOST_CLASSES = 10_000  # with more, the graph alone would take more than 400 MB of the model file
@@ -111,8 +112,7 @@ class GatedGraph(nn.Module):
         z = σ(W_z a + U_z h),   r = σ(W_r a + U_r h),   h̃ = tanh(W a + U (r ⊙ h)),   h ← (1 − z) ⊙ h + z ⊙ h̃
 
     The weights are shared by all labels and steps. Memory in training: about 36·T·B·C·W bytes. Time: 9·T·C·W² +
-    2·T·C²·W multiplications per image. `attended` (B, C, P) and (B, P, W): the states are their product. With few
-    places, the first step multiplies places by its weights instead of states: 8·C·W² multiplications fewer.
+    2·T·C²·W multiplications per image.
     """
 
     def __init__(self, width: int, steps: int) -> None:
@@ -123,29 +123,14 @@ class GatedGraph(nn.Module):
         self.own = nn.Linear(width, 2 * width, bias=False)  # U_z and U_r, applied to the state h
         self.kept = nn.Linear(width, width, bias=False)  # U, applied to the reset state r ⊙ h
 
-    def forward(self, states: Tensor, graph: Tensor, attended: tuple[Tensor, ...] = ()) -> Tensor:
-        graph = graph.to(states.dtype)
-        for step in range(self.steps):
-            if step or not attended:
-                messages = self.told(torch.cat([graph @ states, graph.T @ states], 2))
-                own = self.own(states)
-            else:
-                weights, places = attended
-                inward, outward = (linear(places, weight) for weight in self.told.weight.chunk(2, 1))
-                messages = (graph @ weights) @ inward + (graph.T @ weights) @ outward + self.told.bias
-                own = weights @ self.own(places)
-            gates = torch.sigmoid(messages[..., : 2 * states.shape[2]] + own)
-            update, reset = gates.chunk(2, 2)
-            candidate = torch.tanh(messages[..., 2 * states.shape[2] :] + self.kept(reset * states))
+    def forward(self, states: Tensor, graph: Tensor) -> Tensor:
+        graph, width = graph.to(states.dtype), states.shape[2]
+        for _ in range(self.steps):
+            messages = self.told(torch.cat([graph @ states, graph.T @ states], 2))
+            update, reset = torch.sigmoid(messages[..., : 2 * width] + self.own(states)).chunk(2, 2)
+            candidate = torch.tanh(messages[..., 2 * width :] + self.kept(reset * states))
             states = torch.lerp(states, candidate.to(states.dtype), update.to(states.dtype))
         return states
-
-
-def check_head(*, width: int, rank: int, steps: int, dropout: float, vector_size: int) -> None:
-    """Raise if no `SemanticHead` can be built with these options."""
-    between(0, MAX_SIZE, width=width, steps=steps)
-    between(1, MAX_SIZE, rank=rank, vector_size=vector_size)
-    below_one(dropout=dropout)
 
 
 class SemanticHead(LabelAwareHead):
@@ -176,7 +161,6 @@ class SemanticHead(LabelAwareHead):
         dropout: float = 0.0,
     ) -> None:
         super().__init__(classes, vector_size)
-        check_head(width=width, rank=rank, steps=steps, dropout=dropout, vector_size=vector_size)
         wide = width or channels
         self.dropout = nn.Dropout1d(dropout)  # the same channels at all places: dropout per place would average out
         self.project = nn.Linear(channels, wide, bias=False) if width else None
@@ -191,21 +175,17 @@ class SemanticHead(LabelAwareHead):
     def forward(self, features: Tensor) -> Output:
         places = self._places(features)
         attention = self.attention(places, self.vectors)
-        weights = attention.to(places.dtype)
-        label_features = weights @ places
+        label_features = attention.to(places.dtype) @ places
         shape = features.shape[2:] if features.ndim == 4 else (1, 1)
         maps = attention.view(*attention.shape[:2], *shape)
-        return Output(self.classify(label_features, weights, places), pool(features), maps, per_class=label_features)
+        return Output(self.classify(label_features), pool(features), maps, per_class=label_features)
 
-    def classify(self, features: Tensor, *attended: Tensor) -> Tensor:
-        """(B, C, W) features of each label -> (B, C) logits; `attended`: weights and places whose product they are."""
-        if attended and 2 * attended[1].shape[1] > features.shape[1]:  # too many places to save time
-            attended = ()
+    def classify(self, features: Tensor) -> Tensor:
+        """(B, C, W) features of each label -> (B, C) logits."""
         size = max(_CHUNK_NUMBERS // max(features.shape[1] * features.shape[2], 1), 1)
         if torch.compiler.is_exporting() or len(features) <= size:
-            return self._classify(features, *attended)
-        chunks = zip(*(torch.split(part, size) for part in (features, *attended)), strict=True)
-        return torch.cat([recompute(self._classify, *chunk) for chunk in chunks])
+            return self._classify(features)
+        return torch.cat([recompute(self._classify, chunk) for chunk in torch.split(features, size)])
 
     def class_maps(self, maps: Tensor) -> Tensor:
         """Return the attention α of each label."""
@@ -217,13 +197,8 @@ class SemanticHead(LabelAwareHead):
         places = self.dropout(features.flatten(2) if features.ndim == 4 else features[:, :, None]).transpose(1, 2)
         return places if self.project is None else cast(Tensor, self.project(places))
 
-    def _classify(self, features: Tensor, *attended: Tensor) -> Tensor:
-        states = self.gated(features, self.graph, attended)
-        if attended:
-            (weights, places), (of_state, of_feature) = attended, self.join.weight.chunk(2, 1)
-            joined = linear(states, of_state, self.join.bias) + weights @ linear(places, of_feature)
-        else:
-            joined = self.join(torch.cat([states, features], 2))
+    def _classify(self, features: Tensor) -> Tensor:
+        joined = self.join(torch.cat([self.gated(features, self.graph), features], 2))
         return (torch.tanh(joined) * self.weight).sum(2) + self.bias
 
 
@@ -240,8 +215,6 @@ class GraphClassifier(LabelAwareHead):
         self, channels: int, classes: int, *, vector_size: int = 300, hidden: int = 1024, pooling: str = "max"
     ) -> None:
         super().__init__(classes, vector_size)
-        if pooling not in ("max", "mean") or hidden < 1:
-            raise UserError(f"pooling {pooling!r} and hidden {hidden} do not fit", "use max or mean, and hidden ≥ 1")
         self.pooling = pooling
         self.needs_maps = pooling == "max"
         self.first = nn.Linear(vector_size, hidden, bias=False)
@@ -305,6 +278,21 @@ def label_edges(source: str, table: LabelTable) -> Edges:
     """Return the label graph of a `--graph` option; for co-occurrence row c holds P(c' | c)."""
     edges = read_edges(source, table)
     return edges.transposed() if source == "cooccurrence" else edges
+
+
+def semantic_parts(
+    *, steps: int, dropout: float, width: int, rank: int, graph: str, vectors: str, vector_size: int
+) -> dict[str, Any]:
+    """Check the options of the head of ssgrl; return the arguments of `SemanticMethod` for them."""
+    between(0, MAX_SIZE, width=width, steps=steps)
+    between(1, MAX_SIZE, rank=rank, vector_size=vector_size)
+    below_one(dropout=dropout)
+    return {
+        "make": partial(SemanticHead, vector_size=vector_size, width=width, rank=rank, steps=steps, dropout=dropout),
+        "edges": partial(label_edges, graph),
+        "vectors": vectors,
+        "vector_size": vector_size,
+    }
 
 
 def label_features(output: Output) -> Tensor:

@@ -114,6 +114,4 @@ class LabelSmoothness(Term):
 def alternating(similarity: SimilarityMethod) -> Method:
     """Return the method that L-BFGS fits: a batch must hold all training images, in the order of the table."""
     rounds = SimilarityRounds(similarity)
-    method = Method(BCE(), rounds, terms=[LabelSmoothness(rounds)])
-    method.starts_from_bce = True  # the paper's start from the logistic model
-    return method
+    return Method(BCE(), rounds, terms=[LabelSmoothness(rounds)], starts_from_bce=True)  # as in the paper

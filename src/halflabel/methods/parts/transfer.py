@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +13,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.feature_bank import SMALLEST_NORM, FeatureBank, Prototypes, check_bytes
 from halflabel.methods.parts.losses import ASL
 from halflabel.methods.parts.relabel import Ignore, never_starts
-from halflabel.methods.parts.semantic import (
-    SemanticHead,
-    SemanticMethod,
-    check_head,
-    label_edges,
-    label_features,
-)
+from halflabel.methods.parts.semantic import SemanticMethod, label_features, semantic_parts
 from halflabel.models.heads import Model
 from halflabel.system.gpu_memory import recompute
 from halflabel.system.validate import MAX_SIZE, at_least, between
@@ -30,7 +23,6 @@ __all__ = [
     "Cooccurrence",
     "SemanticTransfer",
     "WarmUp",
-    "build_transfer",
     "contrastive_loss",
     "falling_threshold",
     "threshold_loss",
@@ -52,25 +44,30 @@ class SemanticTransfer(SemanticMethod):
 
     def __init__(
         self,
-        width: int,
-        rank: int,
         *,
-        warm: int,
         theta: float,
-        fall: float,
-        floor: float,
+        theta_fall: float,
+        theta_floor: float,
+        warm: int,
+        guess_weight: float,
         pair_weight: float,
         contrast_weight: float,
-        guess_weight: float,
         bank: int,
+        width: int,
+        rank: int,
         prototypes: int = 0,
         learned: bool = False,
         every: int = 5,
-        **semantic: Any,
+        **head: Any,
     ) -> None:
-        super().__init__(relabel=WarmUp("guessing labels", warm), **semantic)
+        if not 0 <= theta_floor <= theta <= 1:
+            raise UserError(f"theta {theta:g} cannot fall to {theta_floor:g}", "use 0 ≤ theta_floor ≤ theta ≤ 1")
+        between(1, MAX_SIZE, bank=bank, width=width)
+        at_least(0, warm=warm, theta_fall=theta_fall, guess_weight=guess_weight, pair_weight=pair_weight)
+        at_least(0, contrast_weight=contrast_weight)
+        super().__init__(relabel=WarmUp("guessing labels", warm), **semantic_parts(width=width, rank=rank, **head))
         self.width = width
-        self.warm, self.first, self.fall, self.floor = warm, theta, fall, floor
+        self.warm, self.first, self.fall, self.floor = warm, theta, theta_fall, theta_floor
         self.pair_weight, self.contrast_weight, self.guess_weight = pair_weight, contrast_weight, guess_weight
         self.learned, self.every = learned, every
         self.within = Cooccurrence(width, rank)
@@ -133,51 +130,6 @@ def threshold_loss(scores: Tensor, usable: Tensor, labels: Tensor, theta: Any) -
     known = usable & (labels != 0)
     logits = _SHARPNESS * (scores - theta)
     return (softplus(-labels * logits) * known).sum() / known.sum().clamp(min=1)
-
-
-def build_transfer(
-    *,
-    theta: float,
-    theta_fall: float,
-    theta_floor: float,
-    warm: int,
-    guess_weight: float,
-    pair_weight: float,
-    contrast_weight: float,
-    bank: int,
-    steps: int,
-    dropout: float,
-    width: int,
-    rank: int,
-    graph: str,
-    vectors: str,
-    vector_size: int,
-    **prototypes: Any,
-) -> SemanticTransfer:
-    """Check the options of sst and hst and build the method."""
-    if not 0 <= theta_floor <= theta <= 1:
-        raise UserError(f"theta {theta:g} cannot fall to {theta_floor:g}", "use 0 ≤ theta_floor ≤ theta ≤ 1")
-    between(1, MAX_SIZE, bank=bank, width=width)
-    at_least(0, warm=warm, theta_fall=theta_fall, guess_weight=guess_weight, pair_weight=pair_weight)
-    at_least(0, contrast_weight=contrast_weight)
-    check_head(width=width, rank=rank, steps=steps, dropout=dropout, vector_size=vector_size)
-    return SemanticTransfer(
-        width,
-        rank,
-        warm=warm,
-        theta=theta,
-        fall=theta_fall,
-        floor=theta_floor,
-        pair_weight=pair_weight,
-        contrast_weight=contrast_weight,
-        guess_weight=guess_weight,
-        bank=bank,
-        make=partial(SemanticHead, vector_size=vector_size, width=width, rank=rank, steps=steps, dropout=dropout),
-        edges=partial(label_edges, graph),
-        vectors=vectors,
-        vector_size=vector_size,
-        **prototypes,
-    )
 
 
 def falling_threshold(epoch: int, warm: int, start: float, fall: float, floor: float) -> float:
