@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from paper_examples import columns
 
 from halflabel.methods.base import recipe
 from halflabel.papers.run import reproduce
@@ -54,9 +55,9 @@ def test_k_belongs_to_saliency_only() -> None:
 def test_rows_of_huynh_2020_are_repeated() -> None:
     names = {"Latent Noise": "Latent Noise (visual)", "Curriculum": "Curriculum Labeling"}
     wang, huynh = PRINTED["S4-table4"], PRINTED["S1-table1"]
-    groups = [column.measure for column in huynh.columns if column.condition == "end to end"]
+    groups = [column.measure for column in columns(huynh) if column.condition == "end to end"]
     for row in ("Latent Noise", "CNN-RNN", "Curriculum", "IMCL"):
-        for column, group in zip(wang.columns, groups, strict=True):
+        for column, group in zip(columns(wang), groups, strict=True):
             number = wang.number(row, "OpenImages V3", column.measure)
             original = huynh.number(names.get(row, row), "end to end", group)
             assert number is not None

@@ -135,14 +135,12 @@ def _run_table(
 
 def _show_tables() -> None:
     from halflabel.data.datasets import DATASETS
-    from halflabel.methods.base import recipes
     from halflabel.papers.tables import PRINTED, TABLES, paper_of
 
-    known = set(recipes())
     shown = plain_table("table", "paper", "what", "data sets", "rows")
     for table in TABLES.values():
         sets = dict.fromkeys(DATASETS[condition.dataset].title.split(",")[0] for condition in table.conditions)
-        runnable = sum(row.method in known for row in table.rows)
+        runnable = sum(row.method is not None for row in table.rows)
         printed = PRINTED.get(table.id)
         what = printed.caption if printed is not None else table.notes[0]
         paper = paper_of(table.id).partition(":")[0]
@@ -157,16 +155,14 @@ def _show_tables() -> None:
 def _show_table(id: str) -> None:
     """Print what a table needs: its protocol, its rows and its data."""
     from halflabel.data.datasets import dataset_layout
-    from halflabel.methods.base import recipes
     from halflabel.papers.describe import describe_protocol
     from halflabel.papers.tables import find_table, paper_of
 
     table = find_table(id)
     console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}")
     console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)))
-    known = set(recipes())
-    console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.can_run(known))))
-    for name, reason in table.skipped(known).items():
+    console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.method)))
+    for name, reason in table.skipped().items():
         console.print(f"[bright_black]skipped: {escape(name)}: {escape(reason)}[/]")
     console.print("\n[bold]protocol[/]")
     for line in describe_protocol(table):

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from halflabel.errors import UserError
 from halflabel.experiments.grid import Candidate, Grid, LabelMask
-from halflabel.methods.base import recipes
 from halflabel.papers.settings import CellSetup, Overrides, set_up_cell
 from halflabel.papers.spec import Cell, Condition, PaperTable, TableRow
 from halflabel.system.files import to_json_value
@@ -82,11 +81,11 @@ def plan_groups(
     paper_datasets: Mapping[str, str],
 ) -> list[RunGroup]:
     """Group all cells by data and settings. `paper_datasets`: the paper's data set of conditions moved to another."""
-    methods, groups = recipes(), dict[str, RunGroup]()
+    groups: dict[str, RunGroup] = {}
     for condition in conditions:
         for trial in range(len(condition.trials)):
             for row in rows:
-                if not row.can_run(methods) or not row.applies_to(condition):
+                if row.method is None or not row.applies_to(condition):
                     continue
                 cell = table.cell(row, condition)
                 setup = set_up_cell(cell, overrides)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from halflabel.experiments.grid import LabelMask
-from halflabel.methods.base import recipes
 from halflabel.papers.spec import Condition, PaperMeasure, PaperTable, TableRow
 from halflabel.papers.tables import PRINTED
 from halflabel.system.files import to_json_value, write_csv, write_json
@@ -109,20 +108,17 @@ def collect_figures(
     paper_datasets: Mapping[str, str],
 ) -> list[TableFigure]:
     """Every number of the chosen rows and conditions. `paper_datasets`: see `plan_groups`."""
-    figures, methods = [], recipes()
+    figures = []
     for condition in conditions:
         present = [row for row in rows if row.applies_to(condition)]
-        by_row = {
-            row.name: _mean_per_seed(table, row, condition, seeds, values) for row in present if row.can_run(methods)
-        }
+        by_row = {row.name: _mean_per_seed(table, row, condition, seeds, values) for row in present if row.method}
         for row in present:
             cell = (row.name, condition.name)
-            is_skipped = not row.can_run(methods)
             runs = sum((run.row, run.condition) == cell for run in values)
-            of_runs = 0 if is_skipped else seeds * len(condition.trials) * len(table.cell(row, condition).masks)
+            of_runs = 0 if row.method is None else seeds * len(condition.trials) * len(table.cell(row, condition).masks)
             reason = "does not apply" if runs == of_runs else f"{runs} of {of_runs} runs finished"
-            if is_skipped:
-                reason = f"skipped: {row.why_skipped(methods)}"
+            if row.method is None:
+                reason = "skipped: only the printed numbers are available"
             elif any((run.row, run.condition) == cell for run in failures):
                 reason = "failed"
             unmeasured = TableFigure(

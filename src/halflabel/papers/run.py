@@ -17,7 +17,6 @@ from halflabel.experiments.data import split_data
 from halflabel.experiments.grid import LabelMask, Outcome, Task, parse_budget
 from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.store import Store
-from halflabel.methods.base import recipes
 from halflabel.papers.describe import describe_masks, describe_measure, describe_training, group_lines
 from halflabel.papers.measure import RELABEL_METRICS, measure_task
 from halflabel.papers.plan import RunGroup, build_grid, plan_groups, select_by_name, with_reference_rows
@@ -59,8 +58,6 @@ def reproduce(
     """
     started = time.monotonic()
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
-    if seeds < 1:
-        raise UserError(f"{seeds} seeds give no result", "use 1 or more")
     table = find_table(id)
     selected_rows = with_reference_rows(
         table, select_by_name("row", rows, table.rows, lambda row: (row.name, row.method or ""))
@@ -253,7 +250,7 @@ class _TableRun:
     def result(self, missing: Mapping[str, UserError]) -> Reproduction:
         """The numbers of all finished runs, and how they were measured."""
         table, printed = self.table, PRINTED.get(self.table.id)
-        skipped = table.skipped(recipes())
+        skipped = table.skipped()
         return Reproduction(
             id=table.id,
             paper=paper_of(table.id),
@@ -282,7 +279,7 @@ class _TableRun:
     def _deviations(self) -> list[str]:
         """What is not as in the paper, with the conditions or rows concerned, one line each."""
         by_condition: dict[str, list[str]] = {condition.name: [] for condition in self.conditions}
-        by_row = {row.name: list(row.differs) for row in self.rows if row.can_run(recipes())}
+        by_row = {row.name: list(row.differs) for row in self.rows if row.method}
         same: dict[tuple[Any, ...], dict[str, None]] = {}
         for group in self.groups:
             for name, lines in group.differs.items():

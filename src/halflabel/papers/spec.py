@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -38,24 +38,23 @@ class Column(NamedTuple):
 
 
 class PrintedNumber(NamedTuple):
-    """A number and, where the paper gives it, its spread; `printed` is the paper's notation without blanks."""
+    """A number and, where the paper gives it, its spread."""
 
     value: float
     spread: float | None
-    printed: str
 
     @classmethod
     def parse(cls, text: str) -> PrintedNumber | None:
         """
         >>> PrintedNumber.parse("89.42±0.27")
-        PrintedNumber(value=89.42, spread=0.27, printed='89.42±0.27')
+        PrintedNumber(value=89.42, spread=0.27)
         >>> PrintedNumber.parse("–") is None
         True
         """
         if text == "–":
             return None
         value, _, spread = text.partition("±")
-        return cls(float(value), float(spread) if spread else None, text)
+        return cls(float(value), float(spread) if spread else None)
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,6 @@ class PrintedTable:
     caption: str
     rows: Mapping[str, Mapping[Column, PrintedNumber]]
     notes: tuple[str, ...] = ()
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return tuple(dict.fromkeys(column for cells in self.rows.values() for column in cells))
 
     def number(self, row: str, condition: str, measure: str) -> PrintedNumber | None:
         """The printed number, or None if the paper has none."""
@@ -265,10 +260,6 @@ class TableRow:
     differs: tuple[str, ...] = ()
     needs: str = ""
 
-    def can_run(self, methods: Collection[str]) -> bool:
-        """Whether the row can be trained with these methods."""
-        return self.method in methods
-
     def applies_to(self, condition: Condition) -> bool:
         """Whether the row has numbers under a condition."""
         return not self.masks_by_condition or condition.name in self.masks_by_condition
@@ -276,14 +267,6 @@ class TableRow:
     def mask_for(self, condition: Condition) -> MaskSpec | None:
         """The row's own mask under a condition; None: the masks of the condition apply."""
         return self.masks_by_condition.get(condition.name, self.mask)
-
-    def why_skipped(self, methods: Collection[str]) -> str:
-        """Why the row cannot be trained; empty if it can."""
-        if self.can_run(methods):
-            return ""
-        if self.method is None:
-            return "only the printed numbers are available"
-        return f"the method {self.method!r} is not available"
 
 
 class Cell(NamedTuple):
@@ -308,12 +291,6 @@ class PaperTable:
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
 
-    def cells(self, methods: Collection[str]) -> Iterator[Cell]:
-        """The cells that can be trained with these methods, row by row."""
-        for row in self.rows:
-            if row.can_run(methods):
-                yield from (self.cell(row, condition) for condition in self.conditions if row.applies_to(condition))
-
     def cell(self, row: TableRow, condition: Condition) -> Cell:
         if row.method is None:
             raise UserError(f"the row {row.name!r} of {self.id} has no method here", "choose another row")
@@ -332,10 +309,10 @@ class PaperTable:
             {**condition.training.settings, **row.settings},
         )
 
-    def skipped(self, methods: Collection[str]) -> dict[str, str]:
-        """Rows that cannot be trained with these methods, and why."""
+    def skipped(self) -> dict[str, str]:
+        """Rows that cannot be trained, and why."""
         return {
-            row.name: reason + (f"; it needs {row.needs}" if row.needs else "")
+            row.name: "only the printed numbers are available" + (f"; it needs {row.needs}" if row.needs else "")
             for row in self.rows
-            if (reason := row.why_skipped(methods))
+            if row.method is None
         }

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.methods.parts.label_graph import Edges, identity
 from halflabel.methods.parts.matching_pursuit import Similar
+from halflabel.papers.figures.inputs import FigureUnavailable
 from halflabel.papers.figures.neighbours import (
     draw_image_neighbours,
     draw_label_neighbours,
@@ -40,7 +40,7 @@ def test_strongest_edges():
 def test_label_neighbours_are_drawn(tmp_path):
     draw_label_neighbours(START, EDGES, ["d$^$g", "cat", "so$a"], tmp_path / "labels.png", n=3, caption="whose")
     assert is_picture(tmp_path / "labels.png")
-    with pytest.raises(UserError, match="no label is connected"):
+    with pytest.raises(FigureUnavailable, match="no label is connected"):
         draw_label_neighbours(identity(3), identity(3), CLASSES, tmp_path / "none.png")
 
 
@@ -57,5 +57,5 @@ def test_image_neighbours_are_drawn(tmp_path):
     assert is_picture(tmp_path / "all.png")
     assert is_picture(tmp_path / "some.png")
     assert (tmp_path / "all.png").read_bytes()[16:24] != (tmp_path / "some.png").read_bytes()[16:24]
-    with pytest.raises(UserError, match="not one image has a neighbour"):
+    with pytest.raises(FigureUnavailable, match="not one image has a neighbour"):
         spread_queries(Similar(torch.full((5, 2), -1), similar.weights))

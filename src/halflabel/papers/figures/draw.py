@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,42 +56,33 @@ def draw_figures(
     except ImportError as error:
         raise missing_package(error, "figures") from None
     run.check_finished()
-    request = _Request(FigureInputs(run, photos, scan=scan, reporter=reporter), out)
+    inputs, drawn = FigureInputs(run, photos, scan=scan, reporter=reporter), []
     draw = {"densities": _densities, "label neighbours": _label_neighbours, "image neighbours": _image_neighbours}
-    return [request.attempt(name, function) for name, function in draw.items()]
-
-
-class _Request(NamedTuple):
-    """The inputs and the output folder."""
-
-    inputs: FigureInputs
-    out: Path
-
-    def attempt(self, name: str, draw: Callable[[_Request], tuple[Path, ...]]) -> DrawnFigure:
-        """Draw one figure, or state why the run cannot have it."""
+    for name, function in draw.items():
         try:
-            return DrawnFigure(name, draw(self), SOURCES[name])
+            drawn.append(DrawnFigure(name, function(inputs, out), SOURCES[name]))
         except FigureUnavailable as reason:
-            return DrawnFigure(name, (), str(reason))
+            drawn.append(DrawnFigure(name, (), str(reason)))
+    return drawn
 
 
-def _densities(request: _Request) -> tuple[Path, ...]:
-    measured, truth, labels_from = request.inputs.held_out()
+def _densities(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
+    measured, truth, labels_from = inputs.held_out()
     if not ((truth > 0).any() and (truth < 0).any()):
         raise FigureUnavailable(
             "the held-out images have no known positive or no known negative: train with --truth LABELS"
         )
     densities = score_distributions.score_densities(measured.scores, truth)
-    classes = list(request.inputs.facts.table.classes)
-    picture = request.out / "densities.png"
+    classes = list(inputs.facts.table.classes)
+    picture = out / "densities.png"
     images = f"{len(measured.images)} held-out images, {labels_from}"
     caption = f"{SOURCES['densities']}\n{images}."
     score_distributions.draw_score_densities(densities, picture, classes, caption=caption)
     numbers = {"on": images, "wasserstein": densities.distance, **densities._asdict()}
     numbers["per_class"] = dict(zip(classes, densities.per_class.tolist(), strict=True))
     del numbers["distance"]
-    write_json(request.out / "densities.json", {"figure": SOURCES["densities"], **numbers})
-    return picture, request.out / "densities.json"
+    write_json(out / "densities.json", {"figure": SOURCES["densities"], **numbers})
+    return picture, out / "densities.json"
 
 
 def _learned_method(inputs: FigureInputs) -> Interactive:
@@ -107,38 +97,31 @@ def _learned_method(inputs: FigureInputs) -> Interactive:
     return method
 
 
-def _label_neighbours(request: _Request) -> tuple[Path, ...]:
+def _label_neighbours(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
     from halflabel.papers.figures.neighbours import draw_label_neighbours, strongest_edges
 
-    method, classes = _learned_method(request.inputs), request.inputs.facts.table.classes
+    method, classes = _learned_method(inputs), inputs.facts.table.classes
     after = method.graph.edges()
     before = after._replace(weights=method.start_weights.cpu().numpy().astype(np.float64))
-    picture = request.out / "label_neighbours.png"
-    try:
-        draw_label_neighbours(before, after, classes, picture, caption=SOURCES["label neighbours"])
-    except UserError as error:
-        raise FigureUnavailable(error.message) from None
+    picture = out / "label_neighbours.png"
+    draw_label_neighbours(before, after, classes, picture, caption=SOURCES["label neighbours"])
     rows = strongest_edges(before, after, classes, len(after.rows))
     header = ("label", "inferred from", "weight", "weight at the start")
     write_csv(picture.with_suffix(".csv"), header, rows)
     return picture, picture.with_suffix(".csv")
 
 
-def _image_neighbours(request: _Request) -> tuple[Path, ...]:
+def _image_neighbours(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
     import torch
 
     from halflabel.papers.figures.neighbours import draw_image_neighbours, spread_queries
 
-    inputs = request.inputs
     method = _learned_method(inputs)
     numbers, table = inputs.facts.training[inputs.sample], inputs.facts.table
     labels = torch.from_numpy(table.rows(numbers))
     groups = None if method.groups is None else method.groups[torch.from_numpy(inputs.sample)]
     similar = method.neighbours(inputs.sweep.features, inputs.sweep.logits, labels, groups)
-    try:
-        queries = spread_queries(similar, PHOTOS_SHOWN)
-    except UserError as error:
-        raise FigureUnavailable(error.message) from None
+    queries = spread_queries(similar, PHOTOS_SHOWN)
     index = similar.index.cpu()
     shown = sorted({*queries, *(row for row in index[queries].flatten().tolist() if row >= 0)})
     photos = {row: photo for row in shown if (photo := inputs.read_photo(int(numbers[row]))) is not None}
@@ -146,7 +129,7 @@ def _image_neighbours(request: _Request) -> tuple[Path, ...]:
         row: ", ".join(table.classes[int(c)] for c in torch.nonzero(labels[row] > 0).flatten()) or "none known"
         for row in shown
     }
-    picture = request.out / "image_neighbours.png"
+    picture = out / "image_neighbours.png"
     caption = (
         f"{SOURCES['image neighbours']}\nAmong {len(numbers)} training images. Above each: its known classes. "
         "c weighs labels, c̄ features."

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.papers.figures.canvas import BLUE, GREY, literal, save_figure
+from halflabel.papers.figures.inputs import FigureUnavailable
 
 if TYPE_CHECKING:
     from halflabel.methods.parts.label_graph import Edges
@@ -52,7 +52,7 @@ def spread_queries(similar: Similar, most: int = 6) -> list[int]:
     """Row numbers of at most `most` images that have a neighbour, evenly spread."""
     with_neighbour = np.flatnonzero((similar.index >= 0).any(1).cpu().numpy())
     if not len(with_neighbour):
-        raise UserError("not one image has a neighbour", "train longer")
+        raise FigureUnavailable("not one image has a neighbour")
     places = np.unique(np.linspace(0, len(with_neighbour) - 1, most).astype(int))
     return [int(i) for i in with_neighbour[places]]
 
@@ -102,7 +102,7 @@ def draw_label_neighbours(
 
     edges = strongest_edges(before, after, classes, n)[::-1]
     if not edges:
-        raise UserError("no label is connected to another one", "use a label graph other than the identity")
+        raise FigureUnavailable("no label is connected to another one")
     figure = Figure(figsize=(6.5, 1.4 + 0.24 * len(edges)), layout="constrained")
     axes = figure.subplots()
     places = np.arange(len(edges))
