@@ -52,7 +52,7 @@ def test_every_method_has_one_seed_before_any_gets_a_second() -> None:
     # The first round is every method with its defaults.
     assert [(task.lr, task.options) for task in order[:6]] == [(task.candidate.lr, ()) for task in order[:6]]
     assert {task.pair for task in order[:6]} == pairs
-    assert all(tasks.cell(c, h, seed, outcomes) in outcomes for c, h in tasks.pairs for seed in range(3))
+    assert all(list(tasks.finished(*pair, outcomes)) == [0, 1, 2] for pair in tasks.pairs)
 
 
 def test_without_search_there_is_one_run_per_cell() -> None:
@@ -84,7 +84,7 @@ def test_among_equal_settings_the_defaults_are_chosen() -> None:
     tasks = grid("em", seeds=2)
     order, outcomes = walk(tasks)
     assert (order[-1].lr, order[-1].options) == (recipe("em").lr, ())
-    assert tasks.cell(*tasks.pairs[0], 1, outcomes) == order[-1]
+    assert tasks.finished(*tasks.pairs[0], outcomes)[1] == order[-1]
 
 
 def test_failed_runs_and_nan_are_not_chosen() -> None:

@@ -61,7 +61,7 @@ def test_labels_of_a_model_are_left_out(
         )
     (bench,) = benches
     assert f"{is_model_made.sum()} of {digits.table.known} labels were made by a model: they are left out" in lines
-    for table in (bench.table, bench.rest, bench.test):
+    for table in (bench.data.table, bench.rest, bench.test):
         assert len(table)
         assert table == by_people.subset(by_people.images.index(table.images.array))
 

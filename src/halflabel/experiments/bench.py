@@ -111,10 +111,6 @@ class Bench:
         self.sources = ExperimentSources(self.data, self.config, self.cache, self.pretrained, self.reporter)
 
     @property
-    def table(self) -> LabelTable:
-        return self.data.table
-
-    @property
     def rest(self) -> LabelTable:
         """Labels of the images that are not for the test."""
         return self.data.rest
@@ -163,29 +159,25 @@ class Bench:
         for name in ("lr", "weight_decay", "seed", "save_every", "device"):
             settings.pop(name)
         images = {"images": self.data.images, "test images": self.data.test_images}
-        rare: dict[str, Any] = {}  # left out where they have their defaults, so that older folders stay valid
         if self.data.validation is not None:
-            rare["validation labels"] = self.data.validation.digest()
             images["validation images"] = self.data.validation_images
-        if not self.pretrained:
-            rare["pretrained"] = False
-        if self.truth:
-            rare["truth"] = True
-        if self.labelled_only:
-            rare["labelled only"] = True
-        if self.start is not None:
-            rare["start"] = dataclasses.asdict(self.start)
-        if self.config.linear_init:
-            rare["linear_init"] = self.config.linear_init
+        rare = {  # left out where they have their defaults, so that older folders stay valid
+            "validation labels": None if self.data.validation is None else self.data.validation.digest(),
+            "pretrained": None if self.pretrained else False,
+            "truth": self.truth or None,
+            "labelled only": self.labelled_only or None,
+            "start": None if self.start is None else dataclasses.asdict(self.start),
+            "linear_init": self.config.linear_init or None,
+        }
         return {
-            "labels": self.table.digest(),
+            "labels": self.data.table.digest(),
             "test labels": self.test.digest(),
             **{name: image_identity(place) for name, place in images.items()},
             "select": self.select,
             "device": self.device,
             **config,
             **settings,
-            **rare,
+            **{name: value for name, value in rare.items() if value is not None},
         }
 
     def train(self, task: Task, *, callback: Callback | None = None, folder: Path | None = None) -> Trained:
@@ -201,12 +193,7 @@ class Bench:
         first = self.start.task(task)
         known, inside, _ = self._divided(first)
         about = {**self.identity(), "epochs": self.start.epochs, "task": first.key, "halflabel": __version__}
-        for name in (
-            "test labels",
-            "test images",
-            "truth",
-            "start",
-        ):  # the start does not depend on these
+        for name in ("test labels", "test images", "truth", "start"):  # the start does not depend on these
             about.pop(name, None)
         path = start_path(self.cache / "starts", first, {**about, "training labels": known.subset(inside).digest()})
         fitted = read_start(path)
@@ -282,32 +269,26 @@ class Bench:
             )
             model = Model(None, fitted.head).to(self.device)
             logits = score_source(model, parts.test, device=self.device, batch_size=512).logits
-        cf1, of1, own = self._f1(logits, torch.from_numpy(fitted.logits), known)
         outcome = Outcome(
             select=fitted.quality,
             measure="mAP" if bool((evaluation.value < 0).any()) else "assumed_mAP",
             known=known.known / max(len(known) * len(known.classes), 1),
             seconds=meter.seconds,
-            wall=meter.seconds,
-            memory=meter.memory,
-            memory_kind=meter.kind,
             log=tuple(dict(line) for line in fitted.log),
             strength=fitted.strength,
-            CF1=cf1,
-            OF1=of1,
-            own_metrics=own,
+            **self._measured(meter, logits, torch.from_numpy(fitted.logits), known),
         )
         return Trained(outcome, logits.numpy())
 
-    def _f1(self, logits: Tensor, judged: Tensor | None, known: LabelTable) -> tuple[float, float, dict[str, float]]:
-        """Return CF1, OF1 and the metrics of plugins on the test images.
+    def _measured(self, meter: Meter, logits: Tensor, judged: Tensor | None, known: LabelTable) -> dict[str, Any]:
+        """Return time, memory, and with `with_f1` CF1, OF1 and the metrics of plugins on the test images.
 
-        The thresholds are fitted to `judged` logits of images with known labels.
-
-        Without such images the threshold is 0.5, as in a run of `train` without held-out images.
+        The thresholds are fitted to `judged` logits of images with known labels. Without such images the threshold is
+        0.5, as in a run of `train` without held-out images.
         """
+        measured = {"wall": meter.seconds, "memory": meter.memory, "memory_kind": meter.kind}
         if not self.with_f1:
-            return math.nan, math.nan, {}
+            return measured
         platt, thresholds = Platt(), torch.full((logits.shape[1],), 0.5)
         if judged is not None:
             labels = torch.from_numpy(known.dense())
@@ -316,7 +297,8 @@ class Bench:
         labels = torch.from_numpy(self.test.dense())[readable]
         scores = platt.scores(logits[readable])
         rates = metrics.precision_recall_f1(scores, labels, thresholds)
-        return rates.CF1, rates.OF1, own_metrics(scores, labels, thresholds)
+        plugin_metrics = own_metrics(scores, labels, thresholds)
+        return {**measured, "CF1": rates.CF1, "OF1": rates.OF1, "own_metrics": plugin_metrics}
 
     def _train(
         self, task: Task, start: Fitted | None, callback: Callback | None, folder: Path | None
@@ -330,7 +312,7 @@ class Bench:
         method = assembly.make_method()
         validation_metric = self._validation_metric(known, outside)
         backbone = self.sources.backbone
-        head = assembly.make_head(method, backbone.channels, len(self.table.classes))
+        head = assembly.make_head(method, backbone.channels, len(self.rest.classes))
         cached = self.config.tune == "head"
 
         def fit_on(model: Model, parts: Parts, settings: Settings, folder: Path | None) -> Fitted:
@@ -350,7 +332,7 @@ class Bench:
 
         # Features are not timed: otherwise the first task that needs them would pay for all.
         try:
-            parts = self.sources.features(assembly) if cached else self.sources.pictures(self.device)
+            parts = self.sources.features(assembly) if cached else self.sources.pictures
             own_epochs = method_recipe.linear_init
             linear = 0 if cached or not own_epochs else self.config.linear_init or own_epochs
             first = self.sources.features(assembly) if linear else None
@@ -382,7 +364,6 @@ class Bench:
         judged = None
         if self.with_f1 and len(outside):
             judged = score_source(model, Subset(parts.rest, outside), device=self.device, batch_size=size).logits
-        cf1, of1, own = self._f1(logits, judged, known.subset(outside))
         best = fitted.log[fitted.best_epoch - 1]
         outcome = Outcome(
             select=float(best.get("select", math.nan)),
@@ -391,13 +372,8 @@ class Bench:
             known=training.known / max(len(training) * len(training.classes), 1),
             # From the log, which includes the time before an interruption, and excludes importing the engine.
             seconds=float(sum(line["seconds"] for line in [*before, *fitted.log])),
-            wall=meter.seconds,
-            memory=meter.memory,
-            memory_kind=meter.kind,
             log=tuple(dict(line) for line in fitted.log),
-            CF1=cf1,
-            OF1=of1,
-            own_metrics=own,
+            **self._measured(meter, logits, judged, known.subset(outside)),
         )
         return Trained(outcome, logits.numpy()), fitted
 
@@ -422,7 +398,7 @@ class Bench:
 
     def open(self) -> None:
         """Open the backbone and the image files, so that errors are raised before anything is written."""
-        self.sources.raw()
+        _ = self.sources.raw
 
     def bad_images(self) -> list[tuple[str, str, str]]:
         """Return (image, path, reason) of the images that could not be read so far."""

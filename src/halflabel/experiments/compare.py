@@ -21,7 +21,7 @@ from halflabel.experiments.setup import ExperimentOptions, make_bench, open_stor
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import group_numbers
 from halflabel.labels.table import LabelTable
-from halflabel.methods.auto import Choice, short_list, suited
+from halflabel.methods.auto import short_list, suited
 from halflabel.methods.base import recipe
 from halflabel.system.reporter import SILENT
 
@@ -58,9 +58,9 @@ def compare(
     """
     out = Path(out)
     label_masks = _label_masks(shares, protocols)
-    _check(seeds, select, search, label_masks)
+    _check(select, search, label_masks)
     table = without_model_labels(labels, options.get("reporter", SILENT))
-    bench, features = make_bench(table, images, out, options, select=select)
+    bench = make_bench(table, images, out, options, select=select)
     if not 0 < bench.config.held_out < 1:
         raise UserError("without validation images no epoch can be selected", "use --held-out 0.2")
     candidates, reasons = _candidates(methods, options.get("lr"), bench, label_masks)
@@ -94,7 +94,7 @@ def compare(
         failures=tuple(failures),
         left_out=_left_out(not_run),
         chosen_by=reasons,
-        waiting=features.unfinished,
+        waiting=bench.sources.unfinished_features,
     )
     result = replace(
         result,
@@ -111,9 +111,7 @@ def _label_masks(shares: Sequence[float], protocols: Sequence[str]) -> tuple[Lab
     return tuple(dict.fromkeys(masks)) or (LabelMask(),)
 
 
-def _check(seeds: int, select: str, search: str, label_masks: Sequence[LabelMask]) -> None:
-    if seeds < 1:
-        raise UserError(f"{seeds} seeds give no result", "use 1 or more")
+def _check(select: str, search: str, label_masks: Sequence[LabelMask]) -> None:
     if select not in get_args(Select):
         raise UserError(
             f"epochs cannot be selected by {select!r}",
@@ -137,18 +135,12 @@ def _candidates(
             candidates.setdefault(name.strip(), Candidate.parse(name, lr=lr))
             continue
         for choice in short_list(*(bench.stats(label_mask) for label_mask in label_masks)):
-            candidate = _chosen_candidate(choice, lr)
+            candidate = Candidate.of_choice(choice, lr=lr)
             if candidate.name not in candidates:
                 candidates[candidate.name], reasons[candidate.name] = candidate, choice.why
     if not candidates:
         raise UserError("no method is named", "use --methods auto, or names such as bce,em")
     return tuple(candidates.values()), reasons
-
-
-def _chosen_candidate(choice: Choice, lr: float | None) -> Candidate:
-    """Return the method of a rule of `auto`; epochs and similar settings are the same for all methods."""
-    options = "".join(f":{option}={value}" for option, value in choice.options.items())
-    return Candidate.parse(choice.method + options, lr=choice.settings.get("lr") if lr is None else lr)
 
 
 def _with_solvers(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[Candidate, ...], dict[Candidate, str]]:
@@ -177,7 +169,7 @@ def _references(
         stats = bench.stats(LabelMask())
         choice = next(iter(suited(stats)), None)
         if choice is not None and stats.regime in recipe(choice.method).serves:
-            oracle = bench.choose_solver(_chosen_candidate(choice, lr))
+            oracle = bench.choose_solver(Candidate.of_choice(choice, lr=lr))
             pairs.append((replace(oracle, role="oracle"), LabelMask()))
     return tuple(pairs)
 

@@ -16,6 +16,7 @@ from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.labels.uncertain import parse_uncertain
+from halflabel.methods.auto import Choice
 from halflabel.methods.base import recipe
 
 __all__ = ["NAIVE", "Candidate", "Grid", "LabelMask", "Options", "Outcome", "Results", "Search", "Task", "parse_budget"]
@@ -55,6 +56,12 @@ class Candidate:
         method.make(**options)  # raises an error for values that the method does not take
         lr = method.lr if lr is None else lr
         return cls(text.strip(), name, _options(options), lr, method.weight_decay, uncertain=uncertain)
+
+    @classmethod
+    def of_choice(cls, choice: Choice, *, lr: float | None = None) -> Candidate:
+        """Return the method of a rule of `auto`; epochs and similar settings are the same for all methods."""
+        options = "".join(f":{option}={value}" for option, value in choice.options.items())
+        return cls.parse(choice.method + options, lr=choice.settings.get("lr") if lr is None else lr)
 
     def trials(self) -> tuple[str, tuple[Any, ...]]:
         """Return the main hyper-parameter and other values to try; none if it was given, or has no effect."""
@@ -137,16 +144,9 @@ class Task:
     @property
     def key(self) -> str:
         """A readable and unique file name."""
-        content = [
-            self.candidate.method,
-            self.label_mask.protocol,
-            self.label_mask.options,
-            self.seed,
-            self.lr,
-            self.options,
-        ]
-        content.append(self.candidate.weight_decay)
-        content += [self.candidate.uncertain] if self.candidate.uncertain else []
+        candidate, label_mask = self.candidate, self.label_mask
+        content = [candidate.method, label_mask.protocol, label_mask.options, self.seed, self.lr, self.options]
+        content += [candidate.weight_decay, *([candidate.uncertain] if candidate.uncertain else [])]
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
         words = re.sub(r"[^A-Za-z0-9.+=-]+", "_", f"{self.candidate.method}-{self.label_mask.name}-seed{self.seed}")
         return f"{words[:80]}-{digest}"
@@ -201,6 +201,10 @@ class Grid:
     unfit: frozenset[tuple[Candidate, LabelMask]] = frozenset()
     references: tuple[tuple[Candidate, LabelMask], ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise UserError(f"{self.seeds} seeds give no result", "use 1 or more")
+
     @property
     def pairs(self) -> list[tuple[Candidate, LabelMask]]:
         pairs = [(c, h) for h in self.label_masks for c in self.candidates if (c, h) not in self.unfit]
@@ -250,9 +254,11 @@ class Grid:
         """Return the task of seed 0 with the best validation metric; of equal ones the first."""
         return _best(self.tried(candidate, label_mask, outcomes), outcomes) or self._default(candidate, label_mask)
 
-    def cell(self, candidate: Candidate, label_mask: LabelMask, seed: int, outcomes: Results) -> Task:
-        """Return the task for a candidate, a label mask and a seed in the table."""
-        return replace(self.chosen(candidate, label_mask, outcomes), seed=seed)
+    def finished(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> dict[int, Task]:
+        """Return the finished task of each seed with the chosen settings, without those that failed."""
+        chosen = self.chosen(candidate, label_mask, outcomes)
+        tasks = {seed: replace(chosen, seed=seed) for seed in range(self.seeds)}
+        return {seed: task for seed, task in tasks.items() if task in outcomes and not outcomes[task].error}
 
     def _default(self, candidate: Candidate, label_mask: LabelMask) -> Task:
         return Task(candidate, label_mask, 0, candidate.lr, candidate.options)

@@ -32,6 +32,8 @@ __all__ = [
     "common_seeds",
     "difference",
     "interval",
+    "mean_interval",
+    "paired_interval",
     "summarise",
 ]
 
@@ -223,6 +225,20 @@ class TaskScore(NamedTuple):
     positives: float
 
 
+def mean_interval(scores: Sequence[TaskScore]) -> Interval:
+    """Return the `interval` of the mean over seeds."""
+    values, replicates = np.array([score.mAP for score in scores]), np.stack([score.replicates for score in scores])
+    return interval(values, replicates, min(score.positives for score in scores))
+
+
+def paired_interval(scores: Sequence[TaskScore], others: Sequence[TaskScore]) -> Interval:
+    """Return the `difference` of two methods with the same seeds."""
+    pairs = list(zip(scores, others, strict=True))
+    values = np.array([score.mAP - other.mAP for score, other in pairs])
+    replicates = np.stack([score.replicates - other.replicates for score, other in pairs])
+    return difference(values, replicates, min(score.positives for score in scores))
+
+
 def common_seeds(seeds_of: Mapping[K, Collection[int]]) -> tuple[int, ...]:
     """Return the seeds that all have, or all but the few that have none of them.
 
@@ -242,67 +258,39 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, *
     """Return the table of all finished cells, best first by the common seeds; methods without a common seed last."""
     rows: list[ComparisonRow] = []
     for label_mask in dict.fromkeys(mask for _, mask in grid.pairs):
-        cells = {
-            candidate: {
-                seed: task
-                for seed in range(grid.seeds)
-                if (task := grid.cell(candidate, label_mask, seed, outcomes)) in outcomes and not outcomes[task].error
-            }
-            for candidate, mask in grid.pairs
-            if mask == label_mask
-        }
-        finished = {candidate: tasks for candidate, tasks in cells.items() if tasks}
+        tasks = {c: grid.finished(c, mask, outcomes) for c, mask in grid.pairs if mask == label_mask}
+        finished = {candidate: by_seed for candidate, by_seed in tasks.items() if by_seed}
         scored = {
-            candidate: {seed: scorer(task) for seed, task in tasks.items()} for candidate, tasks in finished.items()
+            candidate: {seed: scorer(task) for seed, task in by_seed.items()} for candidate, by_seed in finished.items()
         }
         common = set(common_seeds(scored))
         judged_by = {c: sorted(common & set(scored[c])) or sorted(scored[c]) for c in scored}
         apart = {c for c in scored if not common & set(scored[c])}
         means = {c: float(np.mean([scored[c][seed].mAP for seed in judged_by[c]])) for c in scored}
         ordered = sorted(scored, key=lambda c: (c in apart, -means[c]))
-        for candidate in ordered:
-            rows.append(
-                _row(
-                    grid,
-                    outcomes,
-                    candidate,
-                    label_mask,
-                    finished[candidate],
-                    scored[candidate],
-                    judged_by[candidate],
-                    scored[ordered[0]],
-                    bench,
-                )
-            )
+        best = scored[ordered[0]] if ordered else {}
+        for c in ordered:
+            rows.append(_row(grid, outcomes, bench, (c, label_mask), finished[c], scored[c], judged_by[c], best))
     kinds = {outcome.memory_kind for outcome in outcomes.values() if outcome.memory_kind}
-    return Comparison(
-        tuple(rows),
-        select=bench.select,
-        memory_kind=" or ".join(sorted(kinds)),
-        **details,
-    )
+    return Comparison(tuple(rows), select=bench.select, memory_kind=" or ".join(sorted(kinds)), **details)
 
 
 def _row(
     grid: Grid,
     all_outcomes: Results,
-    candidate: Candidate,
-    label_mask: LabelMask,
+    bench: Bench,
+    pair: tuple[Candidate, LabelMask],
     tasks: Mapping[int, Task],
     scored: Mapping[int, TaskScore],
     seeds: Sequence[int],
     best: Mapping[int, TaskScore],
-    bench: Bench,
 ) -> ComparisonRow:
-    values = np.array([scored[seed].mAP for seed in seeds])
-    positives = min(scored[seed].positives for seed in seeds)
-    mean = interval(values, np.stack([scored[seed].replicates for seed in seeds]), positives)
+    candidate, label_mask = pair
+    mean = mean_interval([scored[seed] for seed in seeds])
     if scored is best:
         behind = Interval(0.0, 0.0, 0.0)
     elif all(seed in best for seed in seeds):
-        gaps = np.array([scored[seed].mAP - best[seed].mAP for seed in seeds])
-        replicates = np.stack([scored[seed].replicates - best[seed].replicates for seed in seeds])
-        behind = difference(gaps, replicates, positives)
+        behind = paired_interval([scored[seed] for seed in seeds], [best[seed] for seed in seeds])
     else:
         behind = Interval(math.nan, math.nan, math.nan)
     all_values = np.array([score.mAP for score in scored.values()])
@@ -319,7 +307,7 @@ def _row(
         behind=behind.mean,
         behind_low=behind.low,
         behind_high=behind.high,
-        seeds=len(values),
+        seeds=len(seeds),
         seed_sd=_spread(all_values),
         validation=float(np.mean([outcome.select for outcome in outcomes])),
         selected_on=_selected_on(bench, label_mask, outcomes),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.experiments.bench import DataError, OutOfTime, Trained
-from halflabel.experiments.grid import Grid, Outcome, Task
+from halflabel.experiments.grid import Grid, Outcome, Results, Task
 from halflabel.experiments.shared_start import StopAtDeadline
 from halflabel.experiments.source_digest import method_digest
 from halflabel.experiments.store import Store
@@ -24,34 +23,29 @@ from halflabel.training.callbacks import Callback, CallbackList
 __all__ = ["run_grid"]
 
 
-@dataclass
-class _Clock:
-    """Estimates the duration of tasks from the finished ones."""
+def _expected_seconds(task: Task, outcomes: Results) -> float | None:
+    """Return the mean seconds of finished tasks of the same pair, else of the same candidate, else of all; or None."""
+    finished = [(other, outcome.wall) for other, outcome in outcomes.items() if not outcome.error]
+    for seconds in (
+        [wall for other, wall in finished if other.pair == task.pair],
+        [wall for other, wall in finished if other.candidate == task.candidate],
+        [wall for _, wall in finished],
+    ):
+        if seconds:
+            return sum(seconds) / len(seconds)
+    return None
 
-    outcomes: dict[Task, Outcome]
 
-    def expected(self, task: Task) -> float | None:
-        """Return the mean seconds of the same pair, else of the same candidate, else of all; None without any."""
-        finished = [(other, outcome.wall) for other, outcome in self.outcomes.items() if not outcome.error]
-        for seconds in (
-            [wall for other, wall in finished if other.pair == task.pair],
-            [wall for other, wall in finished if other.candidate == task.candidate],
-            [wall for _, wall in finished],
-        ):
-            if seconds:
-                return sum(seconds) / len(seconds)
-        return None
-
-    def remaining(self, grid: Grid) -> float | None:
-        """Return the expected seconds of the tasks that are not finished."""
-        finished = Counter(task.pair for task in self.outcomes)
-        total = 0.0
-        for candidate, label_mask in grid.pairs:
-            expected = self.expected(Task(candidate, label_mask, 0, candidate.lr, candidate.options))
-            if expected is None:
-                return None
-            total += expected * max(grid.runs(candidate) - finished[candidate, label_mask], 0)
-        return total
+def _remaining_seconds(grid: Grid, outcomes: Results) -> float | None:
+    """Return the expected seconds of the tasks that are not finished."""
+    finished = Counter(task.pair for task in outcomes)
+    total = 0.0
+    for candidate, label_mask in grid.pairs:
+        expected = _expected_seconds(Task(candidate, label_mask, 0, candidate.lr, candidate.options), outcomes)
+        if expected is None:
+            return None
+        total += expected * max(grid.runs(candidate) - finished[candidate, label_mask], 0)
+    return total
 
 
 def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[dict[Task, Outcome], list[Task]]:
@@ -67,7 +61,6 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
     deadline = reporter.deadline
     outcomes: dict[Task, Outcome] = {}
     not_run: list[Task] = []
-    clock = _Clock(outcomes)
     shape = bench.test.shape
     stopped = False
     not_reused: Counter[str] = Counter()
@@ -79,7 +72,8 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
             reused += 1
             continue
         # After the first task that does not fit, no other is started, so that methods stay comparable.
-        stopped = stopped or (deadline is not None and time.monotonic() + (clock.expected(task) or 0.0) > deadline)
+        if deadline is not None and time.monotonic() + (_expected_seconds(task, outcomes) or 0.0) > deadline:
+            stopped = True
         if stopped:
             not_run.append(task)
             continue
@@ -87,7 +81,7 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
             not_reused[stored.reason] += 1
             if not_reused[stored.reason] == 1:
                 reporter.message(f"{task.describe()}: trained again, because {stored.reason}")
-        callback.on_task_start(task, number, grid.total, clock.remaining(grid))
+        callback.on_task_start(task, number, grid.total, _remaining_seconds(grid, outcomes))
         try:
             outcome, logits = _attempt(task, bench, store, callback, deadline)
         except OutOfTime:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -23,7 +22,7 @@ from halflabel.methods.auto import epochs_for
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
 
-__all__ = ["ExperimentOptions", "FeatureProgress", "make_bench", "open_store"]
+__all__ = ["ExperimentOptions", "make_bench", "open_store"]
 
 _TEST_SHARE = 0.2
 
@@ -42,23 +41,6 @@ class ExperimentOptions(TypedDict, total=False):
     reporter: Reporter  # its progress counts images with features; `budget` sets its deadline
 
 
-class FeatureProgress:
-    """Reports the progress of computing features, and remembers it."""
-
-    def __init__(self, report: Callable[[int, int], None]) -> None:
-        self.report = report
-        self.done, self.total = 0, 0
-
-    def __call__(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
-        self.report(done, total)
-
-    @property
-    def unfinished(self) -> tuple[int, int] | None:
-        """(images done, images in all), or None if all are done."""
-        return (self.done, self.total) if self.done < self.total else None
-
-
 def make_bench(
     table: LabelTable,
     images: str | Path | Tensor,
@@ -67,7 +49,7 @@ def make_bench(
     *,
     select: Select = "known",
     held_out: float = Config.held_out,
-) -> tuple[Bench, FeatureProgress]:
+) -> Bench:
     """Check the options, split the data and return the bench; labels made by a model are removed from the test labels.
 
     Without a config: a head on the bundled backbone, fitted as `train` does; for methods that need batches, with epochs
@@ -88,7 +70,6 @@ def make_bench(
     if lr is not None and config.solver == "auto" and config.tune == "head":
         config = dataclasses.replace(config, solver="sgd")
     reporter = options.get("reporter", SILENT)
-    progress = FeatureProgress(reporter.progress)
     deadline = None if seconds is None else started + seconds
     data = split_data(
         table,
@@ -99,15 +80,14 @@ def make_bench(
         group=config.group,
         reporter=reporter,
     )
-    bench = Bench(
+    return Bench(
         data,
         config,
         cache if cache is not None else out.parent / "cache",
         select=select,
         with_f1=True,
-        reporter=dataclasses.replace(reporter, progress=progress, deadline=deadline),
+        reporter=dataclasses.replace(reporter, deadline=deadline),
     )
-    return bench, progress
 
 
 def open_store(out: Path, what: What, bench: Bench, options: ExperimentOptions) -> Store:

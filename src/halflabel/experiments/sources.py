@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from halflabel.models.backbones import Backbone
 from halflabel.runs.assembly import Assembly, pooled_features
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
+from halflabel.training.device import choose_device
 
 __all__ = ["ExperimentSources", "Parts"]
 
@@ -50,65 +52,55 @@ class ExperimentSources:
     cache: Path
     pretrained: bool = True
     reporter: Reporter = SILENT
-    _opened: dict[str, Any] = field(default_factory=dict)
+    unfinished_features: tuple[int, int] | None = None  # (images done, images in all) where the time ran out
+    _features: dict[str, Parts] = field(default_factory=dict)  # by kind
 
-    @property
+    @cached_property
     def backbone(self) -> Backbone:
-        if "backbone" not in self._opened:
-            self._opened["backbone"] = Assembly(self.config).make_backbone(pretrained=self.pretrained)
-        backbone: Backbone = self._opened["backbone"]
-        return backbone
+        return Assembly(self.config).make_backbone(pretrained=self.pretrained)
 
+    @cached_property
     def raw(self) -> list[Images | Arrays]:
-        """Return the source of the images, then that of separate test images and of validation images, if any."""
-        if "raw" not in self._opened:
-            views = self.config.views(self.config.size or self.backbone.preprocess.size, self.backbone)
+        """The source of the images, then that of separate test images and of validation images, if any."""
+        views = self.config.views(self.config.size or self.backbone.preprocess.size, self.backbone)
 
-            def open_source(table: LabelTable, images: Path | Tensor) -> Images | Arrays:
-                if isinstance(images, Tensor):
-                    return Arrays(images, table.images, views)
-                return open_images(
-                    table.images, images, views, workers=self.config.workers, max_bad=self.config.max_bad
-                )
+        def open_source(table: LabelTable, images: Path | Tensor | None) -> Images | Arrays:
+            images = data.images if images is None else images
+            if isinstance(images, Tensor):
+                return Arrays(images, table.images, views)
+            return open_images(table.images, images, views, workers=self.config.workers, max_bad=self.config.max_bad)
 
-            data = self.data
-            sources = [open_source(data.table, data.images)]
-            if data.has_own_test:
-                sources.append(open_source(data.test, data.images if data.test_images is None else data.test_images))
-            if data.validation is not None:
-                images = data.images if data.validation_images is None else data.validation_images
-                sources.append(open_source(data.validation, images))
-            self._opened["raw"] = sources
-        raw: list[Images | Arrays] = self._opened["raw"]
-        return raw
+        data = self.data
+        sources = [open_source(data.table, data.images)]
+        if data.has_own_test:
+            sources.append(open_source(data.test, data.test_images))
+        if data.validation is not None:
+            sources.append(open_source(data.validation, data.validation_images))
+        return sources
 
     def bad_images(self) -> list[tuple[str, str, str]]:
         """Return (image, path, reason) of the images that could not be read so far."""
-        raw = self._opened.get("raw", ())
+        raw = vars(self).get("raw", ())
         return [row for source in raw if isinstance(source, Images) for row in source.quarantine.rows]
 
-    def pictures(self, device: str) -> Parts:
-        """Return the images themselves, for tuning the whole network."""
-        if "pictures" not in self._opened:
-            raw: list[Any] = self.raw()
-            if self.config.hold == "device":
-                raw = [load_to_device(s, device, self.reporter.progress) if isinstance(s, Images) else s for s in raw]
-            self._opened["pictures"] = self._parts(raw)
-        pictures: Parts = self._opened["pictures"]
-        return pictures
+    @cached_property
+    def pictures(self) -> Parts:
+        """The images themselves, for tuning the whole network."""
+        raw: list[Any] = self.raw
+        if self.config.hold == "device":
+            device, progress = choose_device(self.config.settings.device), self.reporter.progress
+            raw = [load_to_device(each, device, progress) if isinstance(each, Images) else each for each in raw]
+        return self._parts(raw)
 
     def features(self, assembly: Assembly) -> Parts:
         """Return cached features, computed when a task first needs them and shared from then on."""
         classes = len(self.data.table.classes)
         kind = str(assembly.feature_kind(self.backbone.channels, classes))
-        if kind not in self._opened:
+        if kind not in self._features:
             reporter = replace(self.reporter, progress=self._report_features)
-            cached = [
-                assembly.features(self.backbone, raw, classes, self.cache, reporter=reporter) for raw in self.raw()
-            ]
-            self._opened[kind] = self._parts([_in_memory(features) for features in cached])
-        features: Parts = self._opened[kind]
-        return features
+            cached = [assembly.features(self.backbone, raw, classes, self.cache, reporter=reporter) for raw in self.raw]
+            self._features[kind] = self._parts([_in_memory(features) for features in cached])
+        return self._features[kind]
 
     def _parts(self, sources: list[Any]) -> Parts:
         test = sources[1] if self.data.has_own_test else sources[0]
@@ -118,6 +110,7 @@ class ExperimentSources:
     def _report_features(self, done: int, total: int) -> None:
         """Report the progress of features; raise OutOfTime at the deadline, and the next call continues from there."""
         self.reporter.progress(done, total)
+        self.unfinished_features = (done, total) if done < total else None
         deadline = self.reporter.deadline
         if deadline is not None and time.monotonic() > deadline and done < total:
             raise OutOfTime

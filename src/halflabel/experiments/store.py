@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import shutil
@@ -20,7 +18,7 @@ from halflabel.experiments.grid import Outcome, Task
 from halflabel.experiments.source_digest import method_digest, metrics_digest
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.system.files import atomic_write, to_json_value, write_json
+from halflabel.system.files import atomic_write, to_json_value, write_csv, write_json
 
 __all__ = ["Store", "StoredRun"]
 
@@ -145,12 +143,7 @@ class Store:
         return self.folder / "unfinished" / task.key
 
     def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows([["" if to_json_value(cell) is None else to_json_value(cell) for cell in row] for row in rows])
-        with atomic_write(self.folder / name) as temporary:
-            temporary.write_bytes(text.getvalue().encode("utf-8", "surrogateescape"))
+        write_csv(self.folder / name, header, rows)
 
     def write_json(self, name: str, content: Any) -> None:
         write_json(self.folder / name, content)

@@ -123,7 +123,7 @@ def study(
         ),
         tuple(runs.failures),
         len(runs.not_run),
-        runs.unfinished_features,
+        runs.bench.sources.unfinished_features,
         step_gaps(scores, ("partial", "dense")),
         past_commands(out, command),
     )
@@ -184,7 +184,7 @@ def grow(
         protocol=(*protocol, *seeds_note(scores, shared)),
         failures=tuple(runs.failures),
         left_out=len(runs.not_run),
-        waiting=runs.unfinished_features,
+        waiting=runs.bench.sources.unfinished_features,
         steps=step_gaps(scores, CURVES),
         commands=past_commands(out, command),
     )
@@ -231,18 +231,11 @@ class _Runs:
     outcomes: Mapping[Task, Outcome]
     not_run: Sequence[Task]
     scorer: TaskScorer
-    unfinished_features: tuple[int, int] | None = None
 
     def scores(self, label_mask: LabelMask) -> dict[int, TaskScore]:
         """Return the test scores of the finished seeds."""
-        tasks = {
-            seed: self.grid.cell(self.candidate, label_mask, seed, self.outcomes) for seed in range(self.grid.seeds)
-        }
-        return {
-            seed: self.scorer(task)
-            for seed, task in tasks.items()
-            if task in self.outcomes and not self.outcomes[task].error
-        }
+        tasks = self.grid.finished(self.candidate, label_mask, self.outcomes)
+        return {seed: self.scorer(task) for seed, task in tasks.items()}
 
     @property
     def failures(self) -> list[str]:
@@ -272,21 +265,19 @@ def _train(
     seeds: int,
     options: ExperimentOptions,
 ) -> _Runs:
-    if seeds < 1:
-        raise UserError(f"{seeds} seeds give no result", "use 1 or more")
-    bench, features = make_bench(table, images, out, options, held_out=0.0)
+    bench = make_bench(table, images, out, options, held_out=0.0)
     label_masks = tuple(dict.fromkeys(label_masks))
-    lr = options.get("lr")
     if method == "auto":
         choice = short_list(*(bench.stats(label_mask) for label_mask in label_masks))[0]
         bench.reporter.message(f"auto: {choice.method}: {choice.why}")
-        lr = choice.settings.get("lr") if lr is None else lr
-        method = choice.method + "".join(f":{name}={value}" for name, value in choice.options.items())
-    candidate = bench.choose_solver(Candidate.parse(method, lr=lr))
+        candidate = Candidate.of_choice(choice, lr=options.get("lr"))
+    else:
+        candidate = Candidate.parse(method, lr=options.get("lr"))
+    candidate = bench.choose_solver(candidate)
     grid = Grid((candidate,), label_masks, seeds, "none")
     store = open_store(out, "study", bench, options)
     outcomes, not_run = run_grid(grid, bench, store, bench.reporter)
-    return _Runs(bench, candidate, grid, outcomes, not_run, TaskScorer(bench, store), features.unfinished)
+    return _Runs(bench, candidate, grid, outcomes, not_run, TaskScorer(bench, store))
 
 
 def _is_compared(place: Place, other: Place) -> bool:

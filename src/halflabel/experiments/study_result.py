@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 from halflabel.experiments.grid import LabelMask
 from halflabel.experiments.learning_curve import Backtest
-from halflabel.experiments.result import Interval, TaskScore, common_seeds, difference, interval
+from halflabel.experiments.result import Interval, TaskScore, common_seeds, mean_interval, paired_interval
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
 from halflabel.system.files import to_json_value
@@ -141,11 +139,9 @@ def make_point(
     all_seeds: Mapping[int, TaskScore],
 ) -> Point:
     """Return the mean over the shared seeds with its interval; `rest` are the labels before the mask."""
-    values = np.array([score.mAP for score in shared.values()])
-    positives = min(score.positives for score in shared.values())
-    mean = interval(values, np.stack([score.replicates for score in shared.values()]), positives)
+    mean = mean_interval(list(shared.values()))
     labels = label_mask.apply(rest, 0).known
-    return Point(*place, labels, *mean, len(values), tuple(score.mAP for score in all_seeds.values()))
+    return Point(*place, labels, *mean, len(shared), tuple(score.mAP for score in all_seeds.values()))
 
 
 def make_gap(scores: Scores, place: Place, other: Place) -> Gap | None:
@@ -154,9 +150,7 @@ def make_gap(scores: Scores, place: Place, other: Place) -> Gap | None:
     seeds = [seed for seed in first if seed in second]
     if not seeds:
         return None
-    values = np.array([first[seed].mAP - second[seed].mAP for seed in seeds])
-    replicates = np.stack([first[seed].replicates - second[seed].replicates for seed in seeds])
-    paired = difference(values, replicates, min(first[seed].positives for seed in seeds))
+    paired = paired_interval([first[seed] for seed in seeds], [second[seed] for seed in seeds])
     return Gap(*place, *other, *paired)
 
 

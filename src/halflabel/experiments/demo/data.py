@@ -5,7 +5,6 @@ The photos are those of `halflabel.data.datasets.birds`; where they are not inst
 
 from __future__ import annotations
 
-import csv
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from halflabel.labels import drop
 from halflabel.labels.formats import read
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
-from halflabel.system.files import atomic_write
+from halflabel.system.files import write_csv
 
 __all__ = ["ANSWERS", "DemoData", "hide_labels", "write_data", "write_labels"]
 
@@ -95,11 +94,9 @@ def hide_labels(truth: LabelTable, *, seed: int) -> LabelTable:
 
 def write_labels(table: LabelTable, path: Path) -> None:
     """Write the known labels as CSV with the columns image, class and value: 1 is present, -1 absent."""
-    with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("image", "class", "value"))
-        for image, column, value in zip(*table.entries(), strict=True):
-            writer.writerow((table.images[int(image)], table.classes[int(column)], int(value)))
+    entries = zip(*table.entries(), strict=True)
+    rows = ((table.images[int(image)], table.classes[int(column)], int(value)) for image, column, value in entries)
+    write_csv(path, ("image", "class", "value"), rows)
 
 
 def _write_digits(photos: Path, count: int) -> LabelTable:
