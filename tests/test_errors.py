@@ -17,6 +17,10 @@ def test_errors_in_python_name_no_flags(tmp_path: Path) -> None:
     assert "--minus-one absent" in caught.value.fix  # what the command line shows
     assert "--" not in str(caught.value)
     assert 'minus_one="absent"' in str(caught.value)
+    stated = {"minus_one": "absent", "zero": "unknown", "ignore": ("age",)}
+    assert halflabel.read_labels(tmp_path / "labels.csv", **stated).table().known == 2
+    with pytest.raises(UserError, match="none of the 3 images"):  # the labels are read
+        halflabel.train(tmp_path / "labels.csv", tmp_path, tmp_path / "run", **stated)
     (tmp_path / "taken" / "config.yaml").parent.mkdir()
     (tmp_path / "taken" / "config.yaml").write_text("a: 1")
     with pytest.raises(UserError, match="already holds a run") as caught:

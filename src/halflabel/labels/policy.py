@@ -90,7 +90,9 @@ class Policy:
             if option.name not in uses and getattr(self, option.name) != getattr(blank, option.name):
                 # The option is --value, repeated for each value.
                 flag = "--value" if option.name == "values" else "--" + option.name.replace("_", "-")
-                raise UserError(f"{flag} means nothing for the format {format_name!r}", f"leave {flag} out")
+                may_be_tags = format_name == "wide" and option.name in ("unlisted", "separator")
+                fix = f"leave {flag} out" + ", or add --format tags if a column lists the tags" * may_be_tags
+                raise UserError(f"{flag} means nothing for the format {format_name!r}", fix)
 
 
 def read_value(raw: str, policy: Policy, all_values: frozenset[str]) -> Meaning:

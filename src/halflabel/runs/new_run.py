@@ -6,6 +6,7 @@ Exported as `halflabel.train` and `halflabel.continue_training`; `halflabel trai
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.labels.formats import read
+from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
@@ -53,13 +55,18 @@ def train_run(
 
     `labels` is a label file or folder of any known format, or labels already read. `images` is an image folder, a pack,
     or uint8 images (N, 3, H, W) in the order of the labels. "auto" chooses a method that suits the labels. `options`
-    are options of `halflabel train` and of the method, with underscores: `epochs=40`, `tune="all"`, `alpha=0.1`.
+    are options of `halflabel train` and of the method, with underscores: `epochs=40`, `tune="all"`, `alpha=0.1`,
+    `unlisted="unknown"`.
     `force` replaces a run that the folder already holds. `reporter` reports progress and messages.
 
         run = halflabel.train("labels.csv", "photos", "runs/first")
         run.evaluation.overall["mAP"]
     """
-    rows = read(labels).rows if isinstance(labels, str | Path) else labels
+    if isinstance(labels, str | Path):
+        stated = {field.name: options.pop(field.name) for field in fields(Policy) if field.name in options}
+        rows: Rows | LabelTable = read(labels, **stated).rows
+    else:
+        rows = labels
     folder = images if isinstance(images, Tensor) else Path(images)
     stats = training_and_evaluation_tables(rows)[0].stats()
     choice = choose(stats, tune=options.get("tune", "head"), method=None if method == "auto" else recipe(method).name)

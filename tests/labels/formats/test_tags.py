@@ -216,6 +216,17 @@ def test_lists_under_a_singular_name_are_told_and_read_when_stated(file: Path) -
     assert "--format tags" in refusal(file, "image,tags,cat\na,dog;cow,1\n", Policy(), "wide").fix
 
 
+def test_a_column_that_is_named_lists_tags(file: Path) -> None:
+    file.write_text("picture,what\na,dog\nb,cow\n")
+    assert listed(formats.read(file, tag_column="what", unlisted="unknown")) == {"a": ["dog"], "b": ["cow"]}
+    for policy in (UNKNOWN, Policy()):
+        with pytest.raises(UserError) as error:
+            formats.read(file, policy)
+        assert "--format tags" in error.value.fix
+    file.write_text("photo,tag\na,dog\nb,cow\n")
+    assert listed(formats.read(file, unlisted="unknown")) == {"a": ["dog"], "b": ["cow"]}
+
+
 def test_an_image_on_several_lines(file: Path) -> None:
     result = made(file, "image,tags\na,dog\nb,cow\n a ,cat;dog\n")
     assert listed(result) == {"a": ["dog", "cat"], "b": ["cow"]}

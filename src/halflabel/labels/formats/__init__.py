@@ -8,6 +8,7 @@ it can; one that can hold uncertain labels HOLDS_UNCERTAIN = True.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -140,10 +141,15 @@ def detect_format(path: Path) -> str:
     raise LabelError(message, f"state it with --format: {', '.join(known_formats())}", path)
 
 
-def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto") -> LabelImport:
-    """Read a label file or folder of any known format, with an audit of how each raw value was read."""
-    path, policy = local_path(path), policy or Policy()
+def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto", **stated: Any) -> LabelImport:
+    """Read a label file or folder of any known format, with an audit of how each raw value was read.
+
+    `stated` are fields of the policy, such as unlisted="unknown".
+    """
+    path, policy = local_path(path), replace(policy or Policy(), **stated)
     name = detect_format(path) if format == "auto" else format
+    if format == "auto" and policy.tag_column is not None and name in ("long", "wide"):
+        name = "tags"  # the user says that the column lists tags
     check_exists(path)
     if name in FORMATS:
         refuse_other_content(path)

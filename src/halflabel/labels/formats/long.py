@@ -68,7 +68,7 @@ __all__ = [
 HOLDS_UNCERTAIN = True
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 
-IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path")
+IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path", "photo", "img")
 
 _ALIASES = {
     "image": IMAGE_COLUMNS,

@@ -68,7 +68,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
             fix += f"; if {name!r} is not a class, add {quote_option('--ignore', name)}"
             if shorten_cell(raw) == raw:
                 fix += f" or {quote_option('--where', f'{name}={raw}')}"
-            if name.lower() in LIST_COLUMNS:
+            if name.lower() in LIST_COLUMNS or len(classes) == 1:
                 fix += "; if it lists the present classes, add --format tags"
             if image_column.lower() not in IMAGE_COLUMNS:
                 fix += "; if the file has no header line, add one, such as image,class,value"
