@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
 from halflabel.data.datasets.digits import write_folder
-from halflabel.experiments.bench import Bench, OutOfTime
+from halflabel.experiments.bench import Bench
+from halflabel.experiments.shared_start import OutOfTime
 from halflabel.experiments.sources import ExperimentSources
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--epochs", "1", "--search", "none"]

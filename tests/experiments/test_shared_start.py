@@ -14,10 +14,10 @@ from torch import Tensor
 
 import halflabel.training.loop
 from halflabel.errors import UserError
-from halflabel.experiments.bench import Bench, OutOfTime
+from halflabel.experiments.bench import Bench
 from halflabel.experiments.data import split_data
 from halflabel.experiments.grid import Candidate, LabelMask, Task
-from halflabel.experiments.shared_start import Start, copy_start, read_start
+from halflabel.experiments.shared_start import OutOfTime, Start, copy_start, read_start
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, seeded
 from halflabel.models.backbones import build_backbone

@@ -20,13 +20,15 @@ from halflabel.cli import app
 from halflabel.data.datasets.digits import write_folder
 from halflabel.errors import UserError
 from halflabel.experiments import compare, learning_curve
-from halflabel.experiments.bench import Bench, OutOfTime, Trained
+from halflabel.experiments.bench import Bench, Trained
 from halflabel.experiments.conclusions import advise, conclude, describe_control
 from halflabel.experiments.grid import Task
 from halflabel.experiments.learning_curve import Backtest, Extrapolation, extrapolate, fit_law
 from halflabel.experiments.result import Interval, TaskScore
+from halflabel.experiments.shared_start import OutOfTime
 from halflabel.experiments.store import Store
-from halflabel.experiments.study import Gap, grow, study
+from halflabel.experiments.study import grow, study
+from halflabel.experiments.study_result import Gap
 from halflabel.labels import drop
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.models import backbones
 from halflabel.models.backbones import Backbone, build_backbone, fingerprint
 
 
@@ -230,7 +229,3 @@ def test_fingerprint_ignores_batch_counters() -> None:
         if key.endswith("num_batches_tracked"):
             tensor += 5
     assert fingerprint(backbone) == before
-
-
-def test_names_are_exported() -> None:
-    assert set(backbones.__all__) == {"Backbone", "Preprocess", "build_backbone", "fingerprint", "load_lite"}

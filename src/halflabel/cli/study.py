@@ -41,7 +41,7 @@ from halflabel.system.reporter import Reporter
 from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
-    from halflabel.experiments.study import Growth, Study
+    from halflabel.experiments.study_result import Growth, Study
 
 
 @app.command(cls=GroupedCommand)
@@ -152,7 +152,7 @@ def _show(study: Study | Growth) -> None:
         console.print(f"[yellow]not run within the time limit:[/] {counted(study.left_out, 'run')}")
     if not study.points:
         return
-    from halflabel.experiments.study import Growth
+    from halflabel.experiments.study_result import Growth
 
     if isinstance(study, Growth):
         console.print(f"\n[bold]{escape(study.advice)}[/]")

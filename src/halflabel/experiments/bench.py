@@ -23,7 +23,6 @@ from halflabel.experiments.data import ExperimentData, image_identity
 from halflabel.experiments.grid import Candidate, LabelMask, Outcome, Task
 from halflabel.experiments.meter import Meter
 from halflabel.experiments.shared_start import (
-    OutOfTime,
     Start,
     StopAtDeadline,
     copy_start,
@@ -48,8 +47,6 @@ from halflabel.training.config import STRONG_VIEW_FIELDS, Config, Settings
 from halflabel.training.device import choose_device
 from halflabel.training.loop import Fitted, fit
 from halflabel.training.refit import Refit
-
-__all__ = ["Bench", "DataError", "Division", "OutOfTime", "Select", "Trained"]
 
 Select = Literal["known", "hidden"]
 

@@ -25,8 +25,6 @@ from halflabel.methods.auto import short_list, suited
 from halflabel.methods.base import recipe
 from halflabel.system.reporter import SILENT
 
-__all__ = ["compare"]
-
 
 def compare(
     labels: LabelTable | Rows,

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 
     from halflabel.experiments.learning_curve import Extrapolation
     from halflabel.experiments.result import ComparisonRow, Interval
-    from halflabel.experiments.study import Gap, Point
-
-__all__ = ["MEANING", "advise", "conclude", "conclude_comparison", "describe_control", "points_below_chart", "verdict"]
+    from halflabel.experiments.study_result import Gap, Point
 
 MEANING = {
     "partial": "some labels of every image",

@@ -19,8 +19,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
 
-__all__ = ["ExperimentData", "image_identity", "split_data", "without_model_labels"]
-
 
 @dataclass(frozen=True)
 class ExperimentData:

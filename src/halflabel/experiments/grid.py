@@ -19,8 +19,6 @@ from halflabel.labels.uncertain import parse_uncertain
 from halflabel.methods.auto import Choice
 from halflabel.methods.base import recipe
 
-__all__ = ["NAIVE", "Candidate", "Grid", "LabelMask", "Options", "Outcome", "Results", "Search", "Task", "parse_budget"]
-
 Options = tuple[tuple[str, Any], ...]
 Search = Literal["small", "none"]
 

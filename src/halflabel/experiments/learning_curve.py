@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from halflabel.experiments.result import Interval, TaskScore
 from halflabel.system.rng import uniform
 
-__all__ = ["Backtest", "Extrapolation", "Law", "extrapolate", "fit_law"]
-
 _EXPONENTS = np.geomspace(0.05, 3.0, 48)
 _REFINEMENT = np.geomspace(0.92, 1 / 0.92, 33)  # factors of the best exponent
 _AHEAD = (1.1, 1.25, 1.5, 2.0)  # factors of the present number of labels

@@ -8,8 +8,6 @@ import time
 
 import torch
 
-__all__ = ["Meter"]
-
 
 class Meter:
     """Seconds and peak memory of a block: memory allocated on the GPU, or on a CPU the peak of the whole process."""

@@ -12,8 +12,6 @@ from halflabel.experiments.result import RESAMPLES, ComparisonRow, TaskScorer
 if TYPE_CHECKING:
     from halflabel.experiments.bench import Bench
 
-__all__ = ["describe_protocol"]
-
 
 def describe_protocol(grid: Grid, bench: Bench, scorer: TaskScorer, rows: Sequence[ComparisonRow]) -> list[str]:
     """Return sentences that describe how the numbers were obtained."""

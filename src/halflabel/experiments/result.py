@@ -20,23 +20,6 @@ from halflabel.methods.base import recipe
 from halflabel.metrics.registry import mean_of
 from halflabel.system.files import to_json_value
 
-__all__ = [
-    "RESAMPLES",
-    "Comparison",
-    "ComparisonRow",
-    "Failure",
-    "Interval",
-    "LeftOut",
-    "TaskScore",
-    "TaskScorer",
-    "common_seeds",
-    "difference",
-    "interval",
-    "mean_interval",
-    "paired_interval",
-    "summarise",
-]
-
 RESAMPLES = 400
 LEVEL = 0.95
 

@@ -11,16 +11,14 @@ from typing import Any
 import torch
 
 from halflabel.errors import UserError
-from halflabel.experiments.bench import DataError, OutOfTime, Trained
+from halflabel.experiments.bench import DataError, Trained
 from halflabel.experiments.grid import Grid, Outcome, Results, Task
-from halflabel.experiments.shared_start import StopAtDeadline
+from halflabel.experiments.shared_start import OutOfTime, StopAtDeadline
 from halflabel.experiments.source_digest import method_digest
 from halflabel.experiments.store import Store
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
 from halflabel.training.callbacks import Callback, CallbackList
-
-__all__ = ["run_grid"]
 
 
 def _expected_seconds(task: Task, outcomes: Results) -> float | None:

@@ -22,8 +22,6 @@ from halflabel.methods.auto import epochs_for
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
 
-__all__ = ["ExperimentOptions", "make_bench", "open_store"]
-
 _TEST_SHARE = 0.2
 
 

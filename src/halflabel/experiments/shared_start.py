@@ -22,8 +22,6 @@ from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.checkpoint import save_tensors
 from halflabel.training.loop import Fitted
 
-__all__ = ["OutOfTime", "Start", "StopAtDeadline", "copy_start", "read_start", "start_path", "write_start"]
-
 
 class OutOfTime(Exception):
     """The time budget is spent."""

@@ -16,8 +16,6 @@ from typing import NamedTuple
 from halflabel.methods.base import recipe
 from halflabel.metrics.registry import own_functions
 
-__all__ = ["method_digest", "metrics_digest"]
-
 # Code that trains every method of a solver; the modules that it imports are added.
 _TRAINING = {
     "lbfgs": ("halflabel.training.crossfit", "halflabel.training.solver"),

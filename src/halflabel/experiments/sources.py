@@ -23,8 +23,6 @@ from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
 
-__all__ = ["ExperimentSources", "Parts"]
-
 _MAX_BYTES_IN_MEMORY = 1 << 30  # larger features are memory-mapped
 
 

@@ -20,8 +20,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.system.files import atomic_write, to_json_value, write_csv, write_json
 
-__all__ = ["Store", "StoredRun"]
-
 What = Literal["comparison", "study"]
 
 _STUDY = ("study.csv", "study.json")

@@ -25,10 +25,8 @@ from halflabel.experiments.result import RESAMPLES, Interval, TaskScore, TaskSco
 from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.setup import ExperimentOptions, make_bench, open_store
 from halflabel.experiments.study_result import (
-    Gap,
     Growth,
     Place,
-    Point,
     Study,
     make_gap,
     make_point,
@@ -42,8 +40,6 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import short_list
 from halflabel.system.reporter import SILENT
-
-__all__ = ["BUDGETS", "GROWTH", "STRATEGIES", "Gap", "Growth", "Point", "Study", "grow", "study"]
 
 STRATEGIES = ("partial", "dense", "noisy", "noisy+")
 BUDGETS = (0.1, 0.2, 0.5, 0.8, 1.0)

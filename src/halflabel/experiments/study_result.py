@@ -16,22 +16,6 @@ from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
 from halflabel.system.files import to_json_value
 
-__all__ = [
-    "Gap",
-    "Growth",
-    "Place",
-    "Point",
-    "Scores",
-    "Study",
-    "make_gap",
-    "make_point",
-    "of_common_seeds",
-    "past_commands",
-    "save_study",
-    "seeds_note",
-    "step_gaps",
-]
-
 Place = tuple[str, float]  # a strategy and its share of clean labels
 Scores = Mapping[Place, Mapping[int, TaskScore]]  # by place and seed
 

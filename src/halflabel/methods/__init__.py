@@ -7,7 +7,5 @@ files listed in the environment variable HALFLABEL_PLUGINS.
 
 from __future__ import annotations
 
-__all__ = ["REGIMES"]
-
 # Kinds of label tables, from fully labelled to one known positive per image.
 REGIMES = ("full", "partial", "positives-only", "single-positive")

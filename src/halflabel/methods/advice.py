@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from halflabel.labels.stats import Stats
 from halflabel.methods.auto import suited
 
-__all__ = ["Advice", "Caution", "Suggestion", "advise", "describe_labels"]
-
 FEW_POSITIVES = 5
 MANY_CLASSES = 100  # more classes than this are hardly ever checked for every image
 

@@ -8,8 +8,6 @@ from halflabel.methods.parts.relabel import AssumeNegative, LabelSmoothing, Shar
 from halflabel.methods.parts.terms import Entropy
 from halflabel.system.validate import at_least, between
 
-__all__ = ["an", "an_ls", "entmin", "n_ls", "wan"]
-
 
 @method(serves=REGIMES, paper="common baseline; Zhou 2022 (EM+APL), row AN")
 def an() -> Method:

@@ -9,8 +9,6 @@ from halflabel.methods.parts.losses import ASL, over_images, total
 from halflabel.methods.parts.relabel import AssumeNegative, Ignore
 from halflabel.system.validate import at_least, below_one, one_of
 
-__all__ = ["asl"]
-
 
 @method(
     serves=REGIMES,

@@ -14,20 +14,6 @@ from typing import Any
 from halflabel.errors import UserError
 from halflabel.labels.stats import Stats
 
-__all__ = [
-    "EPOCHS",
-    "RULES",
-    "SHORT_LIST",
-    "WHOLE",
-    "WHOLE_FIRST",
-    "Choice",
-    "Rule",
-    "choose",
-    "epochs_for",
-    "short_list",
-    "suited",
-]
-
 SHORT_LIST = 6  # most methods on a short list
 
 

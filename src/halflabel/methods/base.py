@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
-from halflabel.methods import REGIMES
+from halflabel.methods import REGIMES as REGIMES  # exported for methods
 from halflabel.methods.parts.losses import Loss, Reduce, over_entries
 from halflabel.methods.parts.relabel import Ignore, Relabeler
 from halflabel.methods.parts.terms import Term
@@ -27,8 +27,6 @@ from halflabel.models.heads import Head, HeadMaker, Linear, Model
 from halflabel.system import distributed
 from halflabel.system.plugin_sources import remember
 from halflabel.types import Batch
-
-__all__ = ["REGIMES", "Method", "Recipe", "Tune", "method", "recipe", "recipes", "seeded"]
 
 M = TypeVar("M", bound=nn.Module)
 VIEWS = ("plain", "weak", "strong")  # the kinds of views that image sources can make

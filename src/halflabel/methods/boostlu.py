@@ -15,8 +15,6 @@ from halflabel.models.heads import Head, pool
 from halflabel.system.validate import at_least, between, one_of
 from halflabel.types import Output
 
-__all__ = ["BoostedMaps", "boostlu"]
-
 _SCHEMES = {"ll-r": ("reject", 0.5), "ll-ct": ("correct", 0.2), "ll-cp": ("keep", 0.1)}  # with Δ in percent
 
 

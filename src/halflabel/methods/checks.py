@@ -15,8 +15,6 @@ from halflabel.models.heads import Model
 from halflabel.system import distributed
 from halflabel.types import Batch, Output, Sweep, Targets
 
-__all__ = ["absorbed", "checked_step"]
-
 
 def checked_step(method: Method, model: Model, batch: Batch, epoch: int) -> Tensor:
     """Return `method.step(...)` and check what its parts return; slow, because it waits for the device."""

@@ -17,8 +17,6 @@ from halflabel.models.recurrent_head import RecurrentHead, path_loss
 from halflabel.system.validate import MAX_SIZE, below_one, between, one_of
 from halflabel.types import Batch, Output, at_least_float32
 
-__all__ = ["Ordered", "Paths", "cnn_rnn"]
-
 
 @method(
     serves=REGIMES,

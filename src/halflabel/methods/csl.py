@@ -13,8 +13,6 @@ from halflabel.methods.parts.relabel import Relabeler, never_starts
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = ["Selective", "csl"]
-
 
 class Selective(Relabeler):
     """Unknown → absent with focus γ_unknown, or ignored if the entry is likely to be present.

@@ -20,8 +20,6 @@ from halflabel.system.rng import hash_names
 from halflabel.system.validate import above, at_least, between
 from halflabel.types import Batch, Sweep, Targets
 
-__all__ = ["APL", "em", "em_apl"]
-
 _TUNE = {"alpha": (0.05, 0.1, 0.2, 0.5)}
 
 

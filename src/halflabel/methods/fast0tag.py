@@ -19,8 +19,6 @@ from halflabel.system.gpu_memory import recompute
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Targets, at_least_float32
 
-__all__ = ["Fast0Tag", "RankNet", "fast0tag"]
-
 _CHUNK_PAIRS = 1 << 22  # pairs computed at a time
 
 

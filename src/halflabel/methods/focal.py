@@ -7,8 +7,6 @@ from halflabel.methods.parts.losses import Focal
 from halflabel.methods.parts.relabel import AssumeNegative
 from halflabel.system.validate import at_least, between
 
-__all__ = ["focal"]
-
 
 @method(
     lr=3e-4,

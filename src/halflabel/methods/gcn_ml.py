@@ -13,8 +13,6 @@ from halflabel.methods.parts.label_graph import Edges
 from halflabel.methods.parts.semantic import GraphClassifier, SemanticMethod, label_edges
 from halflabel.system.validate import MAX_SIZE, between, one_of
 
-__all__ = ["gcn_ml"]
-
 
 @method(
     serves=("full", "partial"),

@@ -12,8 +12,6 @@ from halflabel.methods.parts.relabel import Relabeler
 from halflabel.system.validate import above, at_least
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = ["GeneralisedCE", "SeparateLosses", "SoftUnknown", "gr"]
-
 Ends = tuple[float, float]  # the first and the last value of a number that changes over the epochs
 
 

@@ -16,8 +16,6 @@ from halflabel.methods.taught import Taught
 from halflabel.system.validate import between
 from halflabel.types import Sweep
 
-__all__ = ["GroupAgreement", "group_consistency", "mean_of_others"]
-
 
 @method(
     serves=REGIMES,

@@ -11,8 +11,6 @@ from halflabel.methods.parts.relabel import AssumeNegative, Relabeler, never_sta
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = ["Hill", "KnownMargin", "SelfPaced", "hill", "splc"]
-
 _PAPER = "Zhang 2021 (Simple and Robust Loss Design for Multi-Label Learning with Missing Labels)"
 
 

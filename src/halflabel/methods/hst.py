@@ -6,8 +6,6 @@ from halflabel.methods.base import Method, method
 from halflabel.methods.parts.transfer import SemanticTransfer
 from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
 
-__all__ = ["hst"]
-
 
 @method(
     serves=("full", "partial"),

@@ -14,9 +14,6 @@ from halflabel.methods.parts.similarity_method import SimilarityMethod, Use, mix
 from halflabel.methods.parts.similarity_rounds import alternating
 from halflabel.system.validate import at_least, between, one_of
 
-__all__ = ["Interactive", "imcl"]
-
-
 _SHARED = ("lambda_y", "lambda_f", "k", "k_a", "graph_rate", "rescale", "updates", "activation", "side", "side_weight")
 
 

@@ -15,8 +15,6 @@ from halflabel.methods.parts.relabel import Relabeler, never_starts
 from halflabel.system.validate import between
 from halflabel.types import Batch, Targets
 
-__all__ = ["LargeLoss", "largest", "ll_cp", "ll_ct", "ll_r"]
-
 _PAPER = "Kim 2022 (Large Loss Matters in Weakly Supervised Multi-Label Classification)"
 
 

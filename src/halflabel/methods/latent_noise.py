@@ -10,8 +10,6 @@ from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.noise_head import LatentNoiseHead
 from halflabel.system.validate import at_least, one_of
 
-__all__ = ["latent_noise"]
-
 
 @method(
     serves=REGIMES,

@@ -14,8 +14,6 @@ from halflabel.models.heads import Model
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch
 
-__all__ = ["LogicMix", "logic_mix"]
-
 
 @method(
     serves=REGIMES,

@@ -17,8 +17,6 @@ from halflabel.methods.parts.terms import Term
 from halflabel.models.heads import Linear
 from halflabel.types import Batch, Output
 
-__all__ = ["MethodLoss", "loss"]
-
 _INSTEAD = "use halflabel.train, halflabel.fit or HalfLabelClassifier, which train with the whole method"
 
 

@@ -11,8 +11,6 @@ from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.types import Targets, at_least_float32
 
-__all__ = ["LSEP", "lsep"]
-
 
 @method(lr=3e-4, serves=REGIMES, paper="Li, Song, Luo 2017; Huynh 2020 (IMCL), row LSEP")
 def lsep(unknown: str = "auto") -> Method:

@@ -16,8 +16,6 @@ from halflabel.models.heads import Model
 from halflabel.system.validate import at_least, below_one, between
 from halflabel.types import Batch
 
-__all__ = ["MeanTeacher", "mean_teacher"]
-
 
 @method(
     serves=REGIMES,

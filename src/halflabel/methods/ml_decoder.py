@@ -10,8 +10,6 @@ from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.query_head import QueryHead
 from halflabel.system.validate import MAX_SIZE, below_one, between
 
-__all__ = ["ml_decoder"]
-
 
 @method(
     serves=REGIMES,

@@ -6,8 +6,6 @@ from halflabel.methods.base import Method, method
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.losses import BCE, ByShare
 
-__all__ = ["curriculum", "partial_bce"]
-
 _PAPER = "Durand, Mehrasa, Mori 2019: Learning a Deep ConvNet for Multi-label Classification with Partial Labels"
 _SERVES = ("full", "partial")
 

@@ -12,8 +12,6 @@ from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Head, Linear, Weldon
 from halflabel.system.validate import MAX_SIZE, above, at_least, between, one_of
 
-__all__ = ["plcl"]
-
 _PAPER = "Durand, Mehrasa, Mori 2019: Learning a Deep ConvNet for Multi-label Classification with Partial Labels"
 _THETAS = {"a": (1.0, 5.0), "b": (0.2, 0.5), "c": (1.0, 2.0), "d": (1.0, 5.0), "e": (0.1, 0.5)}  # beside the defaults
 

@@ -13,8 +13,6 @@ from halflabel.system import distributed
 from halflabel.system.validate import at_least, one_of
 from halflabel.types import Batch
 
-__all__ = ["l1r", "l2r"]
-
 _SCORE_STRENGTHS = (0.01, 0.1, 1.0)  # values to try if scores are regularised instead of weights
 
 

@@ -15,8 +15,6 @@ from halflabel.models.recurrent_head import RecurrentHead
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, at_least_float32
 
-__all__ = ["Regional", "rlsd", "windows"]
-
 
 @method(
     serves=REGIMES,

@@ -11,8 +11,6 @@ from halflabel.methods.parts.relabel import Relabeler
 from halflabel.methods.parts.terms import Transductive
 from halflabel.system.validate import at_least
 
-__all__ = ["rml", "rmlc", "ss_rml", "warp"]
-
 _PAPER = "Cevikalp, Benligiray, Gerek, Saribas 2019: Semi-Supervised Robust Deep Neural Networks for Multi-Label"
 _TUNE = {"kappa": (2.0, 5.0, 8.0)}
 

@@ -15,8 +15,6 @@ from halflabel.models.heads import Model
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, at_least_float32
 
-__all__ = ["Role", "epr", "role", "role_li"]
-
 _SERVES = ("partial", "positives-only", "single-positive")
 _MOST_POSITIVES = 1_000_000  # per image: more than any table has classes
 

@@ -9,8 +9,6 @@ from halflabel.methods.parts.blending import Blending
 from halflabel.methods.parts.semantic import semantic_parts
 from halflabel.system.validate import MAX_SIZE, at_least, between
 
-__all__ = ["sarb", "sarb_star"]
-
 
 @method(
     serves=("full", "partial"),

@@ -8,8 +8,6 @@ from halflabel.methods.base import Method, method
 from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.types import Targets, at_least_float32
 
-__all__ = ["Softmax", "softmax"]
-
 
 @method(lr=3e-4, serves=("full", "single-positive"), paper="common baseline; Cevikalp 2019 (RML), row Softmax")
 def softmax() -> Method:

@@ -14,8 +14,6 @@ from halflabel.methods.parts.self_training import SaliencyHead, SelfTraining
 from halflabel.system.validate import at_least, between, one_of
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = ["Confident", "srcr"]
-
 _REDUCE: dict[str, Reduce] = {"batch": over_known, "image": ByShare(1.0, 0.0, -1.0), "entries": over_entries}
 _SUPERVISE = {"both": "both", "weak": "first", "strong": "last"}
 

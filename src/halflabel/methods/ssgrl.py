@@ -5,8 +5,6 @@ from __future__ import annotations
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.semantic import SemanticMethod, semantic_parts
 
-__all__ = ["ssgrl"]
-
 
 @method(
     serves=("full", "partial"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.transfer import SemanticTransfer
 
-__all__ = ["sst"]
-
 
 @method(
     serves=("full", "partial"),

@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["StateWatch"]
-
 _LOOKS = 6  # after so many comparisons without a change, no more are made
 _ITEMS = 1000  # compared at most, of a list or an array
 _DEPTH = 4  # of lists in lists and objects in objects

@@ -17,8 +17,6 @@ from halflabel.metrics.positives_only import fit_positives_only
 from halflabel.system.validate import between
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = ["Taught", "taught"]
-
 _SHRINK = 10  # known positives that count as much as the mean of all classes
 _SMALLEST = 1e-4  # probabilities of the teacher are clipped to [this, 1 − this]
 

@@ -9,8 +9,6 @@ from halflabel.methods.parts.ranking import Ranking, UnknownAs, ranking_method
 from halflabel.models.embedding_heads import Bilinear
 from halflabel.system.validate import MAX_SIZE, at_least, between
 
-__all__ = ["wsabie"]
-
 
 @method(
     serves=REGIMES,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT", "FAST", "full_name"]
-
 DEFAULT = "efficientnet-lite2"
 FAST = "efficientnet-lite0"
 

@@ -28,8 +28,6 @@ from halflabel.errors import UserError
 from halflabel.models.backbone_names import DEFAULT, full_name
 from halflabel.models.efficientnet_lite import CROP, SIZE, EfficientNetLite
 
-__all__ = ["Backbone", "Preprocess", "build_backbone", "fingerprint", "load_lite"]
-
 SMALLEST, LARGEST = 32, 8192  # pixels, side of the input
 
 _LITE = {f"efficientnet-lite{variant}": variant for variant in range(3)}

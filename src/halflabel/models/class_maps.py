@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from halflabel.models.heads import Model
 
-__all__ = ["compute_class_maps", "heat_map", "heat_map_on_photo", "visible_box"]
-
 Floats = NDArray[np.float32]
 
 _BATCH_SIZE = 16

@@ -12,8 +12,6 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["CROP", "SIZE", "EfficientNetLite"]
-
 SIZE = (224, 240, 260)  # pixels, by variant
 CROP = (0.875, 0.882, 0.89)  # share of the shorter side
 

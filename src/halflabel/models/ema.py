@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from halflabel.models.heads import Model
 
-__all__ = ["ModelEma"]
-
 
 class ModelEma(nn.Module):
     """average ← decay · average + (1 − decay) · weights after each step, for parameters and running statistics.

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from halflabel.models.heads import Head, pool
 from halflabel.types import Output
 
-__all__ = ["Bilinear", "LabelVectorHead", "clip_norm"]
-
 
 def clip_norm(vectors: Tensor, max_norm: float, dim: int) -> Tensor:
     """Scale vectors along `dim` that are longer than `max_norm` to that length; 0 = no bound."""

@@ -20,8 +20,6 @@ from halflabel.models.heads import pool
 from halflabel.system import ray_engine
 from halflabel.system.gpu_memory import MicroBatcher
 
-__all__ = ["FeatureBatch", "FeatureExtractor", "engine_device", "goes_to_ray", "map_images"]
-
 _COPY_SEED = 0x636F7079  # of the cached strong views, the same for every training seed
 _BLOCK = 1024  # images of a block; fewer if there are few images
 

@@ -41,8 +41,6 @@ from halflabel.system.files import JobLock, atomic_write, write_json
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.threads import use_free_cores
 
-__all__ = ["cache_features", "copies_for"]
-
 _NOTE_IMAGES = 512  # images between two notes of how far a build is
 _NOTE_SECONDS = 30.0  # the longest time between two notes
 _POLL_SECONDS = 0.5  # between two checks whether another job has ended

@@ -17,8 +17,6 @@ import numpy as np
 from halflabel.errors import UserError
 from halflabel.system.files import JobLock
 
-__all__ = ["ABANDONED", "CacheInfo", "find_caches", "remove_cache", "select_caches"]
-
 ABANDONED = 86400.0  # seconds after which a partly built file that nobody wrote to counts as left behind
 _CACHE_NAME = re.compile(r"(?P<stem>.+-(?P<size>\d+)px-(?P<kind>maps|pooled)-[0-9a-f]{12})-[0-9a-f]{8}")
 _FILE_NAME = re.compile(r"strong-.*|\.?(cache|building|values)\..*")  # what a cache writes into its folder

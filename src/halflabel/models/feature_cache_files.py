@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from halflabel.models.feature_cache_admin import ABANDONED
 from halflabel.system.files import DISK_FULL, disk_full_error, file_crc32
 
-__all__ = ["allocate_values", "is_valid_partial", "open_values", "read_note", "remove_leftovers", "values_checksum"]
-
 
 def allocate_values(path: Path, shape: tuple[int, ...]) -> Any:
     """A memory-mapped file with its disk space reserved: otherwise a full disk would kill the process at a write."""

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 
-__all__ = ["CLASSIFIER_WEIGHT", "Classifier", "FeatureTransform", "principal_components"]
-
 # Weight (K, D) and bias (K,) of the linear classifier that a backbone was pretrained with.
 Classifier = tuple[Tensor, Tensor]
 

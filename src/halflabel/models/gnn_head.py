@@ -10,8 +10,6 @@ from halflabel.models.heads import Head
 from halflabel.system.gpu_memory import recompute
 from halflabel.types import Output
 
-__all__ = ["EXACT_CLASSES", "GnnHead"]
-
 EXACT_CLASSES = 40  # with more, a node state has `node_size` numbers instead of C
 _MAX_STATES = 1 << 23  # B·C·d numbers of node states; a larger batch is computed in parts
 

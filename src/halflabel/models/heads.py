@@ -14,19 +14,6 @@ from halflabel.models.feature_transform import FeatureTransform
 from halflabel.models.similar_images import SimilarImages
 from halflabel.types import Output, at_least_float32
 
-__all__ = [
-    "Ensemble",
-    "Head",
-    "HeadMaker",
-    "Linear",
-    "Model",
-    "NormalisedLinear",
-    "Weldon",
-    "find_head",
-    "pool",
-    "run_head",
-]
-
 
 def pool(features: Tensor) -> Tensor:
     """Mean over places: (B, D, h, w) -> (B, D); pooled features (B, D) are returned unchanged."""

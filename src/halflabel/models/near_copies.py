@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-__all__ = ["describe_near_copies", "near_copy_share"]
-
 SIMILARITY = 0.93  # cosine; of 1,000 VOC photos 2 are as similar to any other, of slightly moved photos 9 in 10 are
 _SAMPLE = 1000  # images that are compared with all others
 _BLOCK = 1 << 14  # images that the sample is compared with at once

@@ -9,8 +9,6 @@ from torch.nn.functional import logsigmoid
 from halflabel.models.heads import Head, pool
 from halflabel.types import Output, at_least_float32
 
-__all__ = ["LatentNoiseHead", "relevance"]
-
 
 def relevance(visual: Tensor, present: Tensor, absent: Tensor) -> Tensor:
     """The logit of h = r₁ v + r₀ (1 − v) from the logits of v, r₁ and r₀, all of one shape.

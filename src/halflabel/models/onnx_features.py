@@ -27,8 +27,6 @@ from halflabel.system.files import atomic_write
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.threads import free_cores
 
-__all__ = ["FEWEST_IMAGES", "TOLERANCE", "OnnxBackbone", "find_onnx_backbone", "parity_images", "quiet_exporter"]
-
 TOLERANCE = 1e-4  # largest |x − y| allowed between ONNX Runtime and torch, as a share of the largest |x|
 FEWEST_IMAGES = 100  # with fewer images, torch is done before the network is exported, opened and checked
 

@@ -9,8 +9,6 @@ from halflabel.errors import UserError
 from halflabel.models.heads import Head, pool
 from halflabel.types import Output
 
-__all__ = ["QueryHead"]
-
 
 class QueryHead(Head):
     """K learned queries attend to P places by several attention heads. Ridnik 2021 (ML-Decoder), Liu 2021 (Q2L).

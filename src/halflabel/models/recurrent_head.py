@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from halflabel.models.heads import Head, pool
 from halflabel.types import Output, at_least_float32
 
-__all__ = ["RecurrentHead", "path_loss"]
-
 _MIN_LOG_PROBABILITY = math.log(1e-6)  # the search of an image stops when its paths are together less likely
 
 

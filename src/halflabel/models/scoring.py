@@ -23,8 +23,6 @@ from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits
 from halflabel.types import Output, Sweep
 
-__all__ = ["PASSES", "ImageScorer", "score_source", "seed_generators"]
-
 PASSES = 3  # a tag that separates the random numbers of dropout passes from others
 
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-__all__ = ["KEY_SIZE", "SimilarImages", "nearest_images"]
-
 KEY_SIZE = 256  # dimensions of the keys that similarity is computed on
 _BLOCK = 1024  # images compared at once
 

@@ -12,8 +12,6 @@ from halflabel.papers.spec import InitialModel, PaperMeasure, PaperTable, TableR
 from halflabel.system.format import counted
 from halflabel.training.config import Settings
 
-__all__ = ["describe_masks", "describe_measure", "describe_protocol", "describe_training", "group_lines"]
-
 _OPTIONS = {
     ("kind", "sklearn"): "not interpolated",
     ("kind", "interpolated"): "interpolated at all points",

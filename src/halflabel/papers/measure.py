@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from halflabel.experiments.grid import Outcome, Task
     from halflabel.experiments.store import Store
 
-__all__ = ["LABEL_METRICS", "METRICS", "RELABEL_METRICS", "compute_metric", "label_shares", "measure_task"]
-
 METRICS = {
     "mAP": "mean average precision; options kind (interpolation), empty (classes without positive: nan or zero), "
     "no_negative (classes without negative: nan or one), group (1 to 5, by number of training annotations)",

@@ -15,8 +15,6 @@ from halflabel.papers.settings import CellSetup, Overrides, set_up_cell
 from halflabel.papers.spec import Cell, Condition, PaperTable, TableRow
 from halflabel.system.files import to_json_value
 
-__all__ = ["RunGroup", "build_grid", "plan_groups", "select_by_name", "with_reference_rows"]
-
 T = TypeVar("T")
 
 

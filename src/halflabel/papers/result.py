@@ -15,8 +15,6 @@ from halflabel.papers.spec import Condition, PaperMeasure, PaperTable, TableRow
 from halflabel.papers.tables import PRINTED
 from halflabel.system.files import to_json_value, write_csv, write_json
 
-__all__ = ["CellRun", "Reproduction", "TableFigure", "collect_figures"]
-
 
 class CellRun(NamedTuple):
     """One training run of a table: a row under a condition, with one trial, one label mask and one seed."""

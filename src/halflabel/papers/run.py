@@ -27,8 +27,6 @@ from halflabel.papers.tables import PRINTED, find_table, paper_of
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, CallbackList
 
-__all__ = ["default_cache", "reproduce"]
-
 
 def reproduce(
     id: str,

@@ -15,8 +15,6 @@ from halflabel.models.feature_cache import copies_for
 from halflabel.papers.spec import Cell
 from halflabel.training.config import STRONG_VIEW_FIELDS, Config, Settings
 
-__all__ = ["CellSetup", "Overrides", "scale_options", "scale_settings", "set_up_cell"]
-
 # Settings for training a whole network. A head on frozen features needs other steps: where the paper tunes the whole
 # network and this run does not, the library's own values are used, and the method's learning rate and weight decay.
 _NETWORK_SETTINGS = (

@@ -12,23 +12,6 @@ from halflabel.errors import UserError
 if TYPE_CHECKING:
     from halflabel.experiments.grid import LabelMask
 
-__all__ = [
-    "MIRROR_ONLY",
-    "Cell",
-    "Column",
-    "Condition",
-    "InitialModel",
-    "MaskSpec",
-    "PaperMeasure",
-    "PaperTable",
-    "PaperTraining",
-    "PrintedNumber",
-    "PrintedTable",
-    "TableRow",
-    "partial_labels",
-    "read_printed",
-]
-
 
 class Column(NamedTuple):
     """A column of a printed table: what was measured on (data set, share of known labels, …), and the measure."""

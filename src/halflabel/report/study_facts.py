@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from halflabel.experiments.learning_curve import Backtest
 from halflabel.experiments.result import Interval
-from halflabel.experiments.study import Gap, Growth, Point, Study
+from halflabel.experiments.study_result import Gap, Growth, Point, Study
 from halflabel.report.layout import nan_for_null, read_experiment
 from halflabel.runs.redact import shown_command, shown_name, without_folders
 from halflabel.system.validate import check_fields

@@ -9,7 +9,7 @@ import numpy as np
 
 from halflabel.experiments.conclusions import MEANING, points_below_chart, verdict
 from halflabel.experiments.result import Interval
-from halflabel.experiments.study import Gap, Growth, Point, Study
+from halflabel.experiments.study_result import Gap, Growth, Point, Study
 from halflabel.report import svg
 from halflabel.report.layout import (
     WrittenPage,

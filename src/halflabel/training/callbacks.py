@@ -9,8 +9,6 @@ from typing import Any
 
 from halflabel.errors import missing_package
 
-__all__ = ["Callback", "CallbackList", "EpochLog", "MLflow", "TensorBoard", "WeightsAndBiases", "make_loggers"]
-
 
 class EpochLog(dict[str, Any]):
     """One line of the training log: epoch, loss, lr, images_per_s, and the numbers of validation and relabelling."""

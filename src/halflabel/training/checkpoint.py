@@ -17,20 +17,6 @@ from torch import Tensor, nn
 from halflabel.errors import UserError
 from halflabel.system.files import atomic_write
 
-__all__ = [
-    "Checkpoint",
-    "clear",
-    "flatten",
-    "late_buffers",
-    "load_newest",
-    "load_state",
-    "pack_optimizer",
-    "restore",
-    "save",
-    "save_tensors",
-    "unpack_optimizer",
-]
-
 KEPT = 2  # checkpoints in a folder
 
 

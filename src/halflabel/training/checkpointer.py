@@ -17,8 +17,6 @@ from halflabel.training.distribution import Distribution
 from halflabel.training.state import TrainingState
 from halflabel.training.step import OptimizerStep
 
-__all__ = ["Checkpointer"]
-
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
     return {name: tuple(value.shape) if isinstance(value, Tensor) else None for name, value in state.items()}

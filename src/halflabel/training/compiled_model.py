@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from halflabel.types import Output
 
-__all__ = ["CompiledModel"]
-
 
 class CompiledModel(nn.Module):
     """Compiles whole training batches, once for each dtype of autocast; other batches use the plain model."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from halflabel.data.views import View
     from halflabel.models.backbones import Backbone
 
-__all__ = ["STRONG_VIEW_FIELDS", "Config", "Option", "Settings", "declared_options"]
-
 COMMON = "Common options"
 MODEL = "Model and starting weights"
 IMAGES = "Images and views"

@@ -27,17 +27,6 @@ from halflabel.training.callbacks import EpochLog
 from halflabel.training.ranking_quality import ranking_quality, sampling_step
 from halflabel.training.solver import ROUNDS, LinearSolver
 
-__all__ = [
-    "FOLDS",
-    "CrossFit",
-    "MakeMethod",
-    "SimilarChoice",
-    "best_strength",
-    "crossfit",
-    "default_folds",
-    "to_components",
-]
-
 FOLDS = 5
 STRENGTHS = (1e-3, 3e-4, 1e-4, 3e-5)
 COMPONENTS = 768  # principal components of the normalised features that heads are fitted on

@@ -25,8 +25,6 @@ from halflabel.system import distributed
 from halflabel.system.rng import bits
 from halflabel.types import Output, at_least_float32
 
-__all__ = ["WholeBatchParallel"]
-
 _BUCKET = 1 << 24  # gradient entries per all-reduce
 
 

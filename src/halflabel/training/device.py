@@ -8,8 +8,6 @@ import torch
 
 from halflabel.errors import UserError
 
-__all__ = ["choose_device"]
-
 
 def choose_device(name: str, *, fall_back: bool = False) -> Literal["cpu", "cuda", "mps"]:
     """The torch device for a name: "auto" is a CUDA GPU if there is one, else the CPU.

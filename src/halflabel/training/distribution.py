@@ -22,8 +22,6 @@ from halflabel.training.data_parallel import WholeBatchParallel
 if TYPE_CHECKING:
     from halflabel.training.fsdp import ShardedModel
 
-__all__ = ["Distribution", "distribute", "is_sharded", "place_model"]
-
 
 def is_sharded(settings: Settings) -> bool:
     """Whether each process holds only a part of the weights."""

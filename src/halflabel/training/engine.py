@@ -15,8 +15,6 @@ from halflabel.system import distributed
 from halflabel.training.config import Settings
 from halflabel.training.device import choose_device
 
-__all__ = ["deterministic_algorithms", "make_accelerator"]
-
 
 @contextmanager
 def deterministic_algorithms() -> Iterator[None]:

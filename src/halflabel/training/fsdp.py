@@ -19,8 +19,6 @@ from halflabel.errors import UserError
 from halflabel.models.heads import Model
 from halflabel.system import distributed
 
-__all__ = ["ShardedModel"]
-
 _MIN_BLOCK = 100_000  # weights of a block that is gathered by itself
 
 

@@ -7,8 +7,6 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-__all__ = ["Gradients", "minimise_each"]
-
 _HISTORY = 10  # steps that the curvature is estimated from
 _CURVED = 1e-6  # least cosine of a step and its change of the gradient
 

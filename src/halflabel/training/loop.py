@@ -48,8 +48,6 @@ from halflabel.training.state import TrainingState
 from halflabel.training.step import OptimizerStep
 from halflabel.types import Sweep
 
-__all__ = ["Fitted", "Judge", "Loop", "fit"]
-
 _DIVERGED = 1e6  # times the first loss
 _LOSS_INTERVAL = 20  # batches between two readings of the loss
 _ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart

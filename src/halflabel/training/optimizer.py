@@ -12,8 +12,6 @@ from halflabel.models.heads import Model
 from halflabel.training.config import Settings
 from halflabel.training.registry import OPTIMIZERS, SCHEDULES, check_name
 
-__all__ = ["learning_rate_factor", "make_optimizer", "parameter_groups"]
-
 
 def parameter_groups(model: Model, method: Method, settings: Settings) -> list[dict[str, Any]]:
     """The trained parameters in groups, each with its learning rate "base_lr": head, backbone, then the method's."""

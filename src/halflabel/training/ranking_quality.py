@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["ranking_quality", "sampling_step"]
-
 _SORTED_ENTRIES = 4_000_000  # at most this many scores are sorted to measure the quality of one choice
 
 

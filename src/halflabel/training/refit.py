@@ -17,8 +17,6 @@ from halflabel.training.crossfit import MakeMethod, best_strength, to_components
 from halflabel.training.ranking_quality import ranking_quality
 from halflabel.training.solver import LinearSolver
 
-__all__ = ["Refit", "refit_head"]
-
 
 @dataclass(frozen=True)
 class Refit:

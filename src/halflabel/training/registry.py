@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from halflabel.training.config import Settings
 
-__all__ = ["OPTIMIZERS", "SCHEDULES", "check_name", "optimizer", "schedule"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 MakeOptimizer = Callable[[list[dict[str, Any]], "Settings"], "torch.optim.Optimizer"]
 Schedule = Callable[[float, "Settings"], float]

@@ -21,8 +21,6 @@ from halflabel.models.heads import Head, Linear, Model
 from halflabel.training.lbfgs import minimise_each
 from halflabel.types import Batch, Output, Sweep, Targets
 
-__all__ = ["ROUNDS", "TOLERANCE", "LinearSolver", "can_solve", "is_separable"]
-
 ROUNDS = 4  # solves of a method that relabels by its scores
 TOLERANCE = 0.03  # of the gradient of each class, as a share of the gradient where all images score the same
 _ITERATIONS = 60  # at most, of a solve

@@ -7,8 +7,6 @@ from typing import Any
 
 from halflabel.training.config import declared_options
 
-__all__ = ["choose_solver"]
-
 # Options that only training in epochs of batches has: giving one of them is a choice of sgd.
 _SGD_OPTIONS = (
     "epochs",

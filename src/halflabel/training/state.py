@@ -11,8 +11,6 @@ from torch import Tensor
 
 from halflabel.training.callbacks import EpochLog
 
-__all__ = ["TrainingState"]
-
 # Names in checkpoint files -> fields of the state.
 _SAVED = {
     "epoch": "epoch",

@@ -22,8 +22,6 @@ from halflabel.training.distribution import Distribution
 from halflabel.training.optimizer import make_optimizer, parameter_groups
 from halflabel.types import Batch
 
-__all__ = ["OptimizerStep"]
-
 _DENSE_ENTRIES = 1 << 26  # a label table of at most so many entries is kept dense on the device
 _LIMITED_MEMORY = ("cuda", "xpu")  # devices that run out of memory; on a CPU the snapshots would be wasted
 

@@ -18,8 +18,6 @@ from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.system.files import write_csv
 
-__all__ = ["ANSWERS", "DemoData", "hide_labels", "write_data", "write_labels"]
-
 ANSWERS = 3  # known labels of each training photo
 _TEST_SHARE = 0.25
 _SCENES = 800  # digit scenes, for training and test together

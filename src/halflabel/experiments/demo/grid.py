@@ -10,8 +10,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 from halflabel.system.files import atomic_write
 
-__all__ = ["DecidedPhoto", "Decision", "write_grid"]
-
 _PHOTO, _GAP, _LINE = 185, 12, 27  # pixels; four photos are 800 wide
 _RIGHT, _WRONG, _INK, _PALE = (24, 128, 84), (190, 48, 40), (32, 36, 40), (226, 230, 233)
 

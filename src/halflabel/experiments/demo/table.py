@@ -24,8 +24,6 @@ from halflabel.runs.predictor import Predictor
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
 
-__all__ = ["AUTO", "COMPLETE", "NAIVE", "Result", "TestBench"]
-
 NAIVE = "not labelled = absent"
 AUTO = "halflabel: not labelled = unknown"
 COMPLETE = "all labels known (the limit)"

@@ -14,8 +14,6 @@ from halflabel.methods.parts.transfer import WarmUp, contrastive_loss
 from halflabel.models.heads import Model, find_head
 from halflabel.types import Batch, Output, Targets
 
-__all__ = ["Blend", "Blending", "blend_images", "blend_prototypes", "draw_unknown", "quadrants"]
-
 
 class Blending(SemanticMethod):
     """L = L_known + instance_weight · L_instance + prototype_weight · L_prototype + contrast_weight · L_cos.

@@ -16,8 +16,6 @@ from halflabel.system.rng import hash_names
 from halflabel.system.validate import at_least, one_of
 from halflabel.types import Batch, Sweep, Targets
 
-__all__ = ["STRATEGIES", "Curriculum"]
-
 STRATEGIES = {"a": 2.0, "b": 0.8, "c": 5.0, "d": 2.0, "e": 0.3, "2steps": 0.0}  # with the paper's θ
 _SHARES = (10 / 20, 15 / 20)  # the paper labels before epochs 10 and 15 of 20
 _BLOCK_ENTRIES = 1 << 20  # entries labelled at a time

@@ -9,8 +9,6 @@ from torch.nn.functional import normalize
 from halflabel.errors import UserError
 from halflabel.types import at_least_float32
 
-__all__ = ["SMALLEST_NORM", "FeatureBank", "Prototypes", "check_bytes", "cluster_centres"]
-
 SMALLEST_NORM = 1e-6  # shorter vectors have no direction
 _LARGEST = 2 * 10**9  # most bytes learned or stored about classes
 _ROUNDS = 20

@@ -13,8 +13,6 @@ from halflabel.methods.parts.relabel import Relabeler, check_size
 from halflabel.system.rng import hash_names, uniform
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = ["LabelEstimates", "initial_estimates", "teach"]
-
 _KNOWN = math.log(0.995 / 0.005)  # initial estimate of a known label, ±
 _UNKNOWN = math.log(0.6 / 0.4)  # initial estimates of unknown labels are within ± this
 

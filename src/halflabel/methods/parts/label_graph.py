@@ -21,8 +21,6 @@ from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.wordnet import WordNet
 
-__all__ = ["Edges", "LabelGraph", "from_cooccurrence", "from_file", "from_wordnet", "identity", "read_edges"]
-
 _CLASSES = 256  # classes counted at a time
 _PRODUCTS = 1 << 23  # products of gradients and labels computed at a time
 

@@ -18,8 +18,6 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.system import memory
 
-__all__ = ["PackedLabels", "SoftLabels", "fits_float32"]
-
 LARGEST = 2 * 10**10  # most bytes of a store, in memory or on disk
 FLOAT32_BELOW = 1 << 28  # bytes; tables of soft labels from this size on use one byte per entry
 _BLOCK_ENTRIES = 1 << 22  # entries processed at a time

@@ -17,8 +17,6 @@ from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 
-__all__ = ["from_cooccurrence", "from_encoder", "from_file", "label_vectors", "sentence_encoder"]
-
 Vectors = NDArray[np.float64]  # (C, d)
 
 _DENSE = 1500  # up to this many classes computing all eigenvectors is as fast as computing some

@@ -13,20 +13,6 @@ from halflabel.errors import UserError
 from halflabel.system.validate import between
 from halflabel.types import Targets, at_least_float32
 
-__all__ = [
-    "ASL",
-    "BCE",
-    "ByShare",
-    "Focal",
-    "Loss",
-    "Reduce",
-    "focal_present",
-    "over_entries",
-    "over_images",
-    "over_known",
-    "total",
-]
-
 Reduce = Callable[[Tensor, Targets], Tensor]
 
 

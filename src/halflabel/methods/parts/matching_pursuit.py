@@ -14,8 +14,6 @@ from torch import Tensor
 
 from halflabel.types import at_least_float32
 
-__all__ = ["Part", "Similar", "joint_omp"]
-
 MOST_ITEMS = 8  # per image
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["nearest"]
-
 
 def nearest(
     queries: Tensor, references: Tensor, k: int = 1, *, skip: Tensor | None = None, budget: int = 256 << 20

@@ -14,8 +14,6 @@ from halflabel.methods.parts.relabel import check_size, never_starts
 from halflabel.system.validate import at_least
 from halflabel.types import Batch, Sweep, Targets, at_least_float32
 
-__all__ = ["PropagateLabels"]
-
 _BLOCK_IMAGES = 1 << 16  # images processed at a time
 
 

@@ -15,18 +15,6 @@ from halflabel.methods.parts.relabel import Relabeler
 from halflabel.system.validate import between, one_of
 from halflabel.types import Batch, Targets, at_least_float32
 
-__all__ = [
-    "Ranking",
-    "UnknownAs",
-    "harmonic",
-    "hinge_sums",
-    "rank_of",
-    "ranking",
-    "ranking_method",
-    "trials",
-    "violators",
-]
-
 
 def hinge_sums(logits: Tensor, neg: Tensor, margin: float, *, closed: bool = False) -> Tensor:
     """Return Σ_k w_k · max(0, margin − x_j + x_k) for every class j of each image, over its negatives k.

@@ -10,17 +10,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.system import distributed, memory
 from halflabel.types import Batch, Sweep, Targets, at_least_float32
 
-__all__ = [
-    "AssumeNegative",
-    "FewAbsent",
-    "Ignore",
-    "LabelSmoothing",
-    "Relabeler",
-    "SharedNegative",
-    "check_size",
-    "never_starts",
-]
-
 LARGEST = 2 * 10**9  # most bytes that a method may store in memory about images × classes
 
 

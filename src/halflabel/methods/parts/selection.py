@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["lowest_per_class"]
-
 _BLOCK_ENTRIES = 1 << 20  # entries per block: small enough for the processor's cache
 _CLASSES = 1 << 13  # classes processed together: the digit counts of their entries take 64 MB
 _DIGIT_BITS = 11

@@ -13,8 +13,6 @@ from halflabel.methods.parts.relabel import Relabeler
 from halflabel.models.heads import Head, Model, pool
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
-__all__ = ["SaliencyHead", "SelfTraining"]
-
 
 class SaliencyHead(Head):
     """Class maps A = W · features + b at each place; the score is their mean, shifted by the mean of their top k cells.

@@ -23,18 +23,6 @@ from halflabel.system.gpu_memory import recompute
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, at_least_float32
 
-__all__ = [
-    "GatedGraph",
-    "GraphClassifier",
-    "LabelAwareHead",
-    "SemanticAttention",
-    "SemanticHead",
-    "SemanticMethod",
-    "label_edges",
-    "label_features",
-    "semantic_parts",
-]
-
 MOST_CLASSES = 10_000  # with more, the graph alone would take more than 400 MB of the model file
 _CHUNK_NUMBERS = 1 << 24  # numbers above which a batch is processed in chunks
 

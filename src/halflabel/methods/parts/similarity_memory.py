@@ -17,8 +17,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.relabel import Ignore, never_starts
 from halflabel.types import Sweep, at_least_float32
 
-__all__ = ["ImageVectors", "SimilarityMemory", "impute", "read_groups"]
-
 _LARGEST = 2 * 10**9  # most bytes stored about images
 _BLOCK_IMAGES = 1 << 12  # images of a sweep copied at a time
 

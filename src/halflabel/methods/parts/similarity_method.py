@@ -16,8 +16,6 @@ from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMe
 from halflabel.models.heads import Model
 from halflabel.types import Batch
 
-__all__ = ["SimilarityMethod", "Use", "mix"]
-
 Use = Literal["fixed", "learned"]
 _QUERIES = 512  # images searched for together, when a whole set is searched
 

@@ -15,8 +15,6 @@ from halflabel.methods.parts.similarity_method import SimilarityMethod
 from halflabel.methods.parts.terms import Term
 from halflabel.types import Batch, Output, Sweep, Targets
 
-__all__ = ["LabelSmoothness", "SimilarityRounds", "alternating"]
-
 _SEARCH_SIZE = 128  # leading features (principal components) that the search for similar images uses
 _GRAPH_STEPS = 20  # gradient steps of A in a round
 

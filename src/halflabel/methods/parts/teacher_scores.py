@@ -15,8 +15,6 @@ from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 
-__all__ = ["teacher_probabilities"]
-
 COLUMNS = ("image", "class", "probability")
 
 

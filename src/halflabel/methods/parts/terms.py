@@ -12,17 +12,6 @@ from halflabel.labels.stats import Stats
 from halflabel.labels.table import LabelTable
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
-__all__ = [
-    "Entropy",
-    "EntryTerm",
-    "ExpectedPositives",
-    "Term",
-    "Transductive",
-    "UnknownScores",
-    "entropy",
-    "estimate_positives",
-]
-
 
 class Term(nn.Module):
     """A scalar added to the loss of a step."""

@@ -19,16 +19,6 @@ from halflabel.system.gpu_memory import recompute
 from halflabel.system.validate import MAX_SIZE, at_least, between
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
-__all__ = [
-    "Cooccurrence",
-    "SemanticTransfer",
-    "WarmUp",
-    "contrastive_loss",
-    "falling_threshold",
-    "threshold_loss",
-    "with_pseudo_positives",
-]
-
 _CHUNK_NUMBERS = 1 << 24  # numbers above which pairs of labels are processed in chunks
 _SHARPNESS = 10.0  # slope of the soft threshold that is learned
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from halflabel.errors import UserError
 
-__all__ = ["WordNet"]
-
 _PLURALS = (("men", "man"), ("ches", "ch"), ("shes", "sh"), ("ses", "s"), ("xes", "x"), ("ies", "y"), ("s", ""))
 _HYPERNYMS = ("@", "@i")  # kind of, instance of
 

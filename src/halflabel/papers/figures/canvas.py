@@ -8,8 +8,6 @@ from typing import Any
 
 from halflabel.system.files import atomic_write
 
-__all__ = ["BLUE", "GREY", "ORANGE", "literal", "save_figure"]
-
 BLUE, ORANGE, GREY = "#2b6cb0", "#d97706", "#9ca3af"
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from halflabel.methods.imcl import Interactive
     from halflabel.runs.folder import RunFolder
 
-__all__ = ["DrawnFigure", "draw_figures"]
-
 SOURCES = {
     "densities": "After Zhou 2022 (Acknowledging the Unknown), further analysis: how far the scores of true positives "
     "and true negatives lie apart.",

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from halflabel.runs.predictor import Predictor
     from halflabel.types import Sweep
 
-__all__ = ["FigureInputs", "FigureUnavailable"]
-
 PHOTO_SIDE = 320  # pixels of a photo's longer side
 _SAMPLE_STREAM = 0x66696775  # random stream that orders the images
 

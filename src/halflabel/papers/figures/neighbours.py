@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from halflabel.methods.parts.label_graph import Edges
     from halflabel.methods.parts.matching_pursuit import Similar
 
-__all__ = ["LabelEdge", "draw_image_neighbours", "draw_label_neighbours", "spread_queries", "strongest_edges"]
-
 MAX_TITLE = 22  # characters of a name that fit above a photo
 Pixels = NDArray[np.uint8]
 

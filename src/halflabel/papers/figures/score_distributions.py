@@ -12,12 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from halflabel.papers.figures.canvas import BLUE, GREY, literal, save_figure
 from halflabel.report.curves import check_scores
 
-__all__ = [
-    "ScoreDensities",
-    "draw_score_densities",
-    "score_densities",
-]
-
 Floats = NDArray[np.float64]
 _COLOURS = {"present": "#2a9d5c", "absent": "#d1495b"}
 

@@ -12,8 +12,6 @@ from halflabel.errors import UserError
 from halflabel.papers.spec import PaperTable, PrintedTable
 from halflabel.papers.tables import cevikalp_2019, drawn, durand_2019, huynh_2020, wang_2023, zhou_2022
 
-__all__ = ["PAPERS", "PRINTED", "TABLES", "find_table", "paper_of"]
-
 PAPERS = {
     "S1": "Huynh, Elhamifar 2020: Interactive Multi-Label CNN Learning with Partial Labels",
     "S2": "Durand, Mehrasa, Mori 2019: Learning a Deep ConvNet for Multi-label Classification with Partial Labels",

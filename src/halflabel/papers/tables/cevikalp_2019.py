@@ -16,8 +16,6 @@ from halflabel.papers.spec import (
     read_printed,
 )
 
-__all__ = ["PRINTED", "TABLES"]
-
 _TOP_3_NAMES = ("P-C", "R-C", "F1-C", "P-O", "R-O", "F1-O", "mAP")
 
 PRINTED = (

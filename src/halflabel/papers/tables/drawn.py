@@ -8,8 +8,6 @@ from typing import Any
 from halflabel.papers.spec import Condition, MaskSpec, PaperMeasure, PaperTable, PaperTraining, TableRow, partial_labels
 from halflabel.papers.tables import durand_2019, huynh_2020, wang_2023, zhou_2022
 
-__all__ = ["TABLES"]
-
 _NOTE = "a figure of the paper, drawn without numbers"
 _S2 = {table.id: table for table in durand_2019.TABLES}
 _S2_DATA = {condition.name: condition for condition in _S2["S2-table7"].conditions}

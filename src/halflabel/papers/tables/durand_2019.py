@@ -17,8 +17,6 @@ from halflabel.papers.spec import (
     read_printed,
 )
 
-__all__ = ["PRINTED", "TABLES"]
-
 _SHARES = tuple(f"{share} %" for share in range(10, 101, 10))
 _RELABELLING_MEASURES = ("MAP", "0-1", "Macro-F1", "Micro-F1", "label prop.", "TP", "TN")
 

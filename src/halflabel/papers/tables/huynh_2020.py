@@ -14,8 +14,6 @@ from halflabel.papers.spec import (
     read_printed,
 )
 
-__all__ = ["PRINTED", "TABLES"]
-
 _GROUP_NAMES = ("Group 1", "Group 2", "Group 3", "Group 4", "Group 5", "All classes")
 
 PRINTED = (

@@ -15,8 +15,6 @@ from halflabel.papers.spec import (
 )
 from halflabel.papers.tables import huynh_2020
 
-__all__ = ["PRINTED", "TABLES"]
-
 PRINTED = (
     read_printed(
         "S4-table1",

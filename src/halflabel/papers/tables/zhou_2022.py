@@ -15,8 +15,6 @@ from halflabel.papers.spec import (
     read_printed,
 )
 
-__all__ = ["PRINTED", "TABLES"]
-
 PRINTED = (
     read_printed(
         "S5-table",
