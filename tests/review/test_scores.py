@@ -15,13 +15,14 @@ import pytest
 from PIL import Image
 
 from halflabel.data.datasets.digits import CLASSES, scenes
+from halflabel.data.sources import open_images
 from halflabel.errors import UserError
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Model
-from halflabel.review import scores as kept
+from halflabel.review import scores as score_cache
 from halflabel.review.next import next_questions
 from halflabel.review.questions import choose_questions
 from halflabel.review.scores import cached_scores, crossfit_scores
@@ -65,7 +66,7 @@ def test_scores_are_the_predictors_and_are_kept(small, monkeypatch) -> None:
     run, images = small
     first = cached_scores(run, images)
     predictor = Predictor.from_run(run)
-    source = kept._source(first.table, images, predictor)
+    source = open_images(first.table.images, images, predictor.views, max_bad=1.0)
     assert np.allclose(
         first.scores, predictor.scores(source).numpy(), atol=2e-3
     )  # features are cached in half precision
@@ -75,7 +76,7 @@ def test_scores_are_the_predictors_and_are_kept(small, monkeypatch) -> None:
     def never(*_):
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(kept, "_compute", never)
+    monkeypatch.setattr(score_cache, "_compute", never)
     again = cached_scores(run, images)
     assert np.array_equal(first.scores, again.scores)
     assert np.array_equal(first.features, again.features)
@@ -145,6 +146,20 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
     assert crossfit_scores(run, images, folds=0) is None
 
 
+def test_cross_fitting_keeps_groups_of_images_together(small, tmp_path, monkeypatch) -> None:
+    groups = []
+    monkeypatch.setattr(crossfit, "cross_fit", lambda *args, groups, **more: groups_seen(groups))
+
+    def groups_seen(of_images):
+        groups.append(of_images)
+        return crossfit.Scores(np.zeros((24, 10), np.float32), np.zeros(24, np.int8), "")
+
+    config = Config.from_dict(small[0].read_config() | {"group": r"(\d)\.png"})
+    run = untrained(tmp_path, config, small[0].read_labels())
+    crossfit_scores(run, small[1], folds=3)
+    assert len(set(groups[0].tolist())) < 24
+
+
 def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(small, tmp_path) -> None:
     """On equal views the two methods would train the same heads."""
     _, images = small
@@ -178,7 +193,7 @@ def test_names_that_are_no_text_are_kept(project) -> None:
     first = scored.table.images[0]
     (project.images / first).rename(place / first)
     paths = [f"{place.name}/{first}", None, *scored.paths[2:]]
-    kept._write_cache(project.run, scored.table, project.images, paths, scored.scores, scored.features)
+    score_cache._write_cache(project.run, scored.table, project.images, paths, scored.scores, scored.features)
     again = project.scored()
     assert again.paths == paths
     assert np.array_equal(again.scores, scored.scores)
@@ -191,7 +206,7 @@ def test_scores_that_an_earlier_version_kept_are_read(project, monkeypatch) -> N
     assert table["path"].type == pa.binary()
     at = table.schema.get_field_index("path")
     pq.write_table(table.set_column(at, "path", table["path"].cast(pa.string())), file)
-    monkeypatch.setattr(kept, "_compute", None)
+    monkeypatch.setattr(score_cache, "_compute", None)
     assert project.scored().paths == wanted.paths
 
 
@@ -245,7 +260,7 @@ def test_labels_made_by_a_model_are_no_evidence(project) -> None:
     filled = Rows.build(rows.images, rows.classes, image, column, value, "model:bce:first")
     run.write_labels(rows.append(filled))
     assert (run.read_labels().dense() != 0).all()
-    kept._write_cache(run, before.table, images, before.paths, before.scores, before.features)
+    score_cache._write_cache(run, before.table, images, before.paths, before.scores, before.features)
     scored = project.scored()
     assert scored.table == before.table
     for wrong in (False, True):
@@ -276,7 +291,7 @@ def test_stored_out_of_fold_scores_are_used(solved, monkeypatch) -> None:
     expected = 1 / (1 + np.exp(-(platt.slope * logits + platt.offset)))
     scored = cached_scores(run, images)
     assert np.allclose(scored.scores, expected, atol=1e-6)
-    final = predictor.scores(kept._source(table, images, predictor)).numpy()
+    final = predictor.scores(open_images(table.images, images, predictor.views, max_bad=1.0)).numpy()
     assert not np.allclose(scored.scores, final, atol=1e-2)
     assert scored.held_out.all()
     assert scored.features.shape == (60, 64)

@@ -102,16 +102,8 @@ class GroupedCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-class Meaning(StrEnum):
-    present = "present"
-    absent = "absent"
-    unknown = "unknown"
-    uncertain = "uncertain"
-
-
-class Unlisted(StrEnum):
-    unknown = "unknown"
-    absent = "absent"
+Meaning = StrEnum("Meaning", ["present", "absent", "unknown", "uncertain"])
+Unlisted = StrEnum("Unlisted", ["unknown", "absent"])
 
 
 def _reading(*names: str, help: str, **more: Any) -> Any:

@@ -64,13 +64,12 @@ class LiveReview:
         *,
         precision: float = 0.95,
         positives_per_image: float = 0.0,
-        control_share: float = CONTROL_SHARE,
         seed: int = 0,
     ) -> None:
         """Take the labels (N, C) that the run was trained on, and those of them that people made."""
         self.model, self.labels, self.evaluation = model, labels, evaluation
         self.precision, self.positives_per_image = precision, positives_per_image
-        self.control_share, self.seed = control_share, seed
+        self.seed = seed
         self.features = np.full((len(labels), min(_NEIGHBOUR_COMPONENTS, model.features.shape[1])), np.nan, np.float32)
         self.features[model.rows] = model.features[:, :_NEIGHBOUR_COMPONENTS].numpy()
         has_all_classes = bool((labels > 0).any(0).all())
@@ -95,7 +94,7 @@ class LiveReview:
             self.evaluation == 0,
             [(item.image, item.column) for item, weight in drawn if weight],
             quality.threshold,
-            round(self.control_share * QUEUE),
+            round(CONTROL_SHARE * QUEUE),
             (self.seed, len(answers)),
         )
         answered = {(item.image, item.column) for item in answers}

@@ -44,8 +44,6 @@ class LiveModel:
         *,
         classifier: Classifier | None = None,
         strength: float = STRENGTH,
-        folds: int = FOLDS,
-        components: int = COMPONENTS,
         groups: NDArray[np.int64] | None = None,
         seed: int = 0,
     ) -> None:
@@ -60,10 +58,10 @@ class LiveModel:
         with use_free_cores():
             raw = features[readable]
             normalised = FeatureTransform.fit(raw, classifier)(raw)
-            directions, self.variance = principal_components(normalised, components)
+            directions, self.variance = principal_components(normalised, COMPONENTS)
             self.features = normalised @ directions
         self.make_method, self.strength = make_method, strength
-        self.fold = assign_parts(table, [1 / folds] * folds, groups=groups, seed=seed)[self.rows]
+        self.fold = assign_parts(table, [1 / FOLDS] * FOLDS, groups=groups, seed=seed)[self.rows]
         self.heads: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -100,8 +98,3 @@ class LiveModel:
         """Return labels (N, C) as a table."""
         image, column = np.nonzero(labels)
         return LabelTable.from_entries(self.images, self.classes, image, column, labels[image, column])
-
-    def mean_head(self) -> tuple[Tensor, Tensor]:
-        """Return the mean weights (C, K) and biases (C,) of the heads, to score other images with."""
-        weights, biases = zip(*self.heads, strict=True)
-        return torch.stack(weights).mean(0), torch.stack(biases).mean(0)

@@ -34,12 +34,11 @@ class Probabilities:
     def __call__(self, z: NDArray[Any]) -> NDArray[np.float32]:
         return sigmoid(self.slope * z + self.offset).astype(np.float32)
 
-    def samples(self, count: int, seed: int = 0) -> list[Probabilities]:
+    def samples(self, count: int) -> list[Probabilities]:
         """Draw slopes and offsets that the control answers allow."""
         if self.covariance is None:
             return [self]
-        generator = np.random.default_rng(seed)
-        drawn = generator.multivariate_normal([self.slope, self.offset], self.covariance, count)
+        drawn = np.random.default_rng(0).multivariate_normal([self.slope, self.offset], self.covariance, count)
         return [Probabilities(max(a, 0.05), b) for a, b in drawn.tolist()]
 
 

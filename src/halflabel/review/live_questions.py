@@ -31,8 +31,8 @@ class Control(NamedTuple):
 
 def control_weight(why: str) -> float | None:
     """Return how many entries a control answer stands for; None for another reason, or a control without a weight."""
-    found = _STANDS_FOR.search(why)
-    return float(found[1]) if why.startswith((CONTROL_PRESENT, CONTROL_ABSENT)) and found else None
+    match = _STANDS_FOR.search(why)
+    return float(match[1]) if why.startswith((CONTROL_PRESENT, CONTROL_ABSENT)) and match else None
 
 
 class Explorer:
@@ -116,7 +116,6 @@ def build_queue(
     explorer: Explorer | None = None,
     both_teach: bool | None = None,
     skip: Sequence[tuple[int, int]] = (),
-    count: int = QUEUE,
     seed: int = 0,
 ) -> list[Question]:
     """Return the questions to ask next, most worth first; `labels` (N, C) and `table` hold all known labels.
@@ -130,7 +129,7 @@ def build_queue(
         scores,
         table,
         np.full(len(table.classes), 0.5),
-        max(count - len(controls), 1),
+        max(QUEUE - len(controls), 1),
         features=features,
         control=0.0,
         skip=[*skip, *taken],

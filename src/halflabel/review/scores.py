@@ -26,7 +26,6 @@ from halflabel.system.webdataset import tar_files
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from halflabel.data.sources import Features, Images
     from halflabel.runs.predictor import Predictor
 
 
@@ -92,8 +91,7 @@ def crossfit_scores(
         return cached_scores(run, folder, reporter).scores
     import torch
 
-    from halflabel.models.backbones import Backbone
-    from halflabel.runs.crossfit import cross_fit
+    from halflabel.runs.crossfit import score_run
     from halflabel.runs.predictor import Predictor
 
     if folds < 2:
@@ -101,27 +99,8 @@ def crossfit_scores(
     predictor = Predictor.from_run(run)
     if predictor.config.tune != "head":
         return None
-    table = run.read_labels()
-    features = _features(run, predictor, _source(table, folder, predictor), reporter, train=True)
-    backbone = predictor.model.backbone
-    assert isinstance(backbone, Backbone)
-    crossfit = cross_fit(features, table, predictor.config, folds=folds, backbone=backbone)
-    return _calibrate(predictor, torch.from_numpy(crossfit.logits))
-
-
-def _source(table: LabelTable, folder: Path, predictor: Predictor) -> Images:
-    from halflabel.data.sources import open_images
-
-    return open_images(table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
-
-
-def _features(run: RunFolder, predictor: Predictor, source: Images, reporter: Reporter, *, train: bool) -> Features:
-    from halflabel.models.backbones import Backbone
-    from halflabel.runs.crossfit import run_features
-
-    backbone, classes = predictor.model.backbone, len(predictor.classes)
-    assert isinstance(backbone, Backbone)
-    return run_features(run, predictor.config, backbone, source, classes, train=train, reporter=reporter)
+    scored = score_run(run, folder, run.read_labels(), folds=folds, reporter=reporter)
+    return _calibrate(predictor, torch.from_numpy(scored.logits))
 
 
 def _compute(
@@ -156,24 +135,24 @@ def _first_features(run: RunFolder, table: LabelTable, folder: Path, reporter: R
 def _score(
     run: RunFolder, table: LabelTable, folder: Path, reporter: Reporter
 ) -> tuple[NDArray[np.float32], NDArray[np.float16]]:
+    from halflabel.data.sources import open_images
+    from halflabel.models.backbones import Backbone
     from halflabel.models.heads import Model
     from halflabel.models.scoring import score_source
+    from halflabel.runs.crossfit import run_features
     from halflabel.runs.predictor import Predictor
 
     predictor = Predictor.from_run(run)
-    source = _source(table, folder, predictor)
-    if predictor.config.tune == "head":
-        source_features = _features(run, predictor, source, reporter, train=False)
-        scored = score_source(
-            Model(None, predictor.model.head), source_features, device=predictor.device, batch_size=256
-        )
+    config, device, backbone = predictor.config, predictor.device, predictor.model.backbone
+    source = open_images(table.images, folder, predictor.views, workers=config.workers, max_bad=1.0)
+    if config.tune == "head":
+        assert isinstance(backbone, Backbone)
+        cached = run_features(run, config, backbone, source, len(table.classes), train=False, reporter=reporter)
+        scored = score_source(Model(None, predictor.model.head), cached, device=device, batch_size=256)
     else:
-        mirror = predictor.config.mirror
-        scored = score_source(
-            predictor.model, source, device=predictor.device, batch_size=32, mirror=mirror, reporter=reporter
-        )
-    wide = scored.features.flatten(1).numpy()
-    features = _project(wide)
+        options: dict[str, Any] = {"batch_size": 32, "mirror": config.mirror, "reporter": reporter}
+        scored = score_source(predictor.model, source, device=device, **options)
+    features = _project(scored.features.flatten(1).numpy())
     _use_out_of_fold(run, table, scored.logits)
     return _calibrate(predictor, scored.logits), features
 

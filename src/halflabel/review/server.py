@@ -185,29 +185,10 @@ def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, l
     @app.post("/api/questions")
     def questions(request: QuestionRequest, who: Reviewer = "") -> JSONResponse:
         if request.one_class and (request.order != "useful" or request.like or request.name or request.within):
-            browsed = session.browse(
-                request.tab,
-                request.count,
-                label=request.label,
-                order=request.order,
-                like=request.like,
-                name=request.name,
-                within=request.within,
-                skip=request.skip,
-            )
+            browsed = session.browse(**request.model_dump(exclude={"state", "low", "high", "one_class"}))
             return JSONResponse({"questions": browsed})
-        taken = session.take_questions(
-            request.tab,
-            request.count,
-            who=_name(session, who),
-            label=request.label,
-            state=request.state,
-            low=request.low,
-            high=request.high,
-            skip=request.skip,
-            one_class=request.one_class,
-        )
-        return JSONResponse({"questions": taken})
+        options = request.model_dump(exclude={"order", "like", "name", "within"})
+        return JSONResponse({"questions": session.take_questions(who=_name(session, who), **options)})
 
     @app.post("/api/renew")
     def renew(reserved: ReservedEntries) -> JSONResponse:

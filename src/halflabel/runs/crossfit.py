@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +31,6 @@ from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
 from halflabel.training.crossfit import FOLDS
 from halflabel.training.loop import fit
-
-Progress = Callable[[int, int], None]
 
 
 class Scores(NamedTuple):

@@ -93,19 +93,7 @@ class _PathInRun:
 class RunFolder:
     """A folder with the settings, the log, the weights and the results of one training run.
 
-    config.yaml     all settings, defaults included         log.jsonl, log.csv   one line per epoch
-    env.json        versions and device                     metrics.json         measured out of fold or held out
-    made.json       when training ended, with which version per_label.csv        the same for each class
-    labels.parquet  the training labels, with their sources and scores; data.hash is their digest
-    truth.parquet   hidden labels, used only in the log
-    split.parquet   which images were held out              predictions.parquet  scores of the evaluated images
-    best.safetensors  the weights to use                    thresholds.json      best F1 on known labels, per class
-    last/           checkpoints to resume from              calibration.json     from logits to probabilities
-    bad_images.csv  images that could not be read           checksums.json       of the files that decide something
-    model_card.md, report.html, repro.sh                    filled.csv           labels filled by `fill`
-    answers.sqlite  people's answers; never deleted         scores.parquet       scores for choosing questions
-    out_of_fold.parquet  logits by models without the image
-    tuned_head.safetensors  the head before it was fitted again, for --continue
+    docs/architecture.md lists its files.
     """
 
     weights = _PathInRun("best.safetensors")
@@ -121,7 +109,6 @@ class RunFolder:
     review_history = _PathInRun("review_history.jsonl")  # what a live review measured, one line per fit
     control = _PathInRun("control.csv")  # the questions that `fill` needs answered where only positives are known
     control_next = _PathInRun("control.sh")  # the command that fills once they are answered
-    tensorboard = _PathInRun("tensorboard")
 
     def __init__(self, folder: str | Path, *, may_replace: bool = True) -> None:
         self.folder = Path(folder)

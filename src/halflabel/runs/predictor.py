@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -44,8 +44,6 @@ from halflabel.system.validate import check_fields
 from halflabel.training.checkpoint import load_state
 from halflabel.training.config import Config
 from halflabel.training.device import choose_device
-
-Progress = Callable[[int, int], None]  # (images done, images in all)
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from halflabel.data.gpu_views import load_to_device
 from halflabel.data.pack.source import DeviceViews
 from halflabel.data.quarantine import TooManyBadImages
 from halflabel.data.sources import Arrays, Features, Images, Source, Subset, group_images, open_images
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
@@ -32,15 +32,15 @@ from halflabel.models.heads import Head, Model
 from halflabel.models.near_copies import describe_near_copies
 from halflabel.models.scoring import score_source
 from halflabel.runs.assembly import Assembly, pooled_features
-from halflabel.runs.begin_from import keep_split, load_weights_of
 from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.folder_integrity import write_checksums
+from halflabel.runs.folder_integrity import verify_checksum, write_checksums
+from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, CallbackList, EpochLog
-from halflabel.training.checkpoint import load_newest, save_tensors
+from halflabel.training.checkpoint import load_newest, load_state, save_tensors
 from halflabel.training.config import Config, Settings
 from halflabel.training.device import choose_device
 from halflabel.training.loop import fit
@@ -233,8 +233,9 @@ def _split(job: _Job) -> NDArray[np.int8]:
     if not share:
         return np.zeros(len(job.table), np.int8)
     part = assign_parts(job.evaluation_table, (1 - share, share), groups=job.groups, seed=job.config.settings.seed)
-    if job.config.begin_from is not None:
-        part = keep_split(RunFolder.open(job.config.begin_from), job.table.images, part)
+    if job.config.begin_from is not None:  # images that the earlier run was trained on must not be held out
+        before = RunFolder.open(job.config.begin_from).split_of(job.table.images)
+        part = np.where(before < 0, part, before)
     if not (part == 1).any():
         job.reporter.message("too few images to hold any out: nothing is measured")
     return part
@@ -246,7 +247,7 @@ def _fit_in_epochs(job: _Job, part: NDArray[np.int8], init_callback: Callback | 
     training, held_out = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
     head = job.assembly.make_head(job.method, job.backbone.channels, len(job.table.classes))
     if config.begin_from is not None:
-        load_weights_of(RunFolder.open(config.begin_from), Model(job.backbone, head), job.table.classes)
+        _load_weights_of(RunFolder.open(config.begin_from), Model(job.backbone, head), job.table.classes)
     labels = torch.from_numpy(job.evaluation_table.subset(held_out).dense())
     judge = ValidationMetric(labels) if len(held_out) else None
 
@@ -289,6 +290,29 @@ def _fit_in_epochs(job: _Job, part: NDArray[np.int8], init_callback: Callback | 
         tuned, source = Model(job.backbone.to(job.device), head), source if config.tune == "all" else job.source
     logits = score_source(tuned, Subset(source, held_out), device=job.device, mirror=config.mirror).logits
     return _Fitted(head, log, logits, held_out, "held-out images")
+
+
+def _load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
+    """Put the weights of a finished run into a model for the same classes."""
+    from safetensors.torch import load_file
+
+    before = Predictor.from_run(run)
+    if list(before.classes) != list(classes):
+        raise UserError(
+            f"{run.folder} was trained on other classes", "use the same classes in the same order, or start a new run"
+        )
+    state = before.model.state_dict()
+    if run.tuned_head.exists():  # the head was fitted again after training: continue from the tuned one
+        verify_checksum(run.tuned_head)
+        head = {f"head.{name}": tensor for name, tensor in load_file(run.tuned_head).items()}
+        state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")} | head
+    try:
+        load_state(model, state)
+    except RuntimeError as error:
+        raise UserError(
+            f"{run.folder} has another model ({error_summary(error)})",
+            "use its backbone, method and options, or start a new run",
+        ) from None
 
 
 def _refit(job: _Job, tuned: Model, source: Source, held_out: NDArray[np.int64]) -> Refit | None:

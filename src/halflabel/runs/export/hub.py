@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,8 +57,7 @@ def card(run: RunFolder, metadata: ModelMetadata) -> str:
     """Return the model card: front matter for the Hub, then the evaluation of the run."""
     import yaml
 
-    metrics = run.read_json("metrics.json") if (run / "metrics.json").exists() else {}
-    front_matter = yaml.safe_dump(_front_matter(metadata, metrics), sort_keys=False, allow_unicode=True)
+    front_matter = yaml.safe_dump(_front_matter(metadata, run.read_metrics()), sort_keys=False, allow_unicode=True)
     run_card = run / "model_card.md"
     if run_card.exists():
         body = run_card.read_text(encoding="utf-8").strip()
@@ -127,10 +125,9 @@ def _front_matter(metadata: ModelMetadata, metrics: Mapping[str, Any]) -> dict[s
 
 def _per_class(run: RunFolder) -> list[str]:
     """Return a table of the classes with their metrics and numbers of known labels."""
-    if not (run / "per_label.csv").exists():
+    rows = run.read_csv("per_label.csv")
+    if not rows:
         return []
-    with open(run / "per_label.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
     lines = [
         "## Classes",
         "",

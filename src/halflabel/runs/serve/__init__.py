@@ -25,7 +25,6 @@ try:
 except ImportError as error:
     raise missing_package(error, "web") from None
 from halflabel.runs.serve.batches import Batcher
-from halflabel.runs.serve.limits import Limits, RequestRefused
-from halflabel.system.sockets import open_socket
+from halflabel.runs.serve.limits import Limits
 
-__all__ = ["AccessCheck", "Batcher", "Limits", "RequestRefused", "make_app", "open_socket", "serve"]
+__all__ = ["AccessCheck", "Batcher", "Limits", "make_app", "serve"]

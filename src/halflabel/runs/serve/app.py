@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from fastapi import FastAPI, Query, Request
@@ -81,14 +81,6 @@ class ErrorBody(BaseModel):
     """Why a request was refused."""
 
     detail: str
-
-
-class _ErrorResponse(NamedTuple):
-    """The status, reason and headers of a refused request."""
-
-    status: int
-    reason: str
-    headers: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -258,10 +250,7 @@ def _add_api(app: FastAPI, service: _Service) -> None:
         status is 200, and the other files have the reason why they cannot."""
         if is_json(request):
             return await answer_tasks(request, service.limits, service.name, service.images, service.predict)
-        predictions = await _handle(service, request, top, every)
-        if isinstance(predictions, _ErrorResponse):
-            return JSONResponse({"detail": predictions.reason}, predictions.status, predictions.headers)
-        return JSONResponse({"images": predictions}) if predictions is not None else Response(status_code=400)
+        return await _handle(service, request, top, every)
 
     @app.post("/setup", include_in_schema=False)
     async def setup(request: Request) -> JSONResponse:
@@ -305,10 +294,8 @@ def _add_page(app: FastAPI, service: _Service) -> None:
         return HTMLResponse(try_page(service.name, thresholds, service.limits, _base_url(request)))
 
 
-async def _handle(
-    service: _Service, request: Request, top: int, every: bool
-) -> list[dict[str, Any]] | _ErrorResponse | None:
-    """Return the predictions for a request, the error response, or None if the client has disconnected."""
+async def _handle(service: _Service, request: Request, top: int, every: bool) -> Response:
+    """Return the predictions for a request, or why it is refused."""
     limits = service.limits
     body = Body(request.receive, limits.request_bytes)
     uploads: list[Upload] = []
@@ -325,13 +312,13 @@ async def _handle(
             raise RequestRefused(503, f"no space to store the request ({error.strerror})") from None
         try:
             async with asyncio.timeout(limits.seconds):
-                return await service.predict(uploads, top, every)
+                return JSONResponse({"images": await service.predict(uploads, top, every)})
         except TimeoutError:
             raise RequestRefused(503, f"no result within {limits.seconds:g} s: the server is overloaded") from None
     except RequestRefused as refused:
         return await _refuse(request, body, refused)
     except ClientDisconnect:
-        return None
+        return Response(status_code=400)  # nobody receives it
     finally:
         service.requests -= 1
         for upload in uploads:
@@ -352,14 +339,14 @@ def _base_url(request: Request) -> str:
     return f"{scheme}://{host if _HOST.fullmatch(host) else 'HOST:PORT'}{root}"
 
 
-async def _refuse(request: Request, body: Body, refused: RequestRefused) -> _ErrorResponse:
+async def _refuse(request: Request, body: Body, refused: RequestRefused) -> JSONResponse:
     # A client with "Expect: 100-continue" has sent nothing yet: reading would make it send.
     if refused.status != 408 and not (body.bytes == 0 and "expect" in request.headers):
         await body.drain()
     headers = {"Retry-After": "1"} if refused.status == 503 else {}
     if not body.ended:
         headers["Connection"] = "close"
-    return _ErrorResponse(refused.status, refused.reason, headers)
+    return JSONResponse({"detail": refused.reason}, refused.status, headers)
 
 
 def serve(app: ASGIApp, listening: socket.socket, *, patience: float = 30.0) -> None:
