@@ -53,6 +53,7 @@ def test_a_comparison_is_shown_and_taken_up_again(data: Path, tmp_path: Path) ->
     assert "4/4 em:alpha=0.05, labels all, seed 0" in text
     assert "best" in text
     assert "halflabel train" in text
+    assert f"halflabel report {out}" in text
     with open(out / "comparison.csv", newline="") as file:
         assert {(row["labels"], row["method"]) for row in csv.DictReader(file)} == {
             (labels, method) for labels in ("50 %", "all") for method in ("bn-bce", "em:alpha=0.05")
@@ -91,8 +92,10 @@ def test_failures_and_what_was_left_out_are_shown(data: Path, tmp_path: Path) ->
 
 
 def test_features_that_took_the_budget_are_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = ExperimentSources._report_features
+
     def tell(self: ExperimentSources, done: int, total: int) -> None:
-        self.reporter.progress(done, total)
+        report(self, done, total)
         raise OutOfTime
 
     monkeypatch.setattr(ExperimentSources, "_report_features", tell)

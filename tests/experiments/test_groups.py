@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from halflabel.errors import UserError
 from halflabel.experiments.data import split_data
 from halflabel.labels.table import LabelTable
 
@@ -32,3 +33,11 @@ def test_copies_and_groups_stay_together(folder: Path, group: str | None, sizes:
     assert sorted(np.bincount(data.groups).tolist(), reverse=True) == sizes
     assert set(data.groups[data.inside]).isdisjoint(data.test_groups)
     assert len(data.outside)
+
+
+def test_test_labels_of_images_elsewhere_ask_for_their_folder(folder: Path) -> None:
+    table = LabelTable.from_dense(np.ones((20, 2)), [f"{number:02d}.png" for number in range(20)])
+    test = LabelTable.from_dense(np.ones((2, 2)), ["a.png", "b.png"])
+    with pytest.raises(UserError, match="test labels: none of the 2 images") as error:
+        split_data(table, folder, test=test)
+    assert "--test-images" in error.value.fix

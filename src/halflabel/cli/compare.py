@@ -157,6 +157,7 @@ def compare(
         )
     _show_result(result, out)
     _show_next_step(ctx, result, labels, images)
+    show_next("report", out, why="the comparison as a page")
 
 
 def _check_methods(methods: str) -> None:

@@ -21,7 +21,7 @@ from halflabel.data.file_identity import group_copies
 from halflabel.data.image_list import stack_images
 from halflabel.data.quarantine import Quarantine, TooManyBadImages
 from halflabel.data.views import View, view_keys
-from halflabel.errors import UserError
+from halflabel.errors import NoReadableImage, UserError
 from halflabel.labels.groups import image_groups
 from halflabel.labels.names import Names
 from halflabel.labels.split import group_numbers, join_groups
@@ -333,7 +333,7 @@ def open_images(
     files_of_images = item_files(image_ids, folder)
     missing = [number for number, files in enumerate(files_of_images) if not files]
     if len(missing) == len(image_ids):
-        raise UserError(
+        raise NoReadableImage(
             f"none of the {len(image_ids)} images of the label file is in {folder} (first: {image_ids[0]!r})",
             "check the folder; names may leave out the ending, such as .jpg",
         )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.data.sources import Arrays, group_images, open_images
-from halflabel.errors import UserError
+from halflabel.errors import NoReadableImage, UserError
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
@@ -68,7 +68,13 @@ def split_data(
     else:
         inside, outside = np.arange(len(table)), np.arange(len(test))
         rest, test_table = table, _matched(test, table, "test")
-        test_groups = _group(test, images if test_images is None else test_images, group, required=False)
+        try:
+            test_groups = _group(test, images if test_images is None else test_images, group, required=False)
+        except NoReadableImage as error:
+            if test_images is not None:
+                raise
+            fix = "name the folder of the test images: --test-images"
+            raise UserError(f"test labels: {error.message}", fix) from None
     _check_evaluable(test_table)
     return ExperimentData(
         table,
@@ -133,5 +139,6 @@ def _check_evaluable(test: LabelTable) -> None:
         if not bool((np.sign(test.value) == sign).any()):
             raise UserError(
                 f"no label is known to be {word} among the {len(test)} test images, so methods cannot be compared",
-                "give test labels with both by --test FILE, or use --unlisted absent if that is what the file means",
+                "give test labels with both by --test FILE, such as answers that `halflabel review` exports, or use "
+                "--unlisted absent if that is what the file means",
             )

@@ -102,9 +102,9 @@ def _cautions(stats: Stats) -> list[Caution]:
     few = ~never & (stats.positives < FEW_POSITIVES)
     # If no class has a negative, that is the regime, not a problem of a class.
     no_negative = ~never & (stats.negatives == 0) & bool(stats.negatives.any())
-    cautions += _about("never known", "without any known label, so nothing can be learned for them", never, stats)
+    cautions += _about("never known", "without any known label, so that nothing can be learned", never, stats)
     cautions += _about("few positives", f"with fewer than {FEW_POSITIVES} known positives", few, stats)
-    cautions += _about("no negatives", "never known absent, so their scores cannot be evaluated", no_negative, stats)
+    cautions += _about("no negatives", "never known absent, so that scores cannot be evaluated", no_negative, stats)
     return cautions
 
 

@@ -21,7 +21,7 @@ from halflabel.data.gpu_views import make_view
 from halflabel.data.pack.read import Pack, decode_jpegs, open_pack
 from halflabel.data.sources import FetchedBatch, Images, Plan
 from halflabel.data.views import Plain, View, Weak, view_keys
-from halflabel.errors import UserError
+from halflabel.errors import NoReadableImage, UserError
 from halflabel.labels.names import Names
 from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits
@@ -156,7 +156,7 @@ def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **
             )
     positions = pack.find(names.array)
     if len(positions) and (positions < 0).all():
-        raise UserError(
+        raise NoReadableImage(
             f"none of the {len(positions)} images of the label file is in {folder} (first: {names[0]!r})",
             "check the pack; names may leave out the ending, such as .jpg",
         )
