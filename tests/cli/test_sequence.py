@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import TINY, done
 
-from halflabel.cli.sequence import after_report, after_review
+from halflabel.cli.sequence import after_report, after_review, after_train
 from halflabel.labels import formats
 from halflabel.review.answers import Answer, AnswerStore
 from halflabel.review.questions import read_questions
@@ -73,6 +73,14 @@ def test_with_positives_only_fill_follows_the_report() -> None:
     assert after_report(run, photos) == "halflabel next runs/first photos"
     assert after_report(run, photos, only_positives=True) == "halflabel fill runs/first photos --out filled.csv"
     assert after_review(run, photos, is_control=True, all_photos=True).endswith("fill runs/first photos --all-photos")
+
+
+def test_paths_are_short_and_files_that_exist_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = after_train(Path("runs/second"), tmp_path / "photos", is_continued=True)
+    assert command == "halflabel fill runs/second photos"
+    (tmp_path / "filled.csv").touch()
+    assert "--out" not in after_report(Path("runs/first"), Path("photos"), only_positives=True)
 
 
 def test_tables_fit_a_terminal_of_80_columns(data: Path, trained: Path, tmp_path: Path) -> None:

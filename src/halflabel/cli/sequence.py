@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -26,7 +27,9 @@ def after_report(run: Path, images: Path, *, only_positives: bool = False) -> st
 
     With positives only, `fill` asks the questions that it needs first.
     """
-    return _join("fill", run, images, "--out", "filled.csv") if only_positives else _join("next", run, images)
+    if not only_positives:
+        return _join("next", run, images)
+    return _join("fill", run, images, *([] if Path("filled.csv").exists() else ["--out", "filled.csv"]))
 
 
 def after_next(run: Path, images: Path, questions: Path) -> str:
@@ -59,4 +62,11 @@ def after_fill_questions(
 
 
 def _join(*words: str | Path) -> str:
-    return shlex.join(["halflabel", *map(str, words)])
+    return shlex.join(["halflabel", *map(_short, words)])
+
+
+def _short(word: str | Path) -> str:
+    """Return a path in the current folder without that folder: a run stores the path of its images in full."""
+    with suppress(OSError, ValueError):
+        return str(word.relative_to(Path.cwd())) if isinstance(word, Path) else word
+    return str(word)
