@@ -27,12 +27,14 @@ from PIL import (
 
 from halflabel.data.bands import NPY_MARK, TIFF_MARKS, decode_bands
 from halflabel.data.file_identity import refuse_twins
-from halflabel.errors import UserError
+from halflabel.errors import NoReadableImage, UserError
 from halflabel.system.files import is_utf8
 from halflabel.system.remote import local_folder
 
 if TYPE_CHECKING:
     import torch
+
+    from halflabel.labels.names import Names
 
 __all__ = [
     "MAX_PIXELS",
@@ -45,6 +47,7 @@ __all__ = [
     "list_images",
     "locate_images",
     "match_names",
+    "none_found_error",
     "open_image",
     "read_image",
     "read_pixels",
@@ -385,6 +388,14 @@ def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]
     paths = match_names(names, sorted(_walk(folder)), folder.resolve().parts)
     refuse_twins(names, paths)
     return [None if path is None else folder / path for path in paths]
+
+
+def none_found_error(names: Sequence[str] | Names, folder: Path) -> NoReadableImage:
+    """Return the error for a label file whose images are all missing."""
+    return NoReadableImage(
+        f"none of the {len(names)} images of the label file is in {folder} (first: {names[0]!r})",
+        "check the folder; names may leave out the ending, such as .jpg",
+    )
 
 
 def unlisted_images(names: Sequence[str], folder: str | Path) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from halflabel.data.decode import MAX_PIXELS, UNAVAILABLE, BadImage, read_image
+from halflabel.data.decode import MAX_PIXELS, UNAVAILABLE, BadImage, none_found_error, read_image
 from halflabel.data.file_identity import group_copies
 from halflabel.data.image_list import stack_images
 from halflabel.data.quarantine import Quarantine, TooManyBadImages
 from halflabel.data.views import View, view_keys
-from halflabel.errors import NoReadableImage, UserError
+from halflabel.errors import UserError
 from halflabel.labels.groups import image_groups
 from halflabel.labels.names import Names
 from halflabel.labels.split import group_numbers, join_groups
@@ -241,7 +242,7 @@ class Images:
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         if self._loader is None:
             self._loader = DataLoader(
-                self._decoder(),
+                _Decoder(self._reader(), self.views),
                 batch_sampler=self._plan,
                 num_workers=self.workers,
                 persistent_workers=self.workers > 0,
@@ -266,9 +267,9 @@ class Images:
         paths = [Path(self.paths[number]) for number in index.tolist()]
         return Images(paths, self.names.take(index), self.views, max_bad=1.0, max_pixels=self.max_pixels)
 
-    def _decoder(self) -> Dataset[Any]:
-        """Return the dataset that the workers hold, which turns an item of the plan into views."""
-        return _Files(self.paths, self.views, self.max_pixels)
+    def _reader(self) -> Callable[[int, list[View]], Tensor]:
+        """Return a function for the workers that decodes the image of a number for some views."""
+        return partial(_read_file, self.paths, self.max_pixels)
 
     def group_copies(self) -> NDArray[np.int64]:
         """Return the group of each image (N,): images with the same bytes are in one group."""
@@ -333,10 +334,7 @@ def open_images(
     files_of_images = item_files(image_ids, folder)
     missing = [number for number, files in enumerate(files_of_images) if not files]
     if len(missing) == len(image_ids):
-        raise NoReadableImage(
-            f"none of the {len(image_ids)} images of the label file is in {folder} (first: {image_ids[0]!r})",
-            "check the folder; names may leave out the ending, such as .jpg",
-        )
+        raise none_found_error(image_ids, folder)
     source: Images
     if any(len(files) > 1 for files in files_of_images):
         source = Items(files_of_images, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
@@ -378,18 +376,24 @@ class _PlanSampler(Sampler[list[_Item]]):
         return len(self.plan)
 
 
-class _Files(Dataset[Any]):
-    def __init__(self, paths: Sequence[str], views: Mapping[str, View], max_pixels: int) -> None:
-        self.paths, self.views, self.max_pixels = paths, views, max_pixels
+class _Decoder(Dataset[Any]):
+    """The dataset that the workers hold, which turns an item of the plan into views."""
+
+    def __init__(self, read: Callable[[int, list[View]], Tensor], views: Mapping[str, View]) -> None:
+        self.read, self.views = read, views
 
     def __getitem__(self, item: _Item) -> Any:
         number, names, keys = item
+        views = [self.views[name] for name in names]
         try:
-            channels = getattr(self.views[names[0]], "channels", 3)
-            image = read_image(self.paths[number], max_pixels=self.max_pixels, channels=channels)
+            image = self.read(number, views)
         except BadImage as bad:
             return number, None, (number, str(bad.path), bad.reason)
-        return number, tuple(self.views[name](image, key) for name, key in zip(names, keys, strict=True)), None
+        return number, tuple(view(image, key) for view, key in zip(views, keys, strict=True)), None
+
+
+def _read_file(paths: Sequence[str], max_pixels: int, number: int, views: list[View]) -> Tensor:
+    return read_image(paths[number], max_pixels=max_pixels, channels=getattr(views[0], "channels", 3))
 
 
 def _collate(items: list[Any]) -> tuple[list[int], list[Tensor], list[tuple[int, str, str]]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 
-__all__ = ["Names", "class_number", "first_duplicate"]
+__all__ = ["Names", "class_number", "find_names", "first_duplicate"]
 
 _CHUNK = 1 << 16
 _INVISIBLE = "[\u00ad\u200b-\u200f\u2060\ufeff]"
@@ -104,10 +104,7 @@ class Names:
     def index(self, names: Iterable[str] | pa.Array) -> NDArray[np.int64]:
         """The position of each of `names`, −1 for a name that is not here."""
         wanted = names if isinstance(names, pa.Array) else pa.array(list(names), pa.string())
-        if wanted.type != self.array.type:
-            wanted = wanted.cast(self.array.type)
-        positions = pc.index_in(wanted, value_set=self.array)
-        return np.asarray(pc.fill_null(positions, -1).to_numpy(zero_copy_only=False), dtype=np.int64)
+        return find_names(wanted.cast(self.array.type), self.array)
 
     def look_alikes(self, *, ignore_case: bool = False) -> tuple[str, str] | None:
         """Two names that differ only in how characters are composed, in outer blanks or in characters that nobody sees.
@@ -153,6 +150,12 @@ class Names:
         fresh = np.flatnonzero(self.index(other.array) < 0)
         new = other.array.cast(self.array.type).take(pa.array(fresh))
         return Names._trusted(pa.concat_arrays([self.array, new]))
+
+
+def find_names(wanted: pa.Array, names: pa.Array) -> NDArray[np.int64]:
+    """The first position of each wanted name among `names`, −1 for a name that is not there."""
+    positions = pc.fill_null(pc.index_in(wanted, value_set=names), -1)
+    return np.asarray(positions.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def first_duplicate(names: Iterable[str]) -> str | None:

@@ -35,6 +35,7 @@ Floats = NDArray[np.float64]
 
 _EM_ROUNDS = 12  # updates of the spread of the classes
 _NEWTON_STEPS = 4  # in each of these rounds
+_MAX_STEPS = 50  # of Newton's method in a logistic regression
 _MAX_ENTRIES = 1 << 20  # above that, known entries with similar logits are fitted as one
 _BINS = 1024  # of the logits of a class, then
 _PRIOR_SPREAD = np.array([0.3, 0.5])  # of slope and offset, before answers correct probabilities
@@ -237,9 +238,7 @@ def sigmoid(x: NDArray[Any]) -> Floats:
     return np.asarray(expit(np.asarray(x, np.float64)))
 
 
-def fit_logistic(
-    design: Floats, target: Floats, weight: Floats, prior: Floats, strength: Floats, *, steps: int = 50
-) -> Floats:
+def fit_logistic(design: Floats, target: Floats, weight: Floats, prior: Floats, strength: Floats) -> Floats:
     """Fit a logistic regression by Newton's method with step halving: design (n, k) -> coefficients (k,).
 
     Minimises Σ weight · log loss + ½ Σ strength · (coefficients − prior)², beginning at `prior`.
@@ -252,7 +251,7 @@ def fit_logistic(
         return float(weight @ (np.logaddexp(0, z) - target * z) + 0.5 * np.sum(strength * (w - prior) ** 2))
 
     current = loss(coefficients)
-    for _ in range(steps):
+    for _ in range(_MAX_STEPS):
         p = sigmoid(design @ coefficients)
         gradient = design.T @ (weight * (p - target)) + strength * (coefficients - prior)
         move = np.linalg.solve((design * (weight * p * (1 - p))[:, None]).T @ design + damping, gradient)

@@ -100,17 +100,12 @@ def check_own_metrics() -> None:
     own_metrics(torch.tensor([[0.9, 0.2], [0.3, 0.8]]), labels, torch.tensor([0.5, 0.5]))
 
 
-def shown_metrics(values: Mapping[str, float], names: Iterable[str] | None = None) -> list[Shown]:
-    """Return the metrics of the table that `values` has, as text; or those of `names`."""
-    table = _all()
-    wanted = [name for name in (table if names is None else names) if name in values and name in table]
+def shown_metrics(values: Mapping[str, float]) -> list[Shown]:
+    """Return the metrics of the table that `values` has, as text."""
     return [
-        Shown(
-            table[name].title,
-            points(values[name]) if table[name].is_share else decimal(values[name]),
-            table[name].note,
-        )
-        for name in wanted
+        Shown(each.title, points(values[name]) if each.is_share else decimal(values[name]), each.note)
+        for name, each in _all().items()
+        if name in values
     ]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from halflabel.data.datasets.base import Dataset, Layout, Split, check_choice
 from halflabel.labels.formats import cub as reader
 from halflabel.labels.names import Names
@@ -38,7 +36,8 @@ def read(folder: Path, *, certainty: Literal["used", "ignored"] = "used") -> Dat
     tables = {role: reader.read(base, Policy(split=role)).table() for role in ("train", "test")}
     if certainty == "ignored":
         invisible = _not_visible(base)
-        tables = {role: _fill_unknown(table, invisible) for role, table in tables.items()}
+        for role, table in tables.items():
+            tables[role] = invisible.subset(invisible.images.index(table.images.array)).merge(table)
     splits = {role: Split(table, images) for role, table in tables.items()}
     return Dataset.build("cub", splits, (f"certainties are {certainty}",))
 
@@ -51,17 +50,3 @@ def _not_visible(base: Path) -> LabelTable:
     fields = fields[fields[:, 3] == 1]
     image, column = reader.find_positions(fields[:, 0], image_ids), reader.find_positions(fields[:, 1], class_ids)
     return LabelTable.from_entries(Names(images), Names(classes), image, column, 2 * fields[:, 2] - 1)
-
-
-def _fill_unknown(table: LabelTable, invisible: LabelTable) -> LabelTable:
-    """Return the labels of a table, with those of `invisible` where the table has none."""
-    added = invisible.subset(invisible.images.index(table.images.array))
-    image, column, value = added.entries()
-    known_image, known_column, known_value = table.entries()
-    return LabelTable.from_entries(
-        table.images,
-        table.classes,
-        np.concatenate([image, known_image]),
-        np.concatenate([column, known_column]),
-        np.concatenate([value, known_value]),
-    )

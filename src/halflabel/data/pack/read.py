@@ -266,19 +266,17 @@ class Pack:
         path = self.folder / self.name(number)
         import torch  # imported late: finding names does not need it
 
-        if "width" not in self.index:
-            pixels = decode_image(io.BytesIO(data), path, max_pixels=max_pixels, min_side=min_side)
-            return torch.from_numpy(pixels).permute(2, 0, 1)
-        width, height = int(self.index["width"][number]), int(self.index["height"][number])
-        if width * height > max_pixels:
-            raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
-        if self.settings.store == "raw":
-            rows = bytearray(data[-3 * width * height :])  # after the header of the PPM
-            return torch.frombuffer(rows, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
-        if data[:3] == b"\xff\xd8\xff" and not (min_side and min(width, height) >= 2 * min_side):
-            images = decode_jpegs([data])
-            if images is not None:
-                return images[0]
+        if "width" in self.index:
+            width, height = int(self.index["width"][number]), int(self.index["height"][number])
+            if width * height > max_pixels:
+                raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
+            if self.settings.store == "raw":
+                rows = bytearray(data[-3 * width * height :])  # after the header of the PPM
+                return torch.frombuffer(rows, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
+            if data[:3] == b"\xff\xd8\xff" and not (min_side and min(width, height) >= 2 * min_side):
+                images = decode_jpegs([data])
+                if images is not None:
+                    return images[0]
         pixels = decode_image(io.BytesIO(data), path, max_pixels=max_pixels, min_side=min_side)
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
@@ -299,23 +297,19 @@ class Pack:
         Ids that are names, with or without their ending, are matched as whole columns, without a Python object each.
         """
         import pyarrow as pa
-        import pyarrow.compute as pc
+
+        from halflabel.labels.names import find_names
 
         wanted = names if isinstance(names, pa.Array) else pa.array(list(names), pa.string())
         wanted = wanted.cast(self.names.type)
 
-        def look_up(ids: Any, values: Any) -> NDArray[np.int64]:
-            return np.asarray(
-                pc.fill_null(pc.index_in(ids, value_set=values), -1).to_numpy(zero_copy_only=False), np.int64
-            )
-
-        numbers = look_up(wanted, self.names)
+        numbers = find_names(wanted, self.names)
         left = np.flatnonzero(numbers < 0)
         if left.size:
             bases, rank = split_suffixes(self.names)
             # index_in returns the first of equals: the preferred ending of each base has to come first.
             order = np.argsort(rank, kind="stable")[: int((rank < len(SUFFIXES)).sum())]
-            place = look_up(split_suffixes(wanted.take(pa.array(left)))[0], bases.take(pa.array(order)))
+            place = find_names(split_suffixes(wanted.take(pa.array(left)))[0], bases.take(pa.array(order)))
             numbers[left[place >= 0]] = order[place[place >= 0]]
             left = left[place < 0]
         if left.size:

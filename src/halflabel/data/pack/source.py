@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
-from halflabel.data.decode import BadImage
+from halflabel.data.decode import BadImage, none_found_error
 from halflabel.data.gpu_views import make_view
 from halflabel.data.pack.read import Pack, decode_jpegs, open_pack
 from halflabel.data.sources import FetchedBatch, Images, Plan
 from halflabel.data.views import Plain, View, Weak, view_keys
-from halflabel.errors import NoReadableImage, UserError
+from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits
@@ -131,8 +131,8 @@ class PackedImages(Images):
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
         return np.asarray(first[group], np.int64)
 
-    def _decoder(self) -> Dataset[Any]:
-        return _PackDecoder(self.pack, self.positions, self.paths, self.views, self.max_pixels)
+    def _reader(self) -> Callable[[int, list[View]], torch.Tensor]:
+        return partial(_read_packed, self.pack, self.positions, self.paths, self.max_pixels)
 
 
 def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **options: Any) -> PackedImages:
@@ -156,10 +156,7 @@ def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **
             )
     positions = pack.find(names.array)
     if len(positions) and (positions < 0).all():
-        raise NoReadableImage(
-            f"none of the {len(positions)} images of the label file is in {folder} (first: {names[0]!r})",
-            "check the pack; names may leave out the ending, such as .jpg",
-        )
+        raise none_found_error(names, folder)
     return PackedImages(pack, positions, names, views, **options)
 
 
@@ -202,23 +199,12 @@ class _ReadAheadPlan(Sequence[NDArray[np.int64]]):
             self.pack.read_ahead(positions[positions >= 0])
 
 
-class _PackDecoder(Dataset[Any]):
-    def __init__(
-        self, pack: Pack, positions: NDArray[np.int64], paths: Sequence[str], views: Mapping[str, View], max_pixels: int
-    ) -> None:
-        self.pack, self.positions, self.paths, self.views, self.max_pixels = pack, positions, paths, views, max_pixels
-
-    def __getitem__(self, item: tuple[int, tuple[str, ...], list[int]]) -> Any:
-        number, names, keys = item
-        position = int(self.positions[number])
-        if position < 0:
-            return number, None, (number, self.paths[number], "not in the pack")
-        views = [self.views[name] for name in names]
-        try:
-            image = self.pack.image(position, min_side=min_source_side(views), max_pixels=self.max_pixels)
-        except BadImage as bad:
-            return number, None, (number, str(bad.path), bad.reason)
-        return number, tuple(view(image, key) for view, key in zip(views, keys, strict=True)), None
+def _read_packed(
+    pack: Pack, positions: NDArray[np.int64], paths: Sequence[str], max_pixels: int, number: int, views: list[View]
+) -> torch.Tensor:
+    if positions[number] < 0:
+        raise BadImage(paths[number], "not in the pack")
+    return pack.image(int(positions[number]), min_side=min_source_side(views), max_pixels=max_pixels)
 
 
 def min_source_side(views: Sequence[View]) -> int:

@@ -22,6 +22,7 @@ from halflabel.data.decode import (
     BadImage,
     list_images,
     locate_images,
+    none_found_error,
     open_image,
     read_image,
     split_suffixes,
@@ -144,10 +145,7 @@ def _select_images(folder: Path, labels: Rows | None) -> tuple[Any, list[str], d
     paths = locate_images(ids, folder)
     image_of = {path.relative_to(folder).as_posix(): n for n, path in enumerate(paths) if path is not None}
     if not image_of:
-        raise UserError(
-            f"none of the {len(ids)} images of the label file is in {folder} (first: {ids[0]!r})",
-            "check the folder; names may leave out the ending, such as .jpg",
-        )
+        raise none_found_error(ids, folder)
     return pa.array(sorted(image_of), pa.large_string()), [], image_of
 
 
