@@ -8,8 +8,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NPY_MARK", "TIFF_MARKS", "decode_bands"]
-
 NPY_MARK = b"\x93NUMPY"
 TIFF_MARKS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _BRIGHTEST = 99.5  # percentile of the values of all bands that becomes 255

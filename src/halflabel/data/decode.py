@@ -36,25 +36,6 @@ if TYPE_CHECKING:
 
     from halflabel.labels.names import Names
 
-__all__ = [
-    "MAX_PIXELS",
-    "SUFFIXES",
-    "UNAVAILABLE",
-    "BadImage",
-    "decode_image",
-    "find_images",
-    "image_pixels",
-    "list_images",
-    "locate_images",
-    "match_names",
-    "none_found_error",
-    "open_image",
-    "read_image",
-    "read_pixels",
-    "split_suffixes",
-    "unlisted_images",
-]
-
 MAX_PIXELS = 100_000_000
 UNAVAILABLE = "object store: "  # begins the reason of an image whose store failed, which ends a pass over the images
 _WIDE_MODE_COST = 2  # memory per pixel of 16 and 32-bit grey, beside 8-bit pixels

@@ -13,8 +13,6 @@ from halflabel.data.decode import BadImage
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-__all__ = ["decode_dicom"]
-
 
 def decode_dicom(file: IO[bytes], path: str | Path, *, max_pixels: int) -> NDArray[np.uint8]:
     """Decode the first frame of a DICOM file to (H, W, 3).

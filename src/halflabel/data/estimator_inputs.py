@@ -19,8 +19,6 @@ from halflabel.data.decode import image_pixels
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 
-__all__ = ["InputImages", "InputLabels", "Zero", "read_images", "read_labels"]
-
 Zero = Literal["unknown", "absent", "auto"]
 
 

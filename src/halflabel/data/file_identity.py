@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 
-__all__ = ["FileState", "group_copies", "refuse_twins"]
-
 _END_BYTES = 1 << 12  # read at the beginning and at the end of a file
 
 

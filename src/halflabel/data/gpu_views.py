@@ -22,8 +22,6 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.system.rng import hash_names
 
-__all__ = ["DeviceImages", "apply_view", "draw_parameters", "load_to_device", "make_view"]
-
 _BINS = 31
 _GREY = 128.0
 _MEMORY_SHARE = 0.6  # of the device's free memory

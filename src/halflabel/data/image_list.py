@@ -8,8 +8,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-__all__ = ["ImageList", "stack_images"]
-
 
 class ImageList:
     """Images (C, H, W) of different shapes; moved, split and mirrored like the tensor (B, C, H, W) of a batch."""

@@ -19,8 +19,6 @@ from halflabel.data.views import View
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 
-__all__ = ["Items", "first_files", "item_files", "pool_items"]
-
 _BLOCK = 4096  # items pooled at once
 
 

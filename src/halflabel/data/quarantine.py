@@ -7,8 +7,6 @@ from pathlib import Path
 from halflabel.errors import UserError
 from halflabel.system.files import write_csv
 
-__all__ = ["Quarantine", "TooManyBadImages"]
-
 
 class TooManyBadImages(UserError):
     """More images cannot be read than the limit allows."""

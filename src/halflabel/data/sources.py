@@ -31,21 +31,6 @@ from halflabel.system.remote import local_folder
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import hash_names
 
-__all__ = [
-    "Arrays",
-    "Features",
-    "FetchedBatch",
-    "Images",
-    "Plan",
-    "Source",
-    "Subset",
-    "group_images",
-    "open_images",
-    "preferred_order",
-    "sequential_plan",
-    "share_unreadable",
-]
-
 Plan = Sequence[NDArray[np.int64]]  # image numbers, batch by batch
 
 

@@ -14,8 +14,6 @@ from halflabel.data.decode import BadImage, locate_images, read_image
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 
-__all__ = ["LabelledImages"]
-
 
 class LabelledImages(Dataset[Any]):
     """The images of a label table, in its order, as (image, labels), or (image, labels, index) with `with_index`.

@@ -21,19 +21,6 @@ from torch.nn import functional as F
 from halflabel.errors import UserError
 from halflabel.system.rng import bits, uniform
 
-__all__ = [
-    "RANDAUGMENT_OPS",
-    "Plain",
-    "Strong",
-    "View",
-    "Weak",
-    "draw_uniform",
-    "kept_shape",
-    "kept_shapes",
-    "make_views",
-    "view_keys",
-]
-
 Resize = Literal["squash", "crop", "keep"]
 Interpolation = Literal["bilinear", "bicubic"]
 

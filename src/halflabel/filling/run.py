@@ -12,8 +12,8 @@ import numpy as np
 from halflabel.errors import UserError
 from halflabel.labels.formats._long_write import appear_in_order, declaration_blocks, row_blocks, write_blocks
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import MODEL_PREFIX, calibration_tables
-from halflabel.labels.rows import Rows
+from halflabel.labels.provenance import calibration_tables
+from halflabel.labels.rows import MODEL_PREFIX, Rows
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
 

@@ -14,9 +14,9 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import long
 from halflabel.labels.formats._csv import CsvTable, first_line
-from halflabel.labels.formats._long_write import write_blocks
-from halflabel.labels.provenance import MODEL_PREFIX, RULE_SOURCE
-from halflabel.labels.rows import Rows
+from halflabel.labels.formats._long_write import COLUMNS, write_blocks
+from halflabel.labels.provenance import RULE_SOURCE
+from halflabel.labels.rows import MODEL_PREFIX, Rows
 from halflabel.labels.table import last_of_each
 
 
@@ -38,7 +38,7 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
     is_csv = path.is_file() and path.suffix != ".parquet"
     if is_csv:
         header = tuple(field.strip() for field in first_line(path).split(","))
-        if header != long.COLUMNS:
+        if header != COLUMNS:
             raise LabelError(
                 "not in the columns of halflabel", f"halflabel import {path} OUT.csv, then undo there", path
             )

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 
-__all__ = ["Audit", "LabelImport", "ValueCount"]
-
 
 class ValueCount(NamedTuple):
     """`entries` entries of the file had the text `raw` and were read as `meaning`."""

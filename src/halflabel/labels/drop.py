@@ -20,22 +20,6 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.system.rng import bits, hash_names, uniform
 
-__all__ = [
-    "PROTOCOLS",
-    "apply",
-    "corrupt",
-    "dense",
-    "noisy",
-    "noisy_plus",
-    "one_positive_all_negatives",
-    "partial",
-    "per_class",
-    "positives",
-    "protocol_summaries",
-    "semi_supervised",
-    "single_positive",
-]
-
 Mask = NDArray[np.bool_]
 
 _NANO = 10**9

@@ -18,8 +18,6 @@ from halflabel.errors import LabelError, UserError
 if TYPE_CHECKING:
     from halflabel.labels.names import Names
 
-__all__ = ["absolute_group", "column_group", "image_groups", "suggest_groups"]
-
 # A word for those whose images belong together, with its number; then the part of a name before its last folder, number
 # or letter: what frames, views and bursts of one thing share.
 _PATTERNS = (

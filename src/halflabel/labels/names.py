@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 
-__all__ = ["Names", "class_number", "find_names", "first_duplicate"]
-
 _CHUNK = 1 << 16
 _INVISIBLE = "[\u00ad\u200b-\u200f\u2060\ufeff]"
 

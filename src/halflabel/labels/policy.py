@@ -9,20 +9,6 @@ from typing import Literal
 
 from halflabel.errors import UserError
 
-__all__ = [
-    "LABEL_VALUES",
-    "MINUS_ONE",
-    "ONE",
-    "VALUE_WORDS",
-    "ZERO",
-    "Meaning",
-    "Policy",
-    "UndecidedValue",
-    "quote_option",
-    "read_value",
-    "shorten_cell",
-]
-
 Meaning = Literal["present", "absent", "unknown", "uncertain"]
 
 LABEL_VALUES: dict[Meaning, int] = {"present": 1, "absent": -1, "unknown": 0, "uncertain": 2}

@@ -21,18 +21,6 @@ from halflabel.labels.rows import MODEL_PREFIX, Rows, is_model_source
 if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
 
-__all__ = [
-    "ASKED_SOURCE",
-    "CONTROL_SOURCE",
-    "MODEL_PREFIX",
-    "RULE_SOURCE",
-    "calibration_tables",
-    "evaluation_rows",
-    "is_answer_source",
-    "model_source",
-    "training_and_evaluation_tables",
-]
-
 ASKED_SOURCE = "person:asked"  # an answer to a question that was chosen: no random sample
 CONTROL_SOURCE = "person:control"  # an answer to a question that was drawn at random
 _ANSWERS = (ASKED_SOURCE, CONTROL_SOURCE)

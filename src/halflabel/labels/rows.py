@@ -16,8 +16,6 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import UNCERTAIN, LabelTable, last_of_each
 
-__all__ = ["MODEL_PREFIX", "UNLISTED_SOURCE", "Rows", "is_model_source", "too_many_sources"]
-
 MODEL_PREFIX = "model:"
 UNLISTED_SOURCE = "unlisted"  # absent because a complete list does not name it
 _UNNAMED_MODELS = ("model", "machine")  # "machine": the machine-generated labels of Open Images

@@ -21,17 +21,6 @@ from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.intervals import wilson
 
-__all__ = [
-    "Consequences",
-    "Kind",
-    "RuleSuggestion",
-    "Rules",
-    "find_contradictions",
-    "format_suggestions",
-    "read_rules",
-    "suggest_rules",
-]
-
 Kind = Literal["implies", "excludes"]
 Mask = NDArray[np.bool_]
 

@@ -12,8 +12,6 @@ from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.system.rng import bits, hash_names
 
-__all__ = ["assign_parts", "group_numbers", "join_groups"]
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

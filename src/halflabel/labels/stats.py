@@ -11,16 +11,6 @@ from numpy.typing import NDArray
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable, count_before
 
-__all__ = [
-    "ConditionalProbabilities",
-    "Pair",
-    "Regime",
-    "Stats",
-    "compute_stats",
-    "conditional_probabilities",
-    "top_pairs",
-]
-
 _MAX_PAIRS = 5e7  # pairs of present classes of all images
 _MAX_DISTINCT_PAIRS = 1e7  # of these, the most that may be stored: each takes some 30 bytes
 _CHUNK = 1 << 22  # entries counted at a time

@@ -15,8 +15,6 @@ from halflabel.labels.names import Names
 if TYPE_CHECKING:
     from halflabel.labels.stats import Stats
 
-__all__ = ["UNCERTAIN", "LabelTable", "count_before", "last_of_each"]
-
 UNCERTAIN = 2  # the value of an uncertain entry, in rows
 
 _CHUNK = 1 << 22  # entries processed at a time

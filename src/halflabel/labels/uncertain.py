@@ -14,8 +14,6 @@ from halflabel.errors import UserError
 if TYPE_CHECKING:
     from halflabel.labels.table import LabelTable
 
-__all__ = ["Reading", "decide_uncertain", "describe_reading", "parse_uncertain"]
-
 SOFT = (0.55, 0.85)  # the interval of Pham 2021
 _READING = re.compile(r"(?:(.*)=)?(ignore|present|absent|soft(?:=(\d*\.?\d+)-(\d*\.?\d+))?)", re.DOTALL)
 

@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         for module in _MODULES:
             members = import_module(f"{__name__}.{module}")
-            if name in members.__all__:
+            if hasattr(members, name):
                 value = globals()[name] = getattr(members, name)
                 return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 
-__all__ = ["ArrayLike", "as_labels", "as_pair", "as_tensor", "row_blocks"]
-
 ArrayLike = Tensor | NDArray[Any]
 
 _ROW_BLOCK_ENTRIES = 1 << 23

@@ -19,18 +19,6 @@ from halflabel.system.validate import check_fields
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "ClassPlatt",
-    "Platt",
-    "Recalibration",
-    "fit_class_platt",
-    "fit_platt",
-    "has_enough_negatives",
-    "image_blocks",
-    "recalibrate",
-    "sigmoid",
-]
-
 Floats = NDArray[np.float64]
 
 _EM_ROUNDS = 12  # updates of the spread of the classes

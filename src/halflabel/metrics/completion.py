@@ -9,8 +9,6 @@ import torch
 from halflabel.errors import UserError
 from halflabel.metrics._inputs import ArrayLike, as_labels, row_blocks
 
-__all__ = ["Completion", "completion_rates"]
-
 
 class Completion(NamedTuple):
     """Rates of filled-in labels, each in [0, 1]; NaN where nothing can be counted."""

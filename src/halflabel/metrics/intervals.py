@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from halflabel.metrics._inputs import ArrayLike
     from halflabel.metrics.ranking import Cuts
 
-__all__ = ["Bootstrap", "bootstrap", "limits", "positives_of_mean", "resample", "wilson"]
-
 _CHUNK_ENTRIES = 1 << 22
 
 

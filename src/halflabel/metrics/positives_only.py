@@ -16,17 +16,6 @@ from numpy.typing import NDArray
 
 from halflabel.metrics.calibration import Platt, sigmoid
 
-__all__ = [
-    "expected_f1_threshold",
-    "expected_threshold",
-    "fit_chosen_labels",
-    "fit_given_labels",
-    "fit_positives_only",
-    "log_odds_of_unknown",
-    "lower_odds",
-    "match_positives_per_image",
-]
-
 Floats = NDArray[np.float64]
 
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(8)

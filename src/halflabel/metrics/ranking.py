@@ -19,19 +19,6 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.metrics._inputs import ArrayLike, as_pair, as_tensor
 
-__all__ = [
-    "Cuts",
-    "GroupMeans",
-    "Kind",
-    "average_precision",
-    "best_thresholds",
-    "class_blocks",
-    "group_means",
-    "mean_average_precision",
-    "mean_known",
-    "sorted_cuts",
-]
-
 Kind = Literal["sklearn", "voc07", "interpolated"]
 
 # Working memory of all class blocks together. An entry of a block takes up to about 100 bytes (keys, masks, and one

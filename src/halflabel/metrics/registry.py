@@ -24,8 +24,6 @@ from halflabel.system.plugin_sources import remember
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Metric", "Shown", "check_own_metrics", "mean_of", "metric", "own_functions", "own_metrics", "shown_metrics"]
-
 Compute = Callable[["Tensor", "Tensor", "Tensor"], float]
 
 

@@ -12,17 +12,6 @@ from halflabel.errors import UserError
 from halflabel.metrics._inputs import ArrayLike, as_pair, as_tensor, row_blocks
 from halflabel.metrics.ranking import mean_average_precision, mean_known
 
-__all__ = [
-    "Counts",
-    "PrecisionRecallF1",
-    "accuracy",
-    "calibration_error",
-    "decision_counts",
-    "exact_match",
-    "precision_recall_f1",
-    "summary",
-]
-
 
 class Counts(NamedTuple):
     """Counts of known entries per class, each (C,) int64: true positives, predicted positives, positives, negatives.

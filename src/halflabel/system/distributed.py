@@ -19,25 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = [
-    "all_gather",
-    "check_on_all",
-    "claim",
-    "full_tensor",
-    "gather_to_main",
-    "initialize",
-    "is_distributed",
-    "is_main",
-    "local_world_size",
-    "lost_connection",
-    "merge_rows",
-    "rank",
-    "run_on_main",
-    "shut_down",
-    "synchronize",
-    "world_size",
-]
-
 # Longer than anything the main process does while the others wait: checksums of a large cache, metrics, plots.
 _TIMEOUT = timedelta(hours=1)
 _BLOCK_BYTES = 1 << 26  # sent at a time

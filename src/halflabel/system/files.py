@@ -23,28 +23,6 @@ from filelock import FileLock, Timeout
 
 from halflabel.errors import UserError
 
-__all__ = [
-    "DISK_FULL",
-    "WRITING_MARK",
-    "DuplicateKey",
-    "JobLock",
-    "absolute_path",
-    "atomic_folder",
-    "atomic_write",
-    "disk_full_error",
-    "exclusive",
-    "file_crc32",
-    "is_utf8",
-    "parse_json",
-    "read_json",
-    "read_text",
-    "refuse_remote",
-    "remote_url",
-    "to_json_value",
-    "write_csv",
-    "write_json",
-]
-
 WRITING_MARK = ".halflabel-writing"  # in a folder whose files are being replaced
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
 _REMOTE = ("s3", "gs", "hf", "https", "http")

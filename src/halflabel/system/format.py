@@ -5,20 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = [
-    "counted",
-    "decimal",
-    "duration",
-    "excel_safe",
-    "group_digits",
-    "percent",
-    "plain_number",
-    "points",
-    "printable",
-    "probability",
-    "shorten",
-]
-
 
 def points(value: float, digits: int = 1, *, signed: bool = False) -> str:
     """Format a metric of 0 … 1 in points of 100, as papers write it; a dash for NaN (never 0).

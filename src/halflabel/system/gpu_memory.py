@@ -12,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from halflabel.errors import UserError
 
-__all__ = ["MicroBatcher", "Snapshot", "out_of_gpu_memory", "recompute"]
-
 _MAX_STATE_BYTES = 1 << 26  # a larger method state is not copied before every step
 
 

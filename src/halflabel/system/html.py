@@ -11,8 +11,6 @@ from importlib.resources import files
 
 from halflabel.system import format as text_format
 
-__all__ = ["PAGE_SIZE", "Html", "count", "document", "el", "join", "percent"]
-
 SCRIPTS = ("sort", "tips", "photos", "thresholds", "classes")  # of the reports
 _NARROW_SPACE = "\u202f"  # lines never break at it
 _VOID = {"br", "hr", "img", "input", "meta"}

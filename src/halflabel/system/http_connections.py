@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-__all__ = ["limited_protocol"]
-
 
 def limited_protocol(*, header_seconds: float = 10.0, per_client: int = 128) -> type[asyncio.Protocol]:
     """Return uvicorn's HTTP protocol with limits.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["check_scratch_space", "is_large", "keep_freed_memory", "physical_memory", "scratch_zeros"]
-
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameter numbers of glibc's mallopt
 _SCRATCH_BYTES = 1 << 28  # tables of this size and larger go to a scratch file
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

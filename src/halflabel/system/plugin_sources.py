@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["remember", "source_files"]
-
 _FILES: set[str] = set()
 
 

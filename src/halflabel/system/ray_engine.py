@@ -19,8 +19,6 @@ from typing import Any
 from halflabel.errors import UserError
 from halflabel.system import distributed
 
-__all__ = ["ENGINES", "BlockQueue", "gpus", "is_active", "map_blocks", "use_engine", "workers"]
-
 ENGINES = ("local", "ray")
 _ATTEMPTS = 4  # of a block whose workers die
 _WINDOW = 16  # blocks per worker that may be finished before their turn

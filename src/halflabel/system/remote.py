@@ -25,19 +25,6 @@ from filelock import FileLock
 from halflabel.errors import UserError
 from halflabel.system.files import DISK_FULL, read_json, remote_url, write_json
 
-__all__ = [
-    "MissingObject",
-    "RemoteFolder",
-    "StoreError",
-    "cache_folder",
-    "check_length",
-    "file_system",
-    "local_folder",
-    "local_path",
-    "retry",
-    "show_progress",
-]
-
 _PACKAGES = {"s3": "halflabel[cloud]", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
 _NOTE = ".halflabel-remote.json"  # where a folder in the cache comes from, with size and ETag of each file
 _STAMPS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "last_modified", "updated", "mtime")

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SILENT", "Reporter"]
-
 
 def _ignore(*_: Any) -> None:
     pass

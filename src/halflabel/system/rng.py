@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 
-__all__ = ["bits", "hash_names", "uniform"]
-
 U64 = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -15,8 +15,6 @@ from typing import Any
 
 from halflabel.system import distributed
 
-__all__ = ["Stopped", "are_deferred", "cancel_deferral", "defer_signals", "handle_signals", "release_signals"]
-
 
 class Stopped(KeyboardInterrupt):
     """A signal asked the program to stop: Ctrl-C, or SIGTERM from a shutdown or a batch queue."""

@@ -7,8 +7,6 @@ import socket
 
 from halflabel.errors import UserError
 
-__all__ = ["is_loopback", "is_own_host", "open_socket"]
-
 
 def open_socket(host: str, *ports: int) -> socket.socket:
     """Listen on the first of the ports that is free; 0 means any free port. None free raises a UserError."""

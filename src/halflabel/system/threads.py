@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["free_cores", "use_free_cores"]
-
 
 def free_cores() -> int:
     """Return how many cores of this process other processes leave free, by the load of the last minute; at least 1.

@@ -11,8 +11,6 @@ from halflabel.errors import UserError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["MAX_SIZE", "FieldError", "above", "at_least", "below_one", "between", "check_fields", "one_of"]
-
 MAX_SIZE = 1 << 16  # the largest layer size, and the most steps of a loop, that an option may ask for
 
 

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.system.files import is_utf8
 
-__all__ = ["Members", "list_members", "split_key", "tar_files"]
-
 _KEY = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)", re.DOTALL)  # the rule of the package webdataset
 _FOREIGN = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".dcm")  # images beside the tars: an ordinary folder
 

@@ -17,8 +17,6 @@ from halflabel.labels.table import LabelTable
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Dataset", "Layout", "RawImages", "Split", "check_choice", "single_label"]
-
 
 @dataclass(frozen=True, eq=False)
 class RawImages:

@@ -18,8 +18,6 @@ from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names
 
-__all__ = ["layout", "read"]
-
 _BATCHES = 5
 _SIDE = 32
 _RECORD = 1 + 3 * _SIDE * _SIDE

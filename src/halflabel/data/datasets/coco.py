@@ -16,8 +16,6 @@ from halflabel.labels.formats._json import check_name, load_object, record_id, r
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
 
-__all__ = ["layout", "read"]
-
 
 def layout(year: int) -> Layout:
     tree = tuple(f"annotations/instances_{part}{year}.json" for part in ("train", "val"))

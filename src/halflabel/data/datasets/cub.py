@@ -11,8 +11,6 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
 
-__all__ = ["layout", "read"]
-
 
 def layout() -> Layout:
     files = ("images.txt", "train_test_split.txt", "attributes/image_attribute_labels.txt", "images/<species>/<image>")

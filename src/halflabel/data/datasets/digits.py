@@ -22,8 +22,6 @@ from halflabel.errors import UserError
 from halflabel.system.files import atomic_write
 from halflabel.system.rng import hash_names, uniform
 
-__all__ = ["CLASSES", "Scenes", "Split", "scenes", "write_folder"]
-
 Split = Literal["train", "test"]
 F32 = NDArray[np.float32]
 

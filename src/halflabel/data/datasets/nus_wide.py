@@ -10,8 +10,6 @@ from halflabel.labels.formats import nus_wide as reader
 from halflabel.labels.formats import single_positive
 from halflabel.labels.policy import Policy
 
-__all__ = ["layout", "read"]
-
 _FORMATTED = (
     "formatted_train_images.npy",
     "formatted_train_labels.npy",

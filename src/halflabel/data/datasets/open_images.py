@@ -21,8 +21,6 @@ from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
 
-__all__ = ["layout", "read"]
-
 _SPLITS = ("train", "validation", "test")
 _TRAINABLE = ("classes-trainable.txt", "oidv6-classes-trainable.txt")
 

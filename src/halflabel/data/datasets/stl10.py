@@ -17,8 +17,6 @@ from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names
 
-__all__ = ["layout", "read"]
-
 _SIDE = 96
 _BYTES = 3 * _SIDE * _SIDE
 _FOLDER = "stl10_binary"

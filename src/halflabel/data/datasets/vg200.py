@@ -22,8 +22,6 @@ from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.table import LabelTable
 
-__all__ = ["layout", "read"]
-
 _CLASSES = 200
 _LABELS = f"vg_category_{_CLASSES}_labels_index.json"
 

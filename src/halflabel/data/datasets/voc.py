@@ -8,8 +8,6 @@ from halflabel.data.datasets.base import Dataset, Layout, Split, check_choice
 from halflabel.labels.formats import voc as reader
 from halflabel.labels.policy import LABEL_VALUES, Meaning, Policy
 
-__all__ = ["layout", "read"]
-
 _SPLITS = {2007: ("trainval", "test"), 2012: ("train", "val")}  # the labels of the test set of 2012 are not public
 _ARCHIVES = {
     2007: "VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar, unpacked into the same folder",

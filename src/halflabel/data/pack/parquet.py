@@ -23,8 +23,6 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.remote import local_folder
 
-__all__ = ["unpacked_parquet"]
-
 _LABEL_COLUMNS = (*LIST_COLUMNS, "label", "tag", "class", "category")
 _ENDINGS = {
     b"\xff\xd8\xff": "jpg",

@@ -42,21 +42,6 @@ from halflabel.system.webdataset import list_members, tar_files
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "FORMAT",
-    "INDEX_COLUMNS",
-    "VERSION",
-    "Pack",
-    "PackSettings",
-    "data_file_name",
-    "decode_jpegs",
-    "find_packed_image",
-    "images_not_packed",
-    "is_pack",
-    "open_pack",
-    "read_manifest",
-]
-
 FORMAT = "halflabel pack"
 VERSION = 2
 #: The columns of index.arrow besides the name, with their types.

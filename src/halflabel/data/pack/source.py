@@ -26,8 +26,6 @@ from halflabel.labels.names import Names
 from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits
 
-__all__ = ["DeviceViews", "PackedImages", "open_packed_images"]
-
 _ORDER = 0x6F726472  # separates the random numbers of the reading order from all others
 _BLOCK = 128  # neighbouring images that are read together
 _WINDOW = 32  # blocks whose images are shuffled together

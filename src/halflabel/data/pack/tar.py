@@ -5,8 +5,6 @@ from __future__ import annotations
 import tarfile
 from typing import IO
 
-__all__ = ["append_to_tar", "end_tar"]
-
 
 def append_to_tar(tar: IO[bytes], name: str, data: bytes) -> int:
     """Append a file and return where its bytes begin."""

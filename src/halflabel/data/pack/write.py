@@ -47,8 +47,6 @@ from halflabel.system.files import atomic_write, exclusive, file_crc32, refuse_r
 from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits, hash_names
 
-__all__ = ["encode_image", "pack_images"]
-
 _ENDINGS = {"jpeg": "jpg", "png": "png", "raw": "ppm"}  # a PPM is a short header and raw rows
 _BATCH = 16  # images that a worker encodes at a time
 _STORING = 0x7061636B  # separates the random numbers of the storage order from all others

@@ -27,21 +27,6 @@ from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names
 from halflabel.labels.policy import quote_option
 
-__all__ = [
-    "CsvTable",
-    "ParquetTable",
-    "check_quotes",
-    "csv_fault",
-    "csv_line",
-    "detect_delimiter",
-    "first_line",
-    "header_fields",
-    "open_table",
-    "read_lines",
-    "read_records",
-    "record_line",
-]
-
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
 
 _DELIMITERS = ",;\t|"

@@ -20,21 +20,6 @@ from halflabel.labels.formats._csv import CsvTable
 from halflabel.labels.formats._paths import existing_path
 from halflabel.system.files import DuplicateKey, is_utf8, parse_json
 
-__all__ = [
-    "MAX_SCORE",
-    "Id",
-    "JsonLines",
-    "Record",
-    "check_name",
-    "head_and_tail",
-    "load_json",
-    "load_object",
-    "read_score",
-    "record_id",
-    "record_list",
-    "starts_with",
-]
-
 Id: TypeAlias = int | str
 Record: TypeAlias = dict[str, Any]
 

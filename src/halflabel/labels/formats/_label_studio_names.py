@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["class_of", "image_name_from_url", "question_name"]
-
 _QUESTION_PREFIX = "class_"
 _UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{8}-")  # Label Studio puts this before the name of an uploaded file
 

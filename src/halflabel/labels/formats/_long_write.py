@@ -16,8 +16,6 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import UNCERTAIN
 from halflabel.system.files import atomic_write
 
-__all__ = ["COLUMNS", "appear_in_order", "csv_text", "declaration_blocks", "row_blocks", "write_blocks"]
-
 COLUMNS = ("image", "class", "value", "source", "score")
 
 _SCHEMA = pa.schema(list(zip(COLUMNS, (pa.string(), pa.string(), pa.int8(), pa.string(), pa.float32()), strict=True)))

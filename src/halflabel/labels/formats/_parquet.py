@@ -11,8 +11,6 @@ import pyarrow.compute as pc
 from halflabel.errors import LabelError, error_summary
 from halflabel.system.memory import physical_memory
 
-__all__ = ["parquet_columns", "parquet_files", "read_parquet"]
-
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 

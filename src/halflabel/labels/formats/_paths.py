@@ -7,8 +7,6 @@ from pathlib import Path
 from halflabel.errors import LabelError
 from halflabel.system.files import WRITING_MARK
 
-__all__ = ["check_exists", "existing_path"]
-
 
 def check_exists(path: Path) -> None:
     """Raise LabelError unless `path` is a file or a folder."""

@@ -12,8 +12,6 @@ from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import CsvTable
 from halflabel.labels.policy import MINUS_ONE, ONE, VALUE_WORDS, ZERO, quote_option, shorten_cell
 
-__all__ = ["refuse_possible_values"]
-
 _VALUE_CELLS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
 _UNKNOWN_CELLS = frozenset(word for word, meaning in VALUE_WORDS.items() if meaning == "unknown")
 

@@ -9,8 +9,6 @@ import numpy as np
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 
-__all__ = ["RowCollector"]
-
 
 class RowCollector:
     """Collects rows; images, classes and sources are numbered in the order in which they first appear."""

@@ -11,8 +11,6 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import UNLISTED_SOURCE, Rows
 from halflabel.system.memory import physical_memory
 
-__all__ = ["apply_unlisted_policy", "mark_unlisted_absent", "unlisted_not_stated"]
-
 _ENTRY_BYTES = 50  # that each absent entry takes while it is added
 
 

@@ -26,8 +26,6 @@ from halflabel.labels.policy import (
     shorten_cell,
 )
 
-__all__ = ["CLASS_NUMBER_COLUMNS", "decode_columns"]
-
 # The only column with labels, of this name and with 0 and 1, may hold numbers of classes.
 CLASS_NUMBER_COLUMNS = ("label", "class", "category", "target", "y", "label_id", "class_id", "category_id", "classes")
 

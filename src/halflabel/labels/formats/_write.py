@@ -18,21 +18,6 @@ from halflabel.labels.table import UNCERTAIN, LabelTable
 from halflabel.system.files import atomic_write
 from halflabel.system.format import counted
 
-__all__ = [
-    "check_file_names",
-    "check_has_labels",
-    "check_names",
-    "check_provenance",
-    "check_stale_files",
-    "drop_uncertain",
-    "keeps_no_provenance",
-    "shortest_float",
-    "split_by_image",
-    "table_lines",
-    "write_compact_json",
-    "write_text",
-]
-
 
 def check_names(rows: Rows) -> None:
     """Raise UserError if an image or a class has an empty name."""

@@ -22,8 +22,6 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
-
 USES = ("unlisted", "split")
 CANNOT_WRITE = ("the places and times of the patches are not known", "write the long form (--to long)")
 

@@ -36,8 +36,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.system.files import atomic_write
 from halflabel.system.rng import hash_names
 
-__all__ = ["ENDING", "USES", "open_table", "read", "sniff", "write"]
-
 USES = ()
 
 ENDING = ".labels"

@@ -22,8 +22,6 @@ from halflabel.labels.names import first_duplicate
 from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import model_source
 
-__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
-
 USES = ("unlisted",)
 CANNOT_WRITE = ("the deployments and times of the images are not known", "write the long form (--to long)")
 

@@ -14,8 +14,6 @@ from halflabel.labels.formats import wide
 from halflabel.labels.formats._csv import first_line, header_fields
 from halflabel.labels.policy import Policy
 
-__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
-
 USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 CANNOT_WRITE = ("the columns about the patient are not known", "write a wide table instead (--to wide)")
 

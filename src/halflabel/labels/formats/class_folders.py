@@ -15,8 +15,6 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy, quote_option
 from halflabel.labels.rows import Rows
 
-__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
-
 USES = ("unlisted", "ignore")
 CANNOT_WRITE = ("folders of images cannot hold several classes of an image", "write the long form (--to long)")
 

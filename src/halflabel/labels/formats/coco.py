@@ -28,8 +28,6 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "Parsed", "document", "keeps_provenance", "note_annotations", "parse", "read", "sniff", "write"]
-
 USES = ("unlisted",)
 
 # Only detectors need these keys, and they make the files large.

@@ -23,18 +23,6 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_folder, atomic_write
 
-__all__ = [
-    "USES",
-    "find_attributes_file",
-    "find_positions",
-    "keeps_provenance",
-    "parse_labels",
-    "read",
-    "read_numbered_names",
-    "sniff",
-    "write",
-]
-
 USES = ("split",)
 
 CERTAINTIES = ("not visible", "guessing", "probably", "definitely")  # ids 1 … 4 in the file

@@ -32,8 +32,6 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_folder
 
-__all__ = ["USES", "read", "sniff", "write"]
-
 USES = ("unlisted",)
 
 LABELS, NEGATIVES = "labels.json", "negatives.json"

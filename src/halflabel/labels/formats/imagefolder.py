@@ -31,8 +31,6 @@ from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write, is_utf8
 
-__all__ = ["IMAGE_COLUMN", "USES", "keeps_provenance", "read", "sniff", "write"]
-
 USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding")
 keeps_provenance = keeps_no_provenance
 

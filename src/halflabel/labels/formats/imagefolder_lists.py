@@ -27,8 +27,6 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["USES", "add_record", "audit_lists", "image_records", "read", "sniff", "write"]
-
 USES = ("encoding",)
 
 FILE = "metadata.jsonl"

@@ -37,8 +37,6 @@ from halflabel.labels.provenance import model_source
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write, is_utf8
 
-__all__ = ["LOCAL_FILES", "OPTIONS", "PERSON", "USES", "config_path", "read", "sniff", "write"]
-
 USES = ("unlisted", "image_column")
 OPTIONS = ("image_url",)
 

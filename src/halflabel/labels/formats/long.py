@@ -55,16 +55,6 @@ from halflabel.labels.policy import (
 from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.labels.table import UNCERTAIN
 
-__all__ = [
-    "COLUMNS",
-    "IMAGE_COLUMNS",
-    "USES",
-    "has_values",
-    "read",
-    "sniff",
-    "write",
-]
-
 HOLDS_UNCERTAIN = True
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 

@@ -19,8 +19,6 @@ from halflabel.labels.formats._write import write_compact_json
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 
-__all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
-
 USES = ()
 keeps_provenance = coco.keeps_provenance
 

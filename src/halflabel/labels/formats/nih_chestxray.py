@@ -13,8 +13,6 @@ from halflabel.labels.formats import tags
 from halflabel.labels.formats._csv import first_line, header_fields
 from halflabel.labels.policy import Policy
 
-__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
-
 USES = ("unlisted", "where", "encoding")
 CANNOT_WRITE = ("the columns about the patient are not known", "write a list of tags instead (--to tags)")
 

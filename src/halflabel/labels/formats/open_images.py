@@ -28,8 +28,6 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.system.files import atomic_write
 
-__all__ = ["REQUIRED_COLUMNS", "USES", "display_names", "keeps_provenance", "read", "sniff", "write"]
-
 USES = ("machine",)
 
 COLUMNS = ("ImageID", "Source", "LabelName", "Confidence")

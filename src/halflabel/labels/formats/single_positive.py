@@ -27,8 +27,6 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_folder, atomic_write
 
-__all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
-
 USES = ("split",)
 keeps_provenance = keeps_no_provenance
 

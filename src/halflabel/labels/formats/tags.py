@@ -33,8 +33,6 @@ from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy, shorte
 from halflabel.labels.rows import Rows, is_model_source
 from halflabel.system.files import atomic_write
 
-__all__ = ["LIST_COLUMNS", "OPTIONS", "USES", "keeps_provenance", "read", "sniff", "write"]
-
 OPTIONS = ("into",)
 USES = ("unlisted", "image_column", "tag_column", "ignore", "where", "separator", "encoding")
 keeps_provenance = keeps_no_provenance

@@ -11,17 +11,6 @@ from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats._json import head_and_tail, starts_with
 from halflabel.labels.policy import shorten_cell
 
-__all__ = [
-    "IMAGE_ENDINGS",
-    "PREDICTION_COLUMNS",
-    "QUESTION_COLUMNS",
-    "describe_beginning",
-    "folders_with_images",
-    "own_output_error",
-    "refuse_other_content",
-    "unsupported_format_error",
-]
-
 PREDICTION_COLUMNS = ("image", "class", "probability", "present", "error")  # predict --format csv
 QUESTION_COLUMNS = ("image", "class", "probability", "why")  # next
 

@@ -21,8 +21,6 @@ from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_folder, is_utf8
 
-__all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
-
 USES = ("difficult", "split")
 keeps_provenance = keeps_no_provenance
 

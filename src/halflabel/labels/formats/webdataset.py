@@ -26,8 +26,6 @@ from halflabel.labels.policy import Policy
 from halflabel.system.files import DuplicateKey, parse_json
 from halflabel.system.webdataset import list_members, split_key, tar_files
 
-__all__ = ["CANNOT_WRITE", "USES", "read", "sniff"]
-
 USES = ("unlisted",)
 CANNOT_WRITE = ("WebDataset tars hold images too", "write both: halflabel pack IMAGES OUT --labels LABELS")
 

@@ -30,8 +30,6 @@ from halflabel.labels.policy import (
 from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
-__all__ = ["USES", "keeps_provenance", "read", "sniff", "write"]
-
 HOLDS_UNCERTAIN = True
 USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 keeps_provenance = keeps_no_provenance
