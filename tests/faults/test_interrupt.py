@@ -137,8 +137,8 @@ def test_a_stopped_run_goes_on_where_it_was(
             go(tmp_path / "stopped")
     assert caught.value.number == kind
     assert len(calls) >= number
-    actual, resumed, rest = go(tmp_path / "stopped", resume=True)
-    assert rest == STEPS - trained
+    actual, resumed, steps_left = go(tmp_path / "stopped", resume=True)
+    assert steps_left == STEPS - trained
     assert timeless(actual.log) == timeless(expected.log)
     for one, other in ((actual.weights, expected.weights), (resumed, state)):
         assert one.keys() == other.keys()
@@ -158,8 +158,8 @@ def test_a_second_signal_is_obeyed_at_once_and_what_is_torn_is_not_saved(
             go(tmp_path / "stopped")
     assert len(updates) == 5
     assert [path.stem for path in (tmp_path / "stopped").glob("*.json")] == [f"{7:010d}"]  # of the first epoch
-    actual, _, rest = go(tmp_path / "stopped", resume=True)
-    assert rest == STEPS - 6
+    actual, _, steps_left = go(tmp_path / "stopped", resume=True)
+    assert steps_left == STEPS - 6
     expected, _, _ = go(tmp_path / "unbroken")
     assert all(torch.equal(value, actual.weights[key]) for key, value in expected.weights.items())
 

@@ -90,14 +90,14 @@ def _onnx(run: Any) -> bytes:
     from halflabel.runs.export.metadata import ModelMetadata
     from halflabel.runs.predictor import Predictor
 
-    given = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", 3, 32, 32])
+    image_input = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", 3, 32, 32])
     gives = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3])
     axes = numpy_helper.from_array(np.array([2, 3], np.int64), "axes")
     nodes = [
         helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMean", ["floats", "axes"], ["logits"], keepdims=0),
     ]
-    graph = helper.make_graph(nodes, "small", [given], [gives], [axes])
+    graph = helper.make_graph(nodes, "small", [image_input], [gives], [axes])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     about = ModelMetadata.of(Predictor.from_run(run)).as_dict()
     helper.set_model_props(model, {key: json.dumps(value) for key, value in about.items()})

@@ -77,9 +77,9 @@ def tables(draw: st.DrawFn) -> LabelTable:
     )
 
 
-def contained(one: LabelTable, other: LabelTable) -> bool:
-    """Every label of `one` is a label of `other`."""
-    mine = one.dense()
+def contained(first: LabelTable, other: LabelTable) -> bool:
+    """Every label of `first` is a label of `other`."""
+    mine = first.dense()
     return bool(np.all((mine == 0) | (mine == other.dense())))
 
 
@@ -151,23 +151,23 @@ class TestAll:
 
 class TestPartial:
     @pytest.mark.parametrize(
-        ("share", "known", "kept"),
+        ("share", "known", "remaining"),
         [(0.1, 20, 2), (0.15, 20, 3), (0.29, 100, 29), (1 / 3, 3, 1), (0.7, 10, 7), (0.0, 20, 0), (1.0, 20, 20)],
     )
-    def test_exact_counts_in_spite_of_float_error(self, share: float, known: int, kept: int) -> None:
+    def test_exact_counts_in_spite_of_float_error(self, share: float, known: int, remaining: int) -> None:
         table = full_table(200, known)
-        assert set(np.diff(drop.partial(table, share).start)) == {kept}
+        assert set(np.diff(drop.partial(table, share).start)) == {remaining}
 
     def test_fractions_are_made_up_by_chance(self) -> None:
-        kept = np.diff(drop.partial(full_table(4000, 5), 0.3).start)
-        assert set(kept) == {1, 2}
-        assert abs(kept.mean() - 1.5) < 0.03  # standard error 0.008
+        remaining = np.diff(drop.partial(full_table(4000, 5), 0.3).start)
+        assert set(remaining) == {1, 2}
+        assert abs(remaining.mean() - 1.5) < 0.03  # standard error 0.008
 
     def test_independent_share(self) -> None:
         table = full_table(2000, 50)
-        kept = drop.partial(table, 0.1, exact=False)
-        assert abs(kept.known / table.known - 0.1) < 0.004  # standard error 0.001
-        assert len(set(np.diff(kept.start))) > 5
+        remaining = drop.partial(table, 0.1, exact=False)
+        assert abs(remaining.known / table.known - 0.1) < 0.004  # standard error 0.001
+        assert len(set(np.diff(remaining.start))) > 5
         assert drop.partial(table, 1.0, exact=False) == table
         assert drop.partial(table, 0.0, exact=False).known == 0
 
@@ -177,31 +177,31 @@ class TestPartial:
 
     @quick
     @given(tables(), shares, shares, st.booleans())
-    def test_shares_are_nested(self, table: LabelTable, one: float, other: float, exact: bool) -> None:
-        small, large = sorted((one, other))
+    def test_shares_are_nested(self, table: LabelTable, first: float, other: float, exact: bool) -> None:
+        small, large = sorted((first, other))
         less = drop.partial(table, small, exact=exact, seed=2)
         assert contained(less, drop.partial(table, large, exact=exact, seed=2))
 
     @quick
     @given(tables(), shares)
     def test_slow_reference(self, table: LabelTable, share: float) -> None:
-        kept = drop.partial(table, share, seed=9).dense()
+        remaining = drop.partial(table, share, seed=9).dense()
         for i, row in enumerate(table.dense()):
             order = order_of(table, i, np.flatnonzero(row).tolist(), "partial", 9)
-            count = np.count_nonzero(kept[i])
+            count = np.count_nonzero(remaining[i])
             assert abs(count - share * len(order)) < 1
-            assert set(np.flatnonzero(kept[i])) == set(order[:count])
+            assert set(np.flatnonzero(remaining[i])) == set(order[:count])
 
 
 class TestDense:
     @quick
     @given(tables(), shares, shares)
-    def test_whole_images_exactly_counted_and_nested(self, table: LabelTable, one: float, other: float) -> None:
-        small, large = sorted((one, other))
-        kept, known = np.diff(drop.dense(table, small).start), np.diff(table.start)
+    def test_whole_images_exactly_counted_and_nested(self, table: LabelTable, first: float, other: float) -> None:
+        small, large = sorted((first, other))
+        remaining, known = np.diff(drop.dense(table, small).start), np.diff(table.start)
         labelled = np.count_nonzero(known)
-        assert np.all((kept == 0) | (kept == known))
-        assert abs(np.count_nonzero(kept) - small * labelled) <= 0.5 + 1e-9
+        assert np.all((remaining == 0) | (remaining == known))
+        assert abs(np.count_nonzero(remaining) - small * labelled) <= 0.5 + 1e-9
         assert contained(drop.dense(table, small), drop.dense(table, large))
 
     def test_halves_round_up(self) -> None:
@@ -218,8 +218,8 @@ class TestNoisy:
 
     @quick
     @given(tables(), shares, shares, st.booleans())
-    def test_flips_are_nested(self, table: LabelTable, one: float, other: float, exact: bool) -> None:
-        small, large = (drop.noisy(table, share, exact=exact).dense() for share in sorted((one, other)))
+    def test_flips_are_nested(self, table: LabelTable, first: float, other: float, exact: bool) -> None:
+        small, large = (drop.noisy(table, share, exact=exact).dense() for share in sorted((first, other)))
         labels = table.dense()
         assert np.all(np.abs(small) == np.abs(labels))
         assert np.all((small == labels) | (large == -labels))
@@ -233,11 +233,11 @@ class TestPositives:
     @quick
     @given(tables())
     def test_single_positive_by_the_slow_reference(self, table: LabelTable) -> None:
-        kept = drop.single_positive(table, seed=4).dense()
+        remaining = drop.single_positive(table, seed=4).dense()
         for i, row in enumerate(table.dense()):
             order = order_of(table, i, np.flatnonzero(row > 0).tolist(), "positive", 4)
-            assert np.flatnonzero(kept[i]).tolist() == order[:1]
-            assert np.all(kept[i] >= 0)
+            assert np.flatnonzero(remaining[i]).tolist() == order[:1]
+            assert np.all(remaining[i] >= 0)
 
     @quick
     @given(tables())
@@ -257,17 +257,17 @@ class TestPositives:
     @quick
     @given(tables(), st.integers(1, 7), st.booleans())
     def test_number(self, table: LabelTable, number: int, keep_negatives: bool) -> None:
-        labels, kept = table.dense(), drop.positives(table, number=number, keep_negatives=keep_negatives).dense()
-        np.testing.assert_array_equal((kept > 0).sum(1), np.minimum((labels > 0).sum(1), number))
-        np.testing.assert_array_equal(kept < 0, (labels < 0) & keep_negatives)
+        labels, remaining = table.dense(), drop.positives(table, number=number, keep_negatives=keep_negatives).dense()
+        np.testing.assert_array_equal((remaining > 0).sum(1), np.minimum((labels > 0).sum(1), number))
+        np.testing.assert_array_equal(remaining < 0, (labels < 0) & keep_negatives)
 
     @quick
     @given(tables(), shares, shares)
-    def test_share(self, table: LabelTable, one: float, other: float) -> None:
-        small, large = sorted((one, other))
-        kept = drop.positives(table, share=small)
-        assert np.all(np.abs((kept.dense() > 0).sum(1) - small * (table.dense() > 0).sum(1)) < 1)
-        assert contained(kept, drop.positives(table, share=large))
+    def test_share(self, table: LabelTable, first: float, other: float) -> None:
+        small, large = sorted((first, other))
+        remaining = drop.positives(table, share=small)
+        assert np.all(np.abs((remaining.dense() > 0).sum(1) - small * (table.dense() > 0).sum(1)) < 1)
+        assert contained(remaining, drop.positives(table, share=large))
 
     def test_share_on_average(self) -> None:
         table = LabelTable.from_dense(np.ones((4000, 3), np.int8))
@@ -278,11 +278,11 @@ class TestPerClass:
     @quick
     @given(tables(), st.integers(0, 4), st.integers(1, 4))
     def test_counts_and_nesting(self, table: LabelTable, positives: int, negatives: int) -> None:
-        kept = drop.per_class(table, positives=positives, negatives=negatives)
+        remaining = drop.per_class(table, positives=positives, negatives=negatives)
         for sign, number in ((1, positives), (-1, negatives)):
-            had = (table.dense() == sign).sum(0)
-            np.testing.assert_array_equal((kept.dense() == sign).sum(0), np.minimum(had, number))
-        assert contained(kept, drop.per_class(table, positives=positives + 1, negatives=negatives + 2))
+            available = (table.dense() == sign).sum(0)
+            np.testing.assert_array_equal((remaining.dense() == sign).sum(0), np.minimum(available, number))
+        assert contained(remaining, drop.per_class(table, positives=positives + 1, negatives=negatives + 2))
 
 
 class TestCorrupt:
@@ -299,11 +299,11 @@ class TestCorrupt:
         table = LabelTable.from_dense(np.where(np.arange(10) == np.arange(100)[:, None] % 10, 1, -1))
         drawn = set()
         for seed in (0, 1, 2):
-            kept = drop.semi_supervised(table, share=0.6, seed=seed)
+            remaining = drop.semi_supervised(table, share=0.6, seed=seed)
             corrupted = drop.corrupt(table, 0.5, labelled=0.4, seed=seed)
-            np.testing.assert_array_equal((corrupted.dense() == 0).all(1), (kept.dense() == 0).all(1))
-            np.testing.assert_array_equal((corrupted.dense() > 0).sum(0), (kept.dense() > 0).sum(0))
-            assert 0 < (corrupted.dense() != kept.dense()).any(1).sum() <= 20
+            np.testing.assert_array_equal((corrupted.dense() == 0).all(1), (remaining.dense() == 0).all(1))
+            np.testing.assert_array_equal((corrupted.dense() > 0).sum(0), (remaining.dense() > 0).sum(0))
+            assert 0 < (corrupted.dense() != remaining.dense()).any(1).sum() <= 20
             drawn.add(tuple(np.flatnonzero(corrupted.dense().any(1))))
         assert len(drawn) == 3
 
@@ -360,9 +360,9 @@ class TestSemiSupervised:
     def test_number(self, table: LabelTable, number: int) -> None:
         known = np.diff(table.start)
         assume(number <= np.count_nonzero(known))
-        kept = np.diff(drop.semi_supervised(table, number=number).start)
-        assert np.count_nonzero(known) - np.count_nonzero(kept) == number
-        assert np.all((kept == 0) | (kept == known))
+        remaining = np.diff(drop.semi_supervised(table, number=number).start)
+        assert np.count_nonzero(known) - np.count_nonzero(remaining) == number
+        assert np.all((remaining == 0) | (remaining == known))
 
     def test_share_leaves_what_dense_keeps(self) -> None:
         table = full_table(50, 5)

@@ -38,9 +38,9 @@ def test_append_counts_the_sources_of_both() -> None:
     half, other = rows_of(20_000), rows_of(20_000, "t")
     with pytest.raises(UserError, match=f"40000 {WORDS}"):
         half.append(other)
-    again = half.append(rows_of(20_001))
-    assert len(again.sources) == 20_001
-    assert again.source.tolist() == [*range(20_000), *range(20_001)]
+    longer = half.append(rows_of(20_001))
+    assert len(longer.sources) == 20_001
+    assert longer.source.tolist() == [*range(20_000), *range(20_001)]
 
 
 def fiftyone(count: int) -> str:
@@ -49,15 +49,15 @@ def fiftyone(count: int) -> str:
 
 
 def lists(count: int) -> str:
-    one = {"labels": ["x"], "absent": []}
-    records = ({"file_name": f"{k}", **one, "labels_source": [f"s{k}"]} for k in range(count))
+    record = {"labels": ["x"], "absent": []}
+    records = ({"file_name": f"{k}", **record, "labels_source": [f"s{k}"]} for k in range(count))
     return "\n".join(map(json.dumps, records))
 
 
 def tasks(count: int) -> str:
     choice = {"from_name": "class_x", "to_name": "image", "type": "choices", "value": {"choices": ["yes"]}}
     data = ({"image": f"/{k}", "name": f"{k}", "sources": {"class_x": f"s{k}"}} for k in range(count))
-    return json.dumps([{"data": one, "predictions": [{"result": [choice]}]} for one in data])
+    return json.dumps([{"data": record, "predictions": [{"result": [choice]}]} for record in data])
 
 
 def coco(count: int, **more: Any) -> str:
@@ -91,8 +91,8 @@ def test_every_format_that_knows_sources_refuses_too_many(name: str, tmp_path: P
     path = tmp_path / file
     path.write_text(content(3))
     rows = formats.read(path, policy).rows
-    said_by = [(rows.images[i], rows.sources[s]) for i, s in zip(rows.image, rows.source, strict=True)]
-    assert said_by == [("0", "s0"), ("1", "s1"), ("2", "s2")]
+    image_sources = [(rows.images[i], rows.sources[s]) for i, s in zip(rows.image, rows.source, strict=True)]
+    assert image_sources == [("0", "s0"), ("1", "s1"), ("2", "s2")]
     path.write_text(content(MOST + 2))
     with pytest.raises(UserError, match=WORDS):
         formats.read(path, policy)

@@ -78,9 +78,9 @@ def test_entries_and_keep(table: LabelTable) -> None:
     image, column, value = table.entries()
     slow = [(i, c, v) for i, row in enumerate(table.dense().tolist()) for c, v in enumerate(row) if v]
     assert list(zip(image.tolist(), column.tolist(), value.tolist(), strict=True)) == slow
-    kept = table.keep(value > 0)
-    check_form(kept)
-    np.testing.assert_array_equal(kept.dense(), np.maximum(table.dense(), 0))
+    positive = table.keep(value > 0)
+    check_form(positive)
+    np.testing.assert_array_equal(positive.dense(), np.maximum(table.dense(), 0))
     assert table.keep(np.ones(table.known, bool)) == table
 
 
@@ -102,11 +102,11 @@ def test_from_entries_takes_any_order_the_last_wins_and_zero_is_unknown() -> Non
 
 @quick
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(-1, 1)), max_size=30))
-def test_from_entries_equals_writing_one_after_the_other(said: list[tuple[int, int, int]]) -> None:
+def test_from_entries_equals_writing_one_after_the_other(entries: list[tuple[int, int, int]]) -> None:
     slow = np.zeros((4, 3), np.int8)
-    for i, c, v in said:
+    for i, c, v in entries:
         slow[i, c] = v
-    image, column, value = np.array(said, int).reshape(-1, 3).T
+    image, column, value = np.array(entries, int).reshape(-1, 3).T
     table = LabelTable.from_entries(Names.numbered(4), Names.numbered(3), image, column, value)
     check_form(table)
     np.testing.assert_array_equal(table.dense(), slow)
@@ -147,12 +147,12 @@ def test_subset(table: LabelTable, data: st.DataObject) -> None:
 
 @quick
 @given(tables(), tables())
-def test_merge_other_wins(one: LabelTable, other: LabelTable) -> None:
-    merged = one.merge(other)
+def test_merge_other_wins(first: LabelTable, other: LabelTable) -> None:
+    merged = first.merge(other)
     check_form(merged)
-    assert as_dict(merged) == as_dict(one) | as_dict(other)
-    assert list(merged.images) == list(dict.fromkeys([*one.images, *other.images]))
-    assert list(merged.classes) == list(dict.fromkeys([*one.classes, *other.classes]))
+    assert as_dict(merged) == as_dict(first) | as_dict(other)
+    assert list(merged.images) == list(dict.fromkeys([*first.images, *other.images]))
+    assert list(merged.classes) == list(dict.fromkeys([*first.classes, *other.classes]))
 
 
 @quick
@@ -167,22 +167,22 @@ def test_merge_is_associative_and_idempotent(a: LabelTable, b: LabelTable, c: La
 @given(tables(), st.integers(0, 2**20))
 def test_merge_commutes_where_tables_do_not_disagree(table: LabelTable, coin: int) -> None:
     mine = np.array([coin >> i & 1 for i in range(table.known)], bool)
-    one, other = table.keep(mine), table.keep(~mine)
-    assert one.merge(other) == other.merge(one) == table
+    first, other = table.keep(mine), table.keep(~mine)
+    assert first.merge(other) == other.merge(first) == table
 
 
 @quick
 @given(tables(), tables(), st.data())
-def test_merge_then_subset_is_subset_then_merge(one: LabelTable, other: LabelTable, data: st.DataObject) -> None:
+def test_merge_then_subset_is_subset_then_merge(first: LabelTable, other: LabelTable, data: st.DataObject) -> None:
     """On images of both tables: labels of some images do not depend on the other images."""
-    merged = one.merge(other)
+    merged = first.merge(other)
     wanted = data.draw(st.lists(st.sampled_from(list(merged.images)), unique=True)) if len(merged) else []
 
     def part(table: LabelTable) -> LabelTable:
         at = table.images.index(wanted)
         return table.subset(at[at >= 0])
 
-    assert as_dict(part(merged)) == as_dict(part(one).merge(part(other)))
+    assert as_dict(part(merged)) == as_dict(part(first).merge(part(other)))
 
 
 @quick
@@ -197,9 +197,9 @@ def test_split_gives_every_image_once(table: LabelTable, seed: int) -> None:
 
 @quick
 @given(tables(), tables())
-def test_equal_tables_have_equal_digests(one: LabelTable, other: LabelTable) -> None:
-    assert (one == other) == (one.digest() == other.digest())
-    assert one == LabelTable.from_dense(one.dense(), one.images, one.classes)
+def test_equal_tables_have_equal_digests(first: LabelTable, other: LabelTable) -> None:
+    assert (first == other) == (first.digest() == other.digest())
+    assert first == LabelTable.from_dense(first.dense(), first.images, first.classes)
 
 
 def test_equality_looks_at_names_and_order() -> None:
@@ -257,13 +257,13 @@ class TestNames:
 
     @quick
     @given(st.lists(st.text("ab", max_size=3), unique=True), st.lists(st.text("ab", max_size=3), unique=True))
-    def test_union_keeps_order_and_adds_what_is_new(self, one: list[str], other: list[str]) -> None:
-        assert list(Names(one).union(Names(other))) == list(dict.fromkeys([*one, *other]))
+    def test_union_keeps_order_and_adds_what_is_new(self, first: list[str], other: list[str]) -> None:
+        assert list(Names(first).union(Names(other))) == list(dict.fromkeys([*first, *other]))
 
 
 class TestRows:
-    def rows(self, *said: tuple[int, int, int], source: str = "") -> Rows:
-        image, column, value = np.array(said, int).reshape(-1, 3).T
+    def rows(self, *entries: tuple[int, int, int], source: str = "") -> Rows:
+        image, column, value = np.array(entries, int).reshape(-1, 3).T
         return Rows.build(Names(["a", "b"]), Names(["x", "y"]), image, column, value, source)
 
     def test_last_row_wins_and_zero_retracts(self) -> None:
@@ -292,8 +292,8 @@ class TestRows:
 
     @quick
     @given(tables(), tables())
-    def test_append_resolves_like_merge(self, one: LabelTable, other: LabelTable) -> None:
-        both = Rows.from_table(one, "anna").append(Rows.from_table(other, "bob"))
-        assert both.resolve() == one.merge(other)
-        said_by = [both.sources[number] for number in both.source]
-        assert said_by == ["anna"] * one.known + ["bob"] * other.known
+    def test_append_resolves_like_merge(self, first: LabelTable, other: LabelTable) -> None:
+        both = Rows.from_table(first, "anna").append(Rows.from_table(other, "bob"))
+        assert both.resolve() == first.merge(other)
+        row_sources = [both.sources[number] for number in both.source]
+        assert row_sources == ["anna"] * first.known + ["bob"] * other.known

@@ -78,7 +78,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(f"halflabel.training.registry.{name}", table_before)
         for module in ("config", "optimizer"):
             monkeypatch.setattr(f"halflabel.training.{module}.{name}", table_before)
-    monkeypatch.setattr(formats, "_OWN", {})
+    monkeypatch.setattr(formats, "_PLUGIN_FORMATS", {})
     plugins.load.cache_clear()
     yield
     plugins.load.cache_clear()
@@ -145,13 +145,13 @@ def test_a_label_format_is_detected_read_and_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_label_format_that_fails_is_named(tmp_path: Path, part: str, body: str, error: str) -> None:
-    given = {"sniff": "path", "read": "path, policy", "write": "rows, path"}[part]
-    own = PLUGIN.replace('add_format("mine"', f'def {part}({given}):\n    return {body}\n\nadd_format("mine"')
-    (tmp_path / "mine.py").write_text(own)
+    parameters = {"sniff": "path", "read": "path, policy", "write": "rows, path"}[part]
+    plugin = PLUGIN.replace('add_format("mine"', f'def {part}({parameters}):\n    return {body}\n\nadd_format("mine"')
+    (tmp_path / "mine.py").write_text(plugin)
     (tmp_path / "list.mine").write_text("b.jpg\na.jpg\n")
     with pytest.raises(UserError) as refused:
         formats.write(formats.read(tmp_path / "list.mine").rows, tmp_path / "again.mine", format="mine")
-    place = "" if body == "42" else f", line {own.splitlines().index(f'    return {body}') + 1}"
+    place = "" if body == "42" else f", line {plugin.splitlines().index(f'    return {body}') + 1}"
     assert f"{tmp_path / 'mine.py'}{place}: {part}() of the label format 'mine': {error}" in refused.value.message
     assert "\n" not in refused.value.message
 

@@ -125,13 +125,8 @@ def read_pixels(
     path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0, channels: int = 3
 ) -> NDArray[np.uint8]:
     """Decode a file as `read_image` does, to (H, W, 3), without torch."""
-    try:
-        with open_image(path) as file:
-            return decode_image(file, path, max_pixels=max_pixels, min_side=min_side, channels=channels)
-    except BadImage:
-        raise
-    except Exception as error:
-        raise BadImage(path, _reason(error)) from error
+    with _as_bad_image(path), open_image(path) as file:
+        return decode_image(file, path, max_pixels=max_pixels, min_side=min_side, channels=channels)
 
 
 def image_pixels(image: Image.Image) -> NDArray[np.uint8]:
@@ -145,36 +140,42 @@ def decode_image(
     file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0, channels: int = 3
 ) -> NDArray[np.uint8]:
     """Decode an open file as `read_pixels` does; BadImage reports `path`."""
-    try:
-        with _quiet():
-            prefix = file.read(_PREFIX_BYTES)
-            file.seek(0)
-            if prefix[128:] == b"DICM":
-                from halflabel.data.dicom import decode_dicom
+    with _as_bad_image(path), _quiet():
+        prefix = file.read(_PREFIX_BYTES)
+        file.seek(0)
+        if prefix[128:] == b"DICM":
+            from halflabel.data.dicom import decode_dicom
 
-                return decode_dicom(file, path, max_pixels=max_pixels)
-            if prefix.startswith(NPY_MARK) or (channels != 3 and prefix.startswith(TIFF_MARKS)):
-                return decode_bands(file, path, channels, max_pixels=max_pixels)
-            if channels != 3:
-                raise BadImage(path, f"neither a .npy nor a TIFF file, which can have {channels} bands")
-            try:
-                image = _header(path, file, prefix)
-            except SyntaxError:  # Pillow does not support such pixels
-                if not prefix.startswith(TIFF_MARKS):
-                    raise
-                file.seek(0)
-                return decode_bands(file, path, channels, max_pixels=max_pixels)
-            width, height = image.size
-            if width < 1 or height < 1:
-                raise BadImage(path, "no pixels")
-            cost = _WIDE_MODE_COST if image.mode[0] in "IF" else 1
-            if width * height * cost > max_pixels:
-                kind = " of more than 8 bits" if cost > 1 else ""
-                limit = max_pixels // cost
-                raise BadImage(path, f"{width} × {height} pixels{kind} is over the limit of {limit}")
-            if min_side:
-                image.draft("RGB", (min_side, min_side))  # has no effect on formats other than JPEG
-            return image_pixels(image)
+            return decode_dicom(file, path, max_pixels=max_pixels)
+        if prefix.startswith(NPY_MARK) or (channels != 3 and prefix.startswith(TIFF_MARKS)):
+            return decode_bands(file, path, channels, max_pixels=max_pixels)
+        if channels != 3:
+            raise BadImage(path, f"neither a .npy nor a TIFF file, which can have {channels} bands")
+        try:
+            image = _header(path, file, prefix)
+        except SyntaxError:  # Pillow does not support such pixels
+            if not prefix.startswith(TIFF_MARKS):
+                raise
+            file.seek(0)
+            return decode_bands(file, path, channels, max_pixels=max_pixels)
+        width, height = image.size
+        if width < 1 or height < 1:
+            raise BadImage(path, "no pixels")
+        cost = _WIDE_MODE_COST if image.mode[0] in "IF" else 1
+        if width * height * cost > max_pixels:
+            kind = " of more than 8 bits" if cost > 1 else ""
+            limit = max_pixels // cost
+            raise BadImage(path, f"{width} × {height} pixels{kind} is over the limit of {limit}")
+        if min_side:
+            image.draft("RGB", (min_side, min_side))  # has no effect on formats other than JPEG
+        return image_pixels(image)
+
+
+@contextmanager
+def _as_bad_image(path: str | Path) -> Iterator[None]:
+    """Turn any error into a BadImage."""
+    try:
+        yield
     except BadImage:
         raise
     except Exception as error:

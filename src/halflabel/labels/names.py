@@ -117,19 +117,13 @@ class Names:
         visible = pc.utf8_normalize(self.array, "NFKC" if ignore_case else "NFC")
         visible = pc.utf8_trim_whitespace(pc.replace_substring_regex(visible, _INVISIBLE, ""))
         visible = pc.utf8_lower(visible) if ignore_case else visible
-        changed = pc.not_equal(visible, self.array)
-        odd = visible.filter(changed)
-        if not len(odd):
+        if visible.equals(self.array):
             return None
-        is_known = pc.is_in(odd, value_set=self.array)
-        if pc.any(is_known).as_py():
-            place = pc.index(is_known, True).as_py()
-            return odd[place].as_py(), self.array.filter(changed)[place].as_py()
-        coded = pc.dictionary_encode(odd)
-        if len(coded.dictionary) == len(odd):
+        coded = pc.dictionary_encode(visible)
+        if len(coded.dictionary) == len(coded):
             return None
-        same = int(np.argmax(np.bincount(coded.indices.to_numpy()) > 1))
-        pair = self.array.filter(changed).filter(pc.equal(coded.indices, same))
+        repeated = int(np.argmax(np.bincount(coded.indices.to_numpy()) > 1))
+        pair = self.array.filter(pc.equal(coded.indices, repeated))
         return pair[0].as_py(), pair[1].as_py()
 
     def take(self, positions: NDArray[Any]) -> Names:

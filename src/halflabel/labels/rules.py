@@ -335,7 +335,7 @@ def suggest_rules(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> l
     # Over all other present classes of an image: how often b is present, and known.
     others = np.bincount(image[value > 0], minlength=len(table))[image] - (value > 0)
     with_others, seen_others = (
-        np.bincount(column[kept], others[kept], len(table.classes)) for kept in (value > 0, value != 0)
+        np.bincount(column[mask], others[mask], len(table.classes)) for mask in (value > 0, value != 0)
     )
     level = _SIGNIFICANCE / max(2 * len(table.classes) * (len(table.classes) - 1), 1)
     by_class = present.tocsc()

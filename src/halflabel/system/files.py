@@ -207,9 +207,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         # mkstemp makes the file private; a result gets the permissions of any other new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask)
+        temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -221,6 +219,12 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 @contextmanager
@@ -241,9 +245,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         raise UserError(f"cannot write {path}: {error.strerror}", "choose a folder you may write to") from None
     try:
         yield temporary
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o777 & ~mask)
+        temporary.chmod(0o777 & ~_umask())
         if not path.exists():
             os.rename(temporary, path)
             return

@@ -1,6 +1,7 @@
 """WebDataset folders: tar files in which KEY.jpg, KEY.json, … are the parts of one sample.
 
 Only the headers of the tars are read here; `data/pack` reads the images and `labels/formats/webdataset.py` the labels.
+A tar that is written with the same content has the same bytes, whenever that is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,3 +112,17 @@ def _list_members(tars: tuple[tuple[Path, int, int], ...]) -> Members:
         np.array(offsets, np.uint64),
         np.array(lengths, np.uint32),
     )
+
+
+def append_to_tar(tar: IO[bytes], name: str, data: bytes) -> int:
+    """Append a file and return where its bytes begin."""
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    header = info.tobuf(tarfile.PAX_FORMAT)
+    offset = tar.tell() + len(header)
+    tar.write(header + data + bytes(-len(data) % tarfile.BLOCKSIZE))
+    return offset
+
+
+def end_tar(tar: IO[bytes]) -> None:
+    tar.write(bytes(2 * tarfile.BLOCKSIZE))

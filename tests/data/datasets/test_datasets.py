@@ -64,8 +64,8 @@ def test_an_empty_folder_is_refused_with_the_expected_layout(name: str, tmp_path
 def test_names_and_options_are_checked(tmp_path: Path) -> None:
     assert "use one of: voc2007" in refusal("voc2010", tmp_path)
     for name, option in (("voc2007", "difficult"), ("coco2014", "unannotated"), ("nus-wide", "lists")):
-        assert f"{option} 'maybe' does not exist" in refusal(name, tmp_path, **{option: "maybe"})
-    assert "certainty 'maybe' does not exist" in refusal("cub", tmp_path, certainty="maybe")
+        assert f"{option} cannot be 'maybe'" in refusal(name, tmp_path, **{option: "maybe"})
+    assert "certainty cannot be 'maybe'" in refusal("cub", tmp_path, certainty="maybe")
 
 
 @pytest.mark.parametrize(("difficult", "value"), [("unknown", 0), ("absent", -1), ("present", 1)])

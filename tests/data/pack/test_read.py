@@ -64,12 +64,12 @@ def test_a_damaged_index_or_another_version_is_refused(tmp_path: Path) -> None:
     data = bytearray(index.read_bytes())
     data[len(data) // 2] ^= 4
     index.write_bytes(bytes(data))
-    about = json.loads((shards.folder / "pack.json").read_text())
+    manifest = json.loads((shards.folder / "pack.json").read_text())
     damaged = tmp_path / "other"
     shutil.copytree(shards.folder, damaged)
     with pytest.raises(UserError, match=r"damaged.*pack the images again"):
         open_pack(damaged)
-    (damaged / "pack.json").write_text(json.dumps({**about, "version": 99}))
+    (damaged / "pack.json").write_text(json.dumps({**manifest, "version": 99}))
     with pytest.raises(UserError, match="version 99"):
         open_pack(damaged)
     index.unlink()
@@ -142,10 +142,10 @@ def labelled(*images: str) -> Rows:
 
 def test_only_labelled_images_are_packed_each_once(tmp_path: Path) -> None:
     folder = mixed_folder(tmp_path / "a")
-    about = pack_images(folder, tmp_path / "p", PNG, labels=labelled("3", "1", "gone"))
+    manifest = pack_images(folder, tmp_path / "p", PNG, labels=labelled("3", "1", "gone"))
     with pytest.raises(UserError, match="same file"):
         pack_images(folder, tmp_path / "twice", PNG, labels=labelled("3", "a/3.jpg"))
-    assert about["images"] == 2
+    assert manifest["images"] == 2
     assert open_pack(tmp_path / "p").names.to_pylist() == ["1.png", "a/3.jpg"]
     # A file without an ending is found by its whole name, here as there.
     shutil.copy(folder / "1.png", folder / "bare")

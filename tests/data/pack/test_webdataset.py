@@ -95,8 +95,8 @@ def test_labels_and_their_sources_are_stored_in_the_tars(tmp_path: Path) -> None
     assert np.array_equal(table.dense()[:, order], expected.dense())
     assert actual.rows.is_model_made().sum() == rows.is_model_made().sum() == 1
     # Other labels are another pack.
-    about = json.loads((tmp_path / "p" / "pack.json").read_text())
-    (tmp_path / "p" / "pack.json").write_text(json.dumps({**about, "complete": False}))
+    manifest = json.loads((tmp_path / "p" / "pack.json").read_text())
+    (tmp_path / "p" / "pack.json").write_text(json.dumps({**manifest, "complete": False}))
     with pytest.raises(UserError, match="another labels"):
         pack_images(tmp_path / "a", tmp_path / "p", PNG, labels=some_rows(["00", "01", "02", "03.png"]))
 

@@ -35,21 +35,27 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_a_pack_can_be_read_without_halflabel(tmp_path: Path) -> None:
     """Read back with nothing but Arrow, JSON and Pillow."""
     shards = packed_up(write_photos(tmp_path / "a"), shard_bytes=4000)
-    about = json.loads((shards.folder / "pack.json").read_text())
-    assert (about["format"], about["version"], about["images"], about["store"]) == ("halflabel pack", 2, N, "png")
+    manifest = json.loads((shards.folder / "pack.json").read_text())
+    assert (manifest["format"], manifest["version"], manifest["images"], manifest["store"]) == (
+        "halflabel pack",
+        2,
+        N,
+        "png",
+    )
     with pa.ipc.open_file(shards.folder / "index.arrow") as file:
         rows = file.read_all().to_pylist()
     assert [row["name"] for row in rows] == [f"{number:02d}.png" for number in range(N)]
-    assert {row["shard"] for row in rows} == set(range(about["shards"]))
-    assert about["shards"] > 2
+    assert {row["shard"] for row in rows} == set(range(manifest["shards"]))
+    assert manifest["shards"] > 2
     for number, row in enumerate(rows):
         data = (shards.folder / data_file_name(row["shard"])).read_bytes()[row["offset"] :][: row["length"]]
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels(number))
         assert (row["width"], row["height"]) == (28, 20)
-    sizes = sum((shards.folder / data_file_name(number)).stat().st_size for number in range(about["shards"]))
-    assert about["bytes"] == sum(row["length"] for row in rows) < sizes
+    sizes = sum((shards.folder / data_file_name(number)).stat().st_size for number in range(manifest["shards"]))
+    assert manifest["bytes"] == sum(row["length"] for row in rows) < sizes
     assert sorted(files_of(shards.folder)) == sorted(
-        [data_file_name(number) for number in range(about["shards"])] + ["index.arrow", "pack.json", "bad_images.csv"]
+        [data_file_name(number) for number in range(manifest["shards"])]
+        + ["index.arrow", "pack.json", "bad_images.csv"]
     )
 
 
@@ -196,8 +202,8 @@ def test_unreadable_images_are_listed_and_too_many_are_an_error(tmp_path: Path) 
     with pytest.raises(UserError, match=r"cannot be read, over the limit of 20 %.*max_bad"):
         pack_images(folder, tmp_path / "b", PNG, max_bad=0.2)
     assert (tmp_path / "b" / "bad_images.csv").read_text().count("\n") == 4
-    about = pack_images(folder, tmp_path / "b", PNG, max_bad=0.3)
-    assert (about["images"], about["bad"]) == (N - 3, 3)
+    manifest = pack_images(folder, tmp_path / "b", PNG, max_bad=0.3)
+    assert (manifest["images"], manifest["bad"]) == (N - 3, 3)
     rows = list(csv.DictReader((tmp_path / "b" / "bad_images.csv").read_text().splitlines()))
     assert [(row["image"], row["reason"]) for row in rows] == [
         ("03.png", "truncated"),
@@ -220,5 +226,5 @@ def test_file_names_that_are_not_text_are_bad_images(tmp_path: Path) -> None:
         pytest.skip("this file system takes UTF-8 only")
     names, bad_names = list_images(folder)
     assert (names.to_pylist(), bad_names) == (["00.png", "01.png", "02.png"], [odd])
-    about = pack_images(folder, tmp_path / "b", PNG, max_bad=0.3)
-    assert (about["images"], about["bad"]) == (3, 1)
+    manifest = pack_images(folder, tmp_path / "b", PNG, max_bad=0.3)
+    assert (manifest["images"], manifest["bad"]) == (3, 1)

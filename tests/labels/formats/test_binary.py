@@ -189,7 +189,7 @@ def test_the_last_of_each_in_pieces(entries: list[tuple[int, int, int]], ascendi
         order = last_of_each(image, column)
         written = LabelTable.from_entries(Names.numbered(5), Names.numbered(4), image, column, value)
         mask = written.value > 0
-        kept = written.keep(mask)
+        part = written.keep(mask)
         before = count_before(mask, written.start)
         small = written.digest()
         patch.setattr(stats, "_CHUNK", 3)
@@ -202,7 +202,7 @@ def test_the_last_of_each_in_pieces(entries: list[tuple[int, int, int]], ascendi
         pair: v for pair, v in held.items() if v
     }
     assert before.tolist() == [int(mask[:at].sum()) for at in written.start]
-    assert np.array_equal(kept.dense(), np.maximum(written.dense(), 0))
+    assert np.array_equal(part.dense(), np.maximum(written.dense(), 0))
     assert written.digest() == small
     assert counted.positives.tolist() == (written.dense() > 0).sum(0).tolist()
     assert counted.negatives.tolist() == (written.dense() < 0).sum(0).tolist()

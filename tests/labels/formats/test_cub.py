@@ -209,9 +209,9 @@ def test_missing_files_and_splits(base: Path) -> None:
 def test_round_trip_of_the_golden_folder(tmp_path: Path) -> None:
     result = cub.read(GOLDEN, Policy())
     cub.write(result.rows, tmp_path)
-    again = cub.read(tmp_path, Policy())
-    assert again.table() == result.table()
-    assert [again.rows.sources[number] for number in again.rows.source] == [
+    read_back = cub.read(tmp_path, Policy())
+    assert read_back.table() == result.table()
+    assert [read_back.rows.sources[number] for number in read_back.rows.source] == [
         result.rows.sources[number] for number in result.rows.source
     ]
     assert (tmp_path / LABELS).read_text().startswith("1 1 0 3 0\n1 2 1 4 0\n1 3 0 1 0\n")

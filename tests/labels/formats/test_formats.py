@@ -130,8 +130,8 @@ def test_coco_keeps_the_sources_of_present_labels_only(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(PROVENANCE.replace(",-1,", ",1,"))
     rows = formats.read(tmp_path / "rows.csv").rows
     formats.write(rows, tmp_path / "out.json", format="coco")
-    again = formats.read(tmp_path / "out.json", Policy(unlisted="unknown"), format="coco").rows
-    assert entries(again) == entries(rows)
+    read_back = formats.read(tmp_path / "out.json", Policy(unlisted="unknown"), format="coco").rows
+    assert entries(read_back) == entries(rows)
 
 
 def test_marks_of_complete_lists_may_be_lost(tmp_path: Path) -> None:

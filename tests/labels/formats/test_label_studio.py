@@ -28,11 +28,13 @@ CLASSES = ["cat", '$5 <note> & "coin"', "dôme"]
 IMAGES = ["a b#1.jpg", "https://example.org/x/%C3%A9.png"]
 
 
-def rows_of(*said: tuple[int, int, int, str, float], images: list[str] = IMAGES, classes: list[str] = CLASSES) -> Rows:
-    sources = list(dict.fromkeys(item[3] for item in said)) or [""]
-    columns = [np.array([item[k] for item in said]) for k in (0, 1, 2)]
-    source = np.array([sources.index(item[3]) for item in said])
-    score = np.array([item[4] for item in said])
+def rows_of(
+    *labels: tuple[int, int, int, str, float], images: list[str] = IMAGES, classes: list[str] = CLASSES
+) -> Rows:
+    sources = list(dict.fromkeys(item[3] for item in labels)) or [""]
+    columns = [np.array([item[k] for item in labels]) for k in (0, 1, 2)]
+    source = np.array([sources.index(item[3]) for item in labels])
+    score = np.array([item[4] for item in labels])
     return Rows.build(Names(images), Names(classes), *columns, source, score, sources)
 
 
@@ -200,9 +202,9 @@ def test_what_another_model_predicted_is_a_models(tmp_path: Path, version: Any, 
     assert result.is_model_made().all()
     # Written by us and read again, it stays what it was.
     label_studio.write(result, tmp_path / "again.json")
-    again = label_studio.read(tmp_path / "again.json", Policy()).rows
-    assert statements(again) == statements(result)
-    assert again.is_model_made().all()
+    read_back = label_studio.read(tmp_path / "again.json", Policy()).rows
+    assert statements(read_back) == statements(result)
+    assert read_back.is_model_made().all()
 
 
 def test_a_models_predictions_for_tasks_of_ours_are_not_taken_for_what_was_known(tmp_path: Path) -> None:

@@ -21,16 +21,16 @@ GOLDEN = GOLDEN_FILES / "long"
 HEADER = "image,class,value,source,score\n"
 
 
-def same(one: Rows, other: Rows) -> bool:
+def same(first: Rows, other: Rows) -> bool:
     """The same rows in the same order, and the same images and classes in theirs."""
     return (
-        one.images == other.images
-        and one.classes == other.classes
+        first.images == other.images
+        and first.classes == other.classes
         and all(
-            np.array_equal(getattr(one, part), getattr(other, part), equal_nan=part == "score")
+            np.array_equal(getattr(first, part), getattr(other, part), equal_nan=part == "score")
             for part in ("image", "column", "value", "score")
         )
-        and source_of(one) == source_of(other)
+        and source_of(first) == source_of(other)
     )
 
 
@@ -110,9 +110,9 @@ def test_round_trip_of_any_rows(
     )
     with tempfile.TemporaryDirectory() as folder:
         long.write(rows, Path(folder) / name)
-        again = long.read(Path(folder) / name, Policy()).rows
-    assert same(again, rows)
-    assert again.resolve() == rows.resolve()
+        read_back = long.read(Path(folder) / name, Policy()).rows
+    assert same(read_back, rows)
+    assert read_back.resolve() == rows.resolve()
 
 
 @pytest.mark.parametrize(("image", "label"), [("", "cat"), ("a", "")])

@@ -226,18 +226,18 @@ def test_more_sources_than_there_is_room_for(tmp_path: Path) -> None:
 def test_round_trip_of_the_golden_files(tmp_path: Path, path: Path, policy: Policy) -> None:
     result = open_images.read(path, policy)
     open_images.write(result.rows, tmp_path / "x.csv")
-    again = open_images.read(tmp_path / "x.csv", policy)
-    assert again.table() == result.table()
-    assert set(source_of(again.rows)) == set(source_of(result.rows))
+    read_back = open_images.read(tmp_path / "x.csv", policy)
+    assert read_back.table() == result.table()
+    assert set(source_of(read_back.rows)) == set(source_of(result.rows))
 
 
 def test_round_trip_of_guesses(tmp_path: Path) -> None:
     policy = Policy(machine=0.7)
     result = open_images.read(MIXED, policy)
     open_images.write(result.rows, tmp_path / "x.csv")
-    again = open_images.read(tmp_path / "x.csv", policy)
-    columns = again.rows.classes.index(result.rows.classes.array)
-    assert again.table().subset(classes=columns) == result.table()
+    read_back = open_images.read(tmp_path / "x.csv", policy)
+    columns = read_back.rows.classes.index(result.rows.classes.array)
+    assert read_back.table().subset(classes=columns) == result.table()
     assert (tmp_path / "x.csv").read_text() == HEADER + (
         "00aa,machine,/m/a,0.7\n00aa,verification,/m/b,1\n00bb,verification,/m/a,0\n00cc,machine,/m/c,1\n"
     )

@@ -139,12 +139,6 @@ class Layout(NamedTuple):
         raise self.missing(paths[0])
 
 
-def check_choice(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuse a value of an option that is not allowed."""
-    if value not in allowed:
-        raise UserError(f"{option} {value!r} does not exist", f"use {' or '.join(allowed)}")
-
-
 def single_label(images: Names, classes: Names, column: NDArray[np.int64]) -> LabelTable:
     """Return labels of images that show one class each: all other classes are absent; column −1 means unlabelled."""
     known = np.flatnonzero(column >= 0)

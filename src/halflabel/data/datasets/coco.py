@@ -9,12 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from halflabel.data.datasets.base import Dataset, Layout, Split, check_choice
+from halflabel.data.datasets.base import Dataset, Layout, Split
 from halflabel.errors import LabelError
 from halflabel.labels.formats import coco as reader
 from halflabel.labels.formats._json import check_name, load_object, record_id, record_list
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
+from halflabel.system.validate import one_of
 
 
 def layout(year: int) -> Layout:
@@ -41,8 +42,8 @@ def read(
     words = the 1,000 words that the captions of most training images have (captions_train2014.json and
     captions_val2014.json in the folder annotations), absent where no caption of the image has the word.
     """
-    check_choice("unannotated", unannotated, ("keep", "drop"))
-    check_choice("labels", labels, ("objects", "words"))
+    one_of(("keep", "drop"), unannotated=unannotated)
+    one_of(("objects", "words"), labels=labels)
     expected = layout(year)
     if labels == "words":
         return _read_words(folder, year, expected)

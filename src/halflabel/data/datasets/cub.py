@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from halflabel.data.datasets.base import Dataset, Layout, Split, check_choice
+from halflabel.data.datasets.base import Dataset, Layout, Split
 from halflabel.labels.formats import cub as reader
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
+from halflabel.system.validate import one_of
 
 
 def layout() -> Layout:
@@ -24,7 +25,7 @@ def read(folder: Path, *, certainty: Literal["used", "ignored"] = "used") -> Dat
     certainty: with "used", attributes that the annotator marked as not visible are unknown. With "ignored", is_present
     counts for any certainty, as in the released code of the single-positive literature.
     """
-    check_choice("certainty", certainty, ("used", "ignored"))
+    one_of(("used", "ignored"), certainty=certainty)
     expected = layout()
     base = expected.require(folder / "CUB_200_2011" / "images.txt", folder / "images.txt").parent
     for name in ("train_test_split.txt", "attributes/image_attribute_labels.txt"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from halflabel.data.datasets.base import Dataset, Layout, Split, check_choice
+from halflabel.data.datasets.base import Dataset, Layout, Split
 from halflabel.labels.formats import nus_wide as reader
 from halflabel.labels.formats import single_positive
 from halflabel.labels.policy import Policy
+from halflabel.system.validate import one_of
 
 _FORMATTED = (
     "formatted_train_images.npy",
@@ -38,7 +39,7 @@ def read(folder: Path, *, lists: Literal["official", "formatted"] = "official") 
     literature, which cannot be derived from the official files. Its classes have numbers unless a classes.txt names
     them. The labels include photos that Flickr has deleted: see `Split.on_disk`.
     """
-    check_choice("lists", lists, ("official", "formatted"))
+    one_of(("official", "formatted"), lists=lists)
     expected = layout() if lists == "official" else Layout("the split of NUS-WIDE in .npy files", _FORMATTED, _AUTHORS)
     images = expected.require(folder / "Flickr", folder / "images")
     splits = {}

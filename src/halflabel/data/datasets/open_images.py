@@ -79,8 +79,8 @@ def _class_list(folder: Path, wanted: str | None, expected: Layout) -> list[str]
         file = lists[0]
     ids = [line.split(",")[0].strip() for line in read_lines(existing_path(file))]
     ids = [name for name in ids if name and name != "LabelName"]
-    if (twice := first_duplicate(ids)) is not None:
-        raise LabelError(f"class {twice!r} is listed twice", "leave one line per class", file)
+    if (duplicate := first_duplicate(ids)) is not None:
+        raise LabelError(f"class {duplicate!r} is listed twice", "leave one line per class", file)
     return ids
 
 

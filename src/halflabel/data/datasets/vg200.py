@@ -61,6 +61,6 @@ def _table(listing: Path, present: dict[str, Any], file: Path) -> LabelTable:
             message = f"the entry is not a list of numbers from 0 to {_CLASSES - 1}"
             raise LabelError(message, "download the file again", file, column=name)
         labels[number, categories] = 1
-    if (twice := first_duplicate(names)) is not None:
-        raise LabelError(f"image {twice!r} is listed twice", "download the file again", listing)
+    if (duplicate := first_duplicate(names)) is not None:
+        raise LabelError(f"image {duplicate!r} is listed twice", "download the file again", listing)
     return LabelTable.from_dense(labels, names, Names.numbered(_CLASSES))

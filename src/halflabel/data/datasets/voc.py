@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from halflabel.data.datasets.base import Dataset, Layout, Split, check_choice
+from halflabel.data.datasets.base import Dataset, Layout, Split
 from halflabel.labels.formats import voc as reader
 from halflabel.labels.policy import LABEL_VALUES, Meaning, Policy
+from halflabel.system.validate import one_of
 
 _SPLITS = {2007: ("trainval", "test"), 2012: ("train", "val")}  # the labels of the test set of 2012 are not public
 _ARCHIVES = {
@@ -30,7 +31,7 @@ def read(
     entries from the evaluation ("unknown"); the released code of the single-positive and partial-label literature
     counts them as "absent".
     """
-    check_choice("difficult", difficult, tuple(LABEL_VALUES))
+    one_of(LABEL_VALUES, difficult=difficult)
     expected = layout(year)
     kit = Path("VOCdevkit") / f"VOC{year}"
     main = Path("ImageSets") / "Main"

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from halflabel.data.pack.read import is_pack
-from halflabel.data.pack.tar import append_to_tar, end_tar
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats import webdataset
 from halflabel.labels.formats.tags import LIST_COLUMNS
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.system.remote import local_folder
+from halflabel.system.webdataset import append_to_tar, end_tar
 
 _LABEL_COLUMNS = (*LIST_COLUMNS, "label", "tag", "class", "category")
 _ENDINGS = {

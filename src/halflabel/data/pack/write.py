@@ -37,7 +37,6 @@ from halflabel.data.pack.read import (
     open_pack,
     read_manifest,
 )
-from halflabel.data.pack.tar import append_to_tar, end_tar
 from halflabel.data.quarantine import Quarantine
 from halflabel.errors import UserError
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
@@ -46,6 +45,7 @@ from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write, exclusive, file_crc32, refuse_remote, write_json
 from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits, hash_names
+from halflabel.system.webdataset import append_to_tar, end_tar
 
 _ENDINGS = {"jpeg": "jpg", "png": "png", "raw": "ppm"}  # a PPM is a short header and raw rows
 _BATCH = 16  # images that a worker encodes at a time

@@ -68,7 +68,7 @@ FORMATS = {
 }
 
 
-_OWN: dict[str, tuple[str, ModuleType]] = {}  # of plugins: name -> description, module
+_PLUGIN_FORMATS: dict[str, tuple[str, ModuleType]] = {}  # of plugins: name -> description, module
 
 
 def add_format(name: str, description: str, module: ModuleType) -> None:
@@ -76,12 +76,12 @@ def add_format(name: str, description: str, module: ModuleType) -> None:
 
     In a file that HALFLABEL_PLUGINS lists: `add_format("mine", "one line for users", sys.modules[__name__])`.
     """
-    if name in FORMATS or (name in _OWN and _OWN[name][1].__name__ != module.__name__):
+    if name in FORMATS or (name in _PLUGIN_FORMATS and _PLUGIN_FORMATS[name][1].__name__ != module.__name__):
         raise ValueError(f"two label formats are called {name!r}")
     if missing := [part for part in ("USES", "sniff", "read", "write") if not hasattr(module, part)]:
         raise ValueError(f"the label format {name!r} has no {missing[0]}")
     remember(module.read)
-    _OWN[name] = description, module
+    _PLUGIN_FORMATS[name] = description, module
 
 
 def known_formats() -> dict[str, str]:
@@ -89,15 +89,15 @@ def known_formats() -> dict[str, str]:
     from halflabel.system import plugins
 
     plugins.load()
-    return {**{name: description for name, (description, _) in _OWN.items()}, **FORMATS}
+    return {**{name: description for name, (description, _) in _PLUGIN_FORMATS.items()}, **FORMATS}
 
 
 def _module(name: str) -> ModuleType:
     formats = known_formats()
     if name not in formats:
         raise UserError(f"no label format is called {name!r}", f"use one of: {', '.join(formats)}")
-    if name in _OWN:
-        return _OWN[name][1]
+    if name in _PLUGIN_FORMATS:
+        return _PLUGIN_FORMATS[name][1]
     return import_module(f"halflabel.labels.formats.{name.replace('-', '_')}")
 
 
@@ -106,12 +106,12 @@ def _call(name: str, part: str, *values: Any, **options: Any) -> Any:
     module = _module(name)
     try:
         result = getattr(module, part)(*values, **options)
-        if name in _OWN and part == "read" and not isinstance(result, LabelImport):
+        if name in _PLUGIN_FORMATS and part == "read" and not isinstance(result, LabelImport):
             raise TypeError(f"returns a {type(result).__name__}, not a LabelImport")
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        if name not in _OWN:
+        if name not in _PLUGIN_FORMATS:
             raise
         from halflabel.system.plugins import failure
 
@@ -127,8 +127,9 @@ def detect_format(path: Path) -> str:
     if path.is_file() and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again", path)
     known_formats()  # loads the plugins
-    if (own := next((name for name in _OWN if _call(name, "sniff", path)), None)) is not None:
-        return own
+    plugin_format = next((name for name in _PLUGIN_FORMATS if _call(name, "sniff", path)), None)
+    if plugin_format is not None:
+        return plugin_format
     refuse_other_content(path)
     name = next((name for name in FORMATS if _call(name, "sniff", path)), None)
     if name is not None and name != "coco":  # any JSON file may be COCO

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from halflabel.errors import LabelError
@@ -21,6 +22,17 @@ def check_exists(path: Path) -> None:
         raise LabelError("the folder is a mixture: writing it was interrupted", fix, path)
     if not (path.is_file() or path.is_dir()):  # reading a pipe would wait forever
         raise LabelError("this is a pipe or a device", "name a file or a folder", path)
+
+
+def choose_split(splits: Sequence[str], stated: str | None, path: Path) -> str:
+    """The stated split, or the only one; LabelError for a split that is missing, or not stated among several."""
+    names = ", ".join(splits)
+    if stated is None and len(splits) > 1:
+        fix = "add " + " or ".join(f"--split {name}" for name in splits[:8])
+        raise LabelError(f"there are several splits: {names}", fix, path)
+    if stated not in (None, *splits):
+        raise LabelError(f"there is no split {stated!r}", f"use --split with one of: {names}", path)
+    return stated or splits[0]
 
 
 def existing_path(path: str | Path, *, folder: bool = False) -> Path:

@@ -17,6 +17,7 @@ from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._json import load_json
 from halflabel.labels.formats._parquet import parquet_columns, parquet_files, read_parquet
+from halflabel.labels.formats._paths import choose_split
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -58,9 +59,7 @@ def _read_table(path: Path, policy: Policy) -> tuple[list[str], list[list[str]]]
         raise LabelError(f"there is no column {missing[0]!r}", "name the metadata.parquet of BigEarthNet", path)
     if policy.split is not None:
         splits = table.column("split").to_pylist() if "split" in table.column_names else []
-        if policy.split not in splits:
-            known = ", ".join(sorted({name for name in splits if isinstance(name, str)}))
-            raise LabelError(f"there is no split {policy.split!r}", f"use one of: {known}", path)
+        choose_split(sorted({name for name in splits if isinstance(name, str)}), policy.split, path)
         table = table.filter(pa.array([name == policy.split for name in splits]))
     patches, lists = (table.column(name).to_pylist() for name in ("patch_id", "labels"))
     for row, (patch, labels) in enumerate(zip(patches, lists, strict=True), 1):

@@ -66,10 +66,10 @@ def read(path: Path, policy: Policy) -> LabelImport:
             if (method := methods[row].strip().lower()) not in ("", "human", "machine"):
                 message = f"classification method {methods[row]!r:.60} is not known"
                 raise observations.error(message, "use human or machine", row=row)
-            by = model_source(people[row]) if method == "machine" else people[row]
+            source = model_source(people[row]) if method == "machine" else people[row]
             probability = _score(observations, scores[row], row)
             for place in places[row]:
-                collector.add(images[place], name, 1, by, probability)
+                collector.add(images[place], name, 1, source, probability)
     rows = collector.build()
     if not len(rows):
         raise LabelError(
@@ -91,8 +91,8 @@ def _cells(sheet: CsvTable, name: str) -> list[str]:
 def _image_names(media: CsvTable) -> list[str]:
     media.check_columns(("filePath", "mediaID"))
     names, ids = _cells(media, "filePath"), _cells(media, "mediaID")
-    if (twice := first_duplicate(ids)) is not None or "" in ids:
-        row = ids.index(twice or "")
+    if (duplicate := first_duplicate(ids)) is not None or "" in ids:
+        row = ids.index(duplicate or "")
         raise media.error(f"medium {ids[row]!r:.60} is not unique", "export the media again", row=row, column="mediaID")
     if any("://" in name for name in names):
         names = _cells(media, "fileName")
@@ -107,8 +107,10 @@ def _places(media: CsvTable, observations: CsvTable, number: dict[str, int], aud
         of_deployment.setdefault(deployment, []).append(place)
     time_of: dict[int, datetime] = {}
     places, events = [], 0
-    about = ("mediaID", "deploymentID", "eventStart", "eventEnd")
-    for row, (medium, deployment, start, end) in enumerate(zip(*(_cells(observations, a) for a in about), strict=True)):
+    columns = ("mediaID", "deploymentID", "eventStart", "eventEnd")
+    for row, (medium, deployment, start, end) in enumerate(
+        zip(*(_cells(observations, name) for name in columns), strict=True)
+    ):
         if medium:
             if medium not in number:
                 raise observations.error(

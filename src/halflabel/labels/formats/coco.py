@@ -49,15 +49,10 @@ class Parsed:
     image_records: list[Record]
     annotation_records: list[Record]
 
-    def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Each annotated (image, class) once, ordered by image and class."""
-        image, column, *_ = self.pairs_with_source()
-        return image, column
-
     def pairs_with_source(
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], tuple[str, ...]]:
-        """The pairs with the source and score of the first annotation of each.
+        """Each annotated (image, class) once, in order, with the source and score of its first annotation.
 
         COCO allows extra keys; `source` and `score` are ours.
         """
@@ -222,18 +217,12 @@ def _resolve_references(
     items: list[Record], key: str, known_ids: dict[Id, int], which: str, path: str | Path
 ) -> NDArray[np.int64]:
     """The index of the record that each annotation refers to; LabelError for a reference to nothing."""
-    try:
-        if any(isinstance(item[key], (bool, float)) for item in items):  # True is 1 as a key, and 1.0 is too
-            raise TypeError
-        return np.array([known_ids[item[key]] for item in items], np.int64)
-    except (KeyError, TypeError):
-        for number, item in enumerate(items):
-            place = f"annotations[{number}]"
-            if (reference := record_id(item, key, path, place)) not in known_ids:
-                raise LabelError(
-                    f"no entry of {which!r} has the id {reference!r}",
-                    f"add it to {which!r}, or remove the annotation",
-                    path,
-                    column=f"{place}.{key}",
-                ) from None
-        raise
+    index = np.empty(len(items), np.int64)
+    for number, item in enumerate(items):
+        place = f"annotations[{number}]"
+        reference = record_id(item, key, path, place)
+        if reference not in known_ids:
+            fix = f"add it to {which!r}, or remove the annotation"
+            raise LabelError(f"no entry of {which!r} has the id {reference!r}", fix, path, column=f"{place}.{key}")
+        index[number] = known_ids[reference]
+    return index

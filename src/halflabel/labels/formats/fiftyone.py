@@ -142,8 +142,10 @@ def _read_file(collector: RowCollector, path: Path, sign: int) -> set[int]:
     if not isinstance(labels, dict) or not labels:
         raise LabelError("there are no labels", "map each image to its targets", path, column="labels")
     files = files if isinstance(files, dict) else {}
-    if (twice := first_duplicate(str(files.get(key, key)) for key in labels)) is not None:
-        raise LabelError(f"the image {twice!r} has labels twice", "leave one of them", path, column="file_names")
+    if (duplicate_image := first_duplicate(str(files.get(key, key)) for key in labels)) is not None:
+        raise LabelError(
+            f"the image {duplicate_image!r} has labels twice", "leave one of them", path, column="file_names"
+        )
     unlabelled = set()
     for key, target in labels.items():
         place = f"labels[{key!r}]"

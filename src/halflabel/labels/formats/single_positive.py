@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._paths import check_exists, choose_split, existing_path
 from halflabel.labels.formats._write import keeps_no_provenance
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -116,8 +116,7 @@ def _splits(folder: Path) -> list[str]:
 
 def _choose_file(path: Path, stated_split: str | None) -> tuple[str, Path]:
     """The split and the file of labels to read."""
-    if not path.exists():
-        raise LabelError("no such file or folder", "check the path", path)
+    check_exists(path)
     folder = path if path.is_dir() else path.parent
     splits = _splits(folder)
     if not splits:
@@ -134,13 +133,8 @@ def _choose_file(path: Path, stated_split: str | None) -> tuple[str, Path]:
             )
         if not path.name.endswith("_images.npy"):
             return split, path
-    elif stated_split is None and len(splits) > 1:
-        fix = "add " + " or ".join(f"--split {split}" for split in splits[:8])
-        raise LabelError(f"there are several splits: {', '.join(splits)}", fix, path)
-    elif stated_split is not None and stated_split not in splits:
-        raise LabelError(f"there is no split {stated_split!r}; found: {', '.join(splits)}", "use one of these", path)
     else:
-        split = stated_split or splits[0]
+        split = choose_split(splits, stated_split, path)
     # Later code of the same authors adds the observation scheme: formatted_train_uniform_labels_obs.npy.
     names = sorted(file.name for file in folder.glob("formatted_*_labels_obs.npy"))
     observed = [name for name in names if _split_of(name, splits) == split]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import read_lines
-from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._paths import choose_split, existing_path
 from halflabel.labels.formats._write import check_file_names, check_stale_files, keeps_no_provenance, write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
@@ -42,7 +42,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
     """Read one split. Classes are in alphabetical order, the same for every split."""
     main = _main_folder(existing_path(path, folder=True))
     splits = _class_files(main)
-    split = _choose_split(main, splits, policy.split)
+    if not splits:
+        raise LabelError("no file is called <class>_<split>.txt", "name the folder VOC2007, VOC2012, …", main)
+    split = choose_split(list(splits), policy.split, main)
     files = splits[split]
     listing = main / f"{split}.txt"
     if not listing.is_file():
@@ -109,20 +111,6 @@ def _class_files(main: Path) -> dict[str, dict[str, Path]]:
                 raise LabelError("the file's name is not UTF-8", "rename the file", main / ascii(file.name))
             files.setdefault(split, {})[name] = file
     return files
-
-
-def _choose_split(main: Path, splits: dict[str, dict[str, Path]], split: str | None) -> str:
-    """The split to read; LabelError if it is missing or not stated among several."""
-    if not splits:
-        raise LabelError("no file is called <class>_<split>.txt", "name the folder VOC2007, VOC2012, …", main)
-    names = ", ".join(splits)
-    if split is None:
-        if len(splits) > 1:
-            raise LabelError(f"several splits are here: {names}", "state one, such as --split trainval", main)
-        return next(iter(splits))
-    if split not in splits:
-        raise LabelError(f"no class file is of the split {split!r}", f"use --split with one of: {names}", main)
-    return split
 
 
 def _image_list(file: Path) -> list[str]:
