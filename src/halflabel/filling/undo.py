@@ -54,7 +54,7 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
 def _write_other_lines(path: Path, sources: tuple[str, ...]) -> None:
     """Write a CSV file without the lines of some sources; the other lines stay as they are, in their order."""
     sheet = CsvTable(path)
-    lines = pa.table({name: sheet.column(name) for name in long.COLUMNS})
+    lines = pa.table({name: sheet.column(name) for name in COLUMNS})
     write_blocks(lines.filter(pc.invert(pc.is_in(lines["source"], pa.array(sources)))).to_batches(), path)
 
 
