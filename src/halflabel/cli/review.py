@@ -172,8 +172,7 @@ def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, for
             f"there are no answers yet ({place})", f"halflabel review {shlex.quote(str(run.folder))} photos/"
         )
     labels = run.read_rows()
-    store = AnswerStore(place)
-    try:
+    with closing(AnswerStore(place)) as store:
         if out.exists() and not force and not store.is_export(out, labels):
             raise UserError(
                 f"{out} exists and is not an export of these answers",
@@ -181,8 +180,6 @@ def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, for
             )
         rows = store.label_rows(labels.images, labels.classes)
         current = store.current()
-    finally:
-        store.close()
     groups = list(group_by_entry(current).values())
     unsure = sum(item.value == 0 for item in holding_answers(current))
     present = int((rows.value > 0).sum())
@@ -257,9 +254,9 @@ def _serve(
         raise UserError(f"the run has no class {label!r}", "name a class of its labels")
     if has_labels:
         run.check_finished()
-    found, further = _read_questions(run, images, questions) if questions is not None else (None, None)
+    chosen, further = _read_questions(run, images, questions) if questions is not None else (None, None)
     hindrance = live_hindrance(run)
-    is_live = found is None and hindrance is None
+    is_live = chosen is None and hindrance is None
     host = access.host
     is_local = is_loopback(host)
     address_file = (place if isinstance(place, Path) else run.answers).with_suffix(".address.json")
@@ -271,11 +268,11 @@ def _serve(
         with Bar("scores") as bar:
             scored = cached_scores(run, images, Reporter(bar), further)
         store = stack.enter_context(closing(AnswerStore(place)))
-        if found is None:
-            found = _choose_questions(scored, place, is_live)
-        if not found and has_labels:
+        if chosen is None:
+            chosen = _choose_questions(scored, place, is_live)
+        if not chosen and has_labels:
             raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
-        is_control = bool(found) and all(question.why == CONTROL_FILL for question in found)
+        is_control = bool(chosen) and all(question.why == CONTROL_FILL for question in chosen)
         elsewhere = place if place != run.answers else None
         after = ""
         if has_labels:
@@ -286,7 +283,7 @@ def _serve(
                 after = read_text(run.control_next, "remove it").strip()
         session = ReviewSession(
             scored,
-            found,
+            chosen,
             store,
             who=access.reviewer or _login(),
             asks_name=access.reviewer is None and (access.twice > 0 or not is_local),
@@ -317,7 +314,7 @@ def _serve(
             live=live,
             tls=access.tls is not None,
         )
-        about = "The model learns while you answer." if is_live else f"{counted(len(found), 'question')}."
+        about = "The model learns while you answer." if is_live else f"{counted(len(chosen), 'question')}."
         # Plain print: no line break and no markup in an address that people click on or copy.
         print(f"{about} Open  {_page_address(access, number, token, label)}", flush=True)
         if hindrance is not None and questions is None:

@@ -108,10 +108,10 @@ def serve(
             wait=wait_ms / 1000,
         )
         predictor = open_model(model).deciding(threshold=threshold, positives_per_image=positives_per_image)
-        made = server.make_app(predictor, model.resolve().name, limits, images)
-        address, taken = listening.getsockname()[:2]
-        _show_address(model, len(predictor.classes), address, taken, has_token=token is not None)
-        guarded = server.AccessCheck(made, host=host, port=taken, token=token)
+        predictions = server.make_app(predictor, model.resolve().name, limits, images)
+        address, free_port = listening.getsockname()[:2]
+        _show_address(model, len(predictor.classes), address, free_port, has_token=token is not None)
+        guarded = server.AccessCheck(predictions, host=host, port=free_port, token=token)
         server.serve(guarded, listening, patience=timeout)
     console.print("Stopped.")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from halflabel.experiments.result import ComparisonRow
+from halflabel.metrics.registry import shown_metrics
 from halflabel.report import svg
 from halflabel.report.comparison_facts import ClassGap, ComparisonFacts, class_gaps, read_comparison
-from halflabel.report.comparison_table import is_tie, method_table
 from halflabel.report.layout import (
     FEW_POSITIVES,
     WrittenPage,
@@ -91,7 +91,7 @@ def _subtitle(facts: ComparisonFacts) -> str:
 
 def _cards(facts: ComparisonFacts, rows: Sequence[ComparisonRow]) -> Html:
     """Return the best method of a set of labels, its lead over the next and over the naive reading, and the limit."""
-    best, ties = rows[0], sum(is_tie(row) for row in rows[1:])
+    best, ties = rows[0], sum(_is_tie(row) for row in rows[1:])
     note = f"mAP {points(best.mAP)} ({points(best.mAP_low)} – {points(best.mAP_high)})"
     note += f"; not significantly worse: {ties} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
     note += f" ({best.seeds} seed{'s' * (best.seeds > 1)})" if ties and best.seeds < ENOUGH_SEEDS else ""
@@ -112,12 +112,12 @@ def _certainty(best: ComparisonRow, row: ComparisonRow) -> str:
     if best.judged_by == row.judged_by and len(best.per_seed) == len(row.per_seed) == best.seeds > 1:
         leads = sum(a > b for a, b in zip(best.per_seed, row.per_seed, strict=True))
         text += f"; ahead in {leads} of {best.seeds} seeds"
-    return text + ("; may be chance" if is_tie(row) else "")
+    return text + ("; may be chance" if _is_tie(row) else "")
 
 
 def _few_seeds_note(rows: Sequence[ComparisonRow]) -> str:
     """Return a caution where intervals of differences come from few seeds; otherwise empty."""
-    return f". {FEW_SEEDS}" if any(row.seeds < ENOUGH_SEEDS and is_tie(row) for row in rows[1:]) else ""
+    return f". {FEW_SEEDS}" if any(row.seeds < ENOUGH_SEEDS and _is_tie(row) for row in rows[1:]) else ""
 
 
 def _protocol(facts: ComparisonFacts) -> Html:
@@ -164,7 +164,7 @@ def _methods(facts: ComparisonFacts) -> Html:
     for rows in facts.panels:
         known = percent(rows[0].known, 1) if math.isfinite(rows[0].known) else "—"
         share = el("span", f"({known} of entries known)", class_="muted")
-        tables += [el("h3", f"Labels: {shorten(rows[0].labels, 60)} ", share), method_table(rows, facts.oracle)]
+        tables += [el("h3", f"Labels: {shorten(rows[0].labels, 60)} ", share), _method_table(rows, facts.oracle)]
     charts = [chart for rows in facts.panels[:PANELS] for chart in _method_charts(rows)]
     notes = (
         "Small numbers are 95 % intervals. To the best: the mean difference of mAP, paired by image and by seed; ≈ "
@@ -195,6 +195,56 @@ def _methods(facts: ComparisonFacts) -> Html:
             facts, "All on the same test images, mean over seeds, 95 % intervals from images and seeds together."
         ),
     )
+
+
+def _is_tie(row: ComparisonRow) -> bool:
+    """Whether the paired interval of the difference to the best method includes 0."""
+    return math.isnan(row.behind_high) or row.behind_high >= 0
+
+
+def _method_table(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) -> Html:
+    """Return the table of one set of labels, best method first, the method from which no label is hidden last."""
+    titles = ["method", "mAP", "to the best", "CF1", "OF1", "seeds", "s/run", "memory", "chosen", "tried", "validation"]
+    metrics = list(dict.fromkeys(name for row in rows for name in row.own_metrics))
+    titles[5:5] = [shown.title for shown in shown_metrics(dict.fromkeys(metrics, 0.0))]
+    lines = []
+    for row in (*rows, oracle) if oracle is not None else rows:
+        best, is_ranked = row is rows[0], row is not oracle
+        options = ", ".join(f"{name} {value}" for name, value in row.options.items())
+        rate = f"{row.lr:.2g}{' ↥' if row.rate_at_edge else ''}" if row.solver == "sgd" else row.solver
+        behind = signed_points(row.behind) + (" ≈" if _is_tie(row) else "")
+        behind = "best" if best else behind if is_ranked else "—"
+        memory = "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB" if row.memory >= 2**20 else "< 1 MB"
+        tried = str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}"
+        interval = signed_interval(row.behind_low, row.behind_high)
+        lines.append(
+            el(
+                "tr",
+                name_cell(row.method, 40, el("small", f" {row.reference}", class_="muted") if row.reference else None),
+                cell_with_note(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
+                cell_with_note(
+                    0.0 if best else row.behind if is_ranked else math.nan,
+                    behind,
+                    "" if best or not is_ranked or math.isnan(row.behind) else interval,
+                ),
+                *(
+                    cell_with_note(value, points(value), "" if math.isnan(spread) else f"± {points(spread)}")
+                    for value, spread in ((row.CF1, row.CF1_sd), (row.OF1, row.OF1_sd))
+                ),
+                *(
+                    cell(row.own_metrics.get(name, math.nan), shown.value)
+                    for name in metrics
+                    for shown in shown_metrics({name: row.own_metrics.get(name, math.nan)})
+                ),
+                cell(row.seeds, f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds)),
+                cell(row.seconds, f"{row.seconds:.3g}"),
+                cell(row.memory, memory),
+                cell_with_note(row.lr, rate, shorten(options, 40)),
+                cell(row.tried, tried),
+                cell_with_note(row.validation, points(row.validation), row.selected_on),
+            )
+        )
+    return scroll_table(titles, lines, f"Methods with labels {shorten(rows[0].labels, 60)}", sortable=True)
 
 
 def _method_charts(rows: Sequence[ComparisonRow]) -> list[Html]:

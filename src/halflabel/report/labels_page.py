@@ -18,7 +18,7 @@ from halflabel.report.layout import (
     WrittenPage,
     cell,
     name_list,
-    scroll_box,
+    scroll_table,
     section,
     section_links,
     split_into_panels,
@@ -170,7 +170,5 @@ def _pair_table(pairs: list[Any], has_negatives: bool) -> Html:
         numbers = [(pair.probability, 2), (pair.lift, 1)] if has_negatives else []
         cells = [cell(pair.together, count(pair.together)), *(cell(v, decimal(v, d)) for v, d in numbers)]
         rows.append(el("tr", *both, *cells))
-    heads = [el("th", head, scope="col", class_="name") for head in ("A", "B")]
-    titles = ("images", *(("P(B\u00a0|\u00a0A)", "lift") if has_negatives else ()))
-    heads += [el("th", head, scope="col") for head in titles]
-    return scroll_box(el("table", el("thead", el("tr", *heads)), el("tbody", *rows)), "Pairs of classes")
+    titles = ("A", "B", "images", *(("P(B\u00a0|\u00a0A)", "lift") if has_negatives else ()))
+    return scroll_table(titles, rows, "Pairs of classes", name_columns=2)

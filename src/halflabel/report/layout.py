@@ -56,10 +56,11 @@ def read_experiment(folder: Path, kind: str, command: str, read: Callable[[Any, 
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         content = json.loads(path.read_text(encoding="utf-8"))
+        facts = read({key: value for key, value in config.items() if key != "what"}, content)
         results = content["rows" if kind == "comparison" else "points"]
         if all(result.get("role") == "oracle" for result in results):
             raise UserError(f"{folder} has no finished run", fix)
-        return read({key: value for key, value in config.items() if key != "what"}, content)
+        return facts
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {error})", fix) from None
 
@@ -153,20 +154,25 @@ def signed_interval(low: float, high: float) -> str:
     return f"{signed_points(low)} to {signed_points(high)}"
 
 
-def scroll_box(table: Html, label: str, *, tall: bool = False) -> Html:
-    """Put a table into a box that scrolls; `label` names it for screen readers."""
-    return el("div", table, class_="scroll tall" if tall else "scroll", tabindex="0", role="region", aria_label=label)
-
-
 def scroll_table(
-    titles: Sequence[str], rows: Sequence[Html], label: str, *, sortable: bool = False, name_columns: int = 1
+    titles: Sequence[str],
+    rows: Sequence[Html],
+    label: str,
+    *,
+    sortable: bool = False,
+    tall: bool = False,
+    name_columns: int = 1,
 ) -> Html:
-    """Return a table that may be wider than the page; its first `name_columns` columns hold text, not numbers."""
+    """Return a table that may be wider than the page; its first `name_columns` columns hold text, not numbers.
+
+    `label` names it for screen readers; a `tall` table scrolls in a box.
+    """
     heads = [
         el("th", title, scope="col", class_="name" if 0 < k < name_columns else None) for k, title in enumerate(titles)
     ]
     head = el("thead", el("tr", *heads))
-    return scroll_box(el("table", head, el("tbody", *rows), class_="sortable" if sortable else None), label)
+    table = el("table", head, el("tbody", *rows), class_="sortable" if sortable else None)
+    return el("div", table, class_="scroll tall" if tall else "scroll", tabindex="0", role="region", aria_label=label)
 
 
 def seed_spread(names: Sequence[str], per_seed: Sequence[NDArray[Any]], title: str) -> Html:

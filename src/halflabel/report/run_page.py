@@ -26,7 +26,7 @@ from halflabel.report.layout import (
     method_summary,
     name_cell,
     name_list,
-    scroll_box,
+    scroll_table,
     section,
     section_links,
     settings_table,
@@ -34,10 +34,9 @@ from halflabel.report.layout import (
     truncation_note,
     write_page,
 )
-from halflabel.report.quality_sections import precision_recall_section, score_section
+from halflabel.report.quality_sections import precision_recall_section, score_section, threshold_section
 from halflabel.report.run_facts import HeldOutResults, RunFacts, read_run_facts
 from halflabel.report.svg import figure
-from halflabel.report.threshold_section import threshold_section
 from halflabel.report.training_section import training_section
 from halflabel.runs.folder import RunFolder
 from halflabel.system.format import decimal, points, shorten
@@ -357,7 +356,6 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
             cells.append(cell(row["AP_high"] - row["AP_low"], interval if np.isfinite(row["AP_low"]) else "—"))
             cells += [cell(row[key], decimal(row[key])) for key in measured]
         rows.append(el("tr", *cells, data_class=c))
-    heads = [el("th", title, scope="col") for title in titles]
     notes = "Present, absent and unknown: in how many images the class is known to be so, of all images."
     at = f" at the threshold {common}, one for all classes" if common else ""
     if estimates is not None:
@@ -373,6 +371,5 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
         )
         notes += f" Precision and recall:{at or ' at the threshold with the best F1 of the class'}."
         notes += " A click on a title sorts (intervals by their width), a click on a class shows its photos."
-    table = el("table", el("thead", el("tr", *heads)), el("tbody", *rows), class_="sortable")
-    box = scroll_box(table, "Table of classes", tall=len(rows) > TALL_TABLE)
-    return join([el("p", notes, class_="muted"), box])
+    table = scroll_table(titles, rows, "Table of classes", sortable=True, tall=len(rows) > TALL_TABLE)
+    return join([el("p", notes, class_="muted"), table])

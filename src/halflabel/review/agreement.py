@@ -111,16 +111,16 @@ def measure_agreement(groups: Iterable[Group]) -> dict[str, Agreement]:
     """Return the agreement of all classes together, under "", and of each class that two people answered."""
     pairs: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for group in groups:
-        for one, other in combinations(sorted(_votes(group), key=lambda item: item.who), 2):
-            pairs[""].append((one.value, other.value))
-            pairs[one.label].append((one.value, other.value))
+        for first, second in combinations(sorted(_votes(group), key=lambda item: item.who), 2):
+            pairs[""].append((first.value, second.value))
+            pairs[first.label].append((first.value, second.value))
     return {label: _agreement(values) for label, values in pairs.items()}
 
 
 def _agreement(pairs: Sequence[tuple[int, int]]) -> Agreement:
     """κ = (p − e) / (1 − e): p of the pairs are equal, and e would be if both answered at random as often yes."""
     number = len(pairs)
-    equal = sum(one == other for one, other in pairs)
-    first, second = (sum(pair[k] > 0 for pair in pairs) / number for k in (0, 1))
-    chance = first * second + (1 - first) * (1 - second)
+    equal = sum(first == second for first, second in pairs)
+    p, q = (sum(pair[k] > 0 for pair in pairs) / number for k in (0, 1))
+    chance = p * q + (1 - p) * (1 - q)
     return Agreement(number, equal, None if chance == 1 else (equal / number - chance) / (1 - chance))

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from halflabel.errors import missing_package
 
@@ -19,25 +19,7 @@ _LOCK = 0x68616C66  # number of the advisory lock that a writer holds
 Values = Sequence[object]
 
 
-class Database(Protocol):
-    """A connection; used by one thread at a time."""
-
-    number_column: str  # type of a column that counts rows
-    errors: tuple[type[Exception], ...]
-
-    def read(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
-
-    def write(self, statement: str, rows: Sequence[Values]) -> int:
-        """Run a statement for each row in one transaction; returns how many rows of the table changed.
-
-        On return the change survives a power failure.
-        """
-
-    def close(self) -> None: ...
-
-
-def open_database(place: str | Path) -> Database:
+def open_database(place: str | Path) -> _SQLite | _PostgreSQL:
     """Open a PostgreSQL database by its URL, or else a SQLite file, which is created."""
     return _PostgreSQL(place) if isinstance(place, str) and place.startswith(_POSTGRESQL) else _SQLite(Path(place))
 
@@ -52,7 +34,9 @@ def database_name(place: str | Path) -> str:
 
 
 class _SQLite:
-    number_column = "INTEGER PRIMARY KEY AUTOINCREMENT"
+    """A connection to a SQLite file, used by one thread at a time."""
+
+    number_column = "INTEGER PRIMARY KEY AUTOINCREMENT"  # type of a column that counts rows
     errors: tuple[type[Exception], ...] = (sqlite3.Error, ValueError)
 
     def __init__(self, path: Path) -> None:
@@ -62,9 +46,14 @@ class _SQLite:
         self.connection.execute("PRAGMA synchronous=FULL")
 
     def read(self, statement: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
         return self.connection.execute(statement, values).fetchall()
 
     def write(self, statement: str, rows: Sequence[Values]) -> int:
+        """Run a statement for each row in one transaction; returns how many rows of the table changed.
+
+        On return the change survives a power failure.
+        """
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             before = self.connection.total_changes
@@ -82,6 +71,8 @@ class _SQLite:
 
 
 class _PostgreSQL:
+    """A connection to a PostgreSQL database, with the methods of `_SQLite`."""
+
     number_column = "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"
 
     def __init__(self, url: str) -> None:

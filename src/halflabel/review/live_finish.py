@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,11 +54,8 @@ def finish_review(
     from halflabel.training.config import Config
 
     rows = run.read_rows()
-    store = AnswerStore(answers)
-    try:
+    with closing(AnswerStore(answers)) as store:
         answered = store.label_rows(rows.images, rows.classes)
-    finally:
-        store.close()
     if not len(answered):
         raise UserError("there are no answers yet", "answer some questions first")
     labels = rows.append(answered)

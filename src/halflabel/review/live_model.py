@@ -90,8 +90,8 @@ class LiveModel:
         self.heads = heads
         stacked = np.stack(scores)
         logits = np.full(self.shape, np.nan, np.float32)
-        own = stacked[self.fold, np.arange(len(self.rows))]
-        logits[self.rows] = np.where((known != 0).any(1)[:, None], own, stacked.mean(0))
+        out_of_fold = stacked[self.fold, np.arange(len(self.rows))]
+        logits[self.rows] = np.where((known != 0).any(1)[:, None], out_of_fold, stacked.mean(0))
         return logits
 
     def table(self, labels: NDArray[np.int8]) -> LabelTable:

@@ -23,14 +23,14 @@ from halflabel.system.files import absolute_path
 from halflabel.training.config import Config
 
 
-def read_class_names(given: str) -> list[str]:
+def read_class_names(text: str) -> list[str]:
     """Read class names from a text file, one per line, or from a list separated by commas."""
-    path = Path(given)
+    path = Path(text)
     is_file = path.is_file()
-    names = path.read_text(encoding="utf-8", errors="replace").splitlines() if is_file else given.split(",")
+    names = path.read_text(encoding="utf-8", errors="replace").splitlines() if is_file else text.split(",")
     names = [name.strip() for name in names if name.strip()]
     if not names:
-        raise UserError(f"{given!r} names no class", "give names such as cat,dog,bird, or a file with one per line")
+        raise UserError(f"{text!r} names no class", "give names such as cat,dog,bird, or a file with one per line")
     if (twice := first_duplicate(names)) is not None:
         raise UserError(f"the class {twice!r} is named twice", "name each class once")
     return names

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from halflabel.review.agreement import SETTLED
 from halflabel.review.answers import Answer, AnswerStore
-from halflabel.review.control_estimates import estimate_from_controls
 from halflabel.review.doubtful_labels import doubtful_labels
 from halflabel.review.questions import Question, likely_positives
 from halflabel.review.scores import ScoredImages
-from halflabel.review.team_answers import TeamAnswers
+from halflabel.review.team_answers import TeamAnswers, estimate_from_controls
 
 LEASE_SECONDS = 90.0  # a question is reserved this long for the tab that shows it
 _GALLERY_ENTRIES = 240  # that a gallery can show
@@ -295,8 +294,8 @@ class ReviewSession:
         with self._lock:
             self.scored = replace(self.scored, scores=scores, thresholds=np.full(len(self.classes), threshold))
             now = self._clock()
-            kept = {e: question for e, question in self.pool.items() if self._is_in_use(e, now)}
-            self.pool = {self._entry(q.image, q.column): q for q in queue} | kept
+            in_use = {e: question for e, question in self.pool.items() if self._is_in_use(e, now)}
+            self.pool = {self._entry(q.image, q.column): q for q in queue} | in_use
             for question in controls:
                 e = self._entry(question.image, question.column)
                 answer = next((item for item in self.team.votes(e) if item.value), None)

@@ -1,13 +1,14 @@
-"""All people's answers about the entries of a table, in memory: which holds, and who is still to be asked."""
+"""People's answers about the entries of a table: which hold, who is still to be asked, and estimates from controls."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from halflabel.labels.table import LabelTable
+from halflabel.metrics.intervals import wilson
 from halflabel.review.agreement import (
     SETTLED,
     expected_errors,
@@ -17,6 +18,7 @@ from halflabel.review.agreement import (
     measure_agreement,
 )
 from halflabel.review.answers import AnswerStore, CurrentAnswer
+from halflabel.review.questions import CONTROL_ABSENT, CONTROL_FILL, CONTROL_PRESENT, Question
 
 
 class TeamAnswers:
@@ -54,8 +56,8 @@ class TeamAnswers:
         given = self.given.get(e)
         if given is None or self.is_open(e, who):
             return None
-        own = [item for item in given if item.who == who and item.why != SETTLED] if len(given) > 1 else []
-        return own[0] if own else self.holding[e]
+        of_person = [item for item in given if item.who == who and item.why != SETTLED] if len(given) > 1 else []
+        return of_person[0] if of_person else self.holding[e]
 
     def votes(self, e: int) -> list[CurrentAnswer]:
         """Return the answers about an entry, without the one that settled a conflict."""
@@ -110,3 +112,29 @@ class TeamAnswers:
         shared = [e for e, given in self.given.items() if len(given) > 1]
         self.errors = expected_errors(self.given[e] for e in shared)
         self.holding |= {e: holding_answer(self.given[e], self.errors) for e in shared}
+
+
+def estimate_from_controls(
+    questions: Mapping[int, Question], answers: Mapping[int, CurrentAnswer], run: str
+) -> dict[str, Any]:
+    """Estimate the share of present entries of each kind of control question, from control answers of a run.
+
+    Questions and answers are given by the numbers of their entries.
+    """
+    kinds: dict[str, list[int]] = {CONTROL_PRESENT: [], CONTROL_ABSENT: [], CONTROL_FILL: []}
+    for e, question in questions.items():
+        if question.why in kinds:
+            kinds[question.why].append(e)
+    estimates = {}
+    for name, (why, asked) in zip(("precision", "missed", "fillable"), kinds.items(), strict=True):
+        answered = [answers[e] for e in asked if e in answers]
+        counted = [item.value for item in answered if item.value and item.why == why and item.run == run]
+        proportion = _proportion(counted.count(1), len(counted))
+        estimates[name] = proportion | {"asked": len(asked), "unsure": sum(not item.value for item in answered)}
+    return estimates
+
+
+def _proportion(part: int, total: int) -> dict[str, Any]:
+    """Return a proportion with its 95 % interval; null where nothing was counted."""
+    share = (part / total, *map(float, wilson(part, total))) if total else (None, None, None)
+    return {"part": part, "total": total, **dict(zip(("share", "low", "high"), share, strict=True))}
