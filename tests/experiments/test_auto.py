@@ -84,11 +84,10 @@ def test_several_tables_get_methods_that_learn_from_each() -> None:
     assert choices[0].method == next(name for name in hard if "full" in recipe(name).serves)
 
 
-def test_unregistered_methods_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    asl, bce = Choice("asl", "why"), Choice("bce", "why")
-    rules = (Rule(("full",), (Choice("not-yet", "why"), asl, bce)),)
-    monkeypatch.setattr(auto, "RULES", rules)
-    assert short_list(full().stats()) == (asl, bce)
+def test_the_methods_of_a_rule_learn_from_its_labels() -> None:
+    for rule in auto.RULES:
+        for choice in rule.choices:
+            assert set(rule.regimes) <= set(recipe(choice.method).serves), choice.method
 
 
 def test_the_first_rule_that_fits_wins(monkeypatch: pytest.MonkeyPatch) -> None:

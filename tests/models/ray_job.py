@@ -27,17 +27,17 @@ from halflabel.system.reporter import Reporter
 
 def worker_processes() -> list[int]:
     """The processes of Ray workers that this process has started."""
-    found = []
+    processes = []
     for folder in Path("/proc").iterdir():
         try:
             if folder.name.isdigit() and b"ray::_Worker" in (folder / "cmdline").read_bytes():
                 ancestor = int(folder.name)
                 while ancestor > 1 and ancestor != os.getpid():
                     ancestor = int((Path("/proc") / str(ancestor) / "stat").read_text().rpartition(")")[2].split()[1])
-                found += [int(folder.name)] if ancestor == os.getpid() else []
+                processes += [int(folder.name)] if ancestor == os.getpid() else []
         except OSError:
             continue
-    return sorted(found)
+    return sorted(processes)
 
 
 def main(folder: Path, job: str) -> None:

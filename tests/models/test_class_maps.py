@@ -81,12 +81,9 @@ def test_class_maps_are_those_of_the_head_in_the_given_order():
         class_maps = compute_class_maps(model, images, [3, 0, 3])
         assert class_maps.shape == (18, 3, 6, 6)
         assert class_maps.dtype == np.float32
-        assert model.training
         with torch.no_grad():
             expected = head.eval().class_maps(backbone.eval()(images))[:, [3, 0, 3]]
         np.testing.assert_allclose(class_maps, expected.numpy(), rtol=1e-4, atol=1e-5)
-        model.eval()
-        compute_class_maps(model, images[:1], [0])
         assert not model.training
 
 

@@ -59,7 +59,7 @@ def test_probabilities_passed_to_a_fold_come_from_models_without_it() -> None:
     changed[image, 0] *= -1
     before, after = (
         _guesses_by_fold(
-            _Task(recipe("bce").make, features, features.var(0), labels, fold, 5, 1, labels), 1e-3, _Steps(None, 1)
+            _Task(recipe("bce").make, features, features.var(0), labels, fold, 5, labels), 1e-3, _Steps(None, 1)
         )
         for labels in (table, LabelTable.from_dense(changed))
     )

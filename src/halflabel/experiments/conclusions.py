@@ -116,13 +116,16 @@ def describe_control(gaps: Sequence[Gap]) -> str:
     if not gaps:
         return ""
     text = "Control: as many labels drawn at random over all images, instead of whole images."
-    if worse := [gap for gap in gaps if gap.worse]:
-        shown = ", ".join(f"{_percent(gap.share)} ({_points(gap.difference)})" for gap in worse)
-        text += f" Whole images are worse at {shown}: as many labels spread over all images are better."
-    if better := [gap for gap in gaps if gap.better]:
-        shown = ", ".join(f"{_percent(gap.share)} ({_points(gap.difference)})" for gap in better)
-        text += f" Whole images are better at {shown}."
-    return text if worse or better else f"{text} There is no significant difference."
+    sentences = (
+        ("worse", " Whole images are worse at {}: as many labels spread over all images are better."),
+        ("better", " Whole images are better at {}."),
+    )
+    differing = ""
+    for kind, sentence in sentences:
+        if significant := [gap for gap in gaps if getattr(gap, kind)]:
+            shown = ", ".join(f"{_percent(gap.share)} ({_points(gap.difference)})" for gap in significant)
+            differing += sentence.format(shown)
+    return text + (differing or " There is no significant difference.")
 
 
 def conclude_comparison(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:

@@ -45,12 +45,12 @@ class Candidate:
         >>> Candidate.parse("em:alpha=0.05").options
         (('alpha', 0.05),)
         """
-        name, given = _parse(text)
+        name, texts = _parse(text)
         method = recipe(name)
-        uncertain = given.pop("uncertain", "")
+        uncertain = texts.pop("uncertain", "")
         if uncertain:
             parse_uncertain(uncertain)
-        options = method.parse(given)
+        options = method.parse(texts)
         method.make(**options)  # raises an error for values that the method does not take
         lr = method.lr if lr is None else lr
         return cls(text.strip(), name, _options(options), lr, method.weight_decay, uncertain=uncertain)
@@ -91,13 +91,13 @@ class LabelMask:
         >>> LabelMask.parse("per-class:positives=20:negatives=30").options
         (('negatives', 30), ('positives', 20))
         """
-        name, given = _parse(text)
+        name, texts = _parse(text)
         if name not in drop.PROTOCOLS:
             raise UserError(f"no protocol is called {name!r}", f"use one of: {', '.join(drop.PROTOCOLS)}")
         takes = inspect.signature(drop.PROTOCOLS[name], eval_str=True).parameters
-        options = _options({key: _typed(text, key, value, takes) for key, value in given.items()})
+        options = _options({key: _typed(text, key, value, takes) for key, value in texts.items()})
         needed = [key for key in takes if key in drop.EXAMPLES and takes[key].default is inspect.Parameter.empty]
-        if missing := [key for key in needed if key not in given]:
+        if missing := [key for key in needed if key not in texts]:
             example = ":".join([text, *(f"{key}={drop.EXAMPLES[key]}" for key in missing)])
             raise UserError(f"{name} needs {' and '.join(missing)}", f"give a number, such as {example}")
         return cls(name, options)
@@ -152,8 +152,7 @@ class Task:
     def describe(self) -> str:
         parts = [self.candidate.name, f"labels {self.label_mask.name}", f"seed {self.seed}"]
         parts += [f"lr {self.lr:.2g}"] if self.candidate.solver == "sgd" else []
-        given = dict(self.candidate.options)
-        parts += [f"{name} {value}" for name, value in self.options if name not in given]
+        parts += [f"{name} {value}" for name, value in self.options if name not in dict(self.candidate.options)]
         return ", ".join(parts)
 
 
@@ -241,11 +240,9 @@ class Grid:
 
     def tried(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> list[Task]:
         """Return the tasks of the search of a pair that were run, in order."""
-        first = self._default(candidate, label_mask)
-        tasks = [first]
+        tasks = [self._default(candidate, label_mask)]
         if self.search == "small":
-            tasks += [replace(first, lr=first.lr * rate) for rate in candidate.rates]
-            tasks += self._option_tasks(candidate, label_mask, outcomes)
+            tasks = [*self._rated(candidate, label_mask), *self._option_tasks(candidate, label_mask, outcomes)]
         return [task for task in tasks if task in outcomes]
 
     def chosen(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> Task:
@@ -261,20 +258,24 @@ class Grid:
     def _default(self, candidate: Candidate, label_mask: LabelMask) -> Task:
         return Task(candidate, label_mask, 0, candidate.lr, candidate.options)
 
+    def _rated(self, candidate: Candidate, label_mask: LabelMask) -> list[Task]:
+        """Return the default task, and those with other learning rates."""
+        first = self._default(candidate, label_mask)
+        return [first, *(replace(first, lr=first.lr * rate) for rate in candidate.rates)]
+
     def _option_tasks(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> list[Task]:
         """Return tasks with other values of the main hyper-parameter at the best learning rate."""
-        first = self._default(candidate, label_mask)
-        rated = [first, *(replace(first, lr=first.lr * rate) for rate in candidate.rates)]
-        best = _best([task for task in rated if task in outcomes], outcomes) or first
+        rated = self._rated(candidate, label_mask)
+        best = _best([task for task in rated if task in outcomes], outcomes) or rated[0]
         name, values = candidate.trials()
         return [replace(best, options=_options({**dict(best.options), name: value})) for value in values]
 
 
 @cache
-def _trials(method: str, given: Options) -> tuple[str, tuple[Any, ...]]:
+def _trials(method: str, options: Options) -> tuple[str, tuple[Any, ...]]:
     method_recipe = recipe(method)
-    for name, values in method_recipe.tunes(dict(given)).items():
-        if name not in dict(given):
+    for name, values in method_recipe.tunes(dict(options)).items():
+        if name not in dict(options):
             default = method_recipe.options[name].default
             return name, tuple(value for value in values if value != default)
     return "", ()
@@ -305,13 +306,13 @@ def parse_budget(text: str) -> float:
 def _parse(text: str) -> tuple[str, dict[str, str]]:
     """Return the parts of "name:key=value:key=value"."""
     name, *pairs = text.strip().split(":")
-    given = {}
+    texts = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise UserError(f"{pair!r} in {text!r} is not an option", "write NAME:option=value, such as em:alpha=0.05")
-        given[key.strip().replace("-", "_")] = value.strip()
-    return name, given
+        texts[key.strip().replace("-", "_")] = value.strip()
+    return name, texts
 
 
 def _typed(text: str, key: str, value: str, takes: Mapping[str, inspect.Parameter]) -> Any:
@@ -328,5 +329,5 @@ def _typed(text: str, key: str, value: str, takes: Mapping[str, inspect.Paramete
         raise UserError(f"{value!r} is not a value for {key} in {text!r}", "give a number, or true or false") from None
 
 
-def _options(given: Mapping[str, Any]) -> Options:
-    return tuple(sorted(given.items()))
+def _options(values: Mapping[str, Any]) -> Options:
+    return tuple(sorted(values.items()))

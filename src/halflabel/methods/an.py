@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
-from halflabel.methods.parts.relabel import AssumeNegative, LabelSmoothing, SharedNegative
+from halflabel.methods.parts.relabel import AssumeNegative, LabelSmoothing
 from halflabel.methods.parts.terms import Entropy
 from halflabel.system.validate import at_least, between
 
@@ -81,7 +81,7 @@ def wan(weight: float = 0.0) -> Method:
     Differs from the released code: known negatives have weight 1 here; it has none and would give them 1/(C − 1).
     """
     at_least(0, weight=weight)
-    return Method(BCE(), AssumeNegative(weight) if weight else SharedNegative())
+    return Method(BCE(), AssumeNegative(weight))
 
 
 @method(serves=REGIMES, paper="Zhou 2022 (EM+APL), row EntMin", tune={"alpha": (0.05, 0.1, 0.2, 0.5)})

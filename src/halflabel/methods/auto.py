@@ -181,11 +181,7 @@ def short_list(*tables: Stats) -> tuple[Choice, ...]:
 
 
 def _candidates(stats: Stats) -> tuple[Choice, ...]:
-    """Return the choices of the first rule that fits, if their methods can learn from these labels."""
-    from halflabel.methods.base import recipes
-
-    known = recipes()
-    fit = [c for c in suited(stats) if c.method in known and stats.regime in known[c.method].serves]
-    if fit:
-        return tuple(fit)
+    """Return the choices of the first rule that fits; raise without any label."""
+    if choices := suited(stats):
+        return choices
     raise UserError("no label is known, so no method can learn", "label some images, or check how the file was read")

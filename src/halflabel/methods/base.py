@@ -362,8 +362,8 @@ def recipe(name: str | Recipe | Callable[..., Method]) -> Recipe:
 def _unknown_method(name: str, known: Collection[str]) -> UserError:
     close = get_close_matches(name.lower().replace("_", "-"), known, 3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    own = "; to use a method of your own: export HALFLABEL_PLUGINS=mine.py"
-    return UserError(f"no method is called {name!r}", f"{hint}`halflabel methods` lists all {len(known)}{own}")
+    plugins = "to use a method of your own: export HALFLABEL_PLUGINS=mine.py"
+    return UserError(f"no method is called {name!r}", f"{hint}`halflabel methods` lists all {len(known)}; {plugins}")
 
 
 def seeded(seed: int, make: Callable[[], M]) -> M:

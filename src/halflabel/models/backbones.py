@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 from halflabel.models.backbone_names import DEFAULT, full_name
 from halflabel.models.efficientnet_lite import CROP, SIZE, EfficientNetLite
 
@@ -282,22 +282,13 @@ def _create(name: str, *, pretrained: bool, size: int | None = None, **options: 
     except Exception as error:
         if not pretrained:
             raise UserError(
-                f"timm cannot build {name!r}: {_brief(error)}", f"use another size, or {DEFAULT}"
+                f"timm cannot build {name!r}: {error_summary(error)}", f"use another size, or {DEFAULT}"
             ) from error
         raise UserError(
-            f"the pretrained weights of {name!r} could not be loaded: {_brief(error)}",
+            f"the pretrained weights of {name!r} could not be loaded: {error_summary(error)}",
             f"go online, or pass --weights FILE with a copy on disk, or use {DEFAULT}, which needs no download",
         ) from error
     return model.eval()
-
-
-def _brief(error: Exception) -> str:
-    """An exception of a library in one line.
-
-    >>> _brief(OSError("No route to host.\\nTry again"))
-    'OSError: No route to host'
-    """
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(".: ")
 
 
 def _timm_preprocess(model: nn.Module) -> Preprocess:
@@ -344,7 +335,9 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
         raise
     # A damaged file makes torch and safetensors raise anything from EOFError to RuntimeError.
     except Exception as error:
-        raise UserError(f"{path} cannot be read as weights: {_brief(error)}", "download or copy it again") from error
+        raise UserError(
+            f"{path} cannot be read as weights: {error_summary(error)}", "download or copy it again"
+        ) from error
     while isinstance(content, Mapping):
         inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
         if inner is None:

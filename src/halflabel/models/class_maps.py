@@ -26,7 +26,7 @@ _BATCH_SIZE = 16
 def compute_class_maps(model: Model, images: Tensor, classes: Sequence[int]) -> Floats:
     """Compute the class maps A_c of a model: (B, 3, H, W) uint8 images -> (B, K, h, w), for the K given classes.
 
-    The model runs in evaluation mode, on plain views. Without a backbone, `images` are cached maps (B, D, h, w).
+    The model is set to evaluation mode. Without a backbone, `images` are cached maps (B, D, h, w).
     Memory: the maps of all C classes for 16 images at a time.
     """
     import torch
@@ -41,16 +41,12 @@ def compute_class_maps(model: Model, images: Tensor, classes: Sequence[int]) -> 
         )
     columns = torch.as_tensor(list(classes), dtype=torch.long)
     device = next(model.parameters()).device
-    was_training = model.training
     model.eval()
-    try:
-        with torch.no_grad():
-            batches = []
-            for first in range(0, len(images), _BATCH_SIZE):
-                features = model.features(images[first : first + _BATCH_SIZE].to(device))
-                batches.append(head.class_maps(features)[:, columns.to(device)].float().cpu())
-    finally:
-        model.train(was_training)
+    batches = []
+    with torch.no_grad():
+        for first in range(0, len(images), _BATCH_SIZE):
+            features = model.features(images[first : first + _BATCH_SIZE].to(device))
+            batches.append(head.class_maps(features)[:, columns.to(device)].float().cpu())
     maps: Floats = torch.cat(batches).numpy()
     return maps
 

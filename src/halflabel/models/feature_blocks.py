@@ -73,19 +73,14 @@ class FeatureExtractor:
         batches = list(self.batches(part, sequential_plan(len(part), self.batch_size)))
         features = [batch.features for batch in batches if batch.features is not None]
         images = np.concatenate([batch.images for batch in batches])
-        return FeatureBatch(
-            np.arange(len(part)), images, np.concatenate(features) if features else None, dict(_reasons(part))
-        )
+        bad = {str(number): list(why) for number, why in part.bad.items()}
+        return FeatureBatch(np.arange(len(part)), images, np.concatenate(features) if features else None, bad)
 
 
 def _unreadable(source: Images | Arrays, planned: NDArray[np.int64], images: NDArray[np.int64]) -> dict[str, list[str]]:
     if not isinstance(source, Images):
         return {}
     return {str(number): list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
-
-
-def _reasons(part: Images) -> Iterator[tuple[str, list[str]]]:
-    return ((str(number), list(why)) for number, why in part.bad.items())
 
 
 def goes_to_ray(source: Source) -> bool:

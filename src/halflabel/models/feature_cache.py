@@ -27,17 +27,10 @@ from halflabel.data.sources import Arrays, Features, Images, Plan, sequential_pl
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.models.backbones import Backbone, fingerprint
 from halflabel.models.feature_blocks import FeatureBatch, FeatureExtractor, engine_device, goes_to_ray
-from halflabel.models.feature_cache_files import (
-    allocate_values,
-    is_valid_partial,
-    open_values,
-    read_note,
-    remove_leftovers,
-    values_checksum,
-)
+from halflabel.models.feature_cache_admin import ABANDONED
 from halflabel.models.onnx_features import OnnxBackbone, find_onnx_backbone
 from halflabel.system import distributed
-from halflabel.system.files import JobLock, atomic_write, write_json
+from halflabel.system.files import DISK_FULL, JobLock, atomic_write, disk_full_error, file_crc32, write_json
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.threads import use_free_cores
 
@@ -132,7 +125,7 @@ def cache_features(
     if isinstance(source, Images):
         for image, (_, path, reason) in unreadable.items():
             source.mark_unreadable(image, path, reason)
-    plain, *strong = (open_values(cache.values) for cache in caches)
+    plain, *strong = (np.load(cache.values, mmap_mode="r", allow_pickle=False) for cache in caches)
     return Features(plain, source.names, list(unreadable), strong=strong if "strong" in source.views else None)
 
 
@@ -176,19 +169,19 @@ class _ViewCache:
 
     def fault(self) -> str | None:
         """Why it must be computed again; None if it is valid, "" if there is none yet."""
-        note = read_note(self.folder / "cache.json")
+        note = _read_note(self.folder / "cache.json")
         if not isinstance(note.get("made_of"), dict):
             return ""
         if changed := self._changed(note):
             return changed
         if not self.files.fits(note):
             return "an image was replaced by another of the same size and time"
-        return None if values_checksum(self.values) == note.get("crc32") else "its bytes do not match their checksum"
+        return None if _values_checksum(self.values) == note.get("crc32") else "its bytes do not match their checksum"
 
     def difference(self) -> str:
         """How it differs from the most similar cache of the same images; "" if there is none."""
         folders = self.parent.glob(f"{glob.escape(self.stem)}-*")
-        notes = [read_note(folder / "cache.json") for folder in folders]
+        notes = [_read_note(folder / "cache.json") for folder in folders]
         differences = [self._changed(note) for note in notes if isinstance(note.get("made_of"), dict)]
         return min(differences, key=len, default="")
 
@@ -203,7 +196,7 @@ class _ViewCache:
         try:
             while not distributed.run_on_main(lock.try_acquire):
                 message("another job is computing these features: waiting")
-                done = read_note(self.folder / "building.json").get("done", 0)
+                done = _read_note(self.folder / "building.json").get("done", 0)
                 progress(done if isinstance(done, int) else 0)
                 time.sleep(_POLL_SECONDS)
             yield lock.is_held
@@ -212,7 +205,7 @@ class _ViewCache:
 
     def unreadable(self) -> dict[int, list[str]]:
         """The images that could not be read, by number: image, path, reason."""
-        return {int(number): why for number, why in read_note(self.folder / "cache.json")["bad"].items()}
+        return {int(number): why for number, why in _read_note(self.folder / "cache.json")["bad"].items()}
 
 
 @dataclass
@@ -271,10 +264,10 @@ class _Build:
     def _continue_or_start(self) -> None:
         def find_earlier_build() -> dict[str, Any] | None:
             self.cache.folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(self.cache.folder, self.is_locked)
-            note = read_note(self.cache.folder / "building.json") if self.is_locked else {}
+            _remove_leftovers(self.cache.folder, self.is_locked)
+            note = _read_note(self.cache.folder / "building.json") if self.is_locked else {}
             is_same = note.get("made_of") == self.cache.made_of and self.cache.files.fits(note)
-            return note if is_same and is_valid_partial(self.partial, note) else None
+            return note if is_same and _is_valid_partial(self.partial, note) else None
 
         note = distributed.run_on_main(find_earlier_build)
         if note is not None:
@@ -290,7 +283,7 @@ class _Build:
         self.bad |= batch.bad
         if batch.features is not None:
             if self.values is None:
-                self.values = allocate_values(self.partial, (len(self.source), *batch.features.shape[1:]))
+                self.values = _allocate_values(self.partial, (len(self.source), *batch.features.shape[1:]))
                 self.opened = os.stat(self.partial)
             self.values[batch.images] = batch.features
         self.done = int(batch.planned[-1]) + 1
@@ -316,7 +309,7 @@ class _Build:
             return
         self.values.flush()
         self._rename(self.opened)
-        crc = values_checksum(self.cache.values)
+        crc = _values_checksum(self.cache.values)
         note = {"made_of": self.cache.made_of, "crc32": crc, "bad": self.bad, "backbone": self.network.name}
         write_json(self.cache.folder / "cache.json", note | self.cache.files.note())
         if self.is_locked:
@@ -370,3 +363,60 @@ def _images_digest(source: Images | Arrays) -> str:
             except OSError:
                 digest.update(b"missing\n")
     return digest.hexdigest()[:16]
+
+
+def _allocate_values(path: Path, shape: tuple[int, ...]) -> Any:
+    """A memory-mapped file with its disk space reserved: otherwise a full disk would kill the process at a write."""
+    path.unlink(missing_ok=True)  # not truncated: another job may have it open
+    values = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # not on every system
+        try:
+            with open(path, "rb+") as file:
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            path.unlink()
+            if error.errno in DISK_FULL:
+                raise disk_full_error(path, error) from None
+            raise
+    return values
+
+
+def _remove_leftovers(folder: Path, is_locked: bool) -> None:
+    """Remove the files of builds that were killed."""
+    abandoned = [path for path in folder.glob("values.*.partial.npy") if _age(path) > ABANDONED]
+    for path in [*abandoned, *(folder.glob(".*.tmp") if is_locked else ())]:
+        path.unlink(missing_ok=True)
+
+
+def _age(path: Path) -> float:
+    """Seconds since the file was written."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _is_valid_partial(partial: Path, note: dict[str, Any]) -> bool:
+    """Whether a partial file matches the note about it."""
+    try:
+        values = np.lib.format.open_memmap(partial, mode="r")
+        return zlib.crc32(values[: note["done"]].tobytes()) == note["crc32"] and isinstance(note["bad"], dict)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _values_checksum(path: Path) -> int:
+    """The CRC-32 of a file; -1 if it cannot be read."""
+    try:
+        return file_crc32(path)
+    except OSError:
+        return -1
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; empty if it is missing or damaged, which both mean that there is no cache."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

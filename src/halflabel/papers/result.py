@@ -80,7 +80,7 @@ class Reproduction:
 
     def write(self, folder: Path) -> None:
         """Write reproduction.csv with a line per number, and reproduction.json with everything."""
-        names = [one_field.name for one_field in fields(TableFigure) if one_field.name != "per_seed"]
+        names = [column.name for column in fields(TableFigure) if column.name != "per_seed"]
         rows = [
             [self.id, *(getattr(figure, name) for name in names), " ".join(f"{value:.6g}" for value in figure.per_seed)]
             for figure in self.figures

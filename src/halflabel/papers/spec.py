@@ -114,6 +114,8 @@ class MaskSpec:
 
 def partial_labels(percent: int, *, exact: bool) -> MaskSpec:
     """Keep part of the labels: the same number in each image (exact), or each label with the same probability."""
+    if percent == 100:
+        return MaskSpec()
     return MaskSpec("partial", {"share": percent / 100, "exact": exact})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from halflabel.models.heads import Model
 from halflabel.types import Output
 
 
@@ -26,12 +27,7 @@ class CompiledModel(nn.Module):
         with torch.autocast(view.device.type, dtype, cache_enabled=False):
             return self._run(view, None)
 
-    def run(self, other: nn.Module, view: Tensor) -> Output:
-        output: Output = other(view)
-        return output
-
-    def take(self, view: Tensor, order: Tensor) -> Tensor:
-        return view[order]
+    run, take = Model.run, Model.take
 
     def forward(self, view: Tensor) -> Output:
         if len(view) % self.batch_size or not self.training or not torch.is_grad_enabled():

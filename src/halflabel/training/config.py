@@ -338,10 +338,10 @@ class Config:
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> Config:
         """A config from fields of Config and Settings in one mapping; None means the default."""
-        given = {name: value for name, value in values.items() if value is not None}
+        stated = {name: value for name, value in values.items() if value is not None}
         names = {each.name for each in dataclasses.fields(Settings)}
-        settings = Settings(**{name: value for name, value in given.items() if name in names})
-        return cls(**{name: value for name, value in given.items() if name not in names}, settings=settings)
+        settings = Settings(**{name: value for name, value in stated.items() if name in names})
+        return cls(**{name: value for name, value in stated.items() if name not in names}, settings=settings)
 
     def as_arguments(self) -> list[str]:
         """The options of `halflabel train` that give this config."""

@@ -7,8 +7,9 @@ thresholds, fill and questions afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from halflabel.models.similar_images import KEY_SIZE, SimilarImages, nearest_ima
 from halflabel.system.threads import use_free_cores
 from halflabel.training.callbacks import EpochLog
 from halflabel.training.ranking_quality import ranking_quality, sampling_step
-from halflabel.training.solver import ROUNDS, LinearSolver
+from halflabel.training.solver import LinearSolver
 
 FOLDS = 5
 STRENGTHS = (1e-3, 3e-4, 1e-4, 3e-5)
@@ -96,7 +97,6 @@ def crossfit(
     strength: float | None = None,
     use_similar: bool = True,
     evaluation: LabelTable | None = None,
-    rounds: int = ROUNDS,
     folds: int | None = None,
     groups: Sequence[object] | NDArray[np.int64] | None = None,
     seed: int = 0,
@@ -138,13 +138,14 @@ def crossfit(
     with use_free_cores():
         components, directions, variance = to_components(transform, raw)
         del raw
-        task = _Task(make_method, components, variance, known_table, fold, folds, rounds, judged)
+        task = _Task(make_method, components, variance, known_table, fold, folds, judged)
         if strength is None and not is_large:
             strength, task.out_of_fold, tried = _choose_strength(task, steps)
         else:
             if strength is None:
                 strength, tried = _choose_strength_by_sample(task.sample(), steps)
-            task.out_of_fold = _score_folds(task, strength, steps)
+            one_by_one = (task.solver(fold != number) for number in range(folds))  # all at once would take much memory
+            task.out_of_fold = _score_folds(task, one_by_one, strength, steps)
         logits, similar = task.out_of_fold, None
         quality = task.quality(logits)
         tried = tried or {strength: quality}
@@ -199,42 +200,33 @@ class _Steps:
             self.progress(self.count, max(self.total, self.count))
 
 
+@dataclass
 class _Task:
     """Principal components of the normalised features, labels and folds of the readable training images."""
 
-    def __init__(
-        self,
-        make_method: MakeMethod,
-        features: Tensor,
-        variance: Tensor,
-        table: LabelTable,
-        fold: Tensor,
-        folds: int,
-        rounds: int,
-        evaluation: LabelTable,
-    ) -> None:
-        self.make_method = make_method
-        self.features = features
-        self.variance = variance
-        self.table = table
-        self.evaluation = evaluation
-        self.evaluation_labels = torch.from_numpy(evaluation.dense()).to(features.device)
-        self.fold = fold
-        self.folds = folds
-        self.rows_of_fold = [(fold == number).nonzero()[:, 0] for number in range(folds)]
-        self.rounds = rounds
+    make_method: MakeMethod
+    features: Tensor
+    variance: Tensor
+    table: LabelTable
+    fold: Tensor
+    folds: int
+    evaluation: LabelTable
+
+    def __post_init__(self) -> None:
+        device = self.features.device
+        self.evaluation_labels = torch.from_numpy(self.evaluation.dense()).to(device)
+        self.rows_of_fold = [(self.fold == number).nonzero()[:, 0] for number in range(self.folds)]
         self.out_of_fold = torch.empty(0)  # (N, C) logits
         # The images that similar ones are searched among, and their labels.
-        chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[:REFERENCES]
-        self.references = chosen.sort()[0].to(features.device)
-        self.reference_labels = torch.from_numpy(table.subset(chosen.sort()[0].numpy()).dense()).to(features.device)
+        chosen = torch.randperm(len(self.features), generator=torch.Generator().manual_seed(0))[:REFERENCES].sort()[0]
+        self.references = chosen.to(device)
+        self.reference_labels = torch.from_numpy(self.table.subset(chosen.numpy()).dense()).to(device)
 
     def sample(self) -> _Task:
         """Return the same task for the classes that the quality is measured on."""
         columns = np.arange(0, self.table.shape[1], sampling_step(self.table.shape))
         table, evaluation = (table.subset(classes=columns) for table in (self.table, self.evaluation))
-        shared = self.make_method, self.features, self.variance
-        sampled = _Task(*shared, table, self.fold, self.folds, self.rounds, evaluation)
+        sampled = replace(self, table=table, evaluation=evaluation)
         if len(self.out_of_fold):
             sampled.out_of_fold = self.out_of_fold[:, torch.from_numpy(columns).to(self.fold.device)]
         return sampled
@@ -243,13 +235,7 @@ class _Task:
         """Return a solver for the images of a (N,) mask."""
         index = rows.nonzero()[:, 0]
         table = self.table.subset(index.cpu().numpy())
-        return LinearSolver(
-            self.make_method(),
-            self.features[index],
-            table,
-            variance=self.variance,
-            rounds=self.rounds,
-        )
+        return LinearSolver(self.make_method(), self.features[index], table, variance=self.variance)
 
     @property
     def keys(self) -> Tensor:
@@ -275,11 +261,7 @@ def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, Tensor, dict[fl
 
     def quality(strength: float) -> float:
         nonlocal best
-        logits = torch.empty(task.table.shape, device=task.features.device)
-        for rows, solver in zip(task.rows_of_fold, solvers, strict=True):
-            solver.fit(strength)
-            logits[rows] = solver.score(task.features[rows])
-            steps.done()
+        logits = _score_folds(task, solvers, strength, steps)
         reached = task.quality(logits)
         best = max(best, (reached, logits), key=lambda pair: pair[0])
         return reached
@@ -319,11 +301,10 @@ def best_strength(quality: Callable[[float], float]) -> tuple[float, dict[float,
     return best(), tried
 
 
-def _score_folds(task: _Task, strength: float, steps: _Steps) -> Tensor:
-    """Return the out-of-fold logits (N, C) of one strength."""
+def _score_folds(task: _Task, solvers: Iterable[LinearSolver], strength: float, steps: _Steps) -> Tensor:
+    """Return the out-of-fold logits (N, C) of one strength, by the solver of each fold."""
     logits = torch.empty(task.table.shape, device=task.features.device)
-    for number, rows in enumerate(task.rows_of_fold):
-        solver = task.solver(task.fold != number)
+    for rows, solver in zip(task.rows_of_fold, solvers, strict=True):
         solver.fit(strength)
         logits[rows] = solver.score(task.features[rows])
         steps.done()
@@ -343,14 +324,14 @@ def _choose_similar(
     similarity, index = nearest_images(task.keys, task.fold, task.references, count)
     sample = task.sample() if is_large else task
     guesses = _guesses_by_fold(sample, strength, steps)
-    own = torch.sigmoid(sample.out_of_fold)
+    probabilities = torch.sigmoid(sample.out_of_fold)
     best: tuple[float, SimilarChoice | None] = (quality + _GAIN, None)
     sharpnesses, weights = (_SHARPNESS[1:2], _WEIGHTS[::2]) if is_large else (_SHARPNESS, _WEIGHTS)
     counts = counts[1::2] if is_large and len(counts) > 1 else counts
     for sharpness in sharpnesses:
         for number, passed_on in _passed_on(task, similarity, index, guesses, sharpness, counts):
             for weight in weights:
-                reached = sample.quality((1 - weight) * own + weight * passed_on)
+                reached = sample.quality((1 - weight) * probabilities + weight * passed_on)
                 if reached > best[0]:
                     best = reached, SimilarChoice(number, sharpness, weight)
     reached, chosen = best
@@ -389,7 +370,7 @@ def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor
     device = task.features.device
     guesses = torch.zeros(task.folds, *task.reference_labels.shape, dtype=torch.float16, device=device)
     reference_fold = task.fold[task.references]
-    for first, second in _pairs(task.folds):
+    for first, second in itertools.combinations(range(task.folds), 2):
         solver = task.solver((task.fold != first) & (task.fold != second))
         solver.fit(strength)
         for fold, other in ((first, second), (second, first)):
@@ -398,7 +379,3 @@ def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor
             guesses[fold, places] = torch.sigmoid(scores).half()
         steps.done()
     return [task.known_or(guess) for guess in guesses]
-
-
-def _pairs(folds: int) -> Iterator[tuple[int, int]]:
-    return ((first, second) for second in range(folds) for first in range(second))

@@ -50,5 +50,5 @@ def learning_rate_factor(progress: float, settings: Settings) -> float:
         return 0.5 * (1 + math.cos(math.pi * min((progress - settings.warmup) / span, 1)))
     if settings.schedule == "step":
         return settings.step_factor ** int(progress // settings.step_epochs)
-    own = SCHEDULES[settings.schedule]
-    return 1.0 if own is None else own(progress, settings)
+    schedule = SCHEDULES[settings.schedule]
+    return 1.0 if schedule is None else schedule(progress, settings)

@@ -28,5 +28,5 @@ def test_blank_groups_are_no_group(tmp_path):
 def test_an_image_in_two_groups_is_refused(tmp_path):
     path = tmp_path / "side.csv"
     path.write_text("image,group\na,owl\nb,owl\na,wren\n")
-    with pytest.raises(LabelError, match=r"side.csv, line 2: 'a' is in 'owl' here, and in another group further down"):
+    with pytest.raises(LabelError, match=r"side.csv, line 4: 'a' is in 'wren' here, and in 'owl' above"):
         read_groups(path, TABLE)

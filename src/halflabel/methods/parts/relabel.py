@@ -74,7 +74,7 @@ class Ignore(Relabeler):
 
 
 class AssumeNegative(Relabeler):
-    """Known + → (1, 0), known − → (0, 1), unknown → (0, weight)."""
+    """Known + → (1, 0), known − → (0, 1), unknown → (0, weight); a weight of 0 means 1/(C − 1)."""
 
     is_static = True
 
@@ -86,7 +86,8 @@ class AssumeNegative(Relabeler):
         dtype = at_least_float32(logits).dtype  # in half precision a small weight would lose digits
         absent = (batch.labels < 0).to(dtype)
         unknown = (batch.labels == 0).to(dtype)
-        return Targets((batch.labels > 0).to(dtype), absent + self.weight * unknown)
+        weight = self.weight or 1 / max(logits.shape[1] - 1, 1)
+        return Targets((batch.labels > 0).to(dtype), absent + weight * unknown)
 
 
 class LabelSmoothing(Relabeler):
@@ -108,16 +109,6 @@ class LabelSmoothing(Relabeler):
         smoothed = torch.ones_like(pos) if self.known else (batch.labels == 0).to(pos.dtype)
         share = self.smoothing * smoothed
         return Targets((1 - share) * pos + share * neg, (1 - share) * neg + share * pos)
-
-
-class SharedNegative(Relabeler):
-    """Known + → (1, 0), known − → (0, 1), unknown → (0, 1/(C − 1))."""
-
-    is_static = True
-
-    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        targets: Targets = AssumeNegative(1 / max(logits.shape[1] - 1, 1))(batch, logits, epoch)
-        return targets
 
 
 class FewAbsent(Relabeler):

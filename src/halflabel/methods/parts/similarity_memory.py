@@ -152,38 +152,27 @@ def read_groups(path: str | Path, table: LabelTable) -> NDArray[np.int64]:
     with a blank group has none.
     """
     path = existing_path(path)
-    names: list[str] = []
-    groups: list[str] = []
-    lines: list[int] = []
+    group_of: dict[str, str | None] = dict.fromkeys(table.images)
+    first_name = None
     for line, fields in read_records(path, detect_delimiter(first_line(path))):
         if len(fields) != 2:
             raise LabelError(f"{len(fields)} fields", "write image,group on each line", path, line=line)
-        names.append(fields[0].strip())
-        groups.append(fields[1].strip())
-        lines.append(line)
-    image = table.images.index(names)
-    in_table = image >= 0
-    if not in_table.any():
-        example = f"the first is {names[0]!r}" if names else "the file is blank"
+        name, group = (field.strip() for field in fields)
+        first_name = name if first_name is None else first_name
+        if group_of.get(name, group) not in (None, group):
+            message = f"{name!r} is in {group!r} here, and in {group_of[name]!r} above"
+            raise LabelError(message, "give each image one group", path, line=line)
+        if name in group_of:
+            group_of[name] = group
+    if all(group is None for group in group_of.values()):
+        example = f"the first is {first_name!r}" if first_name is not None else "the file is blank"
         raise LabelError(
             f"it contains no image of the training labels ({example})",
             f"write names as the labels have them, such as {table.images[0]!r}" if len(table) else "give labels",
             path,
         )
-    used = sorted({groups[row] for row in np.flatnonzero(in_table)} - {""})
-    number = {group: place for place, group in enumerate(used)}
-    numbers = np.array([number.get(group, -1) for group in groups])
-    group_of = np.full(len(table), -1, np.int64)
-    group_of[image[in_table]] = numbers[in_table]
-    if len(conflicts := np.flatnonzero(in_table & (group_of[image] != numbers))):
-        row = int(conflicts[0])
-        raise LabelError(
-            f"{names[row]!r} is in {groups[row]!r} here, and in another group further down",
-            "give each image one group",
-            path,
-            line=lines[row],
-        )
-    return group_of
+    number = {group: place for place, group in enumerate(sorted({group or "" for group in group_of.values()} - {""}))}
+    return np.array([number.get(group or "", -1) for group in group_of.values()], np.int64)
 
 
 def _check_bytes(images: int, width: int, option: str) -> None:

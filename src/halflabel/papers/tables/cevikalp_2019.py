@@ -118,6 +118,10 @@ _S3_NOTES = (
     "whether training continues from its weights, nor how long it was trained: here it continues, with as many epochs",
 )
 _RANDOM = {"lr": 1e-3, "weight_decay": 5e-4, "epochs": _SEMI_EPOCHS}
+_STARTS = {
+    "ILSVRC init.": _training(256, "ILSVRC", **_SEMI),
+    "random init.": _training(256, "random", **_RANDOM),
+}
 _ACCURACY = (PaperMeasure("Accuracy", "accuracy"),)
 _TOP_3 = (
     *(
@@ -137,23 +141,9 @@ _STL_NOTES = (
 
 _S3_TABLE1 = PaperTable(
     "S3-table1",
-    (
-        Condition(
-            "ILSVRC init.",
-            "cifar10",
-            _training(256, "ILSVRC", **_SEMI),
-            trials=_BATCHES,
-            masks=_CIFAR_MASKS,
-            notes=_CIFAR_NOTES,
-        ),
-        Condition(
-            "random init.",
-            "cifar10",
-            _training(256, "random", **_RANDOM),
-            trials=_BATCHES,
-            masks=_CIFAR_MASKS,
-            notes=_CIFAR_NOTES,
-        ),
+    tuple(
+        Condition(name, "cifar10", training, trials=_BATCHES, masks=_CIFAR_MASKS, notes=_CIFAR_NOTES)
+        for name, training in _STARTS.items()
     ),
     _ACCURACY,
     _S3_ROWS,
@@ -162,13 +152,9 @@ _S3_TABLE1 = PaperTable(
 
 _S3_TABLE2 = PaperTable(
     "S3-table2",
-    (
-        Condition(
-            "ILSVRC init.", "stl10", _training(256, "ILSVRC", **_SEMI), {"unlabelled": True}, _FOLDS, notes=_STL_NOTES
-        ),
-        Condition(
-            "random init.", "stl10", _training(256, "random", **_RANDOM), {"unlabelled": True}, _FOLDS, notes=_STL_NOTES
-        ),
+    tuple(
+        Condition(name, "stl10", training, {"unlabelled": True}, _FOLDS, notes=_STL_NOTES)
+        for name, training in _STARTS.items()
     ),
     _ACCURACY,
     _S3_ROWS,

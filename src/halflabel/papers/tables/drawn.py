@@ -18,13 +18,9 @@ _GNN, _FULL = _ROWS["partial-BCE + GNN"], _ROWS["partial-BCE + GNN + relabeling"
 _DECADES = range(10, 101, 10)
 
 
-def _mask(percent: int, *, exact: bool) -> MaskSpec:
-    return partial_labels(percent, exact=exact) if percent < 100 else MaskSpec()
-
-
 def _by_share(condition: Condition, shares: Any = _DECADES, *, exact: bool = True) -> tuple[Condition, ...]:
     """One condition for each share of known labels."""
-    return tuple(replace(condition, name=f"{share} %", masks=(_mask(share, exact=exact),)) for share in shares)
+    return tuple(replace(condition, name=f"{share} %", masks=(partial_labels(share, exact=exact),)) for share in shares)
 
 
 def _sweep(row: TableRow, option: str, values: Any) -> tuple[TableRow, ...]:
@@ -49,6 +45,10 @@ _S4_COCO = wang_2023.TABLES[2].conditions  # 20 and 50 %
 _OURS = _S4_TABLE1.rows[-1]
 _S5 = zhou_2022.TABLES[0]
 _S1_TABLE1 = huynh_2020.TABLES[0]
+_S1_IMPROVEMENT = (replace(_S1_TABLE1.measures[-1], name="mAP", relative=True),)
+_S1_RELATIVE = tuple(
+    replace(row, relative_to=None if row.name == "Logistic" else "Logistic") for row in _S1_TABLE1.rows
+)
 
 
 def _s4_by_share(letter: str, condition: Condition) -> PaperTable:
@@ -59,14 +59,8 @@ def _s4_by_share(letter: str, condition: Condition) -> PaperTable:
 def _s1_figure(id: str, dataset: str, training: PaperTraining, *notes: str, **options: Any) -> PaperTable:
     """Improvement over logistic regression for shares of missing labels."""
     conditions = _by_share(Condition("", dataset, training, **options), (10, 30, 50, 70, 90), exact=False)
-    names = ("Logistic", "Curriculum Labeling", "IMCL")
-    rows = tuple(
-        replace(row, relative_to=None if row.name == "Logistic" else "Logistic")
-        for row in _S1_TABLE1.rows
-        if row.name in names
-    )
-    measure = replace(_S1_TABLE1.measures[-1], name="mAP", relative=True)
-    return PaperTable(id, conditions, (measure,), rows, (_NOTE, *notes))
+    rows = tuple(row for row in _S1_RELATIVE if row.name in ("Logistic", "Curriculum Labeling", "IMCL"))
+    return PaperTable(id, conditions, _S1_IMPROVEMENT, rows, (_NOTE, *notes))
 
 
 _S1_COCO = {"lambda_y": 0.5, "lambda_f": 0.5, "k": 3}
@@ -97,14 +91,9 @@ TABLES = (
                 ),
             ),
         ),
-        (replace(_S1_TABLE1.measures[-1], name="mAP", relative=True),),
+        _S1_IMPROVEMENT,
         tuple(
-            replace(
-                row,
-                relative_to=None if row.name == "Logistic" else "Logistic",
-                options={**row.options, **(_S1_COCO if row.method == "imcl" else {})},
-            )
-            for row in _S1_TABLE1.rows
+            replace(row, options={**row.options, **(_S1_COCO if row.method == "imcl" else {})}) for row in _S1_RELATIVE
         ),
         (_NOTE, "the paper does not say which words count: here all, also those without a visual meaning"),
     ),
