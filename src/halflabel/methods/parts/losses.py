@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,12 @@ class Loss(nn.Module):
 
     A subclass implements `pair`. Memory: a few (B, C) tensors.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Where a subclass changes the loss, the `slope` of its base class no longer fits: compute it by autograd."""
+        super().__init_subclass__(**options)
+        if "slope" not in vars(cls) and {"pair", "forward"} & vars(cls).keys():
+            cls.slope = Loss.slope  # type: ignore[method-assign]
 
     def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return (ℓ⁺, ℓ⁻) of each logit: (B, C) -> two (B, C)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,6 +27,11 @@ class Term(nn.Module):
 
 class EntryTerm(Term):
     """A mean over all entries, in which each entry depends on its own logit alone."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls) and "slope" not in vars(cls):
+            raise TypeError(f"{cls.__name__} defines forward and must define slope too: L-BFGS uses it")
 
     def slope(self, logits: Tensor, targets: Targets) -> Tensor:
         """Return the derivative of B·C times the term by each logit, (B, C) -> (B, C)."""
