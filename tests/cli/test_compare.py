@@ -68,7 +68,7 @@ def test_a_comparison_is_shown_and_taken_up_again(data: Path, tmp_path: Path) ->
     assert ask(data, out, "--methods", "bn-bce", "--batch-size", "8", "--force").exit_code == 0
 
 
-def test_hidden_truth_is_said_in_so_many_words(data: Path, tmp_path: Path) -> None:
+def test_selection_by_hidden_labels_is_marked(data: Path, tmp_path: Path) -> None:
     test = ["--test", str(data / "test" / "test.csv"), "--test-images", str(data / "test" / "images")]
     result = ask(data, tmp_path, "--methods", "em", "--protocol", "single-positive", "--select", "hidden", *test)
     assert result.exit_code == 0, result.output
@@ -179,7 +179,9 @@ def test_mistakes_get_one_message(data: Path, tmp_path: Path, words: list[str], 
     assert not (tmp_path / "out").exists()
 
 
-def test_interrupting_says_how_to_go_on(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_comparison_prints_how_to_resume(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def train(self: Bench, *_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

@@ -109,7 +109,9 @@ def test_the_story_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_without_photos_the_demo_says_so(tmp_path: Path, without_photos: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_without_photos_prints_a_note(
+    tmp_path: Path, without_photos: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for later in ("_fill", "_ask", "_report", "_compare"):  # the same as with photos
         monkeypatch.setattr(command, later, lambda *_: None)
     text = done("demo", "--out", tmp_path / "demo", "--images", "100", "--seeds", "1")

@@ -12,7 +12,7 @@ from command_line import TINY, done, flat, refused
 from halflabel.data.datasets.digits import CLASSES
 
 
-def test_inspect_says_what_is_known_and_what_fits(data: Path, tmp_path: Path) -> None:
+def test_inspect_prints_counts_and_a_method(data: Path, tmp_path: Path) -> None:
     text = done("inspect", data / "train.csv", "--plot", tmp_path / "labels.html")
     assert "48 images, 10 classes" in flat(text)
     assert "Method: asl" in text
@@ -75,7 +75,7 @@ def test_drop_keeps_the_sources(words: tuple[str, ...], tmp_path: Path) -> None:
         assert rows.score[k] == 0.75 or is_dog or rows.value[k] != value
 
 
-def test_convert_loses_sources_only_if_told(tmp_path: Path) -> None:
+def test_convert_loses_sources_only_with_the_option(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text(SOURCES)
     text = refused("convert", tmp_path / "labels.csv", tmp_path / "wide.csv", "--to", "wide")
     assert "16 labels ('alice', 'model:bce:runs/1')" in text

@@ -70,7 +70,7 @@ def weights(folder: Path) -> bytes:
     return RunFolder.open(folder).weights.read_bytes()
 
 
-def test_pack_says_what_it_wrote_and_what_comes_next(data: Path, tmp_path: Path) -> None:
+def test_pack_prints_what_it_wrote_and_the_next_command(data: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text(
         "image,cat\n" + "".join(f"{p.stem},1\n" for p in sorted((data / "images").iterdir())[:5]) + "gone,1\n"
     )
@@ -202,7 +202,7 @@ def test_the_review_page_shows_the_photos_of_a_pack(data: Path, tmp_path: Path, 
             pictures.jpeg(number, "small")
 
 
-def test_scores_are_kept_until_the_pack_changes(data: Path, runs: Path, tmp_path: Path) -> None:
+def test_scores_are_cached_until_the_pack_changes(data: Path, runs: Path, tmp_path: Path) -> None:
     from halflabel.review.scores import cached_scores
 
     out = tmp_path / "p"
@@ -231,7 +231,7 @@ def test_scores_are_kept_until_the_pack_changes(data: Path, runs: Path, tmp_path
     assert worked == [True, False, True]
 
 
-def test_packing_that_is_killed_goes_on(data: Path, tmp_path: Path) -> None:
+def test_killed_packing_is_resumed(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "photos"
     folder.mkdir()
     photo = np.random.default_rng(0).integers(0, 256, (200, 250, 3), dtype=np.uint8)

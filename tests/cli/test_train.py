@@ -21,7 +21,7 @@ from halflabel.data.datasets.digits import write_folder
 from halflabel.runs.folder import RunFolder
 
 
-def test_an_option_of_ones_own_method_that_train_would_take_for_its_own_is_refused(
+def test_method_option_with_the_name_of_a_train_option_is_refused(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from halflabel.methods import base as registry
@@ -37,7 +37,7 @@ def test_an_option_of_ones_own_method_that_train_would_take_for_its_own_is_refus
     assert not (tmp_path / "out").exists()
 
 
-def test_labels_a_method_cannot_learn_from_are_refused_before_a_run_is_made(tmp_path: Path, data: Path) -> None:
+def test_unsuitable_labels_are_refused_before_a_run_is_written(tmp_path: Path, data: Path) -> None:
     done("drop", data / "train.csv", tmp_path / "single.csv", "--protocol", "single-positive")
     error = refused(
         "train", tmp_path / "single.csv", data / "images", "--method", "bce", "--out", tmp_path / "run", *TINY
@@ -164,7 +164,7 @@ def test_too_many_broken_images_leave_a_folder_that_can_be_started_again(data: P
     assert "10 of 48 images could not be read" in flat(done(*words, "--max-bad", "0.5"))
 
 
-def test_nothing_can_be_held_out_of_one_image_and_that_is_said(data: Path, tmp_path: Path) -> None:
+def test_one_image_holds_nothing_out_and_prints_a_note(data: Path, tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("image,a,b\ntrain-000000.png,1,0\n")
     words = [tmp_path / "one.csv", data / "images", "--epochs", "1", *TINY]
     messages = "too few images to hold any out: nothing is measured"
@@ -190,7 +190,7 @@ def test_an_option_that_is_far_from_any_other_is_no_slip_of_the_pen(data: Path, 
 
 
 @pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
-def test_a_stopped_training_says_how_to_go_on(
+def test_interrupted_training_prints_how_to_resume(
     data: Path,
     trained: Path,
     tmp_path: Path,
@@ -261,7 +261,7 @@ def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_weights(data:
     assert (out / "best.safetensors").read_bytes() == (tmp_path / "unbroken" / "best.safetensors").read_bytes()
 
 
-def test_auto_says_what_it_picks_and_why_and_the_run_records_it(tmp_path: Path, data: Path) -> None:
+def test_auto_prints_its_choice_and_the_run_records_it(tmp_path: Path, data: Path) -> None:
     output = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY).stdout
     assert "Full labels: every class is known" in output
     assert "Method: asl, " in output
@@ -276,7 +276,7 @@ def test_auto_says_what_it_picks_and_why_and_the_run_records_it(tmp_path: Path, 
     assert whole["settings"]["epochs"] == 2  # what is asked for goes before the rule
 
 
-def test_answers_go_into_the_labels_and_training_goes_on_from_the_run(tmp_path: Path, data: Path) -> None:
+def test_continue_adds_answers_to_the_labels_of_the_run(tmp_path: Path, data: Path) -> None:
     first = tmp_path / "first"
     begun = ["--method", "bn-bce", "--epochs", "2", "--out", first, *TINY]
     assert run("train", data / "train.csv", data / "images", *begun).exit_code == 0

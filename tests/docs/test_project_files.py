@@ -34,7 +34,7 @@ def test_hooks_run_tools_that_are_pinned() -> None:
         assert f"\n{ {'lint-imports': 'import-linter'}.get(tool, tool) }==" in pinned
 
 
-def test_dockerfile_copies_what_exists_and_says_that_it_is_untested() -> None:
+def test_dockerfile_copies_existing_files_and_is_marked_untested() -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     assert "UNTESTED" in text
     for sources in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE):
@@ -73,7 +73,7 @@ def test_figures_of_fill_and_of_the_frozen_recipe_are_those_of_the_measurements(
         assert mean in row
 
 
-def test_links_hold_for_somebody_who_reads_the_clone() -> None:
+def test_links_are_valid_in_a_clone() -> None:
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         for link in re.findall(r"\]\(([^)\s]+)\)", text):

@@ -104,7 +104,7 @@ def test_a_score_needs_the_fitted_classes() -> None:
         model.score(X, LabelTable.from_dense(truth, classes=["c", "b", "a"]))
 
 
-def test_a_threshold_is_kept() -> None:
+def test_given_threshold_is_used() -> None:
     X, _, y = half_labelled()
     model = make(threshold=0.9).fit(X, y)
     np.testing.assert_array_equal(model.predict(X), np.where(model.predict_proba(X) >= 0.9, 1, -1))
@@ -145,7 +145,7 @@ def test_probabilities_stay_finite_far_from_all_classes() -> None:
     np.testing.assert_allclose(model.predict_proba(1e6 * X).sum(1), 1, rtol=1e-5)
 
 
-def test_column_names_of_x_are_kept() -> None:
+def test_column_names_of_x_are_stored() -> None:
     X, _, y = half_labelled()
     table = pa.table({f"x{d}": X[:, d] for d in range(4)})
     model = make().fit(table, y)

@@ -107,7 +107,7 @@ def test_questions_leave_labels_to_fill() -> None:
     assert len(left) >= 5
 
 
-def test_entries_that_somebody_answered_are_not_asked_again() -> None:
+def test_answered_entries_are_not_asked_again() -> None:
     scores, table, truth = simulate()
     first = answered(scores, table, truth, 0)
     known = table.dense()
@@ -116,7 +116,7 @@ def test_entries_that_somebody_answered_are_not_asked_again() -> None:
     assert not set(zip(first.image, first.column, strict=True)) & {entry[:2] for entry in again}
 
 
-def test_answers_that_the_run_learned_from_and_unsure_ones_are_no_control() -> None:
+def test_learned_and_unsure_answers_are_not_control_answers() -> None:
     table = LabelTable.from_dense([[1, 0, 0], [0, -1, 0]], images=["a", "b"], classes=["x", "y", "z"])
     places = np.array([0, 0, 0, 1]), np.array([0, 1, 2, 1])
     rest = unlearned_answers(Rows.build(table.images, table.classes, *places, np.array([1, 2, -1, -1])), table)
@@ -219,7 +219,7 @@ def test_photos_without_a_row_are_asked_about_and_written(
     assert set(formats.read(run.filled, format="long").rows.images) == {*run.read_labels().images, *further}
 
 
-def test_control_answers_in_a_plain_file_count_as_random_when_training_goes_on(
+def test_continued_training_takes_control_answers_of_a_plain_file_as_random(
     project: tuple[RunFolder, Path, np.ndarray], tmp_path: Path
 ) -> None:
     run, images, _ = project

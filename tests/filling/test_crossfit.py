@@ -23,7 +23,7 @@ from halflabel.training.config import Config, Settings
 CONFIG = Config(method="bn-bce", settings=Settings(epochs=1, batch_size=16, lr=0.05, device="cpu"))
 
 
-def made(images: int = 40) -> tuple[np.ndarray[Any, Any], LabelTable]:
+def features_and_labels(images: int = 40) -> tuple[np.ndarray[Any, Any], LabelTable]:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(images, 5)).astype(np.float32)
     return values, LabelTable.from_dense(np.where(values[:, :3] > 0, 1, -1))
@@ -34,7 +34,7 @@ def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
     monkeypatch: pytest.MonkeyPatch, large: int
 ) -> None:
     monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", large)
-    values, table = made()
+    values, table = features_and_labels()
     part = np.repeat(np.arange(4, dtype=np.int8), 10)
     monkeypatch.setattr(crossfit, "assign_parts", lambda *_, **__: part)
     bad = [3, *range(20, 30)]
@@ -49,13 +49,13 @@ def test_other_faults_of_scoring_are_not_swallowed(monkeypatch: pytest.MonkeyPat
         raise UserError("not one image fits into memory", "take fewer")
 
     monkeypatch.setattr(crossfit, "score_source", fails)
-    values, table = made()
+    values, table = features_and_labels()
     with pytest.raises(UserError, match="fits into memory"):
         cross_fit(Features(values, table.images), table, CONFIG, folds=2)
 
 
-def test_a_source_of_which_nothing_can_be_read_is_refused_in_its_own_class() -> None:
-    values, table = made(4)
+def test_source_without_readable_image_raises_no_readable_image() -> None:
+    values, table = features_and_labels(4)
     model = crossfit._train(Features(values, table.images), table, Assembly(CONFIG), 5)
     with pytest.raises(NoReadableImage, match="not one image could be read"):
         score_source(model, Features(values, table.images, range(4)))
@@ -70,7 +70,7 @@ def test_a_fold_is_scored_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
         return score_source(model, source, **more)
 
     monkeypatch.setattr(crossfit, "score_source", spy)
-    values, table = made(3000)
+    values, table = features_and_labels(3000)
     cross_fit(Features(values, table.images), table, CONFIG, folds=2)
     assert len(asked) == 2
     assert sum(asked) == 3000
@@ -99,7 +99,7 @@ def test_a_tuned_run_is_scored_in_one_go(tuned: RunFolder, pictures: Path, digit
     assert not np.isnan(scored.logits).any()
 
 
-def test_a_damaged_split_is_said(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
+def test_damaged_split_is_an_error(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
     split = tuned / "split.parquet"
     before = split.read_bytes()
     split.write_text("garbage\n")

@@ -239,8 +239,8 @@ def test_a_tuned_run_is_evaluated_on_held_out_images(tuned: RunFolder, pictures:
     import pyarrow.parquet as pq
 
     scores = score_run(tuned, pictures / "images", digits)
-    kept = np.array(pq.read_table(tuned / "split.parquet")["part"].to_pylist()) == "validation"
-    assert np.array_equal(scores.part >= 0, kept)
+    held_out = np.array(pq.read_table(tuned / "split.parquet")["part"].to_pylist()) == "validation"
+    assert np.array_equal(scores.part >= 0, held_out)
     assert "held out" in scores.protocol
     refit = score_run(tuned, pictures / "images", digits, folds=2)
     assert (refit.part >= 0).all()

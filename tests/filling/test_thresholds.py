@@ -24,7 +24,7 @@ def entries(rng: np.random.Generator, count: int, slope: float, offset: float) -
     return x, rng.random(count) < sigmoid(slope * x + offset)
 
 
-def test_classes_with_many_labels_get_their_own_curve_and_few_lean_on_all() -> None:
+def test_classes_with_many_labels_have_a_curve_and_others_share_one() -> None:
     rng = np.random.default_rng(0)
     sizes = [3000] * 8 + [8, 0]
     offsets = [-2.0, -1.0, 0.0, 1.0] * 2 + [3.0, 0.0]

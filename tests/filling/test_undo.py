@@ -103,8 +103,8 @@ def test_undo_of_a_fill_gives_the_labels_before_whatever_they_were(tmp_path: Pat
         path = tmp_path / f"{case}.csv"
         formats.write(rows, path)
         undo(path, source="model:m:r")
-        kept = source != 1
-        expected = rows.select(kept).resolve()
+        is_left = source != 1
+        expected = rows.select(is_left).resolve()
         table = formats.read(path, format="long").table()
         order = table.images.index(images.array)
         assert np.array_equal(table.dense()[order], expected.dense())

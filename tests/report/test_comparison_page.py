@@ -31,7 +31,7 @@ from halflabel.training.config import Config, Settings
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small comparison with all it can hold; read only."""
     folder = tmp_path_factory.mktemp("compare") / "first"
     digits = scenes(90, size=32)
@@ -57,12 +57,12 @@ def keep_test(folder: Path, table: LabelTable) -> None:
 
 
 @pytest.fixture
-def edited(made: Path, tmp_path: Path) -> Callable[..., Path]:
+def edited(comparison: Path, tmp_path: Path) -> Callable[..., Path]:
     """A copy whose comparison.json has other things in it."""
 
     def edit(change: Callable[[dict[str, Any]], None] = lambda content: None) -> Path:
         folder = tmp_path / "edited"
-        shutil.copytree(made, folder)
+        shutil.copytree(comparison, folder)
         content = json.loads((folder / "comparison.json").read_text())
         change(content)
         (folder / "comparison.json").write_text(json.dumps(content))
@@ -71,10 +71,10 @@ def edited(made: Path, tmp_path: Path) -> Callable[..., Path]:
     return edit
 
 
-def test_page_says_what_the_table_says(made: Path) -> None:
-    text = build_comparison(made)
+def test_page_shows_the_numbers_of_the_table(comparison: Path) -> None:
+    text = build_comparison(comparison)
     page = check(text)
-    content = json.loads((made / "comparison.json").read_text())
+    content = json.loads((comparison / "comparison.json").read_text())
     tables = re.findall(r'<table class="sortable">(.*?)</table>', text, re.S)
     assert len(tables) == 2
     rows = [row for table in tables for row in re.findall(r"<tbody>(.*?)</tbody>", table, re.S)[0].split("</tr>")[:-1]]
@@ -98,17 +98,17 @@ def test_page_says_what_the_table_says(made: Path) -> None:
     assert "HIDDEN TRUTH" not in page.text
     for name in ("judged", "methods", "missing", "shares", "seeds", "cost", "classes"):
         assert f'href="#{name}"' in text
-    assert str(made.parent) not in text
+    assert str(comparison.parent) not in text
 
 
-def test_the_page_begins_with_the_answer_and_compares_the_best_with_the_naive_reading(made: Path) -> None:
-    text = build_comparison(made)
+def test_the_page_begins_with_the_answer_and_compares_the_best_with_the_naive_reading(comparison: Path) -> None:
+    text = build_comparison(comparison)
     header = check(text).text.partition("Methods")[0]
-    for rows in read_comparison(made).panels:
+    for rows in read_comparison(comparison).panels:
         for naive in (row for row in rows[1:] if row.role == "naive"):
             assert f"over an (unknown = absent) {points(-naive.behind, 2, signed=True)}" in header
             assert f"{rows[0].method} against an, labels: {naive.labels}" in text
-    assert header.index(read_comparison(made).conclusions[0]) < header.index("best with labels")
+    assert header.index(read_comparison(comparison).conclusions[0]) < header.index("best with labels")
     assert text.index("<summary>The whole protocol") > text.index("Class by class")
 
 
@@ -129,7 +129,7 @@ def test_a_method_from_which_nothing_is_hidden_ends_each_table(edited: Callable[
 
 
 @pytest.mark.parametrize(("high", "near"), [(-0.02, False), (0.01, True)])
-def test_what_cannot_be_told_from_the_best_is_marked(edited: Callable[..., Path], high: float, near: bool) -> None:
+def test_ties_with_the_best_are_marked(edited: Callable[..., Path], high: float, near: bool) -> None:
     def change(content: dict[str, Any]) -> None:
         for row in content["rows"]:
             row |= {"behind": -0.1, "behind_low": -0.3, "behind_high": high}
@@ -191,7 +191,7 @@ def test_many_methods_and_labels_stay_bounded(edited: Callable[..., Path]) -> No
     assert "6 of 40 methods are drawn" in page.text
 
 
-def test_class_differences_are_those_of_the_runs(made: Path, edited: Callable[..., Path]) -> None:
+def test_class_differences_are_those_of_the_runs(comparison: Path, edited: Callable[..., Path]) -> None:
     folder = edited()
     comparison = read_comparison(folder)
     assert comparison.test is not None
@@ -211,7 +211,7 @@ def test_class_differences_are_those_of_the_runs(made: Path, edited: Callable[..
     slow: dict[str, list[float]] = {}
     for row in (first, second):
         results = {}
-        for path in (made / "tasks").glob("*.json"):
+        for path in (comparison / "tasks").glob("*.json"):
             task = json.loads(path.read_text())
             if (task["contender"], task["labels"]) == (row.method, row.labels):
                 logits = torch.from_numpy(np.load(path.with_suffix(".npy")))
@@ -254,7 +254,7 @@ def test_runs_that_two_candidates_share_are_found(edited: Callable[..., Path]) -
     assert class_gaps(comparison, rows["em:alpha=0.0500"], rows["em:alpha=0.0500"]) == []
 
 
-def test_without_common_runs_nothing_is_said_of_classes(edited: Callable[..., Path]) -> None:
+def test_classes_are_not_compared_without_common_runs(edited: Callable[..., Path]) -> None:
     folder = edited()
     for path in (folder / "tasks").glob("*.npy"):
         path.unlink()
@@ -263,7 +263,7 @@ def test_without_common_runs_nothing_is_said_of_classes(edited: Callable[..., Pa
     assert "Not compared: the two have no seed in common." in page.text
 
 
-def test_without_the_test_labels_the_page_says_so(edited: Callable[..., Path]) -> None:
+def test_page_without_test_labels_has_a_note(edited: Callable[..., Path]) -> None:
     folder = edited()
     (folder / "test.parquet").unlink()
     page = check(build_comparison(folder))
@@ -274,17 +274,17 @@ def test_without_the_test_labels_the_page_says_so(edited: Callable[..., Path]) -
         build_comparison(folder)
 
 
-def test_command_takes_runs_and_comparisons(made: Path, tmp_path: Path) -> None:
+def test_command_takes_runs_and_comparisons(comparison: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
-    result = CliRunner().invoke(app, ["report", str(made), "--out", str(out)])
+    result = CliRunner().invoke(app, ["report", str(comparison), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert "<h1>first · comparison</h1>" in out.read_text()
-    assert write_comparison(made, out).size == out.stat().st_size
-    assert is_comparison(made)
+    assert write_comparison(comparison, out).size == out.stat().st_size
+    assert is_comparison(comparison)
     assert not is_comparison(tmp_path)
     for words, messages in (
-        ([str(made), "--images", str(tmp_path)], "shows no images"),
-        ([str(made), "--out", str(tmp_path / "x.pdf")], "end it in .html"),
+        ([str(comparison), "--images", str(tmp_path)], "shows no images"),
+        ([str(comparison), "--out", str(tmp_path / "x.pdf")], "end it in .html"),
         ([str(tmp_path)], "is not a run"),
     ):
         result = CliRunner().invoke(app, ["report", *words])
@@ -292,7 +292,7 @@ def test_command_takes_runs_and_comparisons(made: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"rows": []}', '{"rows": [{"method": 1}]}'])
-def test_damaged_or_unfinished_ones_are_refused(edited: Callable[..., Path], content: str) -> None:
+def test_damaged_or_unfinished_comparisons_are_refused(edited: Callable[..., Path], content: str) -> None:
     folder = edited()
     (folder / "comparison.json").write_text(content)
     with pytest.raises(UserError, match="cannot be read"):
@@ -304,8 +304,8 @@ def test_damaged_or_unfinished_ones_are_refused(edited: Callable[..., Path], con
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_opens_in_a_browser(browser: Any, made: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    path = write_comparison(made, tmp_path / "page.html").path
+def test_page_opens_in_a_browser(browser: Any, comparison: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    path = write_comparison(comparison, tmp_path / "page.html").path
     tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     reports: list[str] = []
     tab.on("console", lambda message: reports.append(message.text))
@@ -322,8 +322,8 @@ def test_page_opens_in_a_browser(browser: Any, made: Path, tmp_path: Path, width
     tab.close()
 
 
-def test_no_folder_is_on_the_page(made: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(made, tmp_path / "copy"))
+def test_no_folder_is_on_the_page(comparison: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(comparison, tmp_path / "copy"))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config |= {"validation images": "/secret/place", "begin_from": "/secret/place/run"}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

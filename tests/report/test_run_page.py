@@ -23,7 +23,7 @@ from halflabel.report.run_page import build_page, write_report
 from halflabel.runs.folder import RunFolder
 
 
-def test_page_says_what_the_run_measured(tmp_path: Path) -> None:
+def test_page_shows_the_metrics_of_the_run(tmp_path: Path) -> None:
     run = random_run(tmp_path / "first")
     text = build_page(run)
     page = check(text)
@@ -63,7 +63,7 @@ def test_relabelling_is_drawn_where_it_was_logged(tmp_path: Path) -> None:
             "weak_positives": 9,
         },
     ]
-    text = build_page(random_run(tmp_path / "told", log=log))
+    text = build_page(random_run(tmp_path / "messages", log=log))
     page = check(text)
     assert "After each relabelling: share labelled at last 0.600, TP rate at last 0.700, TN rate at last 0.800" in text
     assert "weak positives" in page.text
@@ -236,10 +236,10 @@ def test_page_opens_in_a_browser(browser: Any, pages: list[Path], width: int, sc
     for path in pages:
         tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         tab.set_default_timeout(10_000)
-        told: list[str] = []
-        tab.on("console", lambda message, told=told: told.append(message.text))
-        tab.on("pageerror", lambda error, told=told: told.append(str(error)))
-        tab.on("dialog", lambda dialog, told=told: told.append("dialog"))
+        messages: list[str] = []
+        tab.on("console", lambda message, messages=messages: messages.append(message.text))
+        tab.on("pageerror", lambda error, messages=messages: messages.append(str(error)))
+        tab.on("dialog", lambda dialog, messages=messages: messages.append("dialog"))
         asked: list[str] = []
         tab.on("request", lambda request, asked=asked: asked.append(request.url))
         tab.goto(path.as_uri())
@@ -258,12 +258,12 @@ def test_page_opens_in_a_browser(browser: Any, pages: list[Path], width: int, sc
             assert tab.locator("#wrong .map").first.is_visible()
             tab.locator("#wrong-maps").uncheck()
             assert not tab.locator("#wrong .map").first.is_visible()
-        assert told == []
+        assert messages == []
         assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
         tab.close()
 
 
-def test_a_class_judged_by_few_positives_is_a_ring_and_is_said_to_be_luck(tmp_path: Path) -> None:
+def test_class_with_few_positives_is_a_ring_with_a_caution(tmp_path: Path) -> None:
     run = random_run(tmp_path / "run", images=45)
     rows = read_run_facts(run).held_out
     assert rows is not None
@@ -275,7 +275,7 @@ def test_a_class_judged_by_few_positives_is_a_ring_and_is_said_to_be_luck(tmp_pa
     assert f"Measured with fewer than {FEW_POSITIVES} known positives: {len(thin)} of 3 classes" in page.text
 
 
-def test_the_page_says_when_the_run_was_made(tmp_path: Path) -> None:
+def test_page_shows_when_the_run_was_trained(tmp_path: Path) -> None:
     run = random_run(tmp_path / "run")
     assert "; trained" not in build_page(run)  # older runs do not say
     run.write_json("made.json", {"time": "2031-02-03T04:05:06Z", "halflabel": "9.8.7"})

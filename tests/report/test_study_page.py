@@ -30,7 +30,7 @@ BOTH = pytest.mark.parametrize("kind", ["study", "growth"])
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def study_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small study of each kind; read only."""
     place = tmp_path_factory.mktemp("studies")
     rng = np.random.default_rng(0)
@@ -47,11 +47,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def edited(made: Path, tmp_path: Path) -> Callable[..., Path]:
+def edited(study_folders: Path, tmp_path: Path) -> Callable[..., Path]:
     """A copy whose study.json has other things in it."""
 
     def edit(kind: str, change: Callable[[dict[str, Any]], object] = lambda content: None) -> Path:
-        folder = Path(shutil.copytree(made / kind, tmp_path / kind))
+        folder = Path(shutil.copytree(study_folders / kind, tmp_path / kind))
         content = json.loads((folder / "study.json").read_text())
         change(content)
         (folder / "study.json").write_text(json.dumps(content))
@@ -76,10 +76,10 @@ def signed(value: float) -> str:
 
 
 @BOTH
-def test_page_says_what_the_study_found(made: Path, kind: str) -> None:
-    text = build_study(made / kind)
+def test_page_shows_the_results_of_the_study(study_folders: Path, kind: str) -> None:
+    text = build_study(study_folders / kind)
     page = check(text)
-    content = json.loads((made / kind / "study.json").read_text())
+    content = json.loads((study_folders / kind / "study.json").read_text())
     rows = rows_of(text, "Test mAP of each set of labels")
     assert len(rows) == len(content["points"])
     for row, point in zip(rows, content["points"], strict=True):
@@ -111,10 +111,10 @@ def test_page_says_what_the_study_found(made: Path, kind: str) -> None:
     command = "halflabel study labels.csv 'my photos' --out=x" + " --grow" * (kind == "growth")
     assert command in page.text
     assert f"halflabel report {kind}" in page.text
-    assert str(made) not in text
+    assert str(study_folders) not in text
 
 
-def test_what_more_labels_cost_and_bring(made: Path, edited: Callable[..., Path]) -> None:
+def test_what_more_labels_cost_and_bring(study_folders: Path, edited: Callable[..., Path]) -> None:
     gains = [[1.1, 0.005, 0.001, 0.009], [1.5, 0.02, 0.005, 0.03], [2.0, 0.04, 0.01, 0.06]]
 
     def change(content: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def test_what_more_labels_cost_and_bring(made: Path, edited: Callable[..., Path]
     assert 'stroke-dasharray="4 3"' in text, "the law"
 
 
-def test_unfinished_ones_say_what_is_missing(edited: Callable[..., Path]) -> None:
+def test_unfinished_study_lists_what_is_missing(edited: Callable[..., Path]) -> None:
     def change(content: dict[str, Any]) -> None:
         content |= {"law": [None] * 3, "gain": [None] * 3, "curve": [], "ahead": [], "backtest": None, "gaps": []}
         content |= {"left_out": 1200, "failures": ["seed 1: '/secret/place/x.jpg' is gone"], "steps": []}
@@ -172,7 +172,7 @@ def test_awkward_content_stays_text(edited: Callable[..., Path], kind: str) -> N
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"curve": []}', '{"method": "x", "points": [{"strategy": 1}], "gaps": []}']
 )
-def test_damaged_ones_are_refused(edited: Callable[..., Path], kind: str, content: str) -> None:
+def test_damaged_studies_are_refused(edited: Callable[..., Path], kind: str, content: str) -> None:
     folder = edited(kind)
     (folder / "study.json").write_text(content)
     with pytest.raises(UserError, match="cannot be read"):
@@ -198,21 +198,21 @@ def test_without_points_there_is_no_page(edited: Callable[..., Path]) -> None:
 
 
 @BOTH
-def test_command_makes_it(made: Path, tmp_path: Path, kind: str) -> None:
+def test_command_makes_it(study_folders: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "page.html"
-    result = CliRunner().invoke(app, ["report", str(made / kind), "--out", str(out)])
+    result = CliRunner().invoke(app, ["report", str(study_folders / kind), "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert out.read_text() == build_study(made / kind)
-    assert write_study(made / kind, out).size == out.stat().st_size
-    assert is_study(made / kind)
-    assert not is_comparison(made / kind)
+    assert out.read_text() == build_study(study_folders / kind)
+    assert write_study(study_folders / kind, out).size == out.stat().st_size
+    assert is_study(study_folders / kind)
+    assert not is_comparison(study_folders / kind)
     assert not is_study(tmp_path)
-    result = CliRunner().invoke(app, ["report", str(made / kind), "--images", str(tmp_path)])
+    result = CliRunner().invoke(app, ["report", str(study_folders / kind), "--images", str(tmp_path)])
     assert (result.exit_code, "the page of a study shows no images" in result.stderr) == (2, True)
 
 
-def test_a_study_that_has_not_ended_is_named(made: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(made / "study", tmp_path / "study"))
+def test_a_study_that_has_not_ended_is_named(study_folders: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(study_folders / "study", tmp_path / "study"))
     (folder / "study.json").unlink()
     result = CliRunner().invoke(app, ["report", str(folder)])
     assert (result.exit_code, "run the same `halflabel study` command again" in result.stderr) == (2, True)
@@ -236,8 +236,10 @@ def test_half_wrong_labels_do_not_flatten_the_others(edited: Callable[..., Path]
 @BOTH
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_opens_in_a_browser(browser: Any, made: Path, tmp_path: Path, width: int, scheme: str, kind: str) -> None:
-    path = write_study(made / kind, tmp_path / "page.html").path
+def test_page_opens_in_a_browser(
+    browser: Any, study_folders: Path, tmp_path: Path, width: int, scheme: str, kind: str
+) -> None:
+    path = write_study(study_folders / kind, tmp_path / "page.html").path
     tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     reports: list[str] = []
     tab.on("console", lambda message: reports.append(message.text))

@@ -18,7 +18,7 @@ import pytest
 from halflabel.data.datasets.digits import CLASSES, scenes
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
-from halflabel.review import scores as kept
+from halflabel.review import scores as score_cache
 from halflabel.review.answers import AnswerStore
 from halflabel.review.questions import choose_questions
 from halflabel.review.scores import ScoredImages, cached_scores
@@ -62,7 +62,7 @@ def build(folder: Path) -> Project:
     draw = np.random.default_rng(0)
     scores = 1 / (1 + np.exp(-(1.2 * samples.labels + draw.normal(size=samples.labels.shape))))
     features = draw.normal(size=(N, 64)).astype(np.float16)
-    kept._write_cache(run, table, images, list(names), scores.astype(np.float32), features)
+    score_cache._write_cache(run, table, images, list(names), scores.astype(np.float32), features)
     return Project(run, images, samples.labels)
 
 

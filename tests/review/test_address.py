@@ -9,7 +9,7 @@ import pytest
 from halflabel.review.address import Address, keep_address, new_token, read_address
 
 
-def test_a_kept_address_is_read_again_and_others_cannot_read_it(tmp_path) -> None:
+def test_stored_address_is_read_again_by_its_owner_only(tmp_path) -> None:
     file, address = tmp_path / "answers.address.json", Address(new_token(), 8765)
     assert read_address(file) is None
     for _ in range(2):

@@ -49,7 +49,7 @@ def test_last_answer_of_a_person_holds_and_history_stays(store) -> None:
     assert first[4].endswith("+00:00")
 
 
-def test_said_twice_is_said_once(store) -> None:
+def test_answer_sent_twice_is_stored_once(store) -> None:
     assert store.add([Answer("k1", "a", "cat", 1)], "me") == 1
     store.add([Answer("k2", "a", "cat", -1)], "me")
     assert store.add([Answer("k1", "a", "cat", 1)], "me") == 0  # sent again, late
@@ -139,7 +139,7 @@ def test_a_kill_loses_nothing_confirmed(tmp_path) -> None:
     assert {f"k{k}" for k in confirmed} <= actual
 
 
-def test_rows_say_what_stands_and_unsure_says_nothing(store, tmp_path) -> None:
+def test_rows_hold_current_answers_without_unsure_ones(store, tmp_path) -> None:
     store.add([Answer("k1", "b", "dog", 1), Answer("k2", "a", "cat", -1), Answer("k3", "a", "dog", 0)], "me")
     store.add([Answer("k4", "c", "cat", 1)], "me")
     store.undo(["k4"], "me")

@@ -41,7 +41,7 @@ def test_one_question_is_one(project, tmp_path) -> None:
     assert "1 question on 1 class (" in " ".join(output.output.split())
 
 
-def test_next_says_that_the_split_is_damaged(project, tmp_path) -> None:
+def test_next_refuses_a_damaged_split(project, tmp_path) -> None:
     (project.run / "split.parquet").write_text("garbage\n")
     output = call("next", project.run.folder, project.images, "--out", tmp_path / "q.csv")
     assert output.exit_code == 2
@@ -128,7 +128,7 @@ def test_export_with_labels_keeps_who_made_them(project, tmp_path) -> None:
         ([], "IMAGES is missing"),
     ],
 )
-def test_what_cannot_be_is_said(project, words, says) -> None:
+def test_impossible_options_are_refused(project, words, says) -> None:
     output = call("review", project.run.folder, *words)
     assert output.exit_code == 2
     assert says in output.output

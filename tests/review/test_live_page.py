@@ -31,9 +31,9 @@ class LiveServer:
         code = "from halflabel.cli import main; main()"
         self.process = subprocess.Popen([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/#\S+", self.process.stdout.readline())
-        assert found
-        self.url, self.port = found[0], found[1]
+        match = re.search(r"http://127\.0\.0\.1:(\d+)/#\S+", self.process.stdout.readline())
+        assert match
+        self.url, self.port = match[0], match[1]
 
     def children(self) -> list[int]:
         task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")

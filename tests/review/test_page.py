@@ -115,7 +115,7 @@ def test_grid_saves_all_and_undo_takes_all_back(server, context) -> None:
     assert page.faults == []
 
 
-def test_the_grid_shows_what_was_said_and_saving_changes_none_of_it(server, context) -> None:
+def test_grid_shows_answers_and_saving_does_not_change_them(server, context) -> None:
     page = open_page(context, server.url)
     press(page, "y")
     press(page, "n")

@@ -137,7 +137,7 @@ def test_a_duplicated_tab_has_a_name_and_questions_of_its_own(server, context, l
     assert page.faults == []
 
 
-def test_a_wrong_token_shows_nothing_but_says_why(server, context) -> None:
+def test_wrong_token_shows_only_the_reason(server, context) -> None:
     page = context.new_page()
     page.goto(server.url[:-1] + ("a" if server.url[-1] != "a" else "b"))
     page.wait_for_selector("#trouble:not([hidden])")
@@ -192,7 +192,7 @@ def test_answers_may_be_quicker_than_the_questions_come(server, context) -> None
     assert page.faults == []
 
 
-def test_without_the_server_the_list_does_not_seem_to_end_and_it_goes_on_by_itself(server, context) -> None:
+def test_page_waits_for_a_lost_server_and_reconnects(server, context) -> None:
     page = open_page(context, server.url)
     page.wait_for_timeout(500)  # the photos of the next questions
     context.set_offline(True)
@@ -211,7 +211,7 @@ def test_without_the_server_the_list_does_not_seem_to_end_and_it_goes_on_by_itse
     assert server.values() == [1] * many
 
 
-def test_nothing_is_said_of_photos_that_cannot_be_shown(project, context) -> None:
+def test_photos_that_cannot_be_shown_get_no_answer(project, context) -> None:
     scored = project.scored()
     asked = [
         item

@@ -160,7 +160,7 @@ def test_questions_after_the_control_come_class_by_class() -> None:
     assert changes == len(set(columns)) - 1
 
 
-def test_doubtful_gives_the_least_probable_labels_and_says_by_what_score() -> None:
+def test_doubtful_labels_are_the_least_probable_with_their_kind_of_score() -> None:
     labels = np.array([[1, -1], [1, -1], [1, 0], [-1, 1]])
     scores = np.array([[0.1, 0.2], [0.9, 0.95], [0.3, 0.99], [0.4, np.nan]], np.float32)
     table = LabelTable.from_dense(labels)
@@ -238,14 +238,14 @@ def test_a_look_at_few_entries_at_a_time_finds_the_same(fair: bool, monkeypatch:
     scores[7] = np.nan
     features = np.random.default_rng(2).normal(size=(40, 8)).repeat(8, axis=0)[:300]  # most are near-duplicates
 
-    def found() -> list[str]:
+    def chosen_names() -> list[str]:
         asked = choose_questions(scores, table, HALF, 90, features=features, skip=[(3, 2), (299, 0)])
         return [str(question) for question in asked + doubtful_labels(scores, table, 30, skip=[(0, 0)])]
 
-    at_once = found()
+    at_once = chosen_names()
     monkeypatch.setattr("halflabel.metrics.calibration._BLOCK_ENTRIES", 40)
     monkeypatch.setattr("halflabel.review.questions._CANDIDATES", 3)
-    assert found() == at_once
+    assert chosen_names() == at_once
 
 
 def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def small(tmp_path_factory):
     return untrained(folder, config, table), folder / "images"
 
 
-def test_scores_are_the_predictors_and_are_kept(small, monkeypatch) -> None:
+def test_scores_are_those_of_the_predictor_and_are_cached(small, monkeypatch) -> None:
     run, images = small
     first = cached_scores(run, images)
     predictor = Predictor.from_run(run)
@@ -87,7 +87,7 @@ def test_scores_are_the_predictors_and_are_kept(small, monkeypatch) -> None:
         cached_scores(run, images)
 
 
-def test_kept_scores_are_read_without_torch(project) -> None:
+def test_cached_scores_are_read_without_torch(project) -> None:
     code = (
         "import sys; from pathlib import Path; from halflabel.runs.folder import RunFolder\n"
         "from halflabel.review.scores import cached_scores; from halflabel.review import server, session, thumbnails\n"
@@ -107,7 +107,7 @@ def test_damaged_scores_are_computed_again(small) -> None:
     assert np.allclose(cached_scores(run, images).scores, first.scores)
 
 
-def test_what_is_missing_is_said(small, tmp_path) -> None:
+def test_missing_files_are_errors(small, tmp_path) -> None:
     run, images = small
     with pytest.raises(UserError, match="is not a folder"):
         cached_scores(run, tmp_path / "none")
@@ -183,7 +183,7 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
     )
 
 
-def test_names_that_are_no_text_are_kept(project) -> None:
+def test_names_that_are_not_utf_8_are_cached(project) -> None:
     scored = project.scored()
     place = project.images / os.fsdecode(b"caf\xe9")
     try:
@@ -199,7 +199,7 @@ def test_names_that_are_no_text_are_kept(project) -> None:
     assert np.array_equal(again.scores, scored.scores)
 
 
-def test_scores_that_an_earlier_version_kept_are_read(project, monkeypatch) -> None:
+def test_cache_with_text_paths_is_read(project, monkeypatch) -> None:
     wanted = project.scored()
     file = project.run / "scores.parquet"
     table = pq.read_table(file)
@@ -211,7 +211,7 @@ def test_scores_that_an_earlier_version_kept_are_read(project, monkeypatch) -> N
 
 
 @pytest.mark.parametrize("rest", [b"garbage", b""])
-def test_a_damaged_split_is_said(project, rest) -> None:
+def test_damaged_split_is_an_error(project, rest) -> None:
     (project.run / "split.parquet").write_bytes(rest)
     with pytest.raises(UserError, match=r"split\.parquet cannot be read"):
         project.scored()
@@ -219,13 +219,13 @@ def test_a_damaged_split_is_said(project, rest) -> None:
     assert not project.scored().held_out.any()
 
 
-def test_maps_have_the_shape_of_the_photo_and_a_cold_one_is_said_to_be(small, monkeypatch) -> None:
-    from halflabel.models import class_maps as drawn
+def test_class_maps_have_the_shape_of_the_photo_and_empty_ones_are_reported(small, monkeypatch) -> None:
+    from halflabel.models import class_maps
 
     run, images = small
     thumbnails = Thumbnails(images, [f"train-{k:06}.png" for k in range(24)])
     cells = np.full((1, 1, 2, 2), -1.0, np.float32)
-    monkeypatch.setattr(drawn, "compute_class_maps", lambda *_: cells)
+    monkeypatch.setattr(class_maps, "compute_class_maps", lambda *_: cells)
     with pytest.raises(EmptyClassMap, match="no part"):
         ClassMaps(run, thumbnails).png(0, 3)
     cells[0, 0, 0, 1] = 2.0  # hot on the right, above

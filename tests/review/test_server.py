@@ -34,7 +34,7 @@ def test_two_pages_never_hold_the_same_question(client, session) -> None:
     assert {q["entry"] for q in ask(client, "three", count=15)} == two
 
 
-def test_a_page_that_is_gone_gives_its_questions_back(project) -> None:
+def test_closed_page_releases_its_questions(project) -> None:
     now = [0.0]
     session = project.session(clock=lambda: now[0])
     held = {q["entry"] for q in session.take_questions("gone", 40)}
@@ -207,7 +207,7 @@ def test_the_grid_takes_the_class_that_has_most_to_show(client, session) -> None
     assert len(questions) == most > 1
 
 
-def test_a_full_disk_is_told_in_words(client, session, monkeypatch) -> None:
+def test_full_disk_has_a_clear_message(client, session, monkeypatch) -> None:
     def full(*_: object) -> int:
         raise UserError("answers.sqlite cannot be used for answers (database or disk is full)", "make room")
 

@@ -23,7 +23,7 @@ SCRIPTS = sorted(
 
 
 @pytest.mark.parametrize("path", ["/api/state", "/api/gallery?kind=missing", "/api/image/x", "/api", "/api/nothing"])
-def test_nothing_is_told_without_the_token(client, path) -> None:
+def test_requests_without_the_token_are_refused(client, path) -> None:
     for given in ("", "t" * 42, TOKEN + "t"):
         assert client.get(path, headers={TOKEN_HEADER: given}).status_code == 401
     bare = TestClient(client.app, base_url=f"http://127.0.0.1:{PORT}")

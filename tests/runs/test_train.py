@@ -45,7 +45,7 @@ def test_the_files_of_a_run(tmp_path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("config", [HEAD, ALL], ids=["head", "all"])
 @pytest.mark.parametrize("kind", ["files", "tensor"])
-def test_without_held_out_images_the_last_weights_are_kept(
+def test_without_held_out_images_the_last_weights_are_saved(
     tmp_path: Path, folder: Path, config: Config, kind: str
 ) -> None:
     images = folder if kind == "files" else paint()[0]

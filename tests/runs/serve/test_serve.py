@@ -85,7 +85,7 @@ def test_every_kind_of_model_can_be_served(model: Path, photo: Path, tmp_path: P
     assert scores[2] == pytest.approx(scores[0], abs=1e-4)
 
 
-def test_files_are_answered_in_their_order_and_bad_ones_named(client: TestClient, bench: Any, photo: Path) -> None:
+def test_predictions_follow_the_order_of_files_and_name_bad_files(client: TestClient, bench: Any, photo: Path) -> None:
     cmyk = bench.saved(bench.picture(random.Random(2), "CMYK"), "JPEG")
     reply = client.post("/predict?all=true", files=files(photo.read_bytes(), b"<html>", cmyk))
     assert reply.status_code == 200
