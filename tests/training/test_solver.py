@@ -8,7 +8,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from halflabel.labels.table import LabelTable
-from halflabel.methods.base import recipe, seeded
+from halflabel.methods.base import Method, recipe, seeded
+from halflabel.methods.parts.losses import BCE, ByShare, over_entries, over_images, over_known, total
 from halflabel.training.solver import LinearSolver, can_solve, is_separable
 from halflabel.types import Batch, Output, Targets
 
@@ -131,3 +132,12 @@ def test_no_known_labels_give_zero_scores() -> None:
     solver = LinearSolver(recipe("bce").make(), features, LabelTable.from_dense(np.zeros((len(features), 2), np.int8)))
     solver.fit(0.1)
     assert not solver.score(features).any()
+
+
+def test_a_reduction_that_is_no_weighted_sum_is_solved_as_it_is() -> None:
+    def hardest(loss: torch.Tensor, targets: Targets) -> torch.Tensor:
+        return loss.flatten().topk(40).values.mean()
+
+    for reduce in (over_entries, over_known, over_images, total, ByShare(-4.45, 5.45, 1.0)):
+        assert is_separable(Method(BCE(), reduce=reduce))
+    assert not is_separable(Method(BCE(), reduce=hardest))

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
-from halflabel.methods.parts.losses import BCE, Loss, over_known
+from halflabel.methods.parts.losses import BCE, Loss, Reduce, over_known
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.methods.parts.relabel import Relabeler
 from halflabel.methods.parts.terms import EntryTerm
@@ -50,7 +50,19 @@ def can_solve(method: Method) -> bool:
 
 def is_separable(method: Method) -> bool:
     """Return whether the loss of an entry depends on its own logit alone, so that each class has its own solution."""
-    return type(method.loss).forward is Loss.forward and all(isinstance(term, EntryTerm) for term in method.terms)
+    has_entry_terms = all(isinstance(term, EntryTerm) for term in method.terms)
+    return type(method.loss).forward is Loss.forward and has_entry_terms and _is_linear(method.reduce)
+
+
+def _is_linear(reduce: Reduce) -> bool:
+    """Return whether a reduction is a weighted sum of the losses, as those of the package are; tried on random ones."""
+    random = torch.rand(4, 64, 8, generator=torch.Generator().manual_seed(0))
+    first, second, targets = random[0], random[1], Targets((random[2] < 0.3).float(), (random[3] < 0.3).float())
+    try:
+        both, apart = reduce(first + second, targets), reduce(first, targets) + reduce(second, targets)
+    except RuntimeError:  # a reduction of a user may need more images
+        return False
+    return torch.allclose(both, apart, rtol=1e-4)
 
 
 class _FixedTargets(Relabeler):
