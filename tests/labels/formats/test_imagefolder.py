@@ -159,7 +159,8 @@ def test_a_value_that_is_no_label_can_be_stated_or_its_column_ignored(tmp_path: 
 
 def test_options_without_meaning_are_refused() -> None:
     assert "--unlisted" in label_error(imagefolder.read, GOLDEN / "jsonl", ABSENT).fix
-    assert "--zero" in label_error(imagefolder.read, GOLDEN / "lists", Policy(unlisted="absent", zero="absent")).fix
+    with pytest.raises(UserError, match="zero means nothing"):
+        imagefolder.read(GOLDEN / "lists", Policy(unlisted="absent", zero="absent"))
     assert "no column 'cow'" in label_error(imagefolder.read, GOLDEN / "jsonl", Policy(ignore=("cow",))).message
 
 

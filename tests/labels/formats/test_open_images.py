@@ -325,6 +325,7 @@ def test_what_a_model_filled_in_is_not_written_as_verified(tmp_path: Path) -> No
         "a.jpg,dog,1,model:em:runs/first,0.75\n"
         "b.jpg,cat,-1,model:em:runs/first,0.96875\n"
         "b.jpg,dog,1,model:em:runs/first,1\n"
+        "c.jpg,cat,1,model,0.5\n"
     )
     rows = formats.read(tmp_path / "rows.csv").rows
     formats.write(rows, tmp_path / "out.csv", format="open-images", without_sources=True)
@@ -334,4 +335,5 @@ def test_what_a_model_filled_in_is_not_written_as_verified(tmp_path: Path) -> No
     assert written[("a.jpg", "dog")] == pytest.approx(0.75)
     assert written[("b.jpg", "cat")] == pytest.approx(0.03125)
     assert 0.99 < written[("b.jpg", "dog")] < 1
+    assert written[("c.jpg", "cat")] == 0.5
     assert formats.read(tmp_path / "out.csv").table().stats().known == 1

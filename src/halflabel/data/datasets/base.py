@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,6 +34,17 @@ class RawImages:
             missing = names[int(np.argmax(numbers < 0))]
             raise UserError(f"the data set has no image {missing!r}", "use the names of its labels")
         return torch.from_numpy(self.read(numbers))
+
+
+def read_records(parts: Sequence[NDArray[np.uint8]], numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Read records (n, bytes) by number from memory-mapped files, so that only requested ones are in memory."""
+    start = np.cumsum([0, *map(len, parts)])
+    part_of = np.searchsorted(start, numbers, side="right") - 1
+    records = np.empty((len(numbers), parts[0].shape[1]), np.uint8)
+    for number, part in enumerate(parts):
+        inside = part_of == number
+        records[inside] = part[numbers[inside] - start[number]]
+    return records
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,12 +6,13 @@ refused: unpickling a file runs any code that it contains.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.data.datasets.base import Dataset, Layout, RawImages, Split, single_label
+from halflabel.data.datasets.base import Dataset, Layout, RawImages, Split, read_records, single_label
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.drop import semi_supervised
 from halflabel.labels.formats._csv import read_lines
@@ -54,26 +55,14 @@ def read(
         parts = [_records(expected.require(base / f"{stem}.bin"), len(classes)) for stem in stems]
         names = Names(f"{stem}/{n}" for stem, part in zip(stems, parts, strict=True) for n in range(len(part)))
         column = np.concatenate([part[:, 0] for part in parts]).astype(np.int64)
-        splits[role] = Split(single_label(names, classes, column), RawImages(names, _CifarReader(parts)))
+        splits[role] = Split(single_label(names, classes, column), RawImages(names, partial(_read_images, parts)))
     splits["train"] = _labelled(splits["train"], batch, labelled, unlabelled, seed)
     known = int(np.count_nonzero(np.diff(splits["train"].labels.start)))
     return Dataset.build("cifar10", splits, (f"{known} of {len(splits['train'])} training images are labelled",))
 
 
-class _CifarReader:
-    """Reads images from memory-mapped files, so that only requested images are in memory."""
-
-    def __init__(self, parts: list[NDArray[np.uint8]]) -> None:
-        self.parts = parts
-        self.starts = np.cumsum([0, *(len(part) for part in parts)])
-
-    def __call__(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-        images = np.empty((len(numbers), 3, _SIDE, _SIDE), np.uint8)
-        which = np.searchsorted(self.starts, numbers, side="right") - 1
-        for number, part in enumerate(self.parts):
-            inside = which == number
-            images[inside] = part[numbers[inside] - self.starts[number], 1:].reshape(-1, 3, _SIDE, _SIDE)
-        return images
+def _read_images(parts: list[NDArray[np.uint8]], numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+    return read_records(parts, numbers)[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
 
 
 def _records(file: Path, classes: int) -> NDArray[np.uint8]:

@@ -6,12 +6,13 @@ class_names.txt. Each line of fold_indices.txt lists the numbers, from 0, of the
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.data.datasets.base import Dataset, Layout, RawImages, Split, single_label
+from halflabel.data.datasets.base import Dataset, Layout, RawImages, Split, read_records, single_label
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
@@ -40,45 +41,35 @@ def read(folder: Path, *, fold: int | None = None, unlabelled: bool = False) -> 
     classes = Names([line.strip() for line in read_lines(expected.require(base / "class_names.txt")) if line.strip()])
     splits = {}
     for role in ("train", "test"):
-        images = _read_images(expected.require(base / f"{role}_X.bin"))
-        column = _classes(expected.require(base / f"{role}_y.bin"), len(images), len(classes))
-        names = [f"{role}/{number}" for number in range(len(images))]
-        parts = [images]
+        parts = [_open_images(expected.require(base / f"{role}_X.bin"))]
+        labelled = len(parts[0])
+        column = _classes(expected.require(base / f"{role}_y.bin"), labelled, len(classes))
+        index = np.arange(labelled)
         if role == "train" and fold is not None:
-            index = _fold(expected.require(base / "fold_indices.txt"), fold, len(images))
-            names, column = [names[number] for number in index], column[index]
+            index = _fold(expected.require(base / "fold_indices.txt"), fold, labelled)
+        names = [f"{role}/{number}" for number in index]
+        column = column[index]
         if role == "train" and unlabelled:
-            parts.append(_read_images(expected.require(base / "unlabeled_X.bin")))
-            names += [f"unlabeled/{number}" for number in range(len(parts[1]))]
-            column = np.concatenate([column, np.full(len(parts[1]), -1)])
-        image_names = Names(names)
-        splits[role] = Split(
-            single_label(image_names, classes, column), RawImages(image_names, _Stl10Reader(parts, names))
-        )
+            parts.append(_open_images(expected.require(base / "unlabeled_X.bin")))
+            added = np.arange(len(parts[1]))
+            names += [f"unlabeled/{number}" for number in added]
+            index, column = np.append(index, labelled + added), np.append(column, np.full(len(added), -1))
+        images = RawImages(Names(names), partial(_read_images, parts, index))
+        splits[role] = Split(single_label(images.names, classes, column), images)
     return Dataset.build("stl10", splits, (f"fold {fold}",) if fold is not None else ())
 
 
-class _Stl10Reader:
-    """Reads images from memory-mapped files; the name of an image says where it is."""
-
-    def __init__(self, parts: list[NDArray[np.uint8]], names: list[str]) -> None:
-        self.parts = parts
-        self.part = np.array([name.startswith("unlabeled/") for name in names], np.int8)
-        self.position = np.array([int(name.rpartition("/")[2]) for name in names])
-
-    def __call__(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
-        images = np.empty((len(numbers), 3, _SIDE, _SIDE), np.uint8)
-        for number, part in enumerate(self.parts):
-            inside = self.part[numbers] == number
-            images[inside] = part[self.position[numbers[inside]]].transpose(0, 1, 3, 2)
-        return images
+def _read_images(
+    parts: list[NDArray[np.uint8]], index: NDArray[np.int64], numbers: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    return read_records(parts, index[numbers]).reshape(-1, 3, _SIDE, _SIDE).transpose(0, 1, 3, 2)
 
 
-def _read_images(file: Path) -> NDArray[np.uint8]:
+def _open_images(file: Path) -> NDArray[np.uint8]:
     size = existing_path(file).stat().st_size
     if size % _BYTES:
         raise LabelError(f"{size} bytes are not a number of whole images of {_BYTES}", _FIX, file)
-    return np.memmap(file, np.uint8, "r").reshape(-1, 3, _SIDE, _SIDE)
+    return np.memmap(file, np.uint8, "r").reshape(-1, _BYTES)
 
 
 def _classes(file: Path, images: int, classes: int) -> NDArray[np.int64]:

@@ -7,6 +7,8 @@ certainty becomes the source of the row, so that labels can be weighted by it. A
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +31,6 @@ CERTAINTIES = ("not visible", "guessing", "probably", "definitely")  # ids 1 …
 FIELDS = ("image_id", "attribute_id", "is_present", "certainty_id")
 
 _LABELS_FILE = Path("attributes") / "image_attribute_labels.txt"
-_BLANK_BYTES = np.frombuffer(b" \t\n\v\f\r", np.uint8)
 _FIX_LAYOUT = "write the line as: image_id attribute_id is_present certainty_id time"
 _MAX_FIELDS = 8  # the public file has lines with six and seven fields; with more it is another file
 _MAX_DIGITS = 9
@@ -53,7 +54,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     image_ids, images = read_numbered_names(base / "images.txt")
     class_ids, classes = read_numbered_names(find_attributes_file(base))
     _check_certainties(base / "attributes" / "certainties.txt")
-    fields, line, ragged = parse_labels(file)
+    fields, ragged = parse_labels(file)
     image = find_positions(fields[:, 0], image_ids)
     column = find_positions(fields[:, 1], class_ids)
     present, certainty = fields[:, 2], fields[:, 3]
@@ -66,7 +67,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
         if wrong.any():
             row = int(np.argmax(wrong))
             message = f"{FIELDS[number]} {fields[row, number]} {what}"
-            raise LabelError(message, "take all files from the same archive", file, line=int(line[row]))
+            line, _ = next(islice(_read_fields(file), row, None))
+            raise LabelError(message, "take all files from the same archive", file, line=line)
 
     audit = Audit("cub", [str(file), str(base / "images.txt"), str(find_attributes_file(base))])
     selected = _split_positions(base, policy.split, image_ids)
@@ -206,51 +208,35 @@ def find_positions(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray
     return np.where(ids[candidate] == wanted, candidate, -1)
 
 
-def parse_labels(file: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """((n, 4) first four fields as numbers, (n,) line numbers, number of lines without exactly five fields)."""
-    fields, numbers, ragged, lines_before = [], [], 0, 0
-    with open(file, "rb") as stream:
-        while chunk := stream.read(1 << 24) + stream.readline():
-            data = np.frombuffer(chunk.rstrip(b"\n") + b"\n", np.uint8)
-            part, line, uneven = _parse_chunk(data, file, lines_before)
-            fields.append(part)
-            numbers.append(line)
-            ragged += uneven
-            lines_before += chunk.count(b"\n")
-    if not sum(map(len, numbers)):
+def parse_labels(file: Path) -> tuple[NDArray[np.int64], int]:
+    """((n, 4) first four fields as numbers, number of lines without exactly five fields)."""
+    ragged = 0
+
+    def numbers() -> Iterator[int]:
+        nonlocal ragged
+        for line, fields in _read_fields(file):
+            if not len(FIELDS) <= len(fields) <= _MAX_FIELDS:
+                raise LabelError(f"{len(fields)} fields where there must be 5", _FIX_LAYOUT, file, line=line)
+            values = fields[: len(FIELDS)]
+            if not b"".join(values).isdigit() or max(map(len, values)) > _MAX_DIGITS:
+                wrong = next(n for n, value in enumerate(values) if not value.isdigit() or len(value) > _MAX_DIGITS)
+                text = values[wrong][:20].decode("ascii", "replace")
+                raise LabelError(f"{FIELDS[wrong]} {text!r} is not a whole number", _FIX_LAYOUT, file, line=line)
+            yield from map(int, values)
+            ragged += len(fields) != 5
+
+    table = np.fromiter(numbers(), np.int64).reshape(-1, len(FIELDS))
+    if not len(table):
         raise LabelError("the file has only blank lines", "take it from the archive again", file)
-    return np.concatenate(fields), np.concatenate(numbers), ragged
+    return table, ragged
 
 
-def _parse_chunk(
-    data: NDArray[np.uint8], file: Path, lines_before: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Find the fields by the edges of the blanks, then read all numbers at once, digit by digit."""
-    blank = np.isin(data, _BLANK_BYTES)
-    edge = np.flatnonzero(np.diff(blank, prepend=True))
-    start, length = edge[0::2], edge[1::2] - edge[0::2]
-    field_end = np.searchsorted(start, np.flatnonzero(data == ord("\n")))
-    first = np.concatenate([[0], field_end[:-1]])
-    count = field_end - first
-    row = np.flatnonzero(count)
-    line, count = lines_before + row + 1, count[row]
-    if len(row) and not (count.min() >= len(FIELDS) and count.max() <= _MAX_FIELDS):
-        bad_row = int(np.argmax((count < len(FIELDS)) | (count > _MAX_FIELDS)))
-        raise LabelError(f"{count[bad_row]} fields where there must be 5", _FIX_LAYOUT, file, line=int(line[bad_row]))
-    token = first[row][:, None] + np.arange(len(FIELDS))
-    start, length = start[token], length[token]
-    value = np.zeros(token.shape, np.int64)
-    wrong = length > _MAX_DIGITS
-    for place in range(min(int(length.max(initial=0)), _MAX_DIGITS)):
-        inside = length > place
-        digit = data[np.where(inside, start + place, 0)].astype(np.int64) - ord("0")
-        wrong |= inside & ((digit < 0) | (digit > 9))
-        value = np.where(inside, value * 10 + digit, value)
-    if wrong.any():
-        bad_row, number = (int(where[0]) for where in np.nonzero(wrong))
-        text = bytes(data[start[bad_row, number] :][: min(int(length[bad_row, number]), 20)]).decode("ascii", "replace")
-        raise LabelError(f"{FIELDS[number]} {text!r} is not a whole number", _FIX_LAYOUT, file, line=int(line[bad_row]))
-    return value, line, int(np.count_nonzero(count != 5))
+def _read_fields(file: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """The number and the fields of each line that is not blank."""
+    with open(file, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if fields := line.split():
+                yield number, fields
 
 
 def _audit_values(audit: Audit, present: NDArray[np.int64], certainty: NDArray[np.int64]) -> None:

@@ -151,10 +151,7 @@ def _read_columns(metadata: CsvTable, images: Names, classes: list[str], policy:
 
 def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Policy, audit: Audit) -> Rows:
     """Read a list of present classes, and perhaps one of absent classes; a null list means nothing is known."""
-    for option in ("minus_one", "zero", "values"):
-        if getattr(policy, option) != getattr(Policy(), option):
-            flag = "--value" if option == "values" else "--" + option.replace("_", "-")
-            raise metadata.error(f"{flag} means nothing for lists of class names", f"leave {flag} out")
+    policy.check(set(USES) - {"minus_one", "zero", "values"}, "imagefolder, with lists of class names")
     negative = [name for name in lists if name in ABSENT_COLUMNS]
     positive = [name for name in lists if name not in ABSENT_COLUMNS]
     if len(positive) != 1 or len(negative) > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import check_quotes, csv_fault, first_line, read_records, record_line
-from halflabel.labels.formats._long_write import csv_text
+from halflabel.labels.formats._long_write import csv_text, row_blocks
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._write import check_has_labels
 from halflabel.labels.names import Names
@@ -99,8 +100,8 @@ def keeps_provenance(rows: Rows) -> NDArray[np.bool_]:
 def write(rows: Rows, path: Path) -> None:
     """Write the labels that hold, with Confidence 1 or 0 and the class name as LabelName.
 
-    Machine-generated rows keep their score as Confidence. Labels filled in by a model (sources "model:…") get their
-    probability of being present, a fraction: nobody verified them. Classes are read back in order of first appearance.
+    Machine-generated rows keep their score as Confidence. Labels made by other models get their probability of being
+    present, a fraction: nobody verified them. Classes are read back in order of first appearance.
     An image or a class without known labels cannot be written.
     """
     rows = _holding_in_image_order(rows)
@@ -108,24 +109,14 @@ def write(rows: Rows, path: Path) -> None:
     confidence = (rows.value > 0).astype(np.float32)
     is_machine = np.array([name == MACHINE for name in rows.sources])[rows.source]
     confidence[is_machine] = rows.score[is_machine]
-    is_model = np.array([name.startswith("model:") for name in rows.sources])[rows.source]
+    is_model = rows.is_model_made() & ~is_machine
     probability = np.nan_to_num(rows.score, nan=0.5)  # that the value is right
     present = np.where(rows.value > 0, probability, 1 - probability)
     confidence[is_model] = present[is_model].clip(0.001, 0.999)
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         file.write((",".join(COLUMNS) + "\n").encode())
-        for start in range(0, len(rows), 1 << 18):
-            part = slice(start, start + (1 << 18))
-            block = pa.record_batch(
-                [
-                    rows.images.array.take(pa.array(rows.image[part])),
-                    pa.array(rows.sources, pa.string()).take(pa.array(rows.source[part])),
-                    rows.classes.array.take(pa.array(rows.column[part])),
-                    pa.array(confidence[part]),
-                ],
-                names=list(COLUMNS),
-            )
-            file.write(csv_text(block))
+        for block in row_blocks(replace(rows, score=confidence)):
+            file.write(csv_text(block.select(["image", "source", "class", "score"])))
 
 
 class _CodedColumn:
