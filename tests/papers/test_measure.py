@@ -7,8 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score
 
-from halflabel.errors import UserError
-from halflabel.papers.measure import METRICS, compute_metric
+from halflabel.papers.measure import compute_metric
 
 
 @pytest.fixture
@@ -73,17 +72,3 @@ def test_classes_without_negatives(data: tuple[torch.Tensor, torch.Tensor]) -> N
 def test_large_logits_are_not_tied_at_one(data: tuple[torch.Tensor, torch.Tensor]) -> None:
     logits, labels = data
     assert compute_metric("CP", logits + 25, labels, top_k=3) == compute_metric("CP", logits, labels, top_k=3)
-
-
-def test_refusals(data: tuple[torch.Tensor, torch.Tensor]) -> None:
-    logits, labels = data
-    for metric, options in (
-        ("loss", {}),
-        ("CF1", {"kind": "voc07"}),
-        ("mAP", {"empty": "?"}),
-        ("mAP", {"group": 1}),
-        ("mAP", {"no_negative": "zero"}),
-    ):
-        with pytest.raises(UserError):
-            compute_metric(metric, logits, labels, **options)
-    assert all(METRICS.values())

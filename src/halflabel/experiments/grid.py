@@ -291,16 +291,13 @@ def parse_budget(text: str) -> float:
     >>> parse_budget("1h30m")
     5400.0
     """
-    match = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text.strip().lower())
-    try:
-        assert match is not None
-        parts = [float(part) if part else 0.0 for part in match.groups()]
-    except (AssertionError, ValueError):
-        parts = [0.0]
-    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
+    number = r"(\d*\.?\d+)"
+    match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
+    parts = [float(part or 0) for part in match.groups()] if match else [0.0] * 3
+    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=True))
     if seconds <= 0:
         raise UserError(f"{text!r} is not a duration", "write a budget such as 90s, 30m, 2h or 1h30m")
-    return float(seconds)
+    return seconds
 
 
 def _parse(text: str) -> tuple[str, dict[str, str]]:

@@ -18,7 +18,7 @@ from halflabel.experiments.grid import Outcome, Task
 from halflabel.experiments.source_digest import method_digest, metrics_digest
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.system.files import atomic_write, to_json_value, write_csv, write_json
+from halflabel.system.files import atomic_write, read_json, to_json_value, write_csv, write_json
 
 What = Literal["comparison", "study"]
 
@@ -86,10 +86,7 @@ class Store:
         return False
 
     def _read_config(self) -> dict[str, Any]:
-        try:
-            content = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise UserError(f"{self.folder / 'config.json'} cannot be read", "choose another --out") from None
+        content = read_json(self.folder / "config.json", "choose another --out")
         if not isinstance(content, dict) or content.pop("what", None) != self.what:
             raise UserError(f"{self.folder} holds something other than a {self.what}", "choose another --out")
         return content

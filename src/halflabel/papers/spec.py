@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from halflabel.data.datasets import dataset_options
-from halflabel.errors import UserError
 
 if TYPE_CHECKING:
     from halflabel.experiments.grid import LabelMask
@@ -277,8 +276,7 @@ class PaperTable:
     notes: tuple[str, ...] = ()
 
     def cell(self, row: TableRow, condition: Condition) -> Cell:
-        if row.method is None:
-            raise UserError(f"the row {row.name!r} of {self.id} has no method here", "choose another row")
+        assert row.method is not None, f"the row {row.name!r} of {self.id} has no method"
         mask, training = row.mask_for(condition), condition.training
         return Cell(
             row,

@@ -251,7 +251,7 @@ def test_refusals_say_what_to_do():
             Curriculum(**options)
     relabel = Curriculum("e", before="2")
     relabel.start(make_table(make_labels(4, 2)))
-    with pytest.raises(ValueError, match="passes"):
+    with pytest.raises(AssertionError, match="passes"):
         relabel.absorb(make_sweep((4, 2), 0), 1)
 
 

@@ -122,8 +122,7 @@ class Curriculum(Relabeler):
         device = self.labels.codes.device
 
         def rows(values: Tensor | None) -> Tensor:
-            if values is None:
-                raise ValueError("strategy e needs a sweep with passes")
+            assert values is not None, "strategy e needs a sweep with passes"
             return values[images.to(values.device)].to(device)
 
         score = rows(sweep.mean if self.strategy == "e" else sweep.logits)

@@ -73,7 +73,10 @@ class SelfTraining(Method):
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         output: Output = model(torch.cat(batch.views))
         count = len(batch.labels)
-        scores = output.logits if self.shifted else _map_means(output)
+        scores = output.logits
+        if not self.shifted:
+            assert output.maps is not None, "a head without class maps has no plain means"
+            scores = output.maps.mean(dim=(2, 3))
         targets = self.relabel(batch, scores[:count].detach(), epoch)
         unknown = batch.labels == 0
         known = Targets(targets.pos.masked_fill(unknown, 0), targets.neg.masked_fill(unknown, 0))
@@ -86,9 +89,3 @@ class SelfTraining(Method):
         known = Targets(known.pos.repeat(repeats, 1), known.neg.repeat(repeats, 1))
         supervised = self.reduce(self.loss(logits, known), known)
         return supervised + self.weight * self.reduce(self.loss(scores[-count:], guessed), guessed)
-
-
-def _map_means(output: Output) -> Tensor:
-    if output.maps is None:
-        raise TypeError("a head without class maps has no plain means")
-    return output.maps.mean(dim=(2, 3))

@@ -33,14 +33,15 @@ def score_densities(scores: ArrayLike, truth: ArrayLike, bins: int = 50) -> Scor
     W₁ is 0 for equal distributions and 1 for perfect scores. Zhou 2022 compares methods by it.
     """
     scores, truth = check_scores(scores, truth)
-    present, absent = truth > 0, truth < 0
+    is_readable = ~np.isnan(scores)
+    present, absent = (truth > 0) & is_readable, (truth < 0) & is_readable
     edges = np.linspace(0, 1, bins + 1)
     return ScoreDensities(
         edges,
         _density(scores[present], edges),
         _density(scores[absent], edges),
-        float(_wasserstein(scores.reshape(-1, 1), present.reshape(-1, 1), absent.reshape(-1, 1))[0]),
-        _wasserstein(scores, present, absent),
+        _distance(scores[present], scores[absent]),
+        np.array([_distance(x[on], x[off]) for x, on, off in zip(scores.T, present.T, absent.T, strict=True)]),
     )
 
 
@@ -75,22 +76,13 @@ def draw_score_densities(
 
 
 def _density(scores: Floats, edges: Floats) -> Floats:
-    scores = scores[~np.isnan(scores)]
     if not len(scores):
         return np.full(len(edges) - 1, np.nan)
     return np.histogram(scores, edges, density=True)[0].astype(np.float64)
 
 
-def _wasserstein(scores: Floats, present: NDArray[np.bool_], absent: NDArray[np.bool_]) -> Floats:
-    """W₁ per column, exactly: both distribution functions are step functions, constant between adjacent scores."""
-    readable = ~np.isnan(scores)
-    positive, negative = present & readable, absent & readable
-    positives, negatives = positive.sum(axis=0), negative.sum(axis=0)
-    weight = positive / np.maximum(positives, 1) - negative / np.maximum(negatives, 1)
-    scores = np.where(readable, scores, 1.0)  # unreadable images have weight 0, so any value will do
-    order = np.argsort(scores, axis=0, kind="stable")
-    difference = np.cumsum(np.take_along_axis(weight, order, axis=0), axis=0)[:-1]
-    gaps = np.diff(np.take_along_axis(scores, order, axis=0), axis=0)
-    distance: Floats = (np.abs(difference) * gaps).sum(axis=0)
-    distance[(positives == 0) | (negatives == 0)] = np.nan
-    return distance
+def _distance(present: Floats, absent: Floats) -> float:
+    """W₁ of two samples; NaN if one of them is empty."""
+    from scipy.stats import wasserstein_distance
+
+    return float(wasserstein_distance(present, absent)) if len(present) and len(absent) else np.nan
