@@ -1,16 +1,19 @@
 """The speed and memory of features computed on Ray (`--engine ray`), beside one process.
 
     python benchmarks/ray_speed.py [--images 1000000] [--files 2000] [--size 32] [--backbone tiny]
+        [--kills 2]
 
 The images are small PNG files, each named many times, so that starting, sending and storing weigh more than they do for
 photos. A process computes the feature cache with each engine; another one adds up the CPU time and the memory (PSS) of
 it and of all processes that it started, twice a second. Images per CPU second count from the first finished block to
-the last, so that starting Ray and loading the network are left out. Both caches must have the same bytes. Linux only.
+the last, so that starting Ray and loading the network are left out. With `--kills` Ray computes them once more, in a
+process that is killed so many times and started again. All caches must have the same bytes. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
+import filecmp
 import json
 import os
 import subprocess
@@ -39,7 +42,7 @@ def compute(arguments: argparse.Namespace) -> None:
     backbone = build_backbone(arguments.backbone, size=arguments.size)
     with use_engine(arguments.engine):
         shown = Reporter(lambda done, total: print(done, flush=True) if done % 1024 == 0 or done == total else None)
-        cache_features(backbone, source, arguments.folder / arguments.engine, reporter=shown)
+        cache_features(backbone, source, arguments.folder / arguments.cache, reporter=shown)
 
 
 def usage(root: int, seen: dict[int, int]) -> tuple[float, float]:
@@ -66,10 +69,31 @@ def usage(root: int, seen: dict[int, int]) -> tuple[float, float]:
     return sum(seen.values()) / os.sysconf("SC_CLK_TCK"), memory / 2**20
 
 
-def measure(engine: str, arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
+def start(engine: str, arguments: argparse.Namespace, folder: Path, cache: str) -> subprocess.Popen[str]:
     words = [sys.executable, __file__, "--engine", engine, "--folder", str(folder), "--images", str(arguments.images)]
-    words += ["--size", str(arguments.size), "--backbone", arguments.backbone]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    words += ["--size", str(arguments.size), "--backbone", arguments.backbone, "--cache", cache]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def kill_and_resume(arguments: argparse.Namespace, folder: Path) -> list[int]:
+    """Compute the cache "killed" with Ray; return how many images each killed process had done."""
+    killed = []
+    for number in range(1, arguments.kills + 1):
+        process = start("ray", arguments, folder, "killed")
+        assert process.stdout is not None
+        for line in process.stdout:
+            if int(line) >= number * arguments.images / (arguments.kills + 1):
+                process.kill()
+                killed.append(int(line))
+                break
+        process.wait()
+    if start("ray", arguments, folder, "killed").wait():
+        raise SystemExit("the process started after the last kill failed")
+    return killed
+
+
+def measure(engine: str, arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
+    process = start(engine, arguments, folder, engine)
     assert process.stdout is not None
     peak, sampled, points = 0.0, 0.0, []
     seen: dict[int, int] = {}
@@ -95,6 +119,8 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--backbone", default="tiny")
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--cache", help=argparse.SUPPRESS)
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -109,9 +135,13 @@ def main() -> None:
         ):
             Image.fromarray(pixels).save(folder / "images" / f"{number:06d}.png")
         result = {engine: measure(engine, arguments, folder) for engine in ("local", "ray")}
-        caches = [next((folder / engine).glob("*/values.npy")).read_bytes() for engine in result]
+        print(json.dumps(result), flush=True)
+        killed = kill_and_resume(arguments, folder) if arguments.kills else []
+        names = [*result, *(["killed"] if killed else [])]
+        caches = [next((folder / name).glob("*/values.npy")) for name in names]
         share = result["ray"]["images per CPU second"] / result["local"]["images per CPU second"]
-        facts = {"images": arguments.images, "load": os.getloadavg()[0], "equal bytes": caches[0] == caches[1]}
+        facts = {"images": arguments.images, "load": os.getloadavg()[0], "killed after": killed}
+        facts["equal bytes"] = all(filecmp.cmp(caches[0], cache, shallow=False) for cache in caches[1:])
         print(json.dumps({**facts, **result, "share per core": round(share, 3)}, indent=1))
 
 
