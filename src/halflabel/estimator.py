@@ -46,12 +46,13 @@ __all__ = ["HalfLabelClassifier"]
 
 _MAX_BAD = 0.01  # the share of unreadable images that is too much to train on
 _EPOCHS = 20  # of the solver sgd
-_SOLVERS = ("auto", "lbfgs", "sgd")
-_SCHEDULES = ("cosine", "step", "constant")
+_CHOICES = {
+    "schedule": ("cosine", "step", "constant"),
+    "solver": ("auto", "lbfgs", "sgd"),
+    "zero": ("auto", "unknown", "absent"),
+}
 # parameters that are options of `halflabel train`
-_TRAINING = (
-    *("backbone", "size", "solver", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule", "seed"),
-)
+_OPTIONS = ("backbone", "size", "solver", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule", "seed")
 
 
 class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -261,12 +262,9 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _check_parameters(self) -> None:
         """Check the parameters that neither the method nor `Settings` checks, before anything is computed."""
-        if self.schedule not in _SCHEDULES:
-            raise UserError(f"schedule={self.schedule!r} cannot be used", f"use one of: {', '.join(_SCHEDULES)}")
-        if self.solver not in _SOLVERS:
-            raise UserError(f"solver={self.solver!r} is not known", f"use one of: {', '.join(_SOLVERS)}")
-        if self.zero not in ("auto", "unknown", "absent"):
-            raise UserError(f"zero={self.zero!r} is not known", 'use zero="unknown", "absent" or "auto"')
+        for name, allowed in _CHOICES.items():
+            if (value := getattr(self, name)) not in allowed:
+                raise UserError(f"{name}={value!r} cannot be used", f"use one of: {', '.join(allowed)}")
         if self.threshold != "auto" and not (isinstance(self.threshold, int | float) and 0 <= self.threshold <= 1):
             raise UserError(f"{self.threshold!r} is not a threshold", 'give a probability, or "auto"')
 
@@ -275,7 +273,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         is_auto = isinstance(self.method, str) and self.method == "auto"
         choice = choose(table.stats()) if is_auto else Choice("", settings={"epochs": _EPOCHS})
         chosen = recipe(choice.method or self.method)
-        training = {name: getattr(self, name) for name in _TRAINING}
+        training = {name: getattr(self, name) for name in _OPTIONS}
         training["device"] = choose_device(self.device)
         return Assembly(make_config(choice, training, self.options or {}, given_recipe=chosen), chosen)
 

@@ -143,22 +143,22 @@ def fill(
     rows = read(labels).rows if labels is not None else None
     flags = {"--all-photos": all_photos, "--assume-random": assume_random, "--only-filled": not complete}
     again = _repeated_words(read, labels, rules, confidence, flags)
-    checked, given = None, read(answers).rows if answers is not None else review_answers(opened)
+    people = read(answers).rows if answers is not None else review_answers(opened)
+    of_control = None
     if not assume_random and has_only_positives(opened, rows):
         further = unlisted_photos(opened, rows, images) if all_photos else None
         asking = ControlQuestions(opened, images, rows, further, precision, control)
         with use_engine(engine):
-            checked = asking.find_answers_or_ask(given, ["--out", path, *again], from_file=answers is not None)
-        if checked is None:
+            of_control = asking.find_answers_or_ask(people, ["--out", path, *again], from_file=answers is not None)
+        if of_control is None:
             return
-    options = {"labels": rows, "rules": rules, "folds": folds, "assume_random": assume_random, "all_photos": all_photos}
+    options: dict[str, Any] = {"labels": rows, "rules": rules, "folds": folds, "precision": precision}
+    options |= {"assume_random": assume_random, "all_photos": all_photos, "confidence": confidence}
+    options |= {"control": of_control, "answers": people}
     with use_engine(engine):
-        filling = _plan(opened, images, (checked, given), (precision, confidence), **options)
-    tally = _write(filling, path, (rows if rows is not None else opened.read_rows()) if complete else None, given)
+        filling, tally = _fill(opened, images, path, complete, **options)
     _show(filling, tally, top)
-    _show_photos(filling, images, all_photos)
-    if given is not None:
-        console.print(f"{counted(len(given), 'answer')} of people kept: nothing was filled there")
+    _show_photos(filling, images, all_photos, people)
     if answers is not None:
         again += ["--answers", answers, *(words_of(read) if labels is None else [])]
     _show_next_step(filling, tally, run, images, path, complete, again)
@@ -174,47 +174,22 @@ def _repeated_words(
     return words + [flag for flag, is_set in flags.items() if is_set]
 
 
-def _plan(
-    run: RunFolder,
-    images: Path,
-    answers: tuple[Rows | None, Rows | None],
-    wanted: tuple[float, float],
-    **options: Any,
-) -> FillPlan:
-    """Decide which labels to fill, with progress bars.
-
-    `answers` are those to control questions, and all; `wanted` are the precision and the confidence; `options` are
-    those of `filling.fill`.
-    """
+def _fill(run: RunFolder, images: Path, path: Path, complete: bool, **options: Any) -> tuple[FillPlan, FillCounts]:
+    """Fill labels and write them to a file, after the known ones if `complete`; `options` are those of `fill`."""
     from halflabel.cli.progress import Bar
     from halflabel.filling import fill as fill_labels
-
-    with Bar("features") as bar, Bar("decides") as deciding:
-        return fill_labels(
-            run,
-            images,
-            precision=wanted[0],
-            confidence=wanted[1],
-            control=answers[0],
-            answers=answers[1],
-            **options,
-            reporter=Reporter(bar, console.print),
-            plan_progress=deciding,
-        )
-
-
-def _write(filling: FillPlan, path: Path, base: Rows | None, answers: Rows | None) -> FillCounts:
-    from halflabel.cli.progress import Bar
     from halflabel.filling import write_filled
 
+    with Bar("features") as bar, Bar("decides") as deciding:
+        plan = fill_labels(run, images, **options, reporter=Reporter(bar, console.print), plan_progress=deciding)
+    known = run.read_rows() if options["labels"] is None else options["labels"]
     with Bar("writes") as writing:
-        return distributed.run_on_main(
-            lambda: write_filled(filling, path, base=base, answers=answers, progress=writing)
-        )
+        more = {"base": known if complete else None, "answers": options["answers"], "progress": writing}
+        return plan, distributed.run_on_main(lambda: write_filled(plan, path, **more))
 
 
-def _show_photos(filling: FillPlan, images: Path, all_photos: bool) -> None:
-    """Print how many photos were filled, or how many of the folder the labels do not name."""
+def _show_photos(filling: FillPlan, images: Path, all_photos: bool, people: Rows | None) -> None:
+    """Print how many photos were filled, or how many the labels do not name, and the answers of people that stay."""
     from halflabel.data.decode import unlisted_images
 
     if all_photos:
@@ -224,6 +199,8 @@ def _show_photos(filling: FillPlan, images: Path, all_photos: bool) -> None:
             f"The labels do not list {counted(missing, 'photo')} of the folder {escape(str(images))}: nothing was "
             "filled there. Add --all-photos to fill them too."
         )
+    if people is not None:
+        console.print(f"{counted(len(people), 'answer')} of people kept: nothing was filled there")
 
 
 def _check_only_with_undo(source: str | None, retract: bool) -> None:

@@ -240,7 +240,6 @@ def _serve(
     from halflabel.review.answers import AnswerStore
     from halflabel.review.live_finish import next_run_folder
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
-    from halflabel.review.questions import CONTROL_FILL
     from halflabel.review.scores import cached_scores
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import ClassMaps, Thumbnails
@@ -261,9 +260,8 @@ def _serve(
     is_local = is_loopback(host)
     address_file = (place if isinstance(place, Path) else run.answers).with_suffix(".address.json")
     last = read_address(address_file)
-    ports = (
-        (access.port,) if access.port is not None else (server.PORT, 0) if last is None else (last.port, server.PORT, 0)
-    )
+    earlier_port = [] if last is None else [last.port]
+    ports = [*earlier_port, server.PORT, 0] if access.port is None else [access.port]
     with open_socket(host, *ports) as listening, ExitStack() as stack:
         with Bar("scores") as bar:
             scored = cached_scores(run, images, Reporter(bar), further)
@@ -272,15 +270,7 @@ def _serve(
             chosen = _choose_questions(scored, place, is_live)
         if not chosen and has_labels:
             raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
-        is_control = bool(chosen) and all(question.why == CONTROL_FILL for question in chosen)
-        elsewhere = place if place != run.answers else None
-        after = ""
-        if has_labels:
-            after = after_review(
-                run.folder, images, is_control=is_control, place=elsewhere, all_photos=further is not None
-            )
-            if is_control and elsewhere is None and run.control_next.exists():  # with the options that `fill` had
-                after = read_text(run.control_next, "remove it").strip()
+        after = _next_command(run, images, place, chosen, all_photos=further is not None) if has_labels else ""
         session = ReviewSession(
             scored,
             chosen,
@@ -325,9 +315,23 @@ def _serve(
         finally:  # Ctrl-C is the usual end
             if after and store.count()[0]:
                 show_command(after)
-                if is_live and elsewhere is None and precision != _PRECISION:
+                if is_live and place == run.answers and precision != _PRECISION:
                     then = after_train(next_run_folder(run.folder), images, is_continued=True)
                     show_command(f"{then} --precision {precision:g}", "Then")
+
+
+def _next_command(
+    run: RunFolder, images: Path, place: str | Path, questions: Sequence[Question], *, all_photos: bool
+) -> str:
+    """Return the command that uses the answers to these questions, which are stored in `place`."""
+    from halflabel.review.questions import CONTROL_FILL
+
+    is_control = bool(questions) and all(question.why == CONTROL_FILL for question in questions)
+    if place != run.answers:
+        return after_review(run.folder, images, place=place)
+    if is_control and run.control_next.exists():  # with the options that `fill` had
+        return read_text(run.control_next, "remove it").strip()
+    return after_review(run.folder, images, is_control=is_control, all_photos=all_photos)
 
 
 def _read_questions(run: RunFolder, images: Path, path: Path) -> tuple[list[Question], Names | None]:
