@@ -50,6 +50,16 @@ class Weighted(Ignore):
         return Targets(self.weight * pos, neg)
 
 
+class ByScore(Ignore):
+    """Unknown labels with a high score are present; wrongly called static."""
+
+    is_static = True
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        pos, neg = super().forward(batch, logits, epoch)
+        return Targets(pos + ((batch.labels == 0) & (logits > 1)), neg)
+
+
 class Plain(Method):
     """The ordinary step, with something added."""
 
@@ -112,6 +122,7 @@ BROKEN: list[tuple[str, Callable[[], Method], str]] = [
         "the loss of one image is not finite",
     ),
     ("targets", lambda: Method(BCE(), Weighted(0.0)), "a known label has the wrong target"),
+    ("targets", lambda: Method(BCE(), ByScore()), "targets depend on scores or epoch"),
     ("half precision", lambda: Plain(lambda x, _: x.square().mean()), "in half precision"),
     ("gradient", lambda: Plain(lambda x, _: WrongBackward.apply(x).mean()), "the gradient predicts a slope of"),
     ("order of images", lambda: Plain(lambda x, _: x[0].mean()), "for the same images in another order"),
@@ -124,6 +135,11 @@ BROKEN: list[tuple[str, Callable[[], Method], str]] = [
 def test_a_broken_promise_is_detected(check: str, make: Callable[[], Method], problem: str) -> None:
     with pytest.raises(Broken, match=problem):
         {**CHECKS, **ONCE}[check](recipe_of(make), "partial")
+
+
+def test_a_relabeler_with_targets_of_its_own_is_not_static_by_its_base_class() -> None:
+    assert Ignore.is_static
+    assert not Weighted.is_static
 
 
 @pytest.mark.filterwarnings("ignore:Weighted.weight changes")

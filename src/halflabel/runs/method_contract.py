@@ -176,6 +176,13 @@ def check_targets(recipe: Recipe, regime: str) -> None:
                 "present: pos > 0 and neg = 0, absent the reverse; or set `changes_known = True` in the Method",
             )
         case.finish_epoch(epoch)
+    relabel, logits = case.method.relabel, 9 * torch.randn(batch.labels.shape)
+    if relabel.is_static:
+        pairs = zip(relabel(batch, logits, 1), relabel(batch, -logits, 2), strict=True)
+        if not all(torch.equal(*pair) for pair in pairs):
+            raise Broken(
+                "targets depend on scores or epoch, and `is_static = True` says that they do not", "set it to False"
+            )
 
 
 def check_order(recipe: Recipe, regime: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,12 @@ class Relabeler(nn.Module):
     wants_features = True  # whether a sweep must include the features of the images
     needs_group = False  # whether training is refused without --group
     group: str | None = None  # the option --group, set before `start` if it is needed
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Take other targets than those of a static base class as not static, unless the subclass says so."""
+        super().__init_subclass__(**options)
+        if "forward" in vars(cls) and "is_static" not in vars(cls):
+            cls.is_static = False
 
     def plan(self, epochs: int) -> None:
         """Set the number of training epochs, for schedules; called before `start`."""
