@@ -24,7 +24,7 @@ from sklearn.neighbors import NearestNeighbors
 from halflabel.methods.parts.propagation import nearest
 
 OUT = Path(__file__).parent / "out" / "neighbours.json"
-Found = tuple[np.ndarray, np.ndarray]  # distance, index, each (Q, k)
+Found = tuple[np.ndarray, np.ndarray]  # distance, index, each (Q,)
 
 
 def main() -> None:
@@ -32,7 +32,6 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=20_000)
     parser.add_argument("--references", type=int, default=5_000)
     parser.add_argument("--channels", type=int, default=1_280)
-    parser.add_argument("--k", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
 
@@ -44,9 +43,9 @@ def main() -> None:
         for count in (options.queries, options.references)
     )
     contestants: dict[str, Callable[[], Found]] = {
-        "halflabel": lambda: ours(queries, references, options.k),
-        "scikit-learn": lambda: by_sklearn(queries, references, options.k),
-        "numpy": lambda: by_numpy(queries, references, options.k),
+        "halflabel": lambda: ours(queries, references),
+        "scikit-learn": lambda: by_sklearn(queries, references),
+        "numpy": lambda: by_numpy(queries, references),
     }
     seconds: dict[str, float] = {}
     processor: dict[str, float] = {}
@@ -59,7 +58,7 @@ def main() -> None:
             processor[name] = min(processor.get(name, np.inf), time.process_time() - busy)
 
     shape = f"{options.queries:,} queries x {options.references:,} references x {options.channels:,} channels"
-    print(f"{shape}, k = {options.k}, {torch.get_num_threads()} threads")
+    print(f"{shape}, {torch.get_num_threads()} threads")
     print(f"{'':16}{'seconds':>10}{'processor':>12}{'ours is':>12}{'same neighbour':>18}{'distance off by':>18}")
     rows = []
     for name, best in seconds.items():
@@ -73,7 +72,7 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "versions": {"torch": torch.__version__, "numpy": np.__version__, "sklearn": sklearn.__version__},
-        **{name: getattr(options, name) for name in ("queries", "references", "channels", "k", "repeats")},
+        **{name: getattr(options, name) for name in ("queries", "references", "channels", "repeats")},
         "rows": rows,
     }
     OUT.parent.mkdir(parents=True, exist_ok=True)
@@ -81,25 +80,25 @@ def main() -> None:
     print(f"written: {OUT}")
 
 
-def ours(queries: np.ndarray, references: np.ndarray, k: int) -> Found:
-    distance, index = nearest(torch.from_numpy(queries), torch.from_numpy(references), k)
+def ours(queries: np.ndarray, references: np.ndarray) -> Found:
+    skip = torch.full((len(queries),), -1)
+    distance, index = nearest(torch.from_numpy(queries), torch.from_numpy(references), skip)
     return distance.numpy(), index.numpy()
 
 
-def by_sklearn(queries: np.ndarray, references: np.ndarray, k: int) -> Found:
-    distance, index = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(references).kneighbors(queries)
-    return distance, index
+def by_sklearn(queries: np.ndarray, references: np.ndarray) -> Found:
+    distance, index = NearestNeighbors(n_neighbors=1, algorithm="brute").fit(references).kneighbors(queries)
+    return distance[:, 0], index[:, 0]
 
 
-def by_numpy(queries: np.ndarray, references: np.ndarray, k: int) -> Found:
+def by_numpy(queries: np.ndarray, references: np.ndarray) -> Found:
     """The textbook form, a thousand queries at a time."""
     distances, numbers = [], []
     for at in range(0, len(queries), 1_000):
         part = queries[at : at + 1_000]
         square = (part**2).sum(1)[:, None] - 2 * part @ references.T + (references**2).sum(1)
-        number = np.argsort(square, axis=1, kind="stable")[:, :k] if k > 1 else square.argmin(1)[:, None]
-        numbers.append(number)
-        distances.append(np.sqrt(np.maximum(np.take_along_axis(square, number, 1), 0)))
+        numbers.append(square.argmin(1))
+        distances.append(np.sqrt(np.maximum(square.min(1), 0)))
     return np.concatenate(distances), np.concatenate(numbers)
 
 
