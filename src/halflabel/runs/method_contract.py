@@ -180,9 +180,7 @@ def check_targets(recipe: Recipe, regime: str) -> None:
     if relabel.is_static:
         pairs = zip(relabel(batch, logits, 1), relabel(batch, -logits, 2), strict=True)
         if not all(torch.equal(*pair) for pair in pairs):
-            raise Broken(
-                "targets depend on scores or epoch, and `is_static = True` says that they do not", "set it to False"
-            )
+            raise Broken("targets depend on scores or epoch, and `is_static` is True", "set it to False")
 
 
 def check_order(recipe: Recipe, regime: str) -> None:
