@@ -378,14 +378,16 @@ def _find_labels(folder: Path) -> Path | None:
 
 
 def _find_photos(folder: Path) -> Path | None:
-    """The first folder that holds images, or a pack."""
+    """The folder that holds most images among its first 1,000 files, or a pack."""
     endings = (".jpg", ".jpeg", ".png", ".webp")
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
-            names = (entry.name.lower() for entry in islice(path.iterdir(), 100))
-            if any(name.endswith(endings) or name == "index.arrow" for name in names):
-                return path
-    return None
+
+    def count_images(path: Path) -> int:
+        names = [entry.name.lower() for entry in islice(path.iterdir(), 1000)]
+        return 1000 if "index.arrow" in names else sum(name.endswith(endings) for name in names)
+
+    folders = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    best = max(folders, key=count_images, default=None)
+    return best if best is not None and count_images(best) else None
 
 
 def _find_run(folder: Path) -> Path | None:
