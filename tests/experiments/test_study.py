@@ -33,7 +33,7 @@ from halflabel.labels import drop
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.report.comparison_facts import read_comparison
-from halflabel.report.run_facts import is_comparison
+from halflabel.report.run_facts import experiment_kind
 from halflabel.system.rng import uniform
 from halflabel.training.config import Config, Settings
 
@@ -328,7 +328,7 @@ def test_a_study_and_a_comparison_do_not_share_a_folder(painted: Any, cache: Pat
     study(table, images, out=tmp_path / "a", **options)
     place = tmp_path / "a" / "config.json"
     assert json.loads(place.read_text())["what"] == "study"
-    assert not is_comparison(tmp_path / "a")
+    assert experiment_kind(tmp_path / "a") == "study"
     comparison = compare(table, images, ["bce"], out=tmp_path / "b", seeds=1, search="none", config=Config(**SMALL))
     assert comparison.rows
     with pytest.raises(UserError, match="something other than a comparison"):

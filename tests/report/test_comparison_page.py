@@ -25,7 +25,7 @@ from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
 from halflabel.report.comparison_facts import class_gaps, read_comparison
 from halflabel.report.comparison_page import build_comparison, write_comparison
-from halflabel.report.run_facts import is_comparison
+from halflabel.report.run_facts import experiment_kind
 from halflabel.system.format import points
 from halflabel.training.config import Config, Settings
 
@@ -280,8 +280,7 @@ def test_command_takes_runs_and_comparisons(comparison: Path, tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     assert "<h1>first · comparison</h1>" in out.read_text()
     assert write_comparison(comparison, out).size == out.stat().st_size
-    assert is_comparison(comparison)
-    assert not is_comparison(tmp_path)
+    assert experiment_kind(comparison) == "comparison"
     for words, messages in (
         ([str(comparison), "--images", str(tmp_path)], "shows no images"),
         ([str(comparison), "--out", str(tmp_path / "x.pdf")], "end it in .html"),

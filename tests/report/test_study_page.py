@@ -20,7 +20,7 @@ from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.experiments.study import grow, study
 from halflabel.labels.table import LabelTable
-from halflabel.report.run_facts import is_comparison, is_study
+from halflabel.report.run_facts import experiment_kind
 from halflabel.report.study_facts import read_study
 from halflabel.report.study_page import build_study, write_study
 from halflabel.system.format import points
@@ -204,9 +204,8 @@ def test_command_makes_it(study_folders: Path, tmp_path: Path, kind: str) -> Non
     assert result.exit_code == 0, result.output
     assert out.read_text() == build_study(study_folders / kind)
     assert write_study(study_folders / kind, out).size == out.stat().st_size
-    assert is_study(study_folders / kind)
-    assert not is_comparison(study_folders / kind)
-    assert not is_study(tmp_path)
+    assert experiment_kind(study_folders / kind) == "study"
+    assert experiment_kind(tmp_path) is None
     result = CliRunner().invoke(app, ["report", str(study_folders / kind), "--images", str(tmp_path)])
     assert (result.exit_code, "the page of a study shows no images" in result.stderr) == (2, True)
 

@@ -36,7 +36,7 @@ class Bar:
         self.title = title
         self.unit = unit
         self._progress: Progress | None = None
-        self._started = self._told = 0.0
+        self._started = self._last_line = 0.0
         self._first = 0
 
     def __enter__(self) -> Self:
@@ -50,14 +50,14 @@ class Bar:
             self._progress = _progress()
             self._progress.start()
             self._progress.add_task(self.title, total=total, completed=done, rate="", note="")
-            self._started = self._told = time.perf_counter()
+            self._started = self._last_line = time.perf_counter()
             self._first = done
         else:
             now = time.perf_counter()
             rate = (done - self._first) / max(now - self._started, 1e-9)
             self._progress.update(self._progress.task_ids[0], completed=done, rate=self._speed(rate))
-            if not console.is_terminal and now - self._told >= _LINE_SECONDS and rate > 0:
-                self._told = now
+            if not console.is_terminal and now - self._last_line >= _LINE_SECONDS and rate > 0:
+                self._last_line = now
                 left = f"{self._speed(rate)}, {duration((total - done) / rate)} left"
                 typer.echo(f"{self.title}: {group_digits(done)} of {group_digits(total)}, {left}", err=True)
         if done >= total:

@@ -45,20 +45,18 @@ def report(
     from halflabel.cli.progress import Bar
     from halflabel.filling.run import has_only_positives
     from halflabel.report.layout import check_page_path
-    from halflabel.report.run_facts import is_comparison, is_study
+    from halflabel.report.run_facts import experiment_kind
     from halflabel.report.run_page import write_report
     from halflabel.runs.folder import RunFolder
 
     if out is not None:
         check_page_path(out)
-    of_study = is_study(run)
-    if not (run / "config.yaml").exists() and (of_study or is_comparison(run)):
+    kind = experiment_kind(run)
+    if kind is not None and not (run / "config.yaml").exists():
         if images is not None:
-            raise UserError(
-                f"the page of a {'study' if of_study else 'comparison'} shows no images", "leave --images out"
-            )
+            raise UserError(f"the page of a {kind} shows no images", "leave --images out")
         # These modules import torch.
-        if of_study:
+        if kind == "study":
             from halflabel.report.study_page import write_study as write
         else:
             from halflabel.report.comparison_page import write_comparison as write

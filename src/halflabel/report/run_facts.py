@@ -101,24 +101,14 @@ def read_run_facts(run: RunFolder) -> RunFacts:
     )
 
 
-def is_comparison(folder: Path) -> bool:
-    """Whether `halflabel compare` wrote this folder."""
-    return _experiment_kind(folder) == "comparison"
-
-
-def is_study(folder: Path) -> bool:
-    """Whether `halflabel study` wrote this folder."""
-    return _experiment_kind(folder) == "study"
-
-
-def _experiment_kind(folder: Path) -> str | None:
-    """Return "comparison" or "study", as config.json says; None for other folders."""
+def experiment_kind(folder: Path) -> str | None:
+    """Return "comparison" or "study" for a folder that `compare` or `study` wrote; None for other folders."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     kind = config.get("what") if isinstance(config, dict) else None
-    return kind if isinstance(kind, str) else None
+    return kind if kind in ("comparison", "study") else None
 
 
 def _training_images(run: RunFolder, table: LabelTable) -> NDArray[np.int64]:

@@ -78,12 +78,7 @@ def line_chart(
     y = Axis(low, high, _MIDDLE - 34, _TOP, integers=y_range is None and bool((ys == np.rint(ys)).all()))
     parts = [_frame(x, y, x_label, y_label)]
     if mark is not None:
-        mark_x = x(mark[0])
-        side = "end" if mark_x > WIDTH * 0.6 else "start"
-        parts.append(el("line", x1=mark_x, x2=mark_x, y1=y.end, y2=y.start, class_="mark"))
-        note_x = mark_x - 4 if side == "end" else mark_x + 4
-        note = {"x": note_x, "y": y.start - 6, "text_anchor": side, "class_": "note"}
-        parts.append(el("text", mark[1], **note))
+        parts.append(_mark(x, y, *mark))
     for line in drawn:
         parts.append(el("polyline", points=_path(x, y, zip(line.x, line.y, strict=True)), class_=f"line s{line.shade}"))
         few = len(line.x) <= 30
@@ -201,8 +196,7 @@ def interval_lines(
         dashed = {"class_": "line s1", "stroke_dasharray": "4 3"}
         parts.append(el("polyline", points=_path(x, y, zip(fit_x, fit_y, strict=True)), **dashed))
     if mark is not None:
-        parts.append(el("line", x1=x(mark[0]), x2=x(mark[0]), y1=y.end, y2=y.start, class_="mark"))
-        parts.append(el("text", mark[1], x=x(mark[0]) - 5, y=y.start - 6, text_anchor="end", class_="note"))
+        parts.append(_mark(x, y, *mark))
     for number, (line, least, most) in enumerate(zip(series, low, high, strict=True)):
         shift = 2.5 * (number - (len(series) - 1) / 2)  # otherwise intervals at the same x would hide each other
         dots = [(round(x(a) + shift, 1), y(b)) for a, b in zip(line.x, line.y, strict=True)]
@@ -355,6 +349,14 @@ def heatmap(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[
 
 def _path(x: Axis, y: Axis, places: Iterable[tuple[float, float]]) -> str:
     return " ".join(f"{x(a)},{y(b)}" for a, b in places)
+
+
+def _mark(x: Axis, y: Axis, value: float, note: str) -> Html:
+    """Draw a vertical line at a value of x, with a note on the side that has more room."""
+    place = x(value)
+    side, shift = ("end", -4) if place > WIDTH * 0.6 else ("start", 4)
+    line = el("line", x1=place, x2=place, y1=y.end, y2=y.start, class_="mark")
+    return join([line, el("text", note, x=place + shift, y=y.start - 6, text_anchor=side, class_="note")])
 
 
 def _svg(parts: Sequence[Html], width: int, height: float, alt: str) -> Html:

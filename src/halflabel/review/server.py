@@ -6,7 +6,6 @@ import csv
 import io
 import socket
 from collections.abc import Callable
-from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,32 +31,12 @@ except ImportError as error:
 
 
 PORT = 8765
-_STATIC = {
-    "/": ("page.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
+_KINDS = {  # of the static files, by their ending
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
-# Each script imports only earlier ones.
-_SCRIPTS = (
-    "screen",
-    "tab",
-    "connection",
-    "questions",
-    "single",
-    "grid",
-    "gallery",
-    "live",
-    "photo",
-    "gestures",
-    "recent",
-    "team",
-    "dots",
-    "map_colours",
-    "map",
-    "page",
-)
-_STATIC |= {f"/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in _SCRIPTS}
-
 MOST_NAME = 60  # characters of a reviewer's name
 
 
@@ -140,11 +119,10 @@ def make_app(
     `layout` is the file that stores the places of the map; `tls` says that the page is served over https.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    folder = files("halflabel.review") / "static"
 
-    def static(name: str, kind: str) -> Callable[[], Response]:
-        content = (folder / name).read_bytes()
-        return lambda: Response(content, media_type=kind)
+    def static(path: Path) -> Callable[[], Response]:
+        content = path.read_bytes()
+        return lambda: Response(content, media_type=_KINDS[path.suffix])
 
     _add_question_routes(app, session, maps is not None, live)  # first: routes are searched in order
     _add_answer_routes(app, session)
@@ -152,8 +130,9 @@ def make_app(
         _add_live_routes(app, live)
     _add_image_routes(app, session, thumbnails, maps)
     _add_map_routes(app, PhotoMap(session, layout))
-    for address, (name, kind) in _STATIC.items():
-        app.add_api_route(address, static(name, kind), methods=["GET"])
+    for path in Path(__file__).with_name("static").iterdir():
+        address = "/" if path.name == "page.html" else f"/{path.name}"
+        app.add_api_route(address, static(path), methods=["GET"])
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

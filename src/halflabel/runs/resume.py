@@ -33,16 +33,7 @@ class TrainingJob(NamedTuple):
 
     def start(self, reporter: Reporter = SILENT, init_callback: Callback | None = None) -> Evaluation | None:
         """Train, and return the evaluation on the held-out images, if there are any."""
-        return train(
-            self.labels,
-            self.images,
-            self.config,
-            self.run,
-            reporter=reporter,
-            init_callback=init_callback,
-            truth=self.truth,
-            resume=self.resume,
-        )
+        return train(**self._asdict(), reporter=reporter, init_callback=init_callback)
 
 
 def resume_training(run: RunFolder, images: Path | None = None) -> TrainingJob:
