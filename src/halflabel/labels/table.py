@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ UNCERTAIN = 2  # the value of an uncertain entry, in rows
 _CHUNK = 1 << 22  # entries processed at a time
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class LabelTable:
     """The known labels of N images × C classes; entries that are not stored are unknown.
 
@@ -37,23 +39,12 @@ class LabelTable:
     LabelTable(2 images × 2 classes, 3 known)
     """
 
-    __slots__ = ("classes", "column", "images", "start", "uncertain", "value")
-
-    def __init__(
-        self,
-        images: Names,
-        classes: Names,
-        start: NDArray[np.int64],
-        column: NDArray[Any],
-        value: NDArray[np.int8],
-        uncertain: Any = None,
-    ) -> None:
-        self.images = images
-        self.classes = classes
-        self.start = start
-        self.column = column
-        self.value = value
-        self.uncertain = uncertain
+    images: Names
+    classes: Names
+    start: NDArray[np.int64]
+    column: NDArray[Any]
+    value: NDArray[np.int8]
+    uncertain: Any = None
 
     @classmethod
     def from_entries(

@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ WRITING_MARK = ".halflabel-writing"  # in a folder whose files are being replace
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
 _REMOTE = ("s3", "gs", "hf", "https", "http")
 _MAX_TEXT_BYTES = 1 << 28
-_CHECKSUM_BLOCK = 1 << 24  # bytes read at a time
+_CHECKSUM_BLOCK = 1 << 22  # bytes read at a time
 
 
 def remote_url(path: str | Path) -> str | None:
@@ -67,12 +68,14 @@ def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[A
         writer.writerows([to_json_value(cell) for cell in row] for row in rows)
 
 
-def file_crc32(path: Path) -> int:
-    """Return the CRC-32 of a file."""
+def file_crc32(path: Path, first: int = 0, length: int = sys.maxsize) -> int:
+    """Return the CRC-32 of a file, or of `length` bytes from the byte `first` on."""
     crc = 0
     with open(path, "rb") as file:
-        while block := file.read(_CHECKSUM_BLOCK):
+        file.seek(first)
+        while block := file.read(min(length, _CHECKSUM_BLOCK)):
             crc = zlib.crc32(block, crc)
+            length -= len(block)
     return crc
 
 

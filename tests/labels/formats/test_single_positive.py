@@ -170,7 +170,7 @@ def test_faults_of_files(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_bytes(b"\xff\n\xfe\n")
     assert "not UTF-8" in label_error(single_positive.read, tmp_path).message
     labels.write_bytes(labels.read_bytes()[:-1])
-    assert "ends before" in label_error(single_positive.read, tmp_path).message
+    assert "greater than file size" in label_error(single_positive.read, tmp_path).message
     labels.write_bytes(b"")
     assert "empty" in label_error(single_positive.read, tmp_path).message
     np.savez(tmp_path / "a.npz", np.eye(2))

@@ -33,7 +33,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.system.files import atomic_write
+from halflabel.system.files import atomic_write, file_crc32
 from halflabel.system.rng import hash_names
 
 USES = ()
@@ -44,7 +44,6 @@ _FORMAT_NAME, _VERSION = "halflabel labels", 1
 _TYPES = {"I64": "<i8", "I32": "<i4", "F32": "<f4", "I16": "<i2", "I8": "<i1", "U8": "<u1"}
 _NEEDED = ("start", "column", "value", "image_offset", "image_text", "class_offset", "class_text", "sources")
 _MAX_HEADER = 100_000_000  # as in safetensors
-_CHUNK = 1 << 22  # bytes per chunk for the checksum
 _FIX_DAMAGED = "copy the file again, or create it again from the original labels with halflabel convert"
 
 
@@ -199,7 +198,8 @@ def _map(file: BinaryIO, path: Path) -> dict[str, NDArray[Any]]:
     if size != expected_size:
         raise LabelError(f"it has {size:,} bytes instead of {expected_size:,}", _FIX_DAMAGED, path)
     for name, place in places.items():
-        if _crc32(file, place) != checksums[name]:
+        # Not through the mapping: that would count as used memory.
+        if file_crc32(path, place.first, place.end - place.first) != checksums[name]:
             raise LabelError(f"its part {name!r} is damaged: the checksum differs", _FIX_DAMAGED, path)
     pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return {name: _array(pages, place) for name, place in places.items()}
@@ -217,19 +217,6 @@ def _array(pages: mmap.mmap, place: _ArrayPlace) -> NDArray[Any]:
     if not place.items:  # an empty array may start after the last byte
         return np.zeros(0, place.kind)
     return np.frombuffer(pages, place.kind, place.items, place.first)
-
-
-def _crc32(file: BinaryIO, place: _ArrayPlace) -> int:
-    """The CRC-32 of one array, read in chunks: reading it through the mapping would count as used memory."""
-    file.seek(place.first)
-    checksum, buffer, length = 0, bytearray(_CHUNK), place.end - place.first
-    while length > 0:
-        count = file.readinto(memoryview(buffer)[: min(length, _CHUNK)])  # type: ignore[attr-defined]
-        if not count:
-            break
-        checksum = zlib.crc32(memoryview(buffer)[:count], checksum)
-        length -= count
-    return checksum
 
 
 def _are_distinct(names: Names) -> bool:

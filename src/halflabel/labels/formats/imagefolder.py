@@ -21,6 +21,7 @@ from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
 from halflabel.labels.formats._csv import CsvTable, ParquetTable, first_line
 from halflabel.labels.formats._json import JsonLines
+from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
@@ -46,20 +47,13 @@ _IMAGE_ENDINGS = frozenset(
 
 def sniff(path: Path) -> bool:
     """A folder with a metadata file, such a file itself, or any .jsonl file with the key file_name."""
-    try:
-        if path.is_dir():
-            return any((path / name).is_file() for name in METADATA_FILES)
-        if path.suffix == ".jsonl":
-            return f'"{IMAGE_COLUMN}"' in first_line(path)
-        if path.name == "metadata.csv":
-            return IMAGE_COLUMN in first_line(path)
-        if path.name == "metadata.parquet":
-            import pyarrow.parquet as pq
-
-            return IMAGE_COLUMN in pq.read_schema(path).names
-    except (OSError, pa.ArrowException):
-        pass
-    return False
+    if path.is_dir():
+        return any((path / name).is_file() for name in METADATA_FILES)
+    if path.suffix == ".jsonl":
+        return f'"{IMAGE_COLUMN}"' in first_line(path)
+    if path.name == "metadata.csv":
+        return IMAGE_COLUMN in first_line(path)
+    return path.name == "metadata.parquet" and IMAGE_COLUMN in parquet_columns(path)
 
 
 def read(path: Path, policy: Policy) -> LabelImport:

@@ -26,7 +26,6 @@ from halflabel.system.files import atomic_folder, is_utf8
 USES = ("split",)
 keeps_provenance = keeps_no_provenance
 
-_BLANK_BYTES = np.frombuffer(b" \t\r", np.uint8)
 _FIX_ALIGNMENT = (
     "labels belong to images by line number alone: take both files from the same archive, and never remove lost images "
     "from one of them only"
@@ -145,12 +144,17 @@ def _class_files(base: Path, split: str) -> dict[str, Path]:
     return files
 
 
+def _stripped_lines(file: Path) -> list[str]:
+    """The lines without outer blanks; blank lines at the end are left out."""
+    lines = [line.strip() for line in read_lines(existing_path(file))]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
 def _image_list(file: Path) -> list[str]:
     """Image names as written, with / for the backslash of the public lists."""
-    existing_path(file)
-    names = [line.strip().replace("\\", "/") for line in read_lines(file)]
-    while names and not names[-1]:
-        names.pop()
+    names = [line.replace("\\", "/") for line in _stripped_lines(file)]
     line_of: dict[str, int] = {}
     for number, name in enumerate(names, 1):
         if not name or "\x00" in name:
@@ -167,15 +171,7 @@ def _image_list(file: Path) -> list[str]:
 
 def _read_column(file: Path) -> NDArray[np.int8]:
     """The 0 or 1 of each line of a class file."""
-    existing_path(file)
-    data = np.frombuffer(file.read_bytes().rstrip() + b"\n", np.uint8)
-    digit, end = (plain := data[~np.isin(data, _BLANK_BYTES)])[0::2], plain[1::2]
-    if len(digit) == len(end) and np.all(end == ord("\n")) and np.all((digit == ord("0")) | (digit == ord("1"))):
-        return (digit - ord("0")).astype(np.int8)
-    # Not all lines fit: read line by line to find the first fault, or only unusual line ends.
-    texts = [line.strip() for line in read_lines(file)]
-    while texts and not texts[-1]:
-        texts.pop()
+    texts = _stripped_lines(file)
     for number, text in enumerate(texts, 1):
         if text not in ("0", "1"):
             raise LabelError(f"{text!r} is not 0 or 1", "write one 0 or 1 on each line", file, line=number)

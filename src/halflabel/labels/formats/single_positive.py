@@ -8,7 +8,6 @@ The layout is that of Cole et al., "Multi-Label Learning from Single Positive La
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from pathlib import Path
@@ -156,28 +155,16 @@ def _split_of(name: str, splits: list[str]) -> str | None:
 def _load_array(path: Path) -> NDArray[Any]:
     """The array in an .npy file; it is never unpickled and never larger than the file."""
     existing_path(path)
+    fix = "copy it again, or save it with numpy.save: names as np.array(names, dtype=str), labels as numbers"
     try:
-        with open(path, "rb") as file, warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # headers written by Python 2 can be read too
-            version = np.lib.format.read_magic(file)
-            header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = header(file)
-            data_start = file.tell()
-            if not dtype.hasobject:
-                if math.prod(shape) * max(dtype.itemsize, 1) > path.stat().st_size - data_start:
-                    raise LabelError(f"the file ends before its {shape} entries do", "save or copy it again", path)
-                return np.asarray(np.load(path, allow_pickle=False))
-    except LabelError:
-        raise
+            array = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # a header is Python source: a damaged one raises nearly anything
-        raise LabelError(
-            f"cannot be read as .npy ({error_summary(error):.80})", "save it again with numpy.save", path
-        ) from None
-    raise LabelError(
-        "the array holds Python objects, which may run code when loaded",
-        "save the image names as strings (np.array(names, dtype=str)) and labels as numbers",
-        path,
-    )
+        raise LabelError(f"cannot be read as .npy ({error_summary(error):.80})", fix, path) from None
+    if array.size > path.stat().st_size:  # entries of 0 bytes
+        raise LabelError(f"the file cannot hold {array.size} entries", fix, path)
+    return np.asarray(array)
 
 
 def _load_images(path: Path) -> Names:

@@ -9,6 +9,7 @@ from pathlib import Path
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats._json import head_and_tail, starts_with
+from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.policy import shorten_cell
 
 PREDICTION_COLUMNS = ("image", "class", "probability", "present", "error")  # predict --format csv
@@ -67,13 +68,9 @@ def refuse_other_content(path: Path) -> None:
 def describe_beginning(path: Path) -> str:
     """The first line of a text file, or the columns of a Parquet file, in words for an error message; else ""."""
     if path.suffix.lower() == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            names = pq.read_schema(path).names
-        except (pa.ArrowException, OSError):
-            return ": the file is damaged"
+        names = parquet_columns(path)
+        if not names:
+            return ": the file is damaged, or has no columns"
         needed = "long needs image, class and value; imagefolder is called metadata.parquet and needs file_name"
         return f": the columns are {', '.join(names[:8])}, but {needed}"
     line = first_line(path)
