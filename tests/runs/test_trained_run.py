@@ -115,6 +115,11 @@ def other_model(run: RunFolder) -> None:
     run.write_config({**config, "backbone": "efficientnet-lite0"})
 
 
+def other_optimizer(run: RunFolder) -> None:
+    config = run.read_config()
+    run.write_config({**config, "settings": {**config["settings"], "optimizer": "mine"}})
+
+
 DAMAGE: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
     "unfinished": (lambda run: run.weights.unlink(), "has no weights yet.*train --resume"),
     "cut off": (lambda run: run.weights.write_bytes(run.weights.read_bytes()[:100]), "is damaged"),
@@ -125,6 +130,7 @@ DAMAGE: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
     "another model": (other_model, "another model"),
     "config of another version": (lambda run: run.write_config({"colour": "red"}), "does not fit this version"),
     "config with too much": (lambda run: run.write_config({**run.read_config(), "x": 1}), "does not fit this version"),
+    "an optimizer of one's own": (other_optimizer, "HALFLABEL_PLUGINS"),
     "calibration": (lambda run: run.write_text("thresholds.json", "{"), "damaged"),
 }
 

@@ -332,8 +332,8 @@ class Config:
         try:
             return cls(**{**content, "settings": Settings(**content["settings"])})
         except (TypeError, KeyError, AttributeError, UserError) as error:
-            reason = error.message if isinstance(error, UserError) else str(error)
-            raise UserError(f"the run's config.yaml does not fit this version ({reason})", "train again") from None
+            reason, fix = (error.message, error.fix) if isinstance(error, UserError) else (str(error), "train again")
+            raise UserError(f"the run's config.yaml does not fit this version ({reason})", fix) from None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> Config:

@@ -53,7 +53,10 @@ def check_name(kind: str, table: dict[str, Any], name: str) -> None:
 
         plugins.load()
     if name not in table:
-        raise UserError(f"{kind} cannot be {name!r}", f"use one of: {', '.join(table)}")
+        raise UserError(
+            f"{kind} cannot be {name!r}",
+            f"use one of: {', '.join(table)}; for one of your own: export HALFLABEL_PLUGINS=mine.py",
+        )
 
 
 def _register(table: dict[str, Any], function: F, kind: str) -> F:
