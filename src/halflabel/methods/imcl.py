@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,11 +10,9 @@ from torch import Tensor
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.matching_pursuit import MOST_ITEMS
 from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory
-from halflabel.methods.parts.similarity_method import SimilarityMethod, Use, mix
+from halflabel.methods.parts.similarity_method import SimilarityMethod, SimilarityOptions, mix
 from halflabel.methods.parts.similarity_rounds import alternating
 from halflabel.system.validate import at_least, between, one_of
-
-_SHARED = ("lambda_y", "lambda_f", "k", "k_a", "graph_rate", "rescale", "updates", "activation", "side", "side_weight")
 
 
 class Interactive(SimilarityMethod):
@@ -27,15 +25,15 @@ class Interactive(SimilarityMethod):
         mixed_y = mix(similar.index, c, y, recent.labels if recent else None)
         mixed_f = mix(similar.index, c_bar, f, recent.features if recent else None)
         has_similar = (similar.index >= 0).any(1, keepdim=True)
-        if self.updates == "turns":
+        if self.options.updates == "turns":
             self._step_graph((y * has_similar).detach(), (mixed_y * has_similar).detach())
-        weights = self.graph.weights.detach() if self.updates == "turns" else None
+        weights = self.graph.weights.detach() if self.options.updates == "turns" else None
         l_y = ((y - self.activate(self.graph(mixed_y, weights))) * has_similar).square().sum()
         return l_y, ((f - mixed_f) * has_similar).square().sum()
 
     def _step_graph(self, y: Tensor, mixed: Tensor) -> None:
         """One gradient step of A on λ_y ℓ_y with tanh(x) ≈ x, the network fixed; then the network follows."""
-        if not (self.training and torch.is_grad_enabled() and self.labels == "learned"):
+        if not (self.training and torch.is_grad_enabled() and self.options.label_similarity == "learned"):
             return
         weights = self.graph.weights.detach().requires_grad_()
         loss = self._lambdas()[0] * (y - self.graph(mixed, weights)).square().sum() / max(y.numel(), 1)
@@ -124,8 +122,7 @@ def imcl(
     tanh, applies A before known labels replace predictions, does not clip c, divides cross-entropy by the known entries
     of the batch, and recomputes the features of its dictionary every 250 steps.
     """
-    options = locals()
-    shared = {name: options[name] for name in _SHARED}
+    values = {name: value for name, value in locals().items() if name not in ("logistic_share", "dictionary")}
     one_of(("fixed", "learned"), image_similarity=image_similarity, label_similarity=label_similarity)
     one_of(("together", "turns"), updates=updates)
     one_of(("tanh", "linear"), activation=activation)
@@ -134,12 +131,14 @@ def imcl(
     at_least(0, side_weight=side_weight)
     between(0, 1, logistic_share=logistic_share)
 
-    def build(graph: str, labels: str) -> Interactive:
+    def build(options: SimilarityOptions) -> Interactive:
         memory = SimilarityMemory(dictionary, logistic_share, keep_start=image_similarity == "fixed")
-        images, labels = cast(Use, image_similarity), cast(Use, labels)
-        return Interactive(memory, images=images, labels=labels, graph=graph, **shared)
+        return Interactive(memory, options)
 
-    method = build("cooccurrence" if graph == "auto" else graph, label_similarity)
-    frozen = ("identity", "fixed") if graph == "auto" else (graph, label_similarity)
-    method.make_frozen = lambda: alternating(build(*frozen))
+    options = in_rounds = SimilarityOptions(**values)
+    if graph == "auto":
+        in_rounds = replace(options, graph="identity", label_similarity="fixed")
+        options = replace(options, graph="cooccurrence")
+    method = build(options)
+    method.make_frozen = lambda: alternating(build(in_rounds))
     return method

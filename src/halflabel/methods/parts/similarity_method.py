@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,26 @@ from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMe
 from halflabel.models.heads import Model
 from halflabel.types import Batch
 
-Use = Literal["fixed", "learned"]
 _QUERIES = 512  # images searched for together, when a whole set is searched
+
+
+@dataclass(frozen=True)
+class SimilarityOptions:
+    """Options of imcl, which explains them."""
+
+    lambda_y: float
+    lambda_f: float
+    k: int
+    k_a: int
+    image_similarity: str
+    label_similarity: str
+    graph: str
+    graph_rate: float
+    rescale: bool
+    updates: str
+    activation: str
+    side: str
+    side_weight: float
 
 
 class SimilarityMethod(Method):
@@ -33,43 +52,16 @@ class SimilarityMethod(Method):
     start_weights: Tensor  # (E,) weights of A before training
     groups: Tensor | None  # (N,) int64, −1 for none
 
-    def __init__(
-        self,
-        memory: SimilarityMemory,
-        *,
-        lambda_y: float,
-        lambda_f: float,
-        k: int,
-        k_a: int,
-        images: Use,
-        labels: Use,
-        graph: str,
-        graph_rate: float,
-        rescale: bool,
-        updates: str,
-        activation: str,
-        side: str,
-        side_weight: float,
-    ) -> None:
+    def __init__(self, memory: SimilarityMemory, options: SimilarityOptions) -> None:
         super().__init__(BCE(), memory)
-        self.weights = (lambda_y, lambda_f)
-        self.k = k
-        self.k_a = k_a
-        self.images = images
-        self.labels = labels
-        self.graph_source = graph
-        self.graph_rate = graph_rate
-        self.rescale = rescale
-        self.updates = updates
-        self.is_linear = activation == "linear"
+        self.options = options
+        self.weights = (options.lambda_y, options.lambda_f)
         self.rate = 0.0  # learning rate of A
-        self.side = side
-        self.side_weight = side_weight
         self.table: LabelTable | None = None
 
     def activate(self, inferred: Tensor) -> Tensor:
         """tanh, or its first-order approximation."""
-        return inferred if self.is_linear else torch.tanh(inferred)
+        return inferred if self.options.activation == "linear" else torch.tanh(inferred)
 
     def smoothness(self, batch: ImageVectors, recent: ImageVectors | None) -> tuple[Tensor, Tensor]:
         """Return Σ_i ℓ_y and Σ_i ℓ_f of the images of a batch; `recent` are the images in memory."""
@@ -80,19 +72,19 @@ class SimilarityMethod(Method):
         if self.table == table:
             return
         classes = len(table.classes)
-        edges = read_edges(self.graph_source, table, self.k_a).with_loops(classes).normalised()
-        groups = read_groups(self.side, table) if self.side else None
+        edges = read_edges(self.options.graph, table, self.options.k_a).with_loops(classes).normalised()
+        groups = read_groups(self.options.side, table) if self.options.side else None
         self.table = table
-        self.graph = LabelGraph(edges, classes, learned=self.labels == "learned")
+        self.graph = LabelGraph(edges, classes, learned=self.options.label_similarity == "learned")
         self.register_buffer("start_weights", self.graph.weights.detach().clone(), persistent=False)
         self.register_buffer("measured", torch.zeros(3))
         self.register_buffer("groups", None if groups is None else torch.from_numpy(groups), persistent=False)
         self.group_count = 0 if groups is None else int(groups.max()) + 1
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
-        self.rate = self.graph_rate * lr
+        self.rate = self.options.graph_rate * lr
         learned = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        return [{"params": learned, "base_lr": self.graph_rate * lr, "weight_decay": 0.0}]
+        return [{"params": learned, "base_lr": self.options.graph_rate * lr, "weight_decay": 0.0}]
 
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         output = model(batch.views[0])
@@ -129,7 +121,7 @@ class SimilarityMethod(Method):
         )
         numbers = items.number.clamp(min=0)
         weights: Tensor = self.graph.weights
-        if self.images == "fixed":
+        if self.options.image_similarity == "fixed":
             features, labels = self.relabel.at_start(numbers, batch)
             items, weights = ImageVectors(items.number, features, labels), self.start_weights
         side = self._side(None if self.groups is None else self.groups[numbers], items.labels.dtype)
@@ -150,8 +142,8 @@ class SimilarityMethod(Method):
         side = self._side(None if groups is None else groups[readable].to(device), imputed.dtype)
         self.graph.clip()
         inferred = self.graph(items.labels)
-        index = torch.full((len(features), self.k), -1, device=device)
-        weights = imputed.new_zeros(2, len(features), self.k)
+        index = torch.full((len(features), self.options.k), -1, device=device)
+        weights = imputed.new_zeros(2, len(features), self.options.k)
         for first in range(0, len(readable), _QUERIES):
             queries = slice(first, first + _QUERIES)
             similar = self._match(items, inferred, queries, side)
@@ -172,12 +164,12 @@ class SimilarityMethod(Method):
                 Part(labels[queries], inferred, lambda_y, labels),
                 Part(items.features[queries], items.features, lambda_f),
             ],
-            self.k,
+            self.options.k,
             allowed=(items.number >= 0) & (items.number != items.number[queries, None]),
         )
 
     def _has_neighbours(self) -> bool:
-        if self.images == "fixed" and self.relabel.start_features is None:
+        if self.options.image_similarity == "fixed" and self.relabel.start_features is None:
             return False
         return any(self.weights) and len(self.graph.cols) > 0
 
@@ -193,11 +185,11 @@ class SimilarityMethod(Method):
         if groups is None:
             return None
         numbers = torch.arange(self.group_count, device=groups.device)
-        return self.side_weight * (groups[:, None] == numbers).to(dtype)
+        return self.options.side_weight * (groups[:, None] == numbers).to(dtype)
 
     def _lambdas(self, unmeasured: float = 0.0) -> tuple[float | Tensor, float | Tensor]:
         """Return λ_y and λ_f times CE/ℓ; times `unmeasured` where that ratio is not known yet."""
-        if not self.rescale:
+        if not self.options.rescale:
             return self.weights
         smoothness = self.measured[1:]
         ratio = torch.where(smoothness > 0, self.measured[0] / smoothness.where(smoothness > 0, 1), unmeasured)
@@ -206,8 +198,8 @@ class SimilarityMethod(Method):
     def _measures(self, epoch: int) -> bool:
         """Whether CE, ℓ_y and ℓ_f are measured in this epoch: the last logistic one if possible, else the next."""
         last = self.relabel.logistic_epochs
-        before = last > 0 and self.images != "fixed"
-        return self.rescale and self.training and epoch == (last if before else last + 1)
+        before = last > 0 and self.options.image_similarity != "fixed"
+        return self.options.rescale and self.training and epoch == (last if before else last + 1)
 
 
 def mix(index: Tensor, weights: Tensor, batch: Tensor, recent: Tensor | None) -> Tensor:

@@ -46,28 +46,28 @@ class SimilarityRounds(Ignore):
         similarity.table = None  # A starts again for every fit
         similarity.start(table)
         self.labels = torch.from_numpy(table.dense())
-        self.index = torch.full((len(table), similarity.k), -1)
-        self.weight, self.scale = torch.zeros(len(table), similarity.k), torch.zeros(())
+        self.index = torch.full((len(table), similarity.options.k), -1)
+        self.weight, self.scale = torch.zeros(len(table), similarity.options.k), torch.zeros(())
 
     def wants_sweep(self, epoch: int) -> bool:
-        return self.similarity.weights[0] > 0
+        return self.similarity.options.lambda_y > 0
 
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
         similarity, device = self.similarity, sweep.logits.device
         similarity.to(device)
         labels = self.labels.to(device)
-        if epoch == 1 or similarity.images == "learned":
+        if epoch == 1 or similarity.options.image_similarity == "learned":
             similar = similarity.neighbours(sweep.features[:, :_SEARCH_SIZE], sweep.logits, labels)
             self.index, self.weight = similar.index, similar.weights[0]
         y = impute(labels, sweep.logits)
-        if similarity.labels == "learned":
+        if similarity.options.label_similarity == "learned":
             self._solve_graph(y)
         if epoch == 1:
             known = (labels != 0).to(y.dtype)
             entropy = float((known * torch.nn.functional.softplus(-labels * sweep.logits)).sum())
             smoothness = float(self.loss(y).detach())
-            self.scale = torch.tensor(similarity.weights[0], device=device)
-            if similarity.rescale:
+            self.scale = torch.tensor(similarity.options.lambda_y, device=device)
+            if similarity.options.rescale:
                 self.scale = self.scale * (entropy / smoothness if smoothness > 0 else 0.0)
         return {"similar_images": float((self.index >= 0).sum(1).float().mean())}
 
