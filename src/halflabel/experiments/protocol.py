@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from halflabel.experiments.bench import Bench
 from halflabel.experiments.grid import Grid
 from halflabel.experiments.result import RESAMPLES, ComparisonRow, TaskScorer
-
-if TYPE_CHECKING:
-    from halflabel.experiments.bench import Bench
 
 
 def describe_protocol(grid: Grid, bench: Bench, scorer: TaskScorer, rows: Sequence[ComparisonRow]) -> list[str]:

@@ -11,6 +11,7 @@ from torch.nn.functional import softplus
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.embedding_heads import LabelVectorHead
@@ -70,8 +71,6 @@ class Fast0Tag(Method):
         self.source, self.vector_size = vectors, vector_size
 
     def start(self, table: LabelTable, model: Model | None = None) -> None:
-        from halflabel.methods.parts.label_vectors import label_vectors
-
         super().start(table, model)
         vectors = torch.from_numpy(label_vectors(self.source, table, self.vector_size)).float()
         if model is not None:

@@ -6,17 +6,16 @@ The gallery of the run page and the review page show them as heat maps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
 
 from halflabel.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from halflabel.models.heads import Model
+from halflabel.models.heads import Head, Model
 
 Floats = NDArray[np.float32]
 
@@ -29,10 +28,6 @@ def compute_class_maps(model: Model, images: Tensor, classes: Sequence[int]) -> 
     The model is set to evaluation mode. Without a backbone, `images` are cached maps (B, D, h, w).
     Memory: the maps of all C classes for 16 images at a time.
     """
-    import torch
-
-    from halflabel.models.heads import Head
-
     head = model.head
     if type(head).class_maps is Head.class_maps:
         raise UserError(
@@ -58,9 +53,6 @@ def heat_map(maps: NDArray[Any], size: tuple[int, int]) -> Floats:
 
     A map without a positive value gives 0 everywhere: no place is evidence for the class.
     """
-    import torch
-    from torch.nn.functional import interpolate
-
     positive = np.maximum(np.asarray(maps, dtype=np.float32), 0)
     highest = positive.max(axis=(-2, -1), keepdims=True)
     scaled = positive / np.where(highest > 0, highest, 1)

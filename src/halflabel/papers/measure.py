@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from halflabel import metrics
+from halflabel.experiments.bench import Bench
+from halflabel.experiments.grid import Outcome, Task
+from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
 from halflabel.metrics import Kind
 from halflabel.papers.spec import PaperTable, TableRow
-
-if TYPE_CHECKING:
-    from halflabel.experiments.bench import Bench
-    from halflabel.experiments.grid import Outcome, Task
-    from halflabel.experiments.store import Store
 
 METRICS = {
     "mAP": "mean average precision; options kind (interpolation), empty (classes without positive: nan or zero), "

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from halflabel.errors import UserError, missing_package
+from halflabel.methods.imcl import Interactive
 from halflabel.papers.figures import score_distributions
 from halflabel.papers.figures.inputs import FigureInputs, FigureUnavailable
+from halflabel.papers.figures.neighbours import (
+    draw_image_neighbours,
+    draw_label_neighbours,
+    spread_queries,
+    strongest_edges,
+)
+from halflabel.runs.folder import RunFolder
 from halflabel.system.files import write_csv, write_json
 from halflabel.system.reporter import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from halflabel.methods.imcl import Interactive
-    from halflabel.runs.folder import RunFolder
+from halflabel.training.config import Config
 
 SOURCES = {
     "densities": "After Zhou 2022 (Acknowledging the Unknown), further analysis: how far the scores of true positives "
@@ -85,9 +91,6 @@ def _densities(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
 
 def _learned_method(inputs: FigureInputs) -> Interactive:
     """The method imcl of the run with what it has learned."""
-    from halflabel.methods.imcl import Interactive
-    from halflabel.training.config import Config
-
     name = Config.from_dict(inputs.facts.config).method
     method = inputs.method if name == "imcl" else None
     if not isinstance(method, Interactive):
@@ -96,8 +99,6 @@ def _learned_method(inputs: FigureInputs) -> Interactive:
 
 
 def _label_neighbours(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
-    from halflabel.papers.figures.neighbours import draw_label_neighbours, strongest_edges
-
     method, classes = _learned_method(inputs), inputs.facts.table.classes
     after = method.graph.edges()
     before = after._replace(weights=method.start_weights.cpu().numpy().astype(np.float64))
@@ -110,10 +111,6 @@ def _label_neighbours(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
 
 
 def _image_neighbours(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
-    import torch
-
-    from halflabel.papers.figures.neighbours import draw_image_neighbours, spread_queries
-
     method = _learned_method(inputs)
     numbers, table = inputs.facts.training[inputs.sample], inputs.facts.table
     labels = torch.from_numpy(table.rows(numbers))

@@ -5,23 +5,25 @@ from __future__ import annotations
 import warnings
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from halflabel.data.decode import BadImage, read_image
+from halflabel.data.sources import Images, Subset, open_images
 from halflabel.errors import UserError, error_summary
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method, recipe, seeded
+from halflabel.models.heads import Model
+from halflabel.models.scoring import score_source
 from halflabel.report.run_facts import HeldOutResults, read_run_facts
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.predictor import Predictor
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
-
-if TYPE_CHECKING:
-    from halflabel.data.sources import Images
-    from halflabel.labels.table import LabelTable
-    from halflabel.methods.base import Method
-    from halflabel.runs.folder import RunFolder
-    from halflabel.runs.predictor import Predictor
-    from halflabel.types import Sweep
+from halflabel.training import checkpoint
+from halflabel.types import Sweep
 
 PHOTO_SIDE = 320  # pixels of a photo's longer side
 _SAMPLE_STREAM = 0x66696775  # random stream that orders the images
@@ -44,8 +46,6 @@ class FigureInputs:
 
     @cached_property
     def predictor(self) -> Predictor:
-        from halflabel.runs.predictor import Predictor
-
         return Predictor.from_run(self.run)
 
     @cached_property
@@ -59,8 +59,6 @@ class FigureInputs:
     @cached_property
     def source(self) -> Images:
         """The photos, preprocessed for this run's model."""
-        from halflabel.data.sources import open_images
-
         if self.photos is None:
             raise FigureUnavailable("it needs the photos: name their folder after the run")
         workers = self.predictor.config.workers
@@ -76,9 +74,6 @@ class FigureInputs:
     @cached_property
     def sweep(self) -> Sweep:
         """Logits and features of the sampled training images."""
-        from halflabel.data.sources import Subset
-        from halflabel.models.scoring import score_source
-
         part = Subset(self.source, self.facts.training[self.sample])
         predictor = self.predictor
         return score_source(
@@ -88,10 +83,6 @@ class FigureInputs:
     @cached_property
     def method(self) -> Method:
         """The method with the state of the last checkpoint."""
-        from halflabel.methods.base import recipe, seeded
-        from halflabel.models.heads import Model
-        from halflabel.training import checkpoint
-
         config = self.predictor.config
         newest = checkpoint.load_newest(self.run.checkpoints / config.tune)
         if newest is None:
@@ -117,10 +108,6 @@ class FigureInputs:
 
     def read_photo(self, number: int) -> NDArray[np.uint8] | None:
         """A photo (H, W, 3), scaled down with its own aspect ratio; None if it is unreadable or lies in a pack."""
-        from PIL import Image
-
-        from halflabel.data.decode import BadImage, read_image
-
         try:
             image = read_image(self.source.paths[number])
         except BadImage:

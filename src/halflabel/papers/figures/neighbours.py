@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.labels.names import Names
+from halflabel.methods.parts.label_graph import Edges
+from halflabel.methods.parts.matching_pursuit import Similar
 from halflabel.papers.figures.canvas import BLUE, GREY, literal, save_figure
 from halflabel.papers.figures.inputs import FigureUnavailable
-
-if TYPE_CHECKING:
-    from halflabel.methods.parts.label_graph import Edges
-    from halflabel.methods.parts.matching_pursuit import Similar
 
 MAX_TITLE = 22  # characters of a name that fit above a photo
 Pixels = NDArray[np.uint8]
