@@ -65,22 +65,21 @@ class Rules:
 
         present = P·I,   absent = N·Iᵀ or P·X        P, N: known present, absent; I implied, X excluded, both closed
         """
-        from scipy.sparse import csr_array
-
-        known_present, known_absent = csr_array(labels > 0), csr_array(labels < 0)
-        present = (known_present @ self.implied).toarray()
-        absent = (known_absent @ self.implied.T).toarray() | (known_present @ self.excluded).toarray()
+        present, absent = self._derive(labels > 0, labels < 0)
         contradiction = present & absent
         return Consequences(present & ~contradiction, absent & ~contradiction, contradiction)
 
     def conflicting(self, present: Mask, absent: Mask) -> tuple[Mask, Mask]:
         """Which of the proposed labels (B, C) cannot be true together: every label that another one contradicts."""
+        must_be_present, must_be_absent = self._derive(present, absent)
+        return present & must_be_absent, absent & must_be_present
+
+    def _derive(self, present: Mask, absent: Mask) -> tuple[Mask, Mask]:
         from scipy.sparse import csr_array
 
-        proposed_present, proposed_absent = csr_array(present), csr_array(absent)
-        forbids = (proposed_absent @ self.implied.T).toarray() | (proposed_present @ self.excluded).toarray()
-        demands = (proposed_present @ self.implied).toarray()
-        return present & forbids, absent & demands
+        known_present, known_absent = csr_array(present), csr_array(absent)
+        derived_absent = (known_absent @ self.implied.T).toarray() | (known_present @ self.excluded).toarray()
+        return (known_present @ self.implied).toarray(), derived_absent
 
     def strongest_premises(
         self, labels: NDArray[np.int8], score: NDArray[np.float32], derived: NDArray[np.int8]

@@ -166,7 +166,7 @@ def test_round_trip_of_any_table(images: list[str], classes: list[str], seed: in
         (["a b"], ["cat"], "'a b'"),
         ([""], ["cat"], "''"),
         (["a"], ["cat/dog"], "'cat/dog'"),
-        (["a"], [""], "file name"),
+        (["a"], [""], "cannot hold the name"),
         (["a"], ["x" * 300], "cannot write"),
     ],
 )

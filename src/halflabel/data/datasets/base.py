@@ -106,13 +106,9 @@ class Dataset:
         for split_name, split in splits.items():
             classes = split.labels.classes
             if classes != expected:
-                message = (
-                    f"the splits {first} and {split_name} of {name} differ in their classes or in the order of them"
-                )
-                if different := [*set(expected) - set(classes), *set(classes) - set(expected)]:
-                    message = (
-                        f"only one of the splits {first} and {split_name} of {name} has the class {min(different)!r}"
-                    )
+                different = sorted({*expected} ^ {*classes})
+                detail = f": only one has the class {different[0]!r}" if different else " in the same order"
+                message = f"the splits {first} and {split_name} of {name} do not have the same classes{detail}"
                 raise UserError(message, "take all files from the same release of the data set")
         return cls(name, splits, notes)
 

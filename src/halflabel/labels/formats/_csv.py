@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, error_summary
 from halflabel.labels.formats._parquet import parquet_files, read_parquet
 from halflabel.labels.formats._paths import existing_path
-from halflabel.labels.names import Names
+from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import quote_option
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
@@ -326,15 +326,11 @@ class CsvTable:
             )
 
     def _check_header(self) -> None:
-        seen: set[str] = set()
-        for number, name in enumerate(self.header, 1):
-            if not name:
-                raise self.error(f"column {number} has no name", "give every column a name in the first line", line=1)
-            if name in seen:
-                raise self.error(
-                    f"the column {name!r} occurs twice", "rename or remove one of them", line=1, column=name
-                )
-            seen.add(name)
+        if "" in self.header:
+            number = self.header.index("") + 1
+            raise self.error(f"column {number} has no name", "give every column a name in the first line", line=1)
+        if (name := first_duplicate(self.header)) is not None:
+            raise self.error(f"the column {name!r} occurs twice", "rename or remove one of them", line=1, column=name)
 
     def _refuse_second_header(self) -> None:
         """Raise LabelError for a row that repeats the header, as two files joined by `cat` have it."""

@@ -18,6 +18,8 @@ from halflabel.labels.table import UNCERTAIN, LabelTable
 from halflabel.system.files import atomic_write
 from halflabel.system.format import counted
 
+NOT_IN_FILE_NAMES = r"[/\\\x00-\x1f]"
+
 
 def check_names(rows: Rows) -> None:
     """Raise UserError if an image or a class has an empty name."""
@@ -73,11 +75,13 @@ def keeps_no_provenance(rows: Rows) -> NDArray[np.bool_]:
     return np.zeros(len(rows), bool)
 
 
-def check_file_names(classes: Names) -> None:
-    """Raise UserError for a class that cannot be part of a file name."""
-    for name in classes:
-        if not name or re.search(r"[/\\\x00-\x1f]", name):
-            raise UserError(f"class {name!r} cannot be part of a file name", "rename it, or write --to long")
+def check_names_fit(names: Names, unfit: str) -> None:
+    """Raise UserError if there is no name, or one that is empty or matches the pattern of what a format cannot hold."""
+    if not len(names):
+        raise UserError("there is no image or no class to write", "write --to long")
+    for name in names:
+        if not name or re.search(unfit, name):
+            raise UserError(f"this format cannot hold the name {name!r}", "rename it, or write --to long")
 
 
 def check_stale_files(folder: Path, existing: Iterable[str], classes: Names) -> None:

@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
-from halflabel.labels.formats._write import write_text
+from halflabel.labels.formats._write import check_names_fit, write_text
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -103,11 +103,8 @@ def write(rows: Rows, path: Path) -> None:
     """Write the same layout with a line for every pair: unknown as "not visible", other sources as "definitely"."""
     import pyarrow.csv as pa_csv
 
-    for name in (*rows.images, *rows.classes):
-        if not name or name != name.strip() or len(name.splitlines()) != 1 or "\x00" in name:
-            raise UserError(f"the name {name!r} is blank, or has outer blanks or a line break", "write --to long")
-    if not (len(rows.images) and len(rows.classes)):
-        raise UserError("there is no image or no class to write", "write --to long")
+    for names in (rows.images, rows.classes):
+        check_names_fit(names, r"^\s|\s\Z|[\x00\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
     value = np.zeros((len(rows.images), len(rows.classes)), np.int8)
     certainty = np.ones_like(value)
     certainty_of_source = np.array(

@@ -17,7 +17,13 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
-from halflabel.labels.formats._write import check_file_names, check_stale_files, keeps_no_provenance, write_text
+from halflabel.labels.formats._write import (
+    NOT_IN_FILE_NAMES,
+    check_names_fit,
+    check_stale_files,
+    keeps_no_provenance,
+    write_text,
+)
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -66,17 +72,12 @@ def write(rows: Rows, path: Path) -> None:
     """Write AllLabels and Imagelist.txt; UserError for unknown labels, which 0 and 1 cannot express."""
     table = rows.resolve()
     labels = table.dense()
-    if not labels.size:
-        raise UserError("there is no image or no class to write", "write --to long")
+    check_names_fit(table.classes, NOT_IN_FILE_NAMES)
+    check_names_fit(table.images, r"^[\s\ufeff]|\s\Z|[\\\x00\r\n]")
     if not labels.all():
         image, column = (int(where[0]) for where in np.nonzero(labels == 0))
         message = f"it is unknown whether {table.images[image]!r} is {table.classes[column]!r}, but 0 would say absent"
         raise UserError(message, "fill in what is unknown first, or write --to long")
-    check_file_names(table.classes)
-    for name in table.images:
-        if not name or name != name.strip().removeprefix("\ufeff") or re.search(r"[\\\x00\r\n]", name):
-            message = f"image {name!r} has a backslash, a line break or outer blanks in its name"
-            raise UserError(message, "rename it, or write --to long")
     folder = Path(path) / "Groundtruth" / "AllLabels"
     check_stale_files(folder, _files_by_class(folder, "all") if folder.is_dir() else (), table.classes)
     with atomic_folder(path) as base:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._paths import check_exists, choose_split, existing_path
-from halflabel.labels.formats._write import keeps_no_provenance
+from halflabel.labels.formats._write import check_names_fit, keeps_no_provenance
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.rows import Rows
@@ -84,11 +84,8 @@ def write(rows: Rows, path: Path) -> None:
         raise UserError(f"{path} is not a folder of .npy files", "name a folder")
     folder, split = (path.parent, match[1]) if match else (path, "train")
     images, classes = list(table.images), list(table.classes)
-    if not images or not classes:
-        raise UserError("there are no labels to write", "write the long form instead")
-    for name in (*images, *classes):
-        if not name or name.endswith("\0") or (set(name) & set("\r\n")) or name.startswith("\ufeff"):
-            raise UserError(f"the name {name!r} cannot be written in this format", "write the long form instead")
+    for names in (table.images, table.classes):
+        check_names_fit(names, r"^\ufeff|[\r\n]|\0\Z")
     observed = table.known < len(images) * len(classes)
     _check_other_files(folder, split, images, classes, observed)
 

@@ -11,11 +11,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import choose_split, existing_path
-from halflabel.labels.formats._write import check_file_names, check_stale_files, keeps_no_provenance, write_text
+from halflabel.labels.formats._write import (
+    NOT_IN_FILE_NAMES,
+    check_names_fit,
+    check_stale_files,
+    keeps_no_provenance,
+    write_text,
+)
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.labels.rows import Rows
@@ -74,12 +80,8 @@ def write(rows: Rows, path: Path) -> None:
     """Write the split trainval: 1 present, −1 absent, and 0 for unknown, which is read back as unknown by default."""
     table = rows.resolve()
     main = Path(path) / "ImageSets" / "Main"
-    check_file_names(table.classes)
-    for name in table.images:
-        if name.split() != [name] or "\x00" in name or name.startswith("\ufeff"):
-            raise UserError(f"image {name!r} has no name, or blanks in it", "rename it, or write --to long")
-    if not (len(table.images) and len(table.classes)):
-        raise UserError("there is no image or no class to write", "write --to long")
+    check_names_fit(table.classes, NOT_IN_FILE_NAMES)
+    check_names_fit(table.images, r"[\s\x00]|^\ufeff")
     check_stale_files(main, _class_files(main).get(_WRITTEN_SPLIT, {}) if main.is_dir() else (), table.classes)
     images = list(table.images)
     flags = table.dense()
