@@ -139,6 +139,6 @@ def _check_evaluable(test: LabelTable) -> None:
         if not bool((np.sign(test.value) == sign).any()):
             raise UserError(
                 f"no label is known to be {word} among the {len(test)} test images, so methods cannot be compared",
-                "give test labels with both by --test FILE, such as answers that `halflabel review` exports, or use "
+                "label some other photos completely and give them by --test FILE and --test-images DIR, or use "
                 "--unlisted absent if that is what the file means",
             )
