@@ -151,3 +151,20 @@ def test_an_unknown_class_is_refused_before_the_server_starts(project) -> None:
     output = call("review", project.run.folder, project.images, "--class", "unicorn")
     assert output.exit_code == 2
     assert "no class 'unicorn'" in " ".join(output.output.split())
+
+
+def test_review_ends_with_the_commands_that_use_the_answers(project, monkeypatch) -> None:
+    monkeypatch.setattr("halflabel.review.server.serve", lambda *_: None)
+    monkeypatch.setattr("halflabel.review.live_process.live_hindrance", lambda _: None)
+    monkeypatch.setattr("halflabel.review.live_process.LiveLoop.__init__", lambda *_: None)
+    monkeypatch.setattr("halflabel.review.live_process.LiveLoop.close", lambda _: None)
+    table = project.run.read_labels()
+    store = AnswerStore(project.run / "answers.sqlite")
+    store.add([Answer("key-1", table.images[1], table.classes[0], -1)], "me")
+    store.close()
+    run = project.run.folder
+    words = ("review", run, project.images, "--port", 0)
+    output = call(*words, "--precision", 0.9).output
+    assert f"Next:  halflabel train --continue {run}\n" in output
+    assert f"Then:  halflabel fill {run}-2 {project.images} --precision 0.9\n" in output
+    assert "Then:" not in call(*words).output
