@@ -30,6 +30,7 @@ from halflabel.cli.terminal import (
     plain_table,
     show_command,
     show_next,
+    show_rest,
 )
 from halflabel.errors import UserError
 from halflabel.system import distributed
@@ -315,9 +316,7 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
         rows.add_row(*cells, Text(group_digits(int(tally.unknown[c])), UNKNOWN))
     if len(order):
         console.print(rows)
-    if len(order) > top:
-        rest = counted(len(order) - top, "more class", "more classes")
-        console.print(f"  … and {rest} (--top {len(order)} shows all)")
+    show_rest(len(order), top)
     if any((side.low >= filling.precision).any() for side in sides):
         console.print(
             "[bright_black]* estimated from the known labels of the class; otherwise from all classes together[/]"

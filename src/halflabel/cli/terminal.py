@@ -192,9 +192,14 @@ def show_classes(stats: Stats, *, most: int) -> None:
         uncertain = [int(stats.uncertain[c])] if some_uncertain else []
         rows.add_row(Text(stats.class_names[c]), bar(*counts), *map(group_digits, [*counts, *uncertain]))
     console.print(rows)
-    if stats.classes > most:
-        rest = counted(stats.classes - most, "more class", "more classes")
-        console.print(f"  … and {rest} (--top {stats.classes} shows all)")
+    show_rest(stats.classes, most)
+
+
+def show_rest(classes: int, shown: int) -> None:
+    """Print how many classes a table leaves out."""
+    if classes > shown:
+        rest = counted(classes - shown, "more class", "more classes")
+        console.print(f"  … and {rest} (--top {classes} shows all)")
 
 
 def show_images_and_pairs(stats: Stats, pairs: list[Pair]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,16 +70,8 @@ def remove_sources(rows: Rows, source_numbers: NDArray[np.int64], *, retract: bo
     names = tuple(rows.sources[number] for number in source_numbers.tolist())
     if not retract:
         return rows.select(np.flatnonzero(~is_theirs)), UndoResult(names, count, answered_since)
-    retractions = Rows.build(
-        rows.images,
-        rows.classes,
-        rows.image[decided],
-        rows.column[decided],
-        np.zeros(len(decided), np.int8),
-        rows.source[decided],
-        None,
-        rows.sources,
-    )
+    nothing = np.zeros(len(decided), np.int8)
+    retractions = replace(rows.select(decided), value=nothing, score=np.full(len(decided), np.nan, np.float32))
     return rows.append(retractions), UndoResult(names, len(decided), answered_since)
 
 

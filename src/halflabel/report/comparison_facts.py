@@ -22,7 +22,7 @@ from halflabel.runs.redact import shown_name, shown_options, without_folders
 
 @dataclass(frozen=True, eq=False)
 class ComparisonFacts:
-    """One comparison; `test` holds the labels of the test images, where the folder has them."""
+    """One comparison; `test` holds the labels of the test images."""
 
     folder: Path
     config: dict[str, Any]
@@ -35,7 +35,7 @@ class ComparisonFacts:
     hidden_truth: bool
     memory_kind: str
     chosen_by: Mapping[str, str]
-    test: LabelTable | None
+    test: LabelTable
 
     @property
     def panels(self) -> list[list[ComparisonRow]]:
@@ -85,7 +85,7 @@ def _facts(folder: Path, config: dict[str, Any], content: Mapping[str, Any]) -> 
 def _row(content: Mapping[str, Any]) -> ComparisonRow:
     values = nan_for_null(ComparisonRow, content)
     tuples = ("per_seed", "best_epochs", "judged_by", "runs", "strengths")
-    values |= {name: tuple(values.get(name, ())) for name in tuples}
+    values |= {name: tuple(values[name]) for name in tuples}
     return ComparisonRow(
         **{**values, "method": shown_name(values["method"]), "options": shown_options(values["options"])}
     )
@@ -102,12 +102,10 @@ def _left_out(content: Mapping[str, Any]) -> LeftOut:
     return LeftOut(**{**content, "method": shown_name(content["method"]), "seeds": tuple(content["seeds"])})
 
 
-def _read_test(folder: Path, digest: str | None) -> LabelTable | None:
+def _read_test(folder: Path, digest: str | None) -> LabelTable:
     from halflabel.labels import formats
 
     path = folder / "test.parquet"
-    if not path.exists():
-        return None
     table = formats.read(path, format="long").table()
     if table.digest() != digest:
         raise UserError(
@@ -126,7 +124,6 @@ def class_gaps(
     interval of the difference is paired by image and seed. Only classes with a known positive and a known negative
     among the test images count.
     """
-    assert facts.test is not None
     tasks = [_tasks(facts, row) for row in (first, second)]
     seeds = sorted(set(tasks[0]) & set(tasks[1]))
     if not seeds:
@@ -164,7 +161,7 @@ def _replicates(logits: torch.Tensor, labels: torch.Tensor, groups: NDArray[np.i
 def _read_groups(folder: Path, images: int) -> NDArray[np.int64]:
     """Return the group of each test image (N,); each is alone where the folder does not say."""
     with open(folder / "split.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        groups = [int(row["group"]) for row in csv.DictReader(file) if row["part"] == "test" and "group" in row]
+        groups = [int(row["group"]) for row in csv.DictReader(file) if row["part"] == "test"]
     return np.array(groups) if len(groups) == images else np.arange(images)
 
 

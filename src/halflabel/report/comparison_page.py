@@ -13,6 +13,7 @@ from halflabel.metrics.registry import shown_metrics
 from halflabel.report import svg
 from halflabel.report.comparison_facts import ClassGap, ComparisonFacts, class_gaps, read_comparison
 from halflabel.report.layout import (
+    ENOUGH_SEEDS,
     FEW_POSITIVES,
     WrittenPage,
     cards,
@@ -41,7 +42,6 @@ PANELS = 6  # sets of labels that are drawn
 CURVES = 6  # methods with a curve, one colour each
 CHART_ROWS = 24  # methods per chart
 GAPS = 8  # classes shown where the first method is better, and where the second is
-ENOUGH_SEEDS = 3  # with fewer, the spread over seeds is hardly known
 FEW_SEEDS = (
     f"With fewer than {ENOUGH_SEEDS} seeds, most of such an interval is uncertainty about seeds: more seeds narrow it."
 )
@@ -386,9 +386,6 @@ def _classes(facts: ComparisonFacts) -> Html | None:
     pairs = [rows for rows in facts.panels[:PANELS] if len(rows) > 1]
     if not pairs:
         return None
-    if facts.test is None:
-        text = "This folder does not hold the test labels, so single classes cannot be compared: compare again."
-        return section("classes", "Class by class", el("p", text, class_="none"))
     parts: list[object] = []
     for rows in pairs:
         first = rows[0]

@@ -130,14 +130,7 @@ def score_images(
 
 
 def galleries(
-    facts: RunFacts,
-    run: RunFolder,
-    folder: Path,
-    *,
-    scan: int,
-    maps: bool = False,
-    tiles: int = TILES,
-    reporter: Reporter = SILENT,
+    facts: RunFacts, run: RunFolder, folder: Path, *, scan: int, maps: bool, reporter: Reporter
 ) -> Html | None:
     """Return galleries with photos of a folder; at most `scan` training images are scored for them.
 
@@ -165,7 +158,7 @@ def galleries(
             rank_contradicted(scored.scores, scored.labels, thresholds),
         ),
     )
-    chosen = [choose_entries(rank, tiles if name == "missing" else min(tiles, WRONG_TILES)) for name, *_, rank in kinds]
+    chosen = [choose_entries(rank, TILES if name == "missing" else WRONG_TILES) for name, *_, rank in kinds]
     questions = _question_entries(facts, scored)
     drawn = [entry for entries in (questions, *chosen) for entry in entries]
     maker = _TileMaker(facts, predictor, source, scored, drawn, maps, reporter)

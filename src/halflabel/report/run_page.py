@@ -64,18 +64,9 @@ _LINKS = {
 }
 
 
-def write_report(
-    run: RunFolder,
-    out: Path | None = None,
-    *,
-    images: Path | None = None,
-    scan: int = SCAN_IMAGES,
-    maps: bool = False,
-    reporter: Reporter = SILENT,
-) -> WrittenPage:
-    """Write the page of a run, by default as report.html in its folder; arguments as for `build_page`."""
-    path = out if out is not None else run / "report.html"
-    return write_page(path, lambda: build_page(run, images=images, scan=scan, maps=maps, reporter=reporter))
+def write_report(run: RunFolder, out: Path | None = None, **options: Any) -> WrittenPage:
+    """Write the page of a run, by default as report.html in its folder; the options are those of `build_page`."""
+    return write_page(out if out is not None else run / "report.html", lambda: build_page(run, **options))
 
 
 def build_page(

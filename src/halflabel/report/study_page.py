@@ -12,6 +12,7 @@ from halflabel.experiments.result import Interval
 from halflabel.experiments.study_result import Gap, Growth, Point, Study
 from halflabel.report import svg
 from halflabel.report.layout import (
+    ENOUGH_SEEDS,
     WrittenPage,
     cards,
     cell,
@@ -34,7 +35,6 @@ from halflabel.report.svg import Series, figure
 from halflabel.system.format import counted, points, shorten
 from halflabel.system.html import Html, count, document, el
 
-ENOUGH_SEEDS = 3  # with fewer, the spread over seeds is hardly known
 _LINKS = {
     "question": "Question",
     "curves": "Curves",

@@ -253,17 +253,9 @@ class ReviewSession:
         for key, e, value in given:
             image, column = self._split(e)
             question = None if chosen or settles else self.pool.get(e)
-            score = float(self.scored.scores[image, column])
-            answers.append(
-                Answer(
-                    key,
-                    self.images[image],
-                    self.classes[column],
-                    value,
-                    None if math.isnan(score) else score,
-                    question.why if question is not None else SETTLED if settles else _CHOSEN,
-                )
-            )
+            why = question.why if question is not None else SETTLED if settles else _CHOSEN
+            score = _none_if_nan(self.scored.scores[image, column])
+            answers.append(Answer(key, self.images[image], self.classes[column], value, score, why))
         with self._lock:
             self.answers.add(answers, who or self.who, self.run)
             self._reload_entries((e for _, e, _ in given), tab)
@@ -389,20 +381,17 @@ class ReviewSession:
         image, column = self._split(e)
         asked = question or self.pool[e]
         answer = self.team.visible(e, who)
-        held_out = bool(self.scored.held_out[image])
-        label = int(self.scored.table.rows([image])[0, column])
-        score = float(self.scored.scores[image, column])
         return {
             "entry": e,
             "image": self.public_ids[image],
             "name": self.images[image],
             "column": column,
             "class": self.classes[column],
-            "probability": None if math.isnan(asked.probability) else asked.probability,
-            "score": None if math.isnan(score) else score,
+            "probability": _none_if_nan(asked.probability),
+            "score": _none_if_nan(self.scored.scores[image, column]),
             "why": "random check" if asked.is_control else asked.why,
-            "label": label,
-            "held_out": held_out,
+            "label": int(self.scored.table.rows([image])[0, column]),
+            "held_out": bool(self.scored.held_out[image]),
             "answer": None if answer is None else {"value": answer.value, "key": answer.key, "who": answer.who},
         }
 
@@ -422,3 +411,7 @@ class ReviewSession:
 
 def _zero_if_nan(value: float) -> float:
     return 0.0 if math.isnan(value) else value
+
+
+def _none_if_nan(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

@@ -237,7 +237,7 @@ class RunFolder:
         return self._read_object("env.json", "remove the file: nothing else is lost")
 
     def read_completion(self) -> dict[str, Any]:
-        """Return when training ended and with which version; empty in older runs."""
+        """Return when training ended and with which version; empty before that."""
         return self._read_object("made.json", "remove the file: nothing else is lost")
 
     @_first_process_only
@@ -360,7 +360,7 @@ class RunFolder:
         return self._read_labels()[1]
 
     def read_rows(self) -> Rows:
-        """Return the training labels as rows, one per known entry, with their sources (empty in older runs)."""
+        """Return the training labels as rows, one per known entry, with their sources."""
         return self._read_labels()[0]
 
     def _read_labels(self) -> tuple[Rows, LabelTable]:

@@ -49,7 +49,7 @@ def with_checksum(path: Path) -> Iterator[None]:
 
 
 def verify_checksum(path: Path) -> None:
-    """Raise UserError if a file of a run does not match its checksum; a file of an older run has none."""
+    """Raise UserError if a file of a run does not match its checksum; a file that was just written may have none."""
     expected = _read(path.parent).get(path.name)
     if expected is not None and path.is_file() and file_crc32(path) != expected:
         raise UserError(f"{path} is damaged: its checksum differs", _FIX)
