@@ -14,16 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import (
-    BmpImagePlugin,
-    GifImagePlugin,
-    Image,
-    ImageFile,
-    JpegImagePlugin,
-    PngImagePlugin,
-    TiffImagePlugin,
-    WebPImagePlugin,
-)
+from PIL import Image, ImageFile
 
 from halflabel.data.bands import NPY_MARK, TIFF_MARKS, decode_bands
 from halflabel.data.file_identity import refuse_twins
@@ -47,17 +38,7 @@ _RANK = {suffix: rank for rank, suffix in enumerate(SUFFIXES)}
 
 # The only parsers that ever see a file, besides those for AVIF, HEIC and DICOM. The JPEG parser also opens MPO (several
 # pictures).
-_FORMATS = tuple(
-    plugin.format
-    for plugin in (
-        JpegImagePlugin.JpegImageFile,
-        PngImagePlugin.PngImageFile,
-        WebPImagePlugin.WebPImageFile,
-        GifImagePlugin.GifImageFile,
-        BmpImagePlugin.BmpImageFile,
-        TiffImagePlugin.TiffImageFile,
-    )
-)
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _PREFIX_BYTES = 132  # enough to recognise every format; DICOM has its mark at 128
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -201,6 +182,7 @@ def _header(path: str | Path, file: IO[bytes], prefix: bytes) -> ImageFile.Image
             return avif(file, os.fspath(path))
         if b"hei" in brands or b"hev" in brands:
             return _heic(path)(file, os.fspath(path))
+    Image.init()  # registers the parsers, once
     for name in _FORMATS:
         factory, accept = Image.OPEN[name]
         # `accept` returns a text if Pillow was built without this format.

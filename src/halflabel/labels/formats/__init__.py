@@ -31,17 +31,6 @@ from halflabel.labels.table import LabelTable
 from halflabel.system.plugin_sources import remember
 from halflabel.system.remote import local_path
 
-__all__ = [
-    "FORMATS",
-    "add_format",
-    "can_ignore_columns",
-    "default_format",
-    "detect_format",
-    "known_formats",
-    "read",
-    "write",
-]
-
 # Name -> description for users. Formats are detected in this order: specific ones before general ones.
 FORMATS = {
     "binary": "halflabel's binary form (.labels): memory-mapped, for millions of images",

@@ -20,8 +20,6 @@ from pathlib import Path
 from halflabel.errors import UserError
 from halflabel.system.plugin_sources import source_files
 
-__all__ = ["ENTRY_POINTS", "VARIABLE", "failure", "load", "load_file"]
-
 VARIABLE = "HALFLABEL_PLUGINS"  # paths of .py files, separated as in PATH
 ENTRY_POINTS = "halflabel.plugins"
 

