@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.report import quality_sections
-from halflabel.report.layout import FEW_POSITIVES, has_few_positives
+from halflabel.report.layout import FEW_POSITIVES, has_few_positives, method_summary
 from halflabel.report.quality_sections import precision_recall_section
 from halflabel.report.run_facts import HeldOutResults, read_run_facts
 from halflabel.report.run_page import build_page, write_report
@@ -393,3 +393,10 @@ def test_values_of_a_chart_appear_at_the_pointer(browser: Any, pages: list[Path]
     tab.locator("h1").hover()
     assert not tab.is_visible(".tip")
     tab.close()
+
+
+def test_a_method_of_which_a_part_is_fitted_says_so() -> None:
+    assert [name for name in ("plcl", "srcr", "imcl", "em", "em-apl") if "linear part" in method_summary(name)] == [
+        "plcl", "srcr", "imcl",
+    ]  # fmt: skip
+    assert method_summary("no such method") == ""

@@ -212,9 +212,13 @@ def method_summary(name: str) -> str:
     from halflabel.methods.base import recipe  # imports torch
 
     try:
-        return recipe(name).summary
+        method_recipe = recipe(name)
+        whole = method_recipe.make()
     except UserError:
         return ""
+    part = whole.on_frozen_features()
+    is_whole = (type(part), part.make_head, part.views) == (type(whole), whole.make_head, whole.views)
+    return method_recipe.summary + ("" if is_whole else " On a frozen backbone L-BFGS fits its linear part.")
 
 
 def image_size(config: Mapping[str, Any]) -> str:

@@ -235,7 +235,7 @@ def _cautions(facts: RunFacts) -> list[str]:
             cautions.append(
                 f"Measured with fewer than {FEW_POSITIVES} known positives: {count(few)} of {classes} classes "
                 "(rings instead of dots). Their AP is largely luck and on average too high, and so is the mAP. "
-                "Hold out more images, or measure on other images with halflabel evaluate."
+                "Label more photos of these classes, or measure on other images with halflabel evaluate."
             )
         without_positive = sum(not row["present"] > 0 for row in results.per_class)
         if without_positive:
