@@ -92,20 +92,9 @@ def reproduce(
         _show_table(table)
         return
 
+    options = {"rows": rows or (), "conditions": conditions or (), "dataset": dataset, "seeds": seeds}
     folder = out if out is not None else Path("runs") / "reproduce" / table
-    _run_table(
-        table,
-        data,
-        folder,
-        training,
-        cache,
-        rows=rows or (),
-        conditions=conditions or (),
-        dataset=dataset,
-        seeds=seeds,
-        budget=budget,
-        force=force,
-    )
+    _run_table(table, data, folder, training, cache, **options, budget=budget, force=force)
 
 
 def _run_table(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ from halflabel.cli.options import PositivesPerImage, Threshold, check_image_fold
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
+from halflabel.system.sockets import is_loopback, open_socket
 
 LIMITS = "Limits"
 _SHORTEST_TOKEN = 16
@@ -80,16 +80,10 @@ def serve(
     Example: curl -F files=@photo.jpg http://127.0.0.1:8000/predict
     """
     from halflabel.runs.folder import model_kind
-    from halflabel.system.sockets import open_socket
 
     # Loading torch and the model takes seconds: mistakes are reported before.
-    limits_by_flag = {
-        "--max-mb": max_mb,
-        "--max-megapixels": max_megapixels,
-        "--timeout": timeout,
-        "--wait-ms": wait_ms,
-    }
-    _check_options(limits_by_flag, token)
+    numbers = {"--max-mb": max_mb, "--max-megapixels": max_megapixels, "--timeout": timeout, "--wait-ms": wait_ms}
+    _check_options(numbers, token)
     check_image_folder(images)
     model_kind(model)
     with open_socket(host, port) as listening:
@@ -123,7 +117,7 @@ def _show_address(model: Path, classes: int, address: str, port: int, *, has_tok
         f"Serving [bold]{escape(str(model))}[/], {counted(classes, 'class', 'classes')}, at {url}",
         highlight=False,
     )
-    if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+    if not is_loopback(address.partition("%")[0]):
         lacks = "no encryption" if has_token else "no password and no encryption"
         console.print(f"[yellow]Other machines can reach it[/]: there is {lacks}.")
     password = "-u :TOKEN " if has_token else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from halflabel.labels.table import LabelTable
 from halflabel.review.answers import answered_entries
@@ -67,12 +67,8 @@ def next_questions(
         )
         return NextQuestions(questions, table, held_out, crossfitted=False)
     scores = crossfit_scores(run, images, folds, reporter)
-    if scores is not None:
-        questions = doubtful_labels(
-            scores, table, count, score_kind="cross-fitted score", per_image=per_image, skip=skip
-        )
-    else:
-        questions = doubtful_labels(
-            scored.scores, table, count, trained_on=~scored.held_out, per_image=per_image, skip=skip
-        )
-    return NextQuestions(questions, table, held_out, crossfitted=scores is not None)
+    crossfitted = scores is not None
+    kind: dict[str, Any] = {"score_kind": "cross-fitted score"} if crossfitted else {"trained_on": ~scored.held_out}
+    used = scored.scores if scores is None else scores
+    questions = doubtful_labels(used, table, count, per_image=per_image, skip=skip, **kind)
+    return NextQuestions(questions, table, held_out, crossfitted)
