@@ -312,11 +312,8 @@ def list_images(folder: str | Path) -> tuple[Any, list[str]]:
     chunks: list[Any] = []
     not_utf8: list[str] = []
     while block := list(islice(paths, 1 << 16)):
-        try:
-            chunks.append(pa.array(block, pa.large_string()))
-        except UnicodeEncodeError:
-            not_utf8 += [path for path in block if not is_utf8(path)]
-            chunks.append(pa.array([path for path in block if is_utf8(path)], pa.large_string()))
+        not_utf8 += [path for path in block if not is_utf8(path)]
+        chunks.append(pa.array([path for path in block if is_utf8(path)], pa.large_string()))
     column = pa.concat_arrays(chunks) if chunks else pa.array([], pa.large_string())
     return column.sort(), sorted(not_utf8)
 

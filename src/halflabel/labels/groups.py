@@ -127,9 +127,9 @@ def _tables_with(column: str, labels: Path) -> list[Path]:
 
 def _columns(path: Path) -> dict[str, Any]:
     """The columns of text and numbers of a table, by name, as Arrow arrays of text."""
-    from halflabel.labels.formats._csv import open_table
+    from halflabel.labels.formats._csv import open_sheet
 
-    table, columns = open_table(path), {}
+    table, columns = open_sheet(path), {}
     for name in table.header:
         with suppress(LabelError):  # objects or lists
             columns[name] = table.column(name)

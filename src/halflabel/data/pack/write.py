@@ -315,12 +315,8 @@ def _encoded(
         _Originals(names, folder, settings, max_pixels),
         batch_sampler=batches,  # type: ignore[arg-type]  # ranges work like lists
         num_workers=workers,
-        collate_fn=_no_collate,
+        collate_fn=list,
     )
-
-
-def _no_collate(items: list[_Encoded]) -> list[_Encoded]:
-    return items
 
 
 class _Originals(Dataset[_Encoded]):

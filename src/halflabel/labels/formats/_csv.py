@@ -415,7 +415,7 @@ class ParquetTable(CsvTable):
             raise self.error(message, fix, column=name) from None
 
 
-def open_table(path: str | Path, encoding: str | None = None) -> CsvTable:
+def open_sheet(path: str | Path, encoding: str | None = None) -> CsvTable:
     """A Parquet file, a folder of them, or a CSV file."""
     return ParquetTable(path) if parquet_files(Path(path)) else CsvTable(path, encoding=encoding)
 

@@ -30,7 +30,7 @@ from halflabel.labels.formats._csv import (
     detect_delimiter,
     first_line,
     header_fields,
-    open_table,
+    open_sheet,
     read_records,
 )
 from halflabel.labels.formats._long_write import COLUMNS, appear_in_order, declaration_blocks, row_blocks, write_blocks
@@ -107,7 +107,7 @@ def has_values(header: list[str]) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read long rows in their order. Values of our own files are exact; others are read by the stated policy."""
-    sheet = open_table(path, policy.encoding)
+    sheet = open_sheet(path, policy.encoding)
     is_own_format = set(COLUMNS) <= set(sheet.header)
     if is_own_format:  # the values of these files have fixed meanings
         policy.check(set(USES) - {"minus_one", "zero", "values"}, "long, in halflabel's own columns")
