@@ -189,7 +189,7 @@ def test_workers_start_over_with_the_step(tmp_path: Path) -> None:
     assert_same(results[1], results[0])
 
 
-def test_it_is_said_once_per_halving() -> None:
+def test_one_warning_per_halving() -> None:
     with pytest.warns(UserWarning, match="out of GPU memory") as caught:
         train(model(2), SETTINGS)
     messages = [str(each.message) for each in caught]

@@ -49,12 +49,12 @@ def invoke(*words: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["labels.csv", "labels.parquet", "labels.json", "metadata.jsonl", "labels"])
-def test_inspect_of_what_is_no_file(tmp_path: Path, kind: str, name: str) -> None:
+def test_inspect_of_something_that_is_not_a_file(tmp_path: Path, kind: str, name: str) -> None:
     invoke("inspect", str(make(kind, tmp_path, name)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_format_refuses_what_is_no_file(tmp_path: Path, kind: str) -> None:
+def test_every_format_refuses_something_that_is_not_a_file(tmp_path: Path, kind: str) -> None:
     for name in formats.FORMATS:
         folder = tmp_path / name
         folder.mkdir()
@@ -123,7 +123,7 @@ def test_an_error_stays_short_whatever_it_quotes() -> None:
     assert UserError("short", "as it is").message == "short"
 
 
-def test_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
     """Images there are trained on, with one that cannot be read."""
     from halflabel.data.datasets.digits import write_folder
     from halflabel.report.run_facts import read_run_facts

@@ -91,7 +91,7 @@ def take(what: Any) -> Reader:
     return Reader("x", {"x.txt": b"1"}, what)
 
 
-def test_other_ends_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_outcomes_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(folder: Path, rng: Any) -> None:
         raise KeyError("x")
 

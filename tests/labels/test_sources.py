@@ -27,7 +27,7 @@ def rows_of(count: int, prefix: str = "s") -> Rows:
     return Rows.build(Names.numbered(count), Names(["x"]), number, 0 * number, 0 * number + 1, number, None, sources)
 
 
-def test_as_many_as_there_is_room_for_are_told_apart() -> None:
+def test_the_largest_number_of_sources_is_read() -> None:
     rows = rows_of(MOST)
     assert [rows.sources[k] for k in rows.source[[0, -1]]] == ["s0", f"s{MOST - 1}"]
     with pytest.raises(UserError, match=f"32768 {WORDS}"):

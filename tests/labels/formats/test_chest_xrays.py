@@ -65,7 +65,7 @@ def test_any_column_can_hold_the_tags(tmp_path: Path) -> None:
         formats.read(path, Policy(tag_column="missing", unlisted="unknown"), format="tags")
 
 
-def test_a_delimiter_at_the_end_of_each_line_is_no_column(tmp_path: Path) -> None:
+def test_a_delimiter_at_the_end_of_each_line_is_not_a_column(tmp_path: Path) -> None:
     path = tmp_path / "photos.csv"
     path.write_text("image,dog,\na.jpg,1,\nb.jpg,0,\n")
     assert formats.read(path).table().dense().tolist() == [[1], [-1]]

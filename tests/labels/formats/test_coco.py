@@ -172,7 +172,7 @@ def test_broken_json_has_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "[" * 100_000, '{"images": ' + "9" * 5000 + "}", "\x00", "null"])
-def test_what_is_no_document_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_document_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(LabelError):

@@ -119,7 +119,7 @@ def test_blocks_of_a_large_file_join_without_a_seam(base: Path) -> None:
     assert label_error(cub.read, base).line == count + 3
 
 
-def test_a_pair_said_twice_is_noted(base: Path) -> None:
+def test_a_repeated_pair_is_noted(base: Path) -> None:
     with open(base / LABELS, "a") as file:
         file.write("1 1 1 4 1.0\n")
     rows, audit = cub.read(base, Policy())

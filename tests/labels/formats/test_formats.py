@@ -164,7 +164,7 @@ def entries(rows: Rows) -> set[tuple[str, str, int, str, str]]:
         ("open-images", "*/*annotations*.csv"),
     ],
 )
-def test_everything_golden_is_told_apart(name: str, pattern: str) -> None:
+def test_the_format_of_every_golden_file_is_detected(name: str, pattern: str) -> None:
     result = places(name, pattern)
     assert len(result) > 2
     for path in result:

@@ -146,7 +146,7 @@ def test_minus_one_is_never_guessed(tmp_path: Path) -> None:
     assert imagefolder.read(path, Policy(minus_one="unknown")).table().dense().tolist() == [[1], [0]]
 
 
-def test_a_value_that_is_no_label_can_be_stated_or_its_column_ignored(tmp_path: Path) -> None:
+def test_the_meaning_of_an_odd_value_can_be_stated_or_its_column_ignored(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"file_name": "a", "cat": 1, "mood": "maybe"})
     error = label_error(imagefolder.read, path)
     assert (error.line, error.column) == (1, "mood")

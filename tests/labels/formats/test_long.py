@@ -334,7 +334,7 @@ def test_blanks_around_names_do_not_count(file: Path) -> None:
     assert "blanks around the name of the class removed in 2 rows" in audit.notes
 
 
-def test_blanks_in_our_own_files_are_kept_and_told(file: Path) -> None:
+def test_blanks_in_our_own_files_are_kept_and_noted(file: Path) -> None:
     file.write_text(HEADER + " a.jpg,dog ,1,,\na.jpg,dog,-1,,\n")
     rows, audit = long.read(file, Policy())
     assert (list(rows.images), list(rows.classes)) == ([" a.jpg", "a.jpg"], ["dog ", "dog"])

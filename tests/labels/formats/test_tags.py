@@ -124,7 +124,7 @@ SPLIT = {
     ("cell", "other"),
     [("['dog']", "cat"), ("\"['dog' ... 'cat']\"", "[]"), ("\"['dog', 'cat\"", "['x']"), ("\"['a', ['b']]\"", "[]")],
 )
-def test_lists_that_cannot_be_told_are_refused(file: Path, cell: str, other: str) -> None:
+def test_ambiguous_lists_are_refused(file: Path, cell: str, other: str) -> None:
     with pytest.raises(UserError, match="list"):
         made(file, f"image,tags\na.jpg,{cell}\nb.jpg,{other}\n")
 
@@ -207,7 +207,7 @@ def test_other_columns_are_named_by_the_user(file: Path) -> None:
     assert "1 of 2 rows left out by --where" in result.audit.notes
 
 
-def test_lists_under_a_singular_name_are_told_and_read_when_stated(file: Path) -> None:
+def test_lists_under_a_singular_name_are_noted_and_read_when_stated(file: Path) -> None:
     """One row per label is the rule there, and a class may have a comma in its name."""
     result = made(file, 'image,label\na,"dog, cat"\nb,cow\n')
     assert result.audit.format == "long"

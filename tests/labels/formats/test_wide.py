@@ -107,7 +107,7 @@ def test_what_is_suggested_can_be_copied(file: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["a.jpg,dog,1\nb.jpg,cat,1\n", "a.PNG,1,0\nb.png,0,1\n", 'a.jpg,"dog, cat"\n'])
-def test_a_file_without_a_header_is_told(file: Path, content: str) -> None:
+def test_a_file_without_a_header_is_refused(file: Path, content: str) -> None:
     file.write_text(content)
     with pytest.raises(LabelError, match="the first line is not a header") as caught:
         formats.read(file)
@@ -297,7 +297,7 @@ def test_no_bytes_bring_it_down(file: Path, golden: str) -> None:
     assert 0 < read < 150
 
 
-def test_all_that_must_be_stated_is_said_at_once_with_options_that_work(file: Path) -> None:
+def test_one_error_lists_all_options_that_must_be_stated(file: Path) -> None:
     content = (
         "image,split,age,dog,cat\na.jpg,train,3,1,0\nb.jpg,test,40,-1,1\nc.jpg,train,7,0,0\nd.jpg,train,0,1,maybe\n"
     )
