@@ -16,7 +16,7 @@ from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.models.embedding_heads import LabelVectorHead
 from halflabel.models.heads import Model, find_head
-from halflabel.system.gpu_memory import recompute
+from halflabel.system.gpu_memory import in_chunks
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Targets, at_least_float32
 
@@ -91,13 +91,9 @@ class RankNet(Loss):
         pos, neg = targets.pos.to(x.dtype), targets.neg.to(x.dtype)
         image, positive = (pos > 0).nonzero(as_tuple=True)
         size = max(_CHUNK_PAIRS // x.shape[1], 1)
-        chunks = list(zip(torch.split(image, size), torch.split(positive, size), strict=True))
-        if len(chunks) > 1:
-            sums = [recompute(_pair_sums, x, neg, *chunk) for chunk in chunks]
-        else:
-            sums = [_pair_sums(x, neg, *chunk) for chunk in chunks]
+        sums = in_chunks(_pair_sums, size, image, positive, whole=[x, neg])
         pairs = (pos.sum(1) * neg.sum(1)).clamp(min=torch.finfo(x.dtype).tiny)
-        weighted = torch.cat(sums) * (pos[image, positive] / pairs[image])
+        weighted = sums * (pos[image, positive] / pairs[image])
         return torch.zeros_like(x).index_put((image, positive), weighted)
 
 

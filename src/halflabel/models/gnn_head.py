@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from halflabel.models.heads import Head
-from halflabel.system.gpu_memory import recompute
+from halflabel.system.gpu_memory import in_chunks
 from halflabel.types import Output
 
 EXACT_CLASSES = 40  # with more, a node state has `node_size` numbers instead of C
@@ -63,10 +63,7 @@ class GnnHead(Head):
     def propagate(self, logits: Tensor) -> Tensor:
         """(B, C) -> (B, C), in parts if the whole batch would take too much memory."""
         part_size = max(_MAX_STATES // (logits.shape[1] * self.update.hidden_size), 1)
-        if torch.compiler.is_exporting() or len(logits) <= part_size:
-            return self._propagate(logits)
-        parts = (logits[first : first + part_size] for first in range(0, len(logits), part_size))
-        return torch.cat([recompute(self._propagate, part) for part in parts])
+        return in_chunks(self._propagate, part_size, logits)
 
     def _propagate(self, logits: Tensor) -> Tensor:
         states = logits[:, :, None] * self.directions  # (B, C, d)

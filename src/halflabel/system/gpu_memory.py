@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -80,10 +81,19 @@ class Snapshot:
             self.method.load_state_dict(self.state)
 
 
-def recompute(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """Return function(*inputs), with its intermediate tensors recomputed in the backward pass instead of stored."""
+def in_chunks(
+    function: Callable[..., Tensor], size: int, *split: Tensor, whole: Sequence[Tensor] = (), dim: int = 0
+) -> Tensor:
+    """Return function(*whole, *split), computed in chunks of `size` rows of `split` that are joined along `dim`.
+
+    The backward pass recomputes the intermediate tensors of chunks instead of storing them. A model that is exported
+    is not split.
+    """
+    if torch.compiler.is_exporting() or len(split[0]) <= size:
+        return function(*whole, *split)
+    chunks = list(zip(*(torch.split(part, size) for part in split), strict=True))
     if not torch.is_grad_enabled():
-        return function(*inputs)
+        return torch.cat([function(*whole, *chunk) for chunk in chunks], dim)
     # The function is not random, so the states of the random generators need not be stored.
-    result: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-    return result
+    recomputed = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([recomputed(*whole, *chunk) for chunk in chunks], dim)

@@ -7,7 +7,7 @@ each, or in float32 where the table is small (em-apl).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,14 @@ class _ByteStore(nn.Module):
         return [slice(first, first + step) for first in range(0, len(self.codes), step)]
 
 
+def _label_blocks(table: LabelTable) -> Iterator[tuple[slice, Tensor]]:
+    """Yield the known labels of some images at a time, int8."""
+    step = max(_BLOCK_ENTRIES // max(table.shape[1], 1), 1)
+    for first in range(0, len(table), step):
+        images = np.arange(first, min(first + step, len(table)))
+        yield slice(first, first + step), torch.from_numpy(table.rows(images))
+
+
 class PackedLabels(_ByteStore):
     """Labels +1, −1 or 0 (unknown) of N images × C classes, four to a byte.
 
@@ -75,8 +83,8 @@ class PackedLabels(_ByteStore):
         """Allocate the store for a label table; fill in its known labels unless `known` is False."""
         images, self.classes = table.shape
         self._allocate(images, -(-self.classes // 4), method)
-        if known:
-            self._add_known(table)
+        for block, labels in _label_blocks(table) if known else ():
+            self.codes[block] = self._pack(labels)
 
     def rows(self, index: Tensor) -> Tensor:
         """(B,) image numbers -> (B, C) int8 in {−1, 0, +1}, on the device of `index`."""
@@ -84,10 +92,7 @@ class PackedLabels(_ByteStore):
 
     def set_rows(self, index: Tensor, labels: Tensor) -> None:
         """Replace the labels of (B,) images, which must be distinct, by (B, C) labels."""
-        code = (labels > 0).to(torch.uint8) + 2 * (labels < 0).to(torch.uint8)
-        code = nn.functional.pad(code, (0, -self.classes % 4)).view(len(labels), -1, 4)
-        packed = (code << self._shift(code.device)).sum(2, dtype=torch.uint8)
-        self.codes[index.to(self.codes.device)] = packed.to(self.codes.device)
+        self.codes[index.to(self.codes.device)] = self._pack(labels).to(self.codes.device)
 
     def counts(self) -> tuple[int, int]:
         """Return how many entries are present, and how many absent."""
@@ -104,21 +109,14 @@ class PackedLabels(_ByteStore):
             labels[block] = self._unpack(self.codes[block])
         return labels
 
+    def _pack(self, labels: Tensor) -> Tensor:
+        code = (labels > 0).to(torch.uint8) + 2 * (labels < 0).to(torch.uint8)
+        code = nn.functional.pad(code, (0, -self.classes % 4)).view(len(labels), -1, 4)
+        return (code << self._shift(code.device)).sum(2, dtype=torch.uint8)
+
     def _unpack(self, packed: Tensor) -> Tensor:
         code = (packed.unsqueeze(2) >> self._shift(packed.device) & 3).flatten(1)[:, : self.classes]
         return (code & 1).to(torch.int8) - (code >> 1).to(torch.int8)
-
-    def _add_known(self, table: LabelTable) -> None:
-        flat, width = self.codes.view(-1), self.codes.shape[1]
-        for first in range(0, len(table), _BLOCK_ENTRIES):
-            last = min(first + _BLOCK_ENTRIES, len(table))
-            start = table.start[first : last + 1]
-            image = np.repeat(np.arange(first, last), np.diff(start))
-            column, value = table.column[start[0] : start[-1]].astype(np.int64), table.value[start[0] : start[-1]]
-            code = np.where(value > 0, 1, 2) << 2 * (column & 3)
-            place = torch.from_numpy(image * width + (column >> 2)).to(flat.device)
-            # Every entry has its own bits, so adding sets them.
-            flat.index_add_(0, place, torch.from_numpy(code.astype(np.uint8)).to(flat.device))
 
     @staticmethod
     def _shift(device: torch.device) -> Tensor:
@@ -149,16 +147,12 @@ class SoftLabels(_ByteStore):
         self.values, self.codes, self.is_mapped = None, None, False  # type: ignore[assignment]
         if fits_float32(table):
             self.values = torch.full(table.shape, math.nan)
-            image, column, _ = table.entries()
-            self.values[torch.from_numpy(image), torch.from_numpy(column.astype(np.int64))] = -1.0
-            return
-        self._allocate(*table.shape, method)
-        self.codes.fill_(self._UNKNOWN)
-        step = max(_BLOCK_ENTRIES // max(table.shape[1], 1), 1)
-        for first in range(0, len(table), step):
-            index = np.arange(first, min(first + step, len(table)))
-            known = torch.from_numpy(table.rows(index)) != 0
-            self.codes[first : first + step].masked_fill_(known, self._KNOWN)
+        else:
+            self._allocate(*table.shape, method)
+            self.codes.fill_(self._UNKNOWN)
+        store, known = (self.codes, self._KNOWN) if self.values is None else (self.values, -1.0)
+        for block, labels in _label_blocks(table):
+            store[block].masked_fill_(labels != 0, known)
 
     def rows(self, index: Tensor) -> Tensor:
         """(B,) image numbers -> (B, C) floating-point labels, on the device of `index`."""

@@ -19,7 +19,7 @@ from halflabel.methods.parts.label_graph import Edges, read_edges
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.models.heads import Head, Model, find_head, pool
-from halflabel.system.gpu_memory import recompute
+from halflabel.system.gpu_memory import in_chunks
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, at_least_float32
 
@@ -80,11 +80,7 @@ class SemanticAttention(nn.Module):
             return places.new_ones(len(places), len(vectors), 1)
         place, label = self.of_place(places), self.of_label(vectors.to(places.dtype))
         size = max(_CHUNK_NUMBERS // max(place.numel(), 1), 1)
-        if torch.compiler.is_exporting() or len(label) <= size:
-            scores = self._score(place, label)
-        else:
-            chunks = (label[first : first + size] for first in range(0, len(label), size))
-            scores = torch.cat([recompute(self._score, place, chunk) for chunk in chunks], 1)
+        scores = in_chunks(self._score, size, label, whole=[place], dim=1)
         return scores.softmax(2)
 
     def _score(self, place: Tensor, label: Tensor) -> Tensor:
@@ -171,9 +167,7 @@ class SemanticHead(LabelAwareHead):
     def classify(self, features: Tensor) -> Tensor:
         """(B, C, W) features of each label -> (B, C) logits."""
         size = max(_CHUNK_NUMBERS // max(features.shape[1] * features.shape[2], 1), 1)
-        if torch.compiler.is_exporting() or len(features) <= size:
-            return self._classify(features)
-        return torch.cat([recompute(self._classify, chunk) for chunk in torch.split(features, size)])
+        return in_chunks(self._classify, size, features)
 
     def class_maps(self, maps: Tensor) -> Tensor:
         """Return the attention α of each label."""

@@ -15,7 +15,7 @@ from halflabel.methods.parts.losses import ASL
 from halflabel.methods.parts.relabel import Ignore, never_starts
 from halflabel.methods.parts.semantic import SemanticMethod, label_features, semantic_parts
 from halflabel.models.heads import Model
-from halflabel.system.gpu_memory import recompute
+from halflabel.system.gpu_memory import in_chunks
 from halflabel.system.validate import MAX_SIZE, at_least, between
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
@@ -209,17 +209,13 @@ class Cooccurrence(nn.Module):
         classes = features.shape[1]
         first, second = self.first(features).flatten(0, 1), self.second(features).flatten(0, 1)
         pair = label * (2 * classes - label - 1) // 2 + other - label - 1
-        rows = torch.stack([image * classes + label, image * classes + other, pair])
-        size = max(_CHUNK_NUMBERS // self.rank, 1)
-        if rows.shape[1] <= size:
-            return self._score(first, second, rows)
-        chunks = (rows[:, start : start + size] for start in range(0, rows.shape[1], size))
-        return torch.cat([recompute(self._score, first, second, chunk) for chunk in chunks])
+        rows = torch.stack([image * classes + label, image * classes + other, pair], 1)
+        return in_chunks(self._score, max(_CHUNK_NUMBERS // self.rank, 1), rows, whole=[first, second])
 
     def _score(self, first: Tensor, second: Tensor, rows: Tensor) -> Tensor:
         # `embedding` selects rows; unlike indexing, its gradient is quick on a CPU.
-        hidden = torch.relu(embedding(rows[0], first) + embedding(rows[1], second))
-        return (hidden * embedding(rows[2], self.weight)).sum(1) + self.bias[rows[2]]
+        hidden = torch.relu(embedding(rows[:, 0], first) + embedding(rows[:, 1], second))
+        return (hidden * embedding(rows[:, 2], self.weight)).sum(1) + self.bias[rows[:, 2]]
 
     def pair_loss(self, features: Tensor, labels: Tensor) -> Tensor:
         """Return the asymmetric loss (γ⁺ = 1, γ⁻ = 2) of pairs of known labels, divided by all pairs; a scalar.
