@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -21,30 +21,28 @@ def at_least(minimum: float, **values: float) -> None:
     Traceback (most recent call last):
     halflabel.errors.UserError: alpha cannot be -1. Fix: use alpha ≥ 0
     """
-    for name, value in values.items():
-        if not value >= minimum:
-            raise UserError(f"{name} cannot be {value:g}", f"use {name} ≥ {minimum:g}")
+    _check(values, lambda value: value >= minimum, lambda name: f"{name} ≥ {minimum:g}")
 
 
 def above(limit: float, **values: float) -> None:
     """Refuse a number that is not above `limit`, and NaN, by its name."""
-    for name, value in values.items():
-        if not value > limit:
-            raise UserError(f"{name} cannot be {value:g}", f"use {name} > {limit:g}")
+    _check(values, lambda value: value > limit, lambda name: f"{name} > {limit:g}")
 
 
 def between(minimum: float, maximum: float, **values: float) -> None:
     """Refuse a number outside [minimum, maximum], and NaN, by its name."""
-    for name, value in values.items():
-        if not minimum <= value <= maximum:
-            raise UserError(f"{name} cannot be {value:g}", f"use {name} from {minimum:g} to {maximum:g}")
+    _check(values, lambda value: minimum <= value <= maximum, lambda name: f"{name} from {minimum:g} to {maximum:g}")
 
 
 def below_one(**values: float) -> None:
     """Refuse a number outside [0, 1), and NaN, by its name."""
+    _check(values, lambda value: 0 <= value < 1, lambda name: f"0 ≤ {name} < 1")
+
+
+def _check(values: Mapping[str, float], is_allowed: Callable[[float], bool], wanted: Callable[[str], str]) -> None:
     for name, value in values.items():
-        if not 0 <= value < 1:
-            raise UserError(f"{name} cannot be {value:g}", f"use 0 ≤ {name} < 1")
+        if not is_allowed(value):
+            raise UserError(f"{name} cannot be {value:g}", f"use {wanted(name)}")
 
 
 def one_of(allowed: Iterable[str], **values: str) -> None:
