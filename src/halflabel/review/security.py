@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from halflabel.system.sockets import is_own_host
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 TOKEN_HEADER = "x-halflabel-token"
 MAX_BODY_BYTES = 64 << 10
@@ -42,7 +37,7 @@ class Guard:
     token, which a page of another origin can neither read nor send. Bodies have at most 64 KiB.
     """
 
-    def __init__(self, app: App, token: str, host: str, port: int, scheme: str = "http") -> None:
+    def __init__(self, app: ASGIApp, token: str, host: str, port: int, scheme: str = "http") -> None:
         self.app, self.scheme = app, scheme
         self.token = token.encode()
         self.host = host
@@ -54,18 +49,16 @@ class Guard:
             return
         if scope["type"] != "http":  # no web sockets
             return
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await _send_text(send, *refusal)
-            return
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                body = await _read_body(receive)
-        except TimeoutError:
-            await _send_text(send, 408, "request too slow")
-            return
+        refusal, body = self._refusal(scope), None
+        if refusal is None:
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    body = await _read_body(receive)
+            except TimeoutError:
+                refusal = 408, "request too slow"
         if body is None:
-            await _send_text(send, 413, "request too large")
+            status, reason = refusal or (413, "request too large")
+            await PlainTextResponse(reason, status, HEADERS)(scope, receive, send)
             return
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -74,7 +67,8 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *_security_headers()]}
+                headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
             await send(message)
 
         await self.app(scope, receive_again, send_with_headers)
@@ -114,18 +108,3 @@ async def _read_body(receive: Receive) -> bytes | None:
             return None
         if not message.get("more_body", False):
             return bytes(body)
-
-
-def _security_headers() -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-
-
-async def _send_text(send: Send, status: int, text: str) -> None:
-    body = text.encode()
-    headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
-        (b"content-length", str(len(body)).encode()),
-        *_security_headers(),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

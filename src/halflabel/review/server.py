@@ -15,7 +15,6 @@ from halflabel.errors import UserError, missing_package
 from halflabel.review.agreement import holding_answers
 from halflabel.review.live_process import LiveLoop
 from halflabel.review.photo_map import PhotoMap
-from halflabel.review.security import Guard
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailable, Thumbnails
 from halflabel.system.http_connections import limited_protocol
@@ -26,6 +25,8 @@ try:
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+    from halflabel.review.security import Guard
 except ImportError as error:
     raise missing_package(error, "web") from None
 
