@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -298,6 +299,12 @@ def parse_budget(text: str) -> float:
     if seconds <= 0:
         raise UserError(f"{text!r} is not a duration", "write a budget such as 90s, 30m, 2h or 1h30m")
     return seconds
+
+
+def deadline_of(budget: float | str | None) -> float | None:
+    """Return when a budget, in seconds or as text, ends, by `time.monotonic`; None without a budget."""
+    seconds = parse_budget(budget) if isinstance(budget, str) else budget
+    return None if seconds is None else time.monotonic() + seconds
 
 
 def _parse(text: str) -> tuple[str, dict[str, str]]:

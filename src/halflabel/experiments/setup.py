@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,7 +13,7 @@ from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench, Select
 from halflabel.experiments.data import split_data, without_model_labels
-from halflabel.experiments.grid import parse_budget
+from halflabel.experiments.grid import deadline_of
 from halflabel.experiments.store import Store, What
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
@@ -53,9 +52,8 @@ def make_bench(
     Without a config: a head on the bundled backbone, fitted as `train` does; for methods that need batches, with epochs
     by the number of images and the share `held_out`. A given learning rate is a choice of sgd.
     """
-    started = time.monotonic()
-    budget, lr, config = options.get("budget"), options.get("lr"), options.get("config")
-    seconds = parse_budget(budget) if isinstance(budget, str) else budget
+    deadline = deadline_of(options.get("budget"))
+    lr, config = options.get("lr"), options.get("config")
     test_share, test, cache = options.get("test_share", _TEST_SHARE), options.get("test"), options.get("cache")
     if not 0 < test_share < 1:
         raise UserError(f"the test share {test_share:g} is not between 0 and 1", "use 0.2")
@@ -68,7 +66,6 @@ def make_bench(
     if lr is not None and config.solver == "auto" and config.tune == "head":
         config = dataclasses.replace(config, solver="sgd")
     reporter = options.get("reporter", SILENT)
-    deadline = None if seconds is None else started + seconds
     data = split_data(
         table,
         images if isinstance(images, Tensor) else Path(images),

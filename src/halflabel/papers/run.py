@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from halflabel.data.datasets import DATASETS, Dataset, Split, dataset_layout, op
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
 from halflabel.experiments.data import split_data
-from halflabel.experiments.grid import LabelMask, Outcome, Task, parse_budget
+from halflabel.experiments.grid import LabelMask, Outcome, Task, deadline_of
 from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.store import Store
 from halflabel.papers.describe import describe_masks, describe_measure, describe_training, group_lines
@@ -54,8 +53,7 @@ def reproduce(
     For each condition, every row is trained with seed 0, then with seed 1, and so on. Each finished run is stored in
     `out`; the same call continues there.
     """
-    started = time.monotonic()
-    seconds = parse_budget(budget) if isinstance(budget, str) else budget
+    deadline = deadline_of(budget)
     table = find_table(id)
     selected_rows = with_reference_rows(
         table, select_by_name("row", rows, table.rows, lambda row: (row.name, row.method or ""))
@@ -81,7 +79,7 @@ def reproduce(
         seeds=seeds,
         out=out,
         cache=default_cache(out) if cache is None else cache,
-        reporter=replace(reporter, deadline=None if seconds is None else started + seconds),
+        reporter=replace(reporter, deadline=deadline),
     )
     for group in groups:
         run.run_group(group, force=force)
