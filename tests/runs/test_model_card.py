@@ -19,4 +19,4 @@ def test_the_card_states_the_threshold_of_each_class() -> None:
     assert "because the held-out images have no known negative: always.\n" in card
     assert "for 4 classes, 32 px, linear head" in card
     card = model_card({**config, "size": None}, evaluation, table)
-    assert "for 4 classes, images in the size the backbone was trained on, linear head" in card
+    assert "for 4 classes, images in the size that suits the backbone, linear head" in card

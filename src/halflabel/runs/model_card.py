@@ -26,7 +26,7 @@ def model_card(
     images = "images" if out_of_fold else "held-out images"
     measured_on = "all images by out-of-fold scores" if out_of_fold else "held-out images"
     chosen = "the regularisation and the use of similar images were" if out_of_fold else "the epoch was"
-    size = f"{config['size']} px" if config["size"] else "images in the size the backbone was trained on"
+    size = f"{config['size']} px" if config["size"] else "images in the size that suits the backbone"
     lines = [
         f"# {config['backbone']}, trained by `{config['method']}`",
         "",

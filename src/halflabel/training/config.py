@@ -169,7 +169,7 @@ class Config:
     ] = None
     size: Annotated[
         int | None,
-        Option("Image size in pixels.", IMAGES, EVERY_COMMAND, decided_by="the size the backbone was trained on"),
+        Option("Image size in pixels.", IMAGES, EVERY_COMMAND, decided_by="the size that suits the backbone"),
     ] = None
     channels: Annotated[
         Positive,
