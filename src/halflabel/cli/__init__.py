@@ -171,7 +171,7 @@ def _join() -> None:
 
     def stop(*_: object) -> None:
         if distributed.claim("error"):  # otherwise another process has printed the reason
-            show_error(UserError("stopped: another process of this job ended, or all were told to", "start again"))
+            show_error(UserError("stopped: another process of this job ended, or all were stopped", "start again"))
         os._exit(143)
 
     signal.signal(signal.SIGTERM, stop)

@@ -120,7 +120,8 @@ def fill(
 def unlearned_answers(answers: Rows, table: LabelTable) -> Rows:
     """Return the answers yes or no about entries that a table does not know.
 
-    Answers that a model was trained on were drawn among the likely labels of an earlier one: they would praise it.
+    Answers that a model was trained on were drawn among the likely labels of an earlier model: they would overestimate
+    the precision.
     """
     image, column = table.images.index(answers.images.array), table.classes.index(answers.classes.array)
     image, column = image[answers.image], column[answers.column]

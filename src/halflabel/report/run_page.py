@@ -156,7 +156,7 @@ def _footer(facts: RunFacts) -> Html:
 
 
 def _findings(facts: RunFacts) -> Html | None:
-    """Return what was found in one or two sentences, and what to do next."""
+    """Return the main result in one or two sentences, and what to do next."""
     results = facts.held_out
     if results is None or not facts.finished:
         return None

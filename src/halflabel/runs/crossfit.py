@@ -1,4 +1,4 @@
-"""Honest scores of a run's images: those of a known label never come from a model that was trained on it."""
+"""Unbiased scores of a run's images: the score of a known label never comes from a model that was trained on it."""
 
 from __future__ import annotations
 
@@ -177,14 +177,14 @@ def _complete(
 
 def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTable, reporter: Reporter) -> Scores:
     # An image that the run never had was not trained on either.
-    judges = run.split_of(table.images) != 0
-    if not judges.any():
+    is_held_out = run.split_of(table.images) != 0
+    if not is_held_out.any():
         raise UserError(
             "the run tuned its backbone on every image, so no label is left to evaluate its scores",
             "train with --held-out 0.2, or add --folds 5 to train the head again on parts of the images",
         )
     part = np.full(len(table), -1, np.int8)
-    held = np.flatnonzero(judges)
+    held = np.flatnonzero(is_held_out)
     few = min(FOLDS, len(held))
     source = _files(table.images, images, predictor.config, predictor.views)
     groups = group_numbers(group_images(predictor.config.group, table.images, source), len(table))[held]
@@ -192,7 +192,7 @@ def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTa
     logits = predictor.logits(source, reporter).numpy()
     protocol = (
         f"the tuned run's own scores, evaluated on the {len(held)} images it held out, which also chose its best "
-        "epoch; images it was trained on may be scored more boldly"
+        "epoch; scores of images it was trained on may be closer to 0 and 1"
     )
     return Scores(logits, part, protocol)
 

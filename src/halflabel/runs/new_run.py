@@ -115,7 +115,7 @@ def make_config(
     defaults of the method. `options` are those of the method. The solver must be among the training options.
     """
     chosen = given_recipe or recipe(choice.method)
-    given = {name: value for name, value in training.items() if value is not None}
+    set_options = {name: value for name, value in training.items() if value is not None}
     return Config.from_options(
         {
             "lr": chosen.lr,
@@ -123,7 +123,7 @@ def make_config(
             "linear_init": chosen.linear_init,
             **choice.settings,
             **choice.config,
-            **given,
+            **set_options,
             "solver": choose_solver(training),
             "method": chosen.name,
             "options": {**choice.options, **options},
