@@ -2,11 +2,13 @@
 
     python benchmarks/fill_positives_only.py FEATURES.npy LABELS.csv SINGLE_POSITIVE.csv [--classifier FILE.npz]
         [--methods n-ls,wan] [--seeds 3] [--draws 10] [--answers 100] [--precision 0.95] [--confidence 0.9]
+        [--photos 300]
 
 Features and files are those of strong_base.py; the `train` photos are filled. For each seed (choice of the positive,
 folds) a head is fitted, and for each draw the control questions of `halflabel fill` are drawn and answered by the
 hidden labels ("difficult" objects are absent). Prints the true precision and the share of the missing positives that
-was filled, also under the assumption without answers, and the share at the best cut in hindsight.
+was filled, also under the assumption without answers, and the share at the best cut in hindsight. --photos takes so
+many random photos for each seed, and prints the numbers of questions and of other labels that are filled.
 """
 
 from __future__ import annotations
@@ -33,8 +35,12 @@ class Fill:
 
     def __init__(self, bench: Bench, method: str, seed: int, options: argparse.Namespace) -> None:
         self.known, self.truth, self.options = bench.labels("single", seed), bench.known.dense() > 0, options
+        features = bench.train
+        if options.photos:
+            photos = np.sort(np.random.default_rng(seed).choice(len(features), options.photos, replace=False))
+            features, self.known, self.truth = features[photos], self.known.subset(photos), self.truth[photos]
         fitted = crossfit(
-            bench.train,
+            features,
             self.known,
             lambda: seeded(seed, recipe(method).make),
             classifier=bench.classifier,
@@ -46,6 +52,19 @@ class Fill:
 
     def measure(self, answers: ControlAnswers | None) -> tuple[float, float]:
         """Return the true precision of the fills, and the share of the missing positives that they are."""
+        rows = self.fill(answers)
+        right = self.truth[rows.image, rows.column]
+        missing = int((self.truth & (self.known.dense() == 0)).sum())
+        return float(right.mean()) if len(rows) else 1.0, float(right.sum() / missing)
+
+    def count(self, answers: ControlAnswers) -> tuple[int, int, int]:
+        """Return the number of questions, of other labels that are filled, and of those that are right."""
+        rows, is_asked = self.fill(answers), np.zeros(self.truth.shape, bool)
+        is_asked[answers.image, answers.column] = True
+        right = self.truth[rows.image, rows.column][~is_asked[rows.image, rows.column]]
+        return len(answers.image), len(right), int(right.sum())
+
+    def fill(self, answers: ControlAnswers | None) -> Rows:
         plan = plan_present(
             self.scores,
             Rows.from_table(self.known),
@@ -55,10 +74,7 @@ class Fill:
             precision=self.options.precision,
             confidence=self.options.confidence,
         )
-        rows = plan.rows()
-        right = self.truth[rows.image, rows.column]
-        missing = int((self.truth & (self.known.dense() == 0)).sum())
-        return float(right.mean()) if len(rows) else 1.0, float(right.sum() / missing)
+        return plan.rows()
 
     def draw(self, seed: int) -> ControlAnswers:
         drawn = draw_control(
@@ -92,6 +108,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=100)
     parser.add_argument("--precision", type=float, default=0.95)
     parser.add_argument("--confidence", type=float, default=0.9)
+    parser.add_argument("--photos", type=int, default=0)
     parser.set_defaults(no_similar=False)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -99,6 +116,10 @@ def main() -> None:
     for method in options.methods.split(","):
         for seed in range(options.seeds):
             fill = Fill(bench, method, seed, options)
+            if options.photos:
+                counts = np.array([fill.count(fill.draw(draw)) for draw in range(options.draws)]).sum(0).tolist()
+                print(f"{method} seed {seed}: questions, other labels filled, right: {counts}", flush=True)
+                continue
             results: Any = np.array([fill.measure(fill.draw(draw)) for draw in range(options.draws)])
             reached = int((results[:, 0] >= options.precision).sum())
             assumed = fill.measure(None)
