@@ -174,8 +174,14 @@ def test_an_option_that_train_has_too_is_found() -> None:
         """Has momentum."""
         return Method(BCE())
 
+    def other_clash(zero: float = 0.9) -> Method:
+        """Has zero, which also says how to read a label file."""
+        return Method(BCE())
+
     with pytest.raises(Broken, match="momentum"):
         check_page(recipe(method(serves=["full"], paper="none")(clash)))
+    with pytest.raises(Broken, match="zero"):
+        check_page(recipe(method(serves=["full"], paper="none")(other_clash)))
 
 
 OWN = '''

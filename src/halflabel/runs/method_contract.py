@@ -29,8 +29,9 @@ from halflabel.methods.checks import absorbed, checked_step
 from halflabel.metrics.calibration import Platt
 from halflabel.models.heads import Model
 from halflabel.models.scoring import score_source
+from halflabel.runs.new_run import reserved_options
 from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.config import Settings, declared_options
+from halflabel.training.config import Settings
 from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep
 
@@ -113,7 +114,7 @@ def check_page(recipe: Recipe) -> None:
         raise Broken("it has no docstring, so `halflabel methods` cannot say what it does", "write one")
     if missing := [option for option in recipe.options if not re.search(rf"\b{option}\b", recipe.page)]:
         raise Broken(f"its docstring does not explain the option {missing[0]}", "add a sentence for each option")
-    if clashing := sorted(set(recipe.options) & set(declared_options())):
+    if clashing := sorted(reserved_options() & set(recipe.options)):
         raise Broken(f"`train` has an option {clashing[0]} too, so that of the method cannot be set", "rename it")
     defaults = {name: option.default for name, option in recipe.options.items()}
     for option, values in (recipe.tune(defaults) if callable(recipe.tune) else recipe.tune).items():
@@ -178,8 +179,7 @@ def check_targets(recipe: Recipe, regime: str) -> None:
         case.finish_epoch(epoch)
     relabel, logits = case.method.relabel, 9 * torch.randn(batch.labels.shape)
     if relabel.is_static:
-        pairs = zip(relabel(batch, logits, 1), relabel(batch, -logits, 2), strict=True)
-        if not all(torch.equal(*pair) for pair in pairs):
+        if not all(map(torch.equal, relabel(batch, logits, 1), relabel(batch, -logits, 2))):
             raise Broken("targets depend on scores or epoch, and `is_static` is True", "set it to False")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +78,12 @@ def train_run(
     _check_options(config)
     run = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
     return _open(run, train(rows, folder, config, run, reporter=reporter))
+
+
+def reserved_options() -> set[str]:
+    """Return the names that an option of a method must not have: `train_run` would take it as its own."""
+    own = signature(train_run).parameters
+    return {*declared_options(), *(field.name for field in fields(Policy)), *own} - {"options"}
 
 
 def continue_run(
