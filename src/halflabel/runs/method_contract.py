@@ -178,9 +178,8 @@ def check_targets(recipe: Recipe, regime: str) -> None:
             )
         case.finish_epoch(epoch)
     relabel, logits = case.method.relabel, 9 * torch.randn(batch.labels.shape)
-    if relabel.is_static:
-        if not all(map(torch.equal, relabel(batch, logits, 1), relabel(batch, -logits, 2))):
-            raise Broken("targets depend on scores or epoch, and `is_static` is True", "set it to False")
+    if relabel.is_static and not all(map(torch.equal, relabel(batch, logits, 1), relabel(batch, -logits, 2))):
+        raise Broken("targets depend on scores or epoch, and `is_static` is True", "set it to False")
 
 
 def check_order(recipe: Recipe, regime: str) -> None:
