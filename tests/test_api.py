@@ -53,6 +53,9 @@ def test_train_from_a_file_then_ask_and_continue(table: halflabel.LabelTable, fo
     answers = halflabel.read_labels(_answer_file(tmp_path, "00.png", "red", -1)).rows
     second = halflabel.continue_training(run.folder, tmp_path / "second", answers=answers)
     assert second.model.config.begin_from == str(run.folder)
+    (run.folder / "answers.sqlite").touch()
+    with pytest.warns(UserWarning, match="--export answers.csv"):
+        halflabel.continue_training(run.folder, tmp_path / "third")
     row = list(table.images).index("00.png")
     labels = halflabel.read_labels(second.folder / "labels.parquet").table()
     assert labels.rows([list(labels.images).index("00.png")])[0, list(labels.classes).index("red")] == -1
