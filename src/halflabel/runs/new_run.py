@@ -100,8 +100,8 @@ def continue_run(
     """Train in the new run folder `out`, from the weights, labels and settings of a finished run, and open it.
 
     `answers` are more labels, a file such as `halflabel review` exports or labels already read; they replace earlier
-    labels of the same entries. `images` is the image folder, if it has moved. Unlike `halflabel train --continue`, it does
-    not read the answers of `review` by itself, and warns where there are some.
+    labels of the same entries. `images` is the image folder, if it has moved. Unlike `halflabel train --continue`, it
+    does not read the answers of `review` by itself, and warns where there are some.
 
         halflabel.continue_training("runs/first", "runs/second", answers="answers.csv")
     """
