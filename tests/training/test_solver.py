@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, seeded
 from halflabel.methods.parts.losses import BCE, ByShare, over_entries, over_images, over_known, total
+from halflabel.models.heads import Model
 from halflabel.training.solver import LinearSolver, can_solve, is_separable
 from halflabel.types import Batch, Output, Targets
 
@@ -141,3 +142,12 @@ def test_a_reduction_that_is_no_weighted_sum_is_solved_as_it_is() -> None:
     for reduce in (over_entries, over_known, over_images, total, ByShare(-4.45, 5.45, 1.0)):
         assert is_separable(Method(BCE(), reduce=reduce))
     assert not is_separable(Method(BCE(), reduce=hardest))
+
+
+def test_a_method_that_keeps_another_model_is_trained_in_epochs() -> None:
+    class Kept(Method):
+        def evaluated(self, model: Model) -> Model:
+            return model
+
+    assert can_solve(Method(BCE()))
+    assert not can_solve(Kept(BCE()))

@@ -41,6 +41,7 @@ def can_solve(method: Method) -> bool:
     return (
         type(method).step is Method.step
         and type(method).after_step is Method.after_step
+        and type(method).evaluated is Method.evaluated
         and method.make_head is Linear
         and len(method.views) == 1
         and not any(True for _ in method.parameters())
