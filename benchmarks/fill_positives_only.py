@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from halflabel.filling.control import ControlAnswers, draw_control, plan_present, unknown_curve
+from halflabel.filling.control import ControlAnswers, NothingToFill, draw_control, plan_present, unknown_curve
 from halflabel.labels.rows import Rows
 from halflabel.methods.base import recipe, seeded
 from halflabel.metrics.calibration import Platt
@@ -117,8 +117,17 @@ def main() -> None:
         for seed in range(options.seeds):
             fill = Fill(bench, method, seed, options)
             if options.photos:
-                counts = np.array([fill.count(fill.draw(draw)) for draw in range(options.draws)]).sum(0).tolist()
-                print(f"{method} seed {seed}: questions, other labels filled, right: {counts}", flush=True)
+                try:
+                    counts = np.array([fill.count(fill.draw(draw)) for draw in range(options.draws)])
+                except NothingToFill:
+                    counts = np.zeros((options.draws, 3), np.int64)
+                fills = counts[counts[:, 1] > 0]
+                reached = int((fills[:, 2] >= options.precision * fills[:, 1]).sum())
+                print(
+                    f"{method} seed {seed}: questions, other labels filled, right: {counts.sum(0).tolist()}; precision "
+                    f"reached in {reached} of {len(fills)} draws that fill something",
+                    flush=True,
+                )
                 continue
             results: Any = np.array([fill.measure(fill.draw(draw)) for draw in range(options.draws)])
             reached = int((results[:, 0] >= options.precision).sum())
