@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from halflabel.cli import compare as command
 from halflabel.cli import grid
+from halflabel.cli import terminal as terminal_module
+from halflabel.cli.terminal import SafeConsole
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.experiments.protocol import describe_protocol
 from halflabel.experiments.result import Comparison, ComparisonRow, TaskScorer, common_seeds, summarise
@@ -122,8 +123,8 @@ RESULT = Comparison(
 
 @pytest.mark.parametrize(("terminal", "width"), [(True, 80), (True, 60), (True, 200), (False, 80)])
 def test_numbers_are_never_truncated(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int) -> None:
-    screen = Console(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, color_system=None)
-    for module in (command, grid):
+    screen = SafeConsole(file=io.StringIO(), width=width, force_terminal=terminal, highlight=False, color_system=None)
+    for module in (command, grid, terminal_module):
         monkeypatch.setattr(module, "console", screen)
     command.show_comparison(RESULT)
     text = screen.file.getvalue()  # type: ignore[attr-defined]

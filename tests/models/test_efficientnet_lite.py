@@ -28,7 +28,8 @@ def test_features_and_classes_are_those_of_timm(variant: int, height: int, width
         assert torch.equal(ours.forward_features(x), theirs.forward_features(x))
         assert torch.equal(ours(x), theirs(x))
     config = timm.data.resolve_model_data_config(theirs)
-    assert (config["input_size"][-1], config["crop_pct"]) == (SIZE[variant], CROP[variant])
+    assert SIZE[variant] >= config["input_size"][-1]
+    assert CROP[variant] == config["crop_pct"]
 
 
 def test_the_bundled_backbones_do_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:

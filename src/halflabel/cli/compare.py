@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from halflabel.cli import app
 from halflabel.cli.grid import (
@@ -212,20 +213,19 @@ def show_comparison(comparison: Comparison) -> None:
     if comparison.select == "hidden":
         console.print("[bold red]Chosen by hidden labels:[/] better than what is possible without them.\n")
     if comparison.rows:
-        columns = list(_cells(comparison.rows[0], best=False))
+        table = _wide_table(comparison)
         unlimited = console.options.update(width=UNLIMITED_WIDTH)
-        while console.is_terminal and len(columns) > 2:
-            if console.measure(_table(comparison, columns), options=unlimited).maximum <= console.width:
-                break
-            columns.pop()  # the files hold all columns
-        print_table(_table(comparison, columns))
+        if console.is_terminal and console.measure(table, options=unlimited).maximum > console.width:
+            _show_narrow(comparison)
+        else:
+            print_table(table)
         unsure = [row for row in comparison.rows if "≈" in _difference(row, row is comparison.best(row.labels))]
         if unsure:
             few = any(row.seeds < 3 for row in unsure)
             more = "; more than 2 seeds narrow the interval"
-            console.print(f"[bright_black]≈: not significantly different from the best{more if few else ''}[/]")
+            show_paragraph(f"[bright_black]≈: not significantly different from the best{more if few else ''}[/]")
         if comparison.memory_kind:
-            console.print(
+            show_paragraph(
                 f"[bright_black]memory: {comparison.memory_kind} during a run; tried: settings, with seed 0[/]"
             )
     for failure in comparison.failures:
@@ -238,7 +238,7 @@ def show_comparison(comparison: Comparison) -> None:
     for sentence in comparison.protocol:
         show_paragraph(f"[bright_black]{escape(sentence)}[/]")
     for sentence in comparison.conclusions:
-        console.print(f"[bold]{escape(sentence)}[/]")
+        show_paragraph(f"[bold]{escape(sentence)}[/]")
 
 
 def _cells(row: ComparisonRow, best: bool) -> dict[str, str]:
@@ -263,21 +263,46 @@ def _with_spread(value: float, spread: float) -> str:
     return points(value) if math.isnan(spread) else f"{points(value)} ± {points(spread)}"
 
 
-def _table(comparison: Comparison, columns: Sequence[str]) -> Table:
-    """Return a table with one line per row, and these columns of it."""
+def _method_name(row: ComparisonRow) -> str:
+    return f"{row.method} ({row.reference})" if row.reference else row.method
+
+
+def _wide_table(comparison: Comparison) -> Table:
+    """A table with one line per row."""
+    shown = [_cells(row, row is comparison.best(row.labels)) for row in comparison.rows]
     table = plain_table()
-    for title in ("labels", "method", *columns):
+    for title in ("labels", "method", *shown[0]):
         table.add_column(title, justify="left" if title in ("labels", "method", "options") else "right", no_wrap=True)
     before = ""
-    for row in comparison.rows:
+    for row, cells in zip(comparison.rows, shown, strict=True):
         if row.labels != before and before:
             table.add_row()
-        cells = _cells(row, row is comparison.best(row.labels))
         first = row.labels if row.labels != before else ""
-        name = f"{row.method} ({row.reference})" if row.reference else row.method
-        table.add_row(escape(first), f"[bold]{escape(name)}[/]", *(escape(cells.get(title, "—")) for title in columns))
+        table.add_row(escape(first), f"[bold]{escape(_method_name(row))}[/]", *map(escape, cells.values()))
         before = row.labels
     return table
+
+
+def _show_narrow(comparison: Comparison) -> None:
+    """Print two lines per row: a table that is too wide would be cut."""
+    shown = [_cells(row, row is comparison.best(row.labels)) for row in comparison.rows]
+    first = list(shown[0])[:2]
+    widths = [max(len(title), *(len(cells[title]) for cells in shown)) for title in first]
+    name = max(len(_method_name(row)) for row in comparison.rows)
+    before = ""
+    for row, cells in zip(comparison.rows, shown, strict=True):
+        if row.labels != before:
+            console.print(f"{'' if not before else chr(10)}[bold]labels {escape(row.labels)}[/]")
+            heads = "  ".join(title.rjust(width) for title, width in zip(first, widths, strict=True))
+            console.print(f"  [bold]{'method'.ljust(name)}  {heads}[/]")
+        before = row.labels
+        figures = "  ".join(cells[title].rjust(width) for title, width in zip(first, widths, strict=True))
+        console.print(f"  [bold]{escape(_method_name(row).ljust(name))}[/]  {escape(figures)}")
+        rest = [f"{title} {value}" for title, value in cells.items() if title not in first and value != "—"]
+        # A line break inside a cell would part a number from its spread: textwrap does not break at these spaces.
+        text = ", ".join(cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in rest)
+        for line in textwrap.wrap(text, console.width - 4, break_long_words=False):
+            console.print(Text("    " + line.replace("\N{NO-BREAK SPACE}", " "), "bright_black"))
 
 
 def _difference(row: ComparisonRow, best: bool) -> str:
