@@ -105,7 +105,7 @@ class LiveReview:
             [item for item in questions if (item.image, item.column) not in answered],
             features=self.features,
             explorer=self.explorer,
-            both_teach=True,  # also from positives: uncertain entries need fewer answers (benchmarks/RESULTS.md)
+            both_teach=True,  # also from positives: without similar images this needs fewer answers
             skip=sorted(answered),
             seed=self.seed,
         )
