@@ -57,6 +57,12 @@ def load_features(table: LabelTable, photos: Path, cache: Path, maps: bool, copi
     return cache_features(backbone, source, cache, maps=maps, copies=copies, reporter=Reporter(show))
 
 
+def in_memory(features: Features) -> Features:
+    views = [features.values, *(features.strong or ())]
+    plain, *strong = (torch.from_numpy(np.array(values)).float() for values in views)
+    return Features(plain, features.names, strong=strong or None)
+
+
 def hide_labels(full: LabelTable, protocol: str, single: Path | None, seed: int) -> LabelTable:
     if protocol == "all":
         return full
@@ -132,7 +138,7 @@ def main() -> None:
     train = load_features(full, args.photos, args.cache, args.maps, args.copies)
     test = load_features(whole_test, args.photos, args.cache, args.maps)
     if not args.maps:  # small enough to keep in memory
-        train, test = (Features(torch.from_numpy(np.array(f.values)).float(), f.names) for f in (train, test))
+        train, test = (in_memory(features) for features in (train, test))
     truth = torch.from_numpy(whole_test.dense())
     rows = []
     print(f"{args.protocol}, {args.epochs} epochs, selection on {args.select} labels, test: {len(whole_test)} images")
