@@ -32,22 +32,30 @@ def halflabel(folder: Path, *words: str) -> str:
 @pytest.mark.slow
 def test_commands_write_the_same_on_ray(tmp_path: Path) -> None:
     write_folder(tmp_path, 120, size=32)
-    labels = ["train.csv", "images", "--zero", "absent"]
+    labelled = (tmp_path / "train.csv").read_text().splitlines(keepends=True)[:81]
+    (tmp_path / "labelled.csv").write_text("".join(labelled))
+    halflabel(tmp_path, "drop", "labelled.csv", "part.csv", "--keep", "0.5", "--zero", "absent")
     for engine in ("local", "ray"):
-        (tmp_path / engine).mkdir()
+        folder = tmp_path / engine
+        folder.mkdir()
         chosen = ["--engine", engine]
-        halflabel(tmp_path, "train", *labels, "--method", "bce", *TINY, "--out", f"{engine}/run", *chosen)
-        run = f"{engine}/run"
-        halflabel(tmp_path, "predict", run, "images", "--all", "--out", f"{engine}/scores", *chosen)
-        halflabel(tmp_path, "evaluate", run, *labels, "--out", f"{engine}/metrics.json", *chosen)
-        text = halflabel(tmp_path, "predict", run, "images", "--format", "csv", *chosen)
-        (tmp_path / engine / "scores.csv").write_text(text)
+        halflabel(folder, "train", "../part.csv", "../images", "--method", "bce", *TINY, "--out", "run", *chosen)
+        halflabel(folder, "predict", "run", "../images", "--all", "--out", "scores", *chosen)
+        halflabel(
+            folder, "evaluate", "run", "../train.csv", "../images", "--zero", "absent", "--out", "metrics.json", *chosen
+        )
+        filling = ["--precision", "0.6", "--all-photos", "--out", "filled.csv"]
+        halflabel(folder, "fill", "run", "../images", *filling, *chosen)
+        (folder / "scores.csv").write_text(halflabel(folder, "predict", "run", "../images", "--format", "csv", *chosen))
     names = [
         "run/best.safetensors",
         "run/out_of_fold.parquet",
         "scores/part-00000.parquet",
         "metrics.json",
+        "filled.csv",
         "scores.csv",
     ]
     for name in names:
         assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "local" / name).read_bytes(), name
+    filled = (tmp_path / "ray" / "filled.csv").read_text()
+    assert "model:bce" in filled
