@@ -88,9 +88,9 @@ def draw_control(
 
     Entries are ranked by probability, down to where the expected share of wrong ones is twice the allowed one, and
     divided into `count` groups of equal size; one entry is drawn from each. At most half of the entries are drawn:
-    what people answer is no longer to be filled. Memory: 24 bytes per such entry. The
-    probability returned is the one that `next`, `review` and the report show: that of `platt`. Entries that `known`, by
-    default `table`, knows are not drawn. `among`: draw from these images only.
+    what people answer is no longer to be filled. Memory: 24 bytes per such entry. The probability returned is the one
+    that `next`, `review` and the report show: that of `platt`. Entries that `known`, by default `table`, knows are not
+    drawn. `among`: draw from these images only.
     """
     known = table if known is None else known
     curve, parts = unknown_curve(platt, scores, table), []

@@ -155,7 +155,7 @@ class Config:
     backbone: Annotated[
         str,
         Option(
-            "efficientnet-lite2, which comes with the package; fast: efficientnet-lite0, half the time, 1.5 to 2 mAP "
+            "efficientnet-lite2, which comes with the package; fast: efficientnet-lite0, half the time, about 2 mAP "
             "less; or any timm model, downloaded once: docs/backbones.md names good ones and what they cost.",
             COMMON,
             EVERY_COMMAND,
