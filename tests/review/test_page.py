@@ -369,11 +369,11 @@ def test_the_map_by_keys_hover_and_click(server, context) -> None:
         page.keyboard.press("+")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("0")
-    for step in range(60):  # some photo stands on this line
-        page.mouse.move(left + width * step / 60, top + height / 2)
-        if page.is_visible("#map-tip"):
+    for step in range(600):  # some photo stands on this line
+        page.mouse.move(left + width * (step % 60) / 60, top + height / 2)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        if page.is_visible("#map-tip img[src]"):  # no move is waiting any more, so it stays
             break
-    page.wait_for_selector("#map-tip img[src]")
     name = page.inner_text("#map-tip figcaption")
     page.mouse.down()
     page.mouse.up()
