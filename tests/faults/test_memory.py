@@ -27,7 +27,8 @@ from halflabel.models.scoring import score_source
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.training.callbacks import Callback
 from halflabel.training.config import Settings
-from halflabel.training.loop import Fitted, Loop, fit
+from halflabel.training.loop import Fitted, fit
+from halflabel.training.step import OptimizerStep
 from halflabel.types import Batch, Targets
 
 N, C = 24, 3
@@ -157,18 +158,23 @@ def test_every_method_forgets_a_step_that_failed(monkeypatch: pytest.MonkeyPatch
         values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
         source = Features(values, table.images, strong=[values])
         tuned = Model(None, head)  # type: ignore[arg-type]
-        training = Loop(tuned, method, source, table, SETTINGS)
-        backward, calls = training.step.accelerator.backward, list[int]()
 
-        def run_out_once(loss: Tensor) -> None:
-            calls.append(1)
-            backward(loss)
-            if fails and len(calls) == 1:
-                run_out()
+        def failing_step(*parts: Any) -> OptimizerStep:
+            step = OptimizerStep(*parts)
+            backward, calls = step.accelerator.backward, list[int]()
 
-        training.step.micro_batches.limit = most
-        monkeypatch.setattr(training.step.accelerator, "backward", run_out_once)
-        training.run(False)
+            def run_out_once(loss: Tensor) -> None:
+                calls.append(1)
+                backward(loss)
+                if fails and len(calls) == 1:
+                    run_out()
+
+            step.micro_batches.limit = most
+            monkeypatch.setattr(step.accelerator, "backward", run_out_once)
+            return step
+
+        monkeypatch.setattr("halflabel.training.loop.OptimizerStep", failing_step)
+        fit(tuned, method, source, table, SETTINGS)
         return {**tuned.state_dict(), **method.state_dict()}
 
     expected = go(4, fails=False)

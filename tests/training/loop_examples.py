@@ -14,9 +14,9 @@ from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.models.heads import Head, Linear, Model
-from halflabel.training import loop as training
 from halflabel.training.callbacks import Callback, EpochLog
 from halflabel.training.config import Settings
+from halflabel.training.loop import plan_epoch
 
 N, D, C = 50, 8, 5
 
@@ -42,8 +42,7 @@ def bce() -> Method:
 
 def planned(settings: Settings, source: Any, epoch: int) -> list[Any]:
     """The batches of the loop, for a plain torch loop over the same batches."""
-    run = training.Loop(linear(), bce(), source, data(len(source))[1], settings)
-    return list(run._plan(epoch))
+    return list(plan_epoch(source, settings, epoch))
 
 
 def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], atol: float = 1e-6) -> None:

@@ -36,10 +36,9 @@ from halflabel.methods.parts.losses import BCE
 from halflabel.models.backbones import build_backbone
 from halflabel.models.heads import Head, Linear, Model
 from halflabel.models.scoring import score_source
-from halflabel.training import loop as training
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
-from halflabel.training.optimizer import learning_rate_factor
+from halflabel.training.optimizer import learning_rate_factor, parameter_groups
 from halflabel.types import Batch, Output
 
 
@@ -121,9 +120,10 @@ def test_accumulated_batches_step_like_one_large_batch(n: int) -> None:
 
 def test_number_of_accumulated_steps() -> None:
     source, table = data()
-    run = training.Loop(linear(), bce(), source, table, replace(PLAIN, batch_size=8, accumulate=3))
-    run.run(False)
-    assert run.state.steps == 3 * math.ceil(math.ceil(N / 8) / 3)
+    method, updates = bce(), list[Model]()
+    method.after_step = updates.append  # type: ignore[method-assign,assignment]
+    fit(linear(), method, source, table, replace(PLAIN, batch_size=8, accumulate=3))
+    assert len(updates) == 3 * math.ceil(math.ceil(N / 8) / 3)
 
 
 @pytest.mark.parametrize(
@@ -245,13 +245,12 @@ def test_parameter_groups_have_their_own_rates() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     method = TwoParts()
     settings = replace(PLAIN, epochs=1, batch_size=12, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=0.5)
-    run = training.Loop(model, method, source, table, settings)
-    rates = [(len(group["params"]), group["lr"]) for group in run.step.optimizer.param_groups]
+    rates = [(len(group["params"]), group["lr"]) for group in parameter_groups(model, method, settings)]
     assert rates == [(2, 0.5), (len(list(backbone.parameters())), 0.05), (1, 1.5)]
 
     reference = Model(build_backbone("tiny"), Linear(backbone.channels, 10))
     reference.load_state_dict(before)
-    run.run(False)
+    fit(model, method, source, table, settings)
     index = planned(settings, source, 1)[0]
     torch.manual_seed(0)
     (_, views), *_ = source.fetch([index], ("weak",), seed=0, epoch=1)
@@ -261,9 +260,7 @@ def test_parameter_groups_have_their_own_rates() -> None:
         assert parameter.grad is not None
         rate = 0.5 if name.startswith("head") else 0.05
         expected = before[name] - rate * parameter.grad
-        torch.testing.assert_close(
-            dict(run.distribution.plain.named_parameters())[name].detach(), expected, atol=1e-6, rtol=1e-5
-        )
+        torch.testing.assert_close(dict(model.named_parameters())[name].detach(), expected, atol=1e-6, rtol=1e-5)
     assert float(method.scale.detach()) == pytest.approx(1 - 1.5 * 2 * float(loss.detach()), abs=1e-5)
 
 

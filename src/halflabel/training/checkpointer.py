@@ -9,11 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
-from halflabel.methods.base import Method
 from halflabel.system import distributed
 from halflabel.training import checkpoint as checkpoints
 from halflabel.training.checkpoint import Checkpoint
-from halflabel.training.distribution import Distribution
 from halflabel.training.state import TrainingState
 from halflabel.training.step import OptimizerStep
 
@@ -28,19 +26,10 @@ class Checkpointer:
     `batches_per_epoch` numbers the checkpoints: a later one has a higher number.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        state: TrainingState,
-        method: Method,
-        distribution: Distribution,
-        step: OptimizerStep,
-        batches_per_epoch: int,
-    ) -> None:
-        self.folder, self.state, self.method = folder, state, method
-        self.distribution, self.step = distribution, step
-        self.batches_per_epoch = batches_per_epoch
-        self.method_shapes = _shapes(method.state_dict())
+    def __init__(self, folder: Path | None, state: TrainingState, step: OptimizerStep, batches_per_epoch: int) -> None:
+        self.folder, self.state, self.step, self.batches_per_epoch = folder, state, step, batches_per_epoch
+        self.method, self.distribution = step.method, step.distribution
+        self.method_shapes = _shapes(self.method.state_dict())
         self.saved = (1, 0)  # position of the newest checkpoint; the beginning needs none
 
     @property

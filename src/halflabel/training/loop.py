@@ -88,58 +88,50 @@ def fit(
     labels of the same images that the method never sees: the method's guesses are compared with them in the log.
     Checkpoints are written to `folder`; `resume` continues from the newest one.
     """
-    loop = Loop(
-        model,
-        method,
-        source,
-        table,
-        settings,
-        validation=validation,
-        judge=judge,
-        callback=callback,
-        truth=truth,
-        folder=folder,
-    )
-    return loop.run(resume)
+    if len(source) != len(table):
+        raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
+    accelerator = make_accelerator(settings)
+    plain = place_model(model, settings, accelerator.device)
+    method.plan(settings.epochs)
+    method.start(table, plain)
+    method.to(accelerator.device)
+    distribution = distribute(plain, settings, accelerator.device)  # after method.start, which may set weights
+    step = OptimizerStep(accelerator, method, distribution, table, settings)
+    checked = None if validation is None or judge is None else (validation, judge)
+    return Loop(step, source, checked, truth, callback, folder).run(resume)
+
+
+def plan_epoch(source: Source, settings: Settings, epoch: int) -> Plan:
+    """The batches of an epoch; their order depends only on seed, epoch and image names, or is the source's own."""
+    order = preferred_order(source, settings.seed, epoch)
+    if order is None:
+        order = np.argsort(bits(settings.seed, _ORDER, epoch, source.hashes), kind="stable")
+    size = settings.batch_size
+    return [order[first : first + size] for first in range(0, len(order), size)]
 
 
 class Loop:
-    """One call of `fit`: moves the model to its device, starts the method, builds optimizer and checkpointer."""
+    """The epochs of one call of `fit`; `step` holds model, method, labels and settings."""
 
     def __init__(
         self,
-        model: Model,
-        method: Method,
+        step: OptimizerStep,
         source: Source,
-        table: LabelTable,
-        settings: Settings,
-        *,
-        validation: Source | None = None,
-        judge: Judge | None = None,
-        callback: Callback | None = None,
-        truth: LabelTable | None = None,
-        folder: Path | None = None,
+        validation: tuple[Source, Judge] | None,
+        truth: LabelTable | None,
+        callback: Callback | None,
+        folder: Path | None,
     ) -> None:
-        if len(source) != len(table):
-            raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
-        self.method, self.source, self.table, self.settings = method, source, table, settings
-        self.validation, self.judge, self.truth = validation, judge, truth
+        self.step, self.source, self.validation, self.truth = step, source, validation, truth
+        self.method, self.settings, self.distribution = step.method, step.settings, step.distribution
         self.callback = callback if callback is not None and distributed.is_main() else Callback()
-        accelerator = make_accelerator(settings)
-        device = accelerator.device
-        plain = place_model(model, settings, device)
-        method.plan(settings.epochs)
-        method.start(table, plain)
-        method.to(device)
-        self.distribution = distribute(plain, settings, device)  # after method.start, which may set weights of the head
-        self.step = OptimizerStep(accelerator, method, self.distribution, table, settings)
-        self.state = TrainingState(torch.zeros((), device=device))
-        batches = math.ceil(len(source) / settings.batch_size)
-        self.checkpointer = Checkpointer(folder, self.state, method, self.distribution, self.step, batches)
+        self.state = TrainingState(torch.zeros((), device=step.device))
+        self.batches_per_epoch = math.ceil(len(source) / step.settings.batch_size)
+        self.checkpointer = Checkpointer(folder, self.state, step, self.batches_per_epoch)
         self.scoring_batches = MicroBatcher()
         self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
         self.first_loss: float | None = None
-        self.watch = StateWatch(method)
+        self.watch = StateWatch(self.method)
 
     def run(self, resume: bool) -> Fitted:
         try:
@@ -176,7 +168,7 @@ class Loop:
         return Fitted(state.best_weights, state.best_epoch, state.log)
 
     def _train_epoch(self) -> None:
-        plan = self._plan(self.state.epoch)
+        plan = plan_epoch(self.source, self.settings, self.state.epoch)
         self.callback.on_epoch_start(self.state.epoch, self.settings.epochs, sum(map(len, plan)))
         self.distribution.model.train()
         self.method.train()
@@ -258,14 +250,6 @@ class Loop:
         first = number - number % self.settings.accumulate
         return len(plan[number]) / sum(map(len, plan[first : first + self.settings.accumulate]))
 
-    def _plan(self, epoch: int) -> Plan:
-        """The batches of an epoch; their order depends only on seed, epoch and image names, or is the source's own."""
-        order = preferred_order(self.source, self.settings.seed, epoch)
-        if order is None:
-            order = np.argsort(bits(self.settings.seed, _ORDER, epoch, self.source.hashes), kind="stable")
-        size = self.settings.batch_size
-        return [order[first : first + size] for first in range(0, len(order), size)]
-
     def _finish_epoch(self) -> EpochLog:
         """Relabel, validate, remember the best weights, and add a line to the log."""
         state = self.state
@@ -275,15 +259,14 @@ class Loop:
         distributed.synchronize(self._shared_tensors())
         relabel = self.method.relabel
         sweep = self._sweep(state.epoch) if relabel.wants_sweep(state.epoch) else None
-        logits = None
-        if self.validation is not None and self.judge is not None:
-            logits = self._score(self._evaluated_model(), self.validation).logits
+        logits = None if self.validation is None else self._score(self._evaluated_model(), self.validation[0]).logits
         signals.defer_signals()
         if sweep is not None:
             log.update(self._relabel(sweep))
             distributed.synchronize(self.method.state_dict().values())
             self._warn_of_hidden_state()
-        if logits is not None and (judge := self.judge) is not None:
+        if self.validation is not None and logits is not None:
+            judge = self.validation[1]
             log.update(distributed.run_on_main(lambda: judge(logits)))
             value = log.get("select", math.nan)
             if self.settings.schedule == "plateau" and value < state.previous:
@@ -295,8 +278,7 @@ class Loop:
 
     def _start_log(self) -> EpochLog:
         seconds = max(time.perf_counter() - self.started, 1e-9)
-        batches = math.ceil(len(self.source) / self.settings.batch_size)
-        log = EpochLog(epoch=self.state.epoch, loss=float(self.state.loss_sum) / max(batches, 1))
+        log = EpochLog(epoch=self.state.epoch, loss=float(self.state.loss_sum) / max(self.batches_per_epoch, 1))
         log["lr"] = self.step.optimizer.param_groups[0]["lr"]
         log["images_per_s"] = self.images_seen / seconds
         if self.step.micro_batches.limit:
@@ -314,7 +296,7 @@ class Loop:
             return numbers
         if not numbers and before is not None and torch.equal(before, guesses):
             return numbers
-        return numbers | completion_rates(guesses, self.truth.dense(), self.table.dense())._asdict()
+        return numbers | completion_rates(guesses, self.truth.dense(), self.step.table.dense())._asdict()
 
     def _guesses(self) -> Tensor | None:
         """A copy of the method's guessed labels; None without `truth` to compare them with."""
