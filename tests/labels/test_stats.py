@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from halflabel.labels import drop
-from halflabel.labels.stats import compute_stats, conditional_probabilities, top_pairs
+from halflabel.labels.stats import are_nearly_all_positive, compute_stats, conditional_probabilities, top_pairs
 from halflabel.labels.table import LabelTable
 
 # Shared machines stall: a deadline would measure them instead of the code.
@@ -113,3 +113,13 @@ def test_top_pairs() -> None:
     assert pairs[2].lift == pytest.approx((1 / 3) / (3 / 6))
     assert top_pairs(table, 1) == pairs[:1]
     assert top_pairs(LabelTable.from_dense(np.zeros((2, 2)))) == []
+
+
+def test_only_a_complete_table_needs_no_more_negatives_than_it_has() -> None:
+    labels = np.array([[1] * 11, [-1] + [0] * 10])
+    assert are_nearly_all_positive(labels, labels.size)
+    assert are_nearly_all_positive(labels[labels != 0], labels.size)
+    assert not are_nearly_all_positive(labels[:, :10], 20)
+    assert not are_nearly_all_positive(labels[labels != 0], 12)
+    assert are_nearly_all_positive(np.ones(4), 4)
+    assert are_nearly_all_positive(np.zeros(0), 4)

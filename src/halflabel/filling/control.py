@@ -50,12 +50,6 @@ class ControlAnswers(NamedTuple):
     present: NDArray[np.bool_]
 
 
-def are_nearly_all_positive(table: LabelTable) -> bool:
-    """Return whether negatives are so few that known labels cannot show how often a filled label is wrong."""
-    absent, present = int((table.value < 0).sum()), int((table.value > 0).sum())
-    return 10 * absent < present or not absent
-
-
 def _class_curve(platt: Platt, classes: int) -> ClassPlatt:
     """Return `platt` with one curve per class."""
     slope, offset = np.array(platt.class_slope or np.ones(classes)), np.array(platt.class_offset or np.zeros(classes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from halflabel.labels.formats._long_write import appear_in_order, declaration_bl
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables
 from halflabel.labels.rows import MODEL_PREFIX, Rows
+from halflabel.labels.stats import are_nearly_all_positive
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
 
@@ -58,7 +60,7 @@ def fill(
     `answers` are further labels by people, such as those of `review`: nothing is filled there. They are not evidence,
     because a model may have chosen the questions.
     """
-    from halflabel.filling.control import ControlAnswers, are_nearly_all_positive, plan_present
+    from halflabel.filling.control import ControlAnswers, plan_present
     from halflabel.filling.plan import plan_fill
     from halflabel.labels.rules import read_rules
     from halflabel.runs import crossfit
@@ -74,7 +76,7 @@ def fill(
         for names in (labels.images, further_photos):
             if names is not None:
                 to_fill[table.images.index(names.array)] = True
-    only_positives = are_nearly_all_positive(evidence)
+    only_positives = are_nearly_all_positive(evidence.value, math.prod(evidence.shape))
     if only_positives:
         _check_probabilities(run, folds)
         if control is None and not assume_random:
@@ -160,9 +162,8 @@ def control_questions(
 
 def has_only_positives(run: RunFolder, labels: Rows | None = None) -> bool:
     """Return whether the labels are nearly all positive, so that a fill needs control answers or an assumption."""
-    from halflabel.filling.control import are_nearly_all_positive
-
-    return are_nearly_all_positive(_open_labels(run, labels)[2])
+    evidence = _open_labels(run, labels)[2]
+    return are_nearly_all_positive(evidence.value, math.prod(evidence.shape))
 
 
 def unlisted_photos(run: RunFolder, labels: Rows | None, folder: Path) -> Names:

@@ -18,6 +18,18 @@ _CHUNK = 1 << 22  # entries counted at a time
 Regime = Literal["full", "single-positive", "positives-only", "partial", "empty"]
 
 
+def are_nearly_all_positive(labels: Any, entries: int) -> bool:
+    """Return whether known negatives are too few to show how often a label that is called present is wrong.
+
+    They are if there is none, or less than a tenth as many as positives. A complete table is the exception: its few
+    negatives are all there are. `labels` is an array or a tensor of a table's labels, with or without the unknown
+    ones (0); `entries` is the number of images times classes. Calibration needs more negatives, see
+    `metrics.calibration.has_enough_negatives`.
+    """
+    present, absent = int((labels > 0).sum()), int((labels < 0).sum())
+    return not absent or (10 * absent < present and present + absent < entries)
+
+
 @dataclass(frozen=True, eq=False)
 class Stats:
     """Counts of the known labels of a table.

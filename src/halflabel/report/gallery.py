@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.labels.stats import are_nearly_all_positive
 from halflabel.report.layout import section, truncation_note
 from halflabel.report.run_facts import RunFacts
 from halflabel.system.format import probability, shorten
@@ -75,9 +76,9 @@ def rank_contradicted(scores: NDArray[Any], labels: NDArray[Any], thresholds: ND
 
     Where hardly any label is known to be absent, a present one must be below the lower limit of `present_limits`.
     """
-    from halflabel.review.doubtful_labels import has_few_negatives, present_limits
+    from halflabel.review.doubtful_labels import present_limits
 
-    if has_few_negatives(labels):
+    if are_nearly_all_positive(labels, labels.size):
         is_present = labels > 0
         limits = present_limits(np.nonzero(is_present)[1], scores[is_present], labels.shape[1])
         thresholds = np.where(is_present, np.minimum(thresholds, limits), thresholds)
@@ -183,9 +184,7 @@ def galleries(
 
 def _wrong_text(labels: NDArray[Any]) -> tuple[str, str]:
     """Return title and caption of the gallery of labels that look wrong."""
-    from halflabel.review.doubtful_labels import has_few_negatives
-
-    if not has_few_negatives(labels):
+    if not are_nearly_all_positive(labels, labels.size):
         return "Likely wrong", (
             "Labelled present but scored below the threshold of the class, or labelled absent but not below it; least "
             "probable label first. Either the label or the model is wrong."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -9,16 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.labels.stats import are_nearly_all_positive
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import image_blocks
 from halflabel.review.questions import Question
 
 _SHARE_OF_MEDIAN = 0.1
-
-
-def has_few_negatives(values: NDArray[Any]) -> bool:
-    """Return whether fewer than a tenth as many labels are known to be absent as to be present."""
-    return 10 * int((values < 0).sum()) < int((values > 0).sum())
 
 
 def present_limits(column: NDArray[Any], probability: NDArray[Any], classes: int) -> NDArray[np.float64]:
@@ -54,7 +51,7 @@ def doubtful_labels(
     `score_kind`. `why` of a question says which.
     """
     limits = np.full(len(table.classes), 0.5)
-    if has_few_negatives(table.value):
+    if are_nearly_all_positive(table.value, math.prod(table.shape)):
         is_present = table.value > 0
         at, of_class = (part[is_present] for part in table.entries()[:2])
         limits = present_limits(of_class, np.asarray(scores[at, of_class]), len(table.classes))

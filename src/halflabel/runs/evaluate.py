@@ -16,6 +16,7 @@ from torch import Tensor
 from halflabel import metrics
 from halflabel.labels.names import Names
 from halflabel.labels.split import group_numbers
+from halflabel.labels.stats import are_nearly_all_positive
 from halflabel.metrics._inputs import row_blocks
 from halflabel.metrics.calibration import Platt, fit_class_platt, fit_platt, has_enough_negatives, recalibrate
 from halflabel.metrics.positives_only import (
@@ -221,7 +222,7 @@ def evaluate(
             else "the threshold of each class"
         )
     )
-    if _are_nearly_all_positive(labels):
+    if are_nearly_all_positive(labels, labels.numel()):
         recall = counts.hits.double() / counts.positives  # NaN for a class without known positives
         overall = dict.fromkeys(overall, math.nan) | {"images": overall["images"]}
         overall |= {"CR": float(recall.nanmean()), "OR": float(counts.hits.sum() / counts.positives.sum())}
@@ -245,12 +246,6 @@ def _take_rows(table: Tensor, wanted: Tensor) -> Tensor:
     for block in row_blocks(taken):
         taken[block] = table[rows[block]]
     return taken
-
-
-def _are_nearly_all_positive(labels: Tensor) -> bool:
-    """Whether negatives are so few that known labels cannot measure precision; a complete table can."""
-    absent, present = int((labels < 0).sum()), int((labels > 0).sum())
-    return absent == 0 or (10 * absent < present and bool((labels == 0).any()))
 
 
 def _estimate_precision(
