@@ -47,6 +47,7 @@ def test_the_printed_commands_lead_from_labels_to_filled_labels(
         store.add(answers, "somebody")
     after = shlex.split(after_review(first.folder, data / "images"))[1:]
     assert after == ["train", "--continue", "runs/first"]
+    done("fill", "runs/first", data / "images", "--precision", "0.6", "--confidence", "0.6", "--out", "filled.csv")
     output = done(*after)
     assert sum(question.is_control for question in asked) > 0
     assert "Not comparable with the figures of first" in output  # random answers now count
@@ -54,8 +55,9 @@ def test_the_printed_commands_lead_from_labels_to_filled_labels(
     assert second.read_labels().known == table.known + len(asked)
 
     words = next_words(output)
-    assert words == ["fill", "runs/first-2", str(data / "images")]
-    words = next_words(done(*words, "--precision", "0.6", "--confidence", "0.6", "--complete"))
+    assert words[:3] == ["fill", "runs/first-2", str(data / "images")]
+    assert words[3:] == ["--precision", "0.6", "--out", "filled-2.csv", "--confidence", "0.6"]
+    words = next_words(done(*words))
     assert words[0] == "inspect"
     assert formats.read(Path(words[1])).table().known >= second.read_labels().known
 
@@ -65,22 +67,25 @@ def test_answers_in_a_database_are_exported_and_its_password_is_not_shown() -> N
     assert command == "halflabel review 'runs/a b' --store URL --export answers.csv"
     file = Path("team.sqlite")
     assert "--answers team.sqlite --export" in after_review(Path("runs/first"), Path("photos"), place=file)
-    assert after_review(Path("runs/first"), Path("photos"), is_control=True) == "halflabel fill runs/first photos"
+    assert after_review(Path("runs/first"), Path("photos"), is_control=True).startswith(
+        "halflabel fill runs/first photos"
+    )
 
 
 def test_with_positives_only_fill_follows_the_report() -> None:
     run, photos = Path("runs/first"), Path("photos")
     assert after_report(run, photos) == "halflabel next runs/first photos"
     assert after_report(run, photos, only_positives=True) == "halflabel fill runs/first photos --out filled.csv"
-    assert after_review(run, photos, is_control=True, all_photos=True).endswith("fill runs/first photos --all-photos")
+    assert after_review(run, photos, is_control=True, all_photos=True).endswith("--out filled.csv --all-photos")
 
 
 def test_paths_are_short_and_files_that_exist_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = after_train(Path("runs/second"), tmp_path / "photos", is_continued=True)
-    assert command == "halflabel fill runs/second photos"
-    (tmp_path / "filled.csv").touch()
-    assert "--out" not in after_report(Path("runs/first"), Path("photos"), only_positives=True)
+    assert command == "halflabel fill runs/second photos --out filled.csv"
+    for taken in ("filled.csv", "filled-2.csv"):
+        (tmp_path / taken).touch()
+    assert after_report(Path("runs/first"), Path("photos"), only_positives=True).endswith("--out filled-3.csv")
 
 
 def test_tables_fit_a_terminal_of_80_columns(data: Path, trained: Path, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, n
     words = ("fill", run.folder, images, "--only-filled", "--precision", 0.6, "--control", 40)
     output = call(*words)
     assert "--questions" in output
-    assert f"Then:  {run.control_next.read_text()}" in output
+    assert f"Then:  halflabel fill {run.folder} {images} --precision 0.6 --only-filled\n" in output
     assert not run.filled.exists()
     table = run.read_labels()
     asked = read_questions(run.control, table)

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from halflabel.cli import app
+from halflabel.cli.sequence import remember_fill, remembered_fill
 from halflabel.labels import formats
 from halflabel.review.answers import Answer, AnswerStore
 
@@ -164,7 +165,6 @@ def test_review_ends_with_the_commands_that_use_the_answers(project, monkeypatch
     store.close()
     run = project.run.folder
     words = ("review", run, project.images, "--port", 0)
-    output = call(*words, "--precision", 0.9).output
-    assert f"Next:  halflabel train --continue {run}\n" in output
-    assert f"Then:  halflabel fill {run}-2 {project.images} --precision 0.9\n" in output
-    assert "Then:" not in call(*words).output
+    remember_fill(project.run, ["--out", "mine.csv", "--precision", "0.8"])
+    assert f"Next:  halflabel train --continue {run}\n" in call(*words, "--precision", 0.9).output
+    assert remembered_fill(project.run) == ["--precision", "0.9", "--out", "mine.csv"]

@@ -67,7 +67,7 @@ def test_a_list_of_control_questions_ends_with_the_command_that_uses_them(projec
     asked = [question._replace(why=CONTROL_FILL) for question in asked]
     write_questions(asked, scored.table, project.run.folder / "questions.csv")
     command = f"halflabel fill {project.run.folder} {project.images} --precision 0.9 --out mine.csv"
-    project.run.control_next.write_text(f"{command}\n")
+    project.run.fill_options.write_text("--precision 0.9 --out mine.csv\n")
     server = Server(project)
     try:
         page = context.new_page()

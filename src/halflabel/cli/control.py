@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.markup import escape
 
-from halflabel.cli.sequence import after_fill_questions
+from halflabel.cli.sequence import after_next, after_review, join_command
 from halflabel.cli.terminal import console, show_command
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -59,7 +59,7 @@ class ControlQuestions:
                     return answers
                 if not asked:
                     self._refuse(error, again)
-        self._show_how_to_answer(again)
+        self._show_how_to_answer()
         return None
 
     def _enough_answers(self, answers: Rows | None, asked: set[tuple[str, str]]) -> Rows | None:
@@ -77,11 +77,12 @@ class ControlQuestions:
         """Raise the error with the command of a precision at which there is something to fill, if there is one."""
         if not error.count:
             raise error
-        command = after_fill_questions(self.run.folder, self.images, self.run.control, error.precision, again)[1]
+        words = ("--precision", f"{error.precision:g}", *again)
+        command = join_command("fill", self.run.folder, self.images, *words)
         fix = f"{command}  ({counted(error.count, 'label is', 'labels are')} probable enough for that)"
         raise UserError(error.message, fix) from None
 
-    def _show_how_to_answer(self, again: Sequence[str | Path]) -> None:
+    def _show_how_to_answer(self) -> None:
         from halflabel.filling.control import FEWEST_ANSWERS
         from halflabel.filling.run import unlisted_photos
 
@@ -107,10 +108,8 @@ class ControlQuestions:
                 f"The labels do not list {counted(unlisted, 'photo')} of the folder {escape(str(self.images))}. Add "
                 "--all-photos to ask about them and fill them too."
             )
-        answer, then = after_fill_questions(self.run.folder, self.images, self.run.control, self.precision, again)
-        self.run.write_text(self.run.control_next.name, f"{then}\n")  # `review` shows it at its end
-        show_command(answer)
-        show_command(then, "Then")
+        show_command(after_next(self.run.folder, self.images, self.run.control))
+        show_command(after_review(self.run.folder, self.images, is_control=True), "Then")  # `review` shows it too
         console.print("Or fill without answers, under an assumption: --assume-random")
 
     def _asked(self) -> set[tuple[str, str]]:

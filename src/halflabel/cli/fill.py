@@ -20,7 +20,7 @@ from halflabel.cli.options import (
     takes_label_options,
     words_of,
 )
-from halflabel.cli.sequence import after_report, after_review
+from halflabel.cli.sequence import after_report, after_review, remember_fill
 from halflabel.cli.terminal import (
     ABSENT,
     PRESENT,
@@ -145,12 +145,16 @@ def fill(
     flags = {"--all-photos": all_photos, "--assume-random": assume_random, "--only-filled": not complete}
     again = _repeated_words(read, labels, rules, confidence, flags)
     people = read(answers).rows if answers is not None else review_answers(opened)
+    named: list[str | Path] = [] if out is None else ["--out", out]
+    # A run that learns from answers needs no assumption.
+    chosen = ["--precision", f"{precision:g}", *named, *(word for word in again if word != "--assume-random")]
+    remember_fill(opened, chosen)
     of_control = None
     if not assume_random and has_only_positives(opened, rows):
         further = unlisted_photos(opened, rows, images) if all_photos else None
         asking = ControlQuestions(opened, images, rows, further, precision, control)
         with use_engine(engine):
-            of_control = asking.find_answers_or_ask(people, ["--out", path, *again], from_file=answers is not None)
+            of_control = asking.find_answers_or_ask(people, [*named, *again], from_file=answers is not None)
         if of_control is None:
             return
     options: dict[str, Any] = {"labels": rows, "rules": rules, "folds": folds, "precision": precision}

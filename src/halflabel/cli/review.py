@@ -14,10 +14,10 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.sequence import after_review, after_train
+from halflabel.cli.sequence import after_review, remember_fill, remembered_fill, remembered_precision
 from halflabel.cli.terminal import console, plain_table, show_command, show_next, show_written
 from halflabel.errors import UserError
-from halflabel.system.files import read_text, refuse_remote
+from halflabel.system.files import refuse_remote
 from halflabel.system.format import counted, decimal, percent
 from halflabel.system.reporter import Reporter
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from halflabel.review.questions import Question
     from halflabel.review.scores import ScoredImages
     from halflabel.runs.folder import RunFolder
-
-_PRECISION = 0.95  # also that of `fill`
 
 
 @app.command()
@@ -47,8 +45,14 @@ def review(
     ] = None,
     label: Annotated[str | None, typer.Option("--class", help="Open the page at the photos of this class.")] = None,
     precision: Annotated[
-        float, typer.Option(help="How sure the model must be to decide a label by itself.", min=0.5, max=0.999)
-    ] = _PRECISION,
+        float | None,
+        typer.Option(
+            help="How sure the model must be to decide a label by itself.",
+            min=0.5,
+            max=0.999,
+            show_default="that of the last `fill`, else 0.95",
+        ),
+    ] = None,
     answers: Annotated[
         Path | None, typer.Option(help="The file for the answers (default: RUN/answers.sqlite).")
     ] = None,
@@ -126,6 +130,7 @@ def review(
         if not file.is_file():
             raise UserError(f"{file} is not a file", "--tls needs the files of a certificate and its key")
     access = _Access(reviewer, twice, host, port, tls, new_token)
+    precision = _chosen_precision(opened, precision)
     _serve(opened, images, questions, place, access, precision, label)
 
 
@@ -138,6 +143,17 @@ class _Access(NamedTuple):
     port: int | None
     tls: tuple[Path, Path] | None
     new_token: bool
+
+
+def _chosen_precision(run: RunFolder, given: float | None) -> float:
+    """Return the precision of the review, and remember it for the `fill` after it if it is given."""
+    words = remembered_fill(run)
+    if given is None:
+        return remembered_precision(run) or 0.95
+    if "--precision" in words:
+        del words[(place := words.index("--precision")) : place + 2]
+    remember_fill(run, ["--precision", f"{given:g}", *words])
+    return given
 
 
 def _start_without_labels(run: Path, images: Path | None, classes: str, backbone: str | None) -> None:
@@ -238,7 +254,6 @@ def _serve(
     from halflabel.review import server
     from halflabel.review.address import Address, keep_address, new_token, read_address
     from halflabel.review.answers import AnswerStore
-    from halflabel.review.live_finish import next_run_folder
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
     from halflabel.review.scores import cached_scores
     from halflabel.review.session import ReviewSession
@@ -315,9 +330,6 @@ def _serve(
         finally:  # Ctrl-C is the usual end
             if after and store.count()[0]:
                 show_command(after)
-                if is_live and place == run.answers and precision != _PRECISION:
-                    then = after_train(next_run_folder(run.folder), images, is_continued=True)
-                    show_command(f"{then} --precision {precision:g}", "Then")
 
 
 def _next_command(
@@ -329,8 +341,6 @@ def _next_command(
     is_control = bool(questions) and all(question.why == CONTROL_FILL for question in questions)
     if place != run.answers:
         return after_review(run.folder, images, place=place)
-    if is_control and run.control_next.exists():  # with the options that `fill` had
-        return read_text(run.control_next, "remove it").strip()
     return after_review(run.folder, images, is_control=is_control, all_photos=all_photos)
 
 

@@ -10,6 +10,12 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halflabel.system.files import read_text
+
+if TYPE_CHECKING:
+    from halflabel.runs.folder import RunFolder
 
 
 def after_train(run: Path, images: Path, *, is_continued: bool = False, all_photos: bool = False) -> str:
@@ -18,8 +24,8 @@ def after_train(run: Path, images: Path, *, is_continued: bool = False, all_phot
     `all_photos`: the answers are also about photos that the labels did not list.
     """
     if is_continued:
-        return _join("fill", run, images, *(["--all-photos"] if all_photos else []))
-    return _join("report", run, "--images", images)
+        return _fill(run, images, all_photos)
+    return join_command("report", run, "--images", images)
 
 
 def after_report(run: Path, images: Path, *, only_positives: bool = False) -> str:
@@ -28,13 +34,13 @@ def after_report(run: Path, images: Path, *, only_positives: bool = False) -> st
     With positives only, `fill` asks the questions that it needs first.
     """
     if not only_positives:
-        return _join("next", run, images)
-    return _join("fill", run, images, *([] if Path("filled.csv").exists() else ["--out", "filled.csv"]))
+        return join_command("next", run, images)
+    return _fill(run, images)
 
 
 def after_next(run: Path, images: Path, questions: Path) -> str:
     """Return the command that asks a list of questions."""
-    return _join("review", run, images, "--questions", questions)
+    return join_command("review", run, images, "--questions", questions)
 
 
 def after_review(
@@ -47,21 +53,51 @@ def after_review(
     """
     if place is not None:
         where = ("--answers", place) if isinstance(place, Path) else ("--store", "URL")  # which may hold a password
-        return _join("review", run, *where, "--export", "answers.csv")
+        return join_command("review", run, *where, "--export", "answers.csv")
     if not is_control:
-        return _join("train", "--continue", run)
-    return after_train(run, images, is_continued=True, all_photos=all_photos)
+        return join_command("train", "--continue", run)
+    return _fill(run, images, all_photos)
 
 
-def after_fill_questions(
-    run: Path, images: Path, questions: Path, precision: float, options: Sequence[str | Path]
-) -> tuple[str, str]:
-    """Return the commands after `fill` wrote control questions: answer them, then fill with the same options."""
-    again = _join("fill", run, images, "--precision", f"{precision:g}", *options)
-    return after_next(run, images, questions), again
+def remember_fill(run: RunFolder, options: Sequence[str | Path]) -> None:
+    """Store the options of a `fill` for the next one, also of a run that continues this one."""
+    run.write_text(run.fill_options.name, shlex.join(map(str, options)) + "\n")
 
 
-def _join(*words: str | Path) -> str:
+def remembered_fill(run: RunFolder) -> list[str]:
+    """Return the options of the last `fill`; empty if there was none."""
+    return shlex.split(read_text(run.fill_options, "remove it")) if run.fill_options.exists() else []
+
+
+def remembered_precision(run: RunFolder) -> float | None:
+    """Return the precision of the last `fill`, if there was one."""
+    words = remembered_fill(run)
+    return float(words[words.index("--precision") + 1]) if "--precision" in words else None
+
+
+def _fill(run: Path, images: Path, all_photos: bool = False) -> str:
+    """Return the command that fills as the last time, and overwrites nothing."""
+    from halflabel.runs.folder import RunFolder
+
+    words = remembered_fill(RunFolder(run))
+    if "--out" not in words and (not words or RunFolder(run).filled.exists()):
+        words += ["--out", "filled.csv"]
+    if "--out" in words:
+        place = words.index("--out") + 1
+        words[place] = str(_free_name(Path(words[place])))
+    return join_command("fill", run, images, *words, *(["--all-photos"] * (all_photos and "--all-photos" not in words)))
+
+
+def _free_name(path: Path) -> Path:
+    """Return the path, or the first of NAME-2, NAME-3, … that does not exist."""
+    number, free = 2, path
+    while free.exists():
+        number, free = number + 1, path.with_stem(f"{path.stem}-{number}")
+    return free
+
+
+def join_command(*words: str | Path) -> str:
+    """Return the words of a command as a line for a shell."""
     return shlex.join(["halflabel", *map(_short, words)])
 
 

@@ -67,6 +67,7 @@ def finish_review(
     step("training")
     new = RunFolder.create(folder)
     evaluation = train(labels, images, config, new)
+    new.inherit_fill_options(run)
     note, filled, count = "", "", 0
     step("filling unknown labels")
     try:

@@ -108,7 +108,7 @@ class RunFolder:
     answers = _PathInRun("answers.sqlite")
     review_history = _PathInRun("review_history.jsonl")  # what a live review measured, one line per fit
     control = _PathInRun("control.csv")  # the questions that `fill` needs answered where only positives are known
-    control_next = _PathInRun("control.sh")  # the command that fills once they are answered
+    fill_options = _PathInRun("fill_options.txt")  # of the last `fill`, as shell words; a continued run inherits them
 
     def __init__(self, folder: str | Path, *, may_replace: bool = True) -> None:
         self.folder = Path(folder)
@@ -284,6 +284,11 @@ class RunFolder:
         with atomic_write(self / name) as temporary:
             # A path may contain bytes that are not UTF-8; they are written back unchanged.
             temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+    def inherit_fill_options(self, earlier: RunFolder) -> None:
+        """Take over the options of the last `fill` of an earlier run."""
+        if earlier.fill_options.exists():
+            self.write_text(self.fill_options.name, read_text(earlier.fill_options, "remove it"))
 
     @_first_process_only
     def write_env(self, device: str) -> None:

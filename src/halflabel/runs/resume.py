@@ -33,7 +33,10 @@ class TrainingJob(NamedTuple):
 
     def start(self, reporter: Reporter = SILENT, init_callback: Callback | None = None) -> Evaluation | None:
         """Train, and return the evaluation on the held-out images, if there are any."""
-        return train(**self._asdict(), reporter=reporter, init_callback=init_callback)
+        evaluation = train(**self._asdict(), reporter=reporter, init_callback=init_callback)
+        if self.config.begin_from:
+            self.run.inherit_fill_options(RunFolder(self.config.begin_from))
+        return evaluation
 
 
 def resume_training(run: RunFolder, images: Path | None = None) -> TrainingJob:
