@@ -113,7 +113,9 @@ def score_images(
     from halflabel.data.sources import Subset
 
     training = facts.training
-    if facts.held_out is not None:
+    if facts.is_out_of_fold:
+        training = training[:0]  # an image without a score could not be read
+    elif facts.held_out is not None:
         training = np.setdiff1d(training, facts.held_out.images)
     if len(training) > most:
         order = np.argsort(bits(_SAMPLE, hash_names(facts.table.images.take(training).array)), kind="stable")
@@ -176,7 +178,7 @@ def galleries(
         f"Chosen by score from {count(scored.held_out)} held-out images, with the scores of the run, and "
         f"{count(trained_on)} of {count(len(facts.training))} training images, scored for this page. A model has seen "
         "the labels of its training images and rarely contradicts them: each photo is marked as one or the other."
-        if scored.held_out < len(facts.table)
+        if not facts.is_out_of_fold
         else f"Chosen by score from {count(scored.held_out)} images, each scored by a model without its labels."
     )
     return section("photos", "Labels to check", *shown, on=on)
@@ -317,7 +319,7 @@ class _TileMaker:
         svg = el("svg", picture, overlay, viewBox=box, role="img", aria_label=alt, class_="photo")
         state = el("span", _STATE_TEXT[label], class_=f"tag {_STATE_CLASS[label]}") if label else None
         part = None
-        if self.scored.held_out < len(self.facts.table):
+        if not self.facts.is_out_of_fold:
             part = el("span", "held\u2011out" if entry.row < self.scored.held_out else "training", class_="tag part")
         caption = [
             el("div", el("b", shorten(name, 28), class_="name", title=shorten(name, 200))),

@@ -83,6 +83,11 @@ class RunFacts:
     unreadable: int
     finished: bool
 
+    @property
+    def is_out_of_fold(self) -> bool:
+        """Whether all images were trained on, and each was evaluated by a model without its labels."""
+        return self.held_out is not None and len(self.training) == len(self.table)
+
 
 def read_run_facts(run: RunFolder) -> RunFacts:
     """Read a run; an unfinished one has labels, settings and the log so far."""

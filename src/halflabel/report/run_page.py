@@ -317,7 +317,7 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
     stats, results = facts.table.stats(), facts.held_out
     titles = ["class", "present", "absent", "unknown"]
     estimates = results.estimates_per_class() if results is not None and not results.knows_absence else None
-    held_out = results is not None and len(results.images) < len(facts.table)
+    held_out = results is not None and not facts.is_out_of_fold
     thresholds = {row["threshold"] for row in results.per_class} if results is not None else set()
     common = decimal(thresholds.pop(), 2) if len(thresholds) == 1 else ""  # one for all classes needs no column
     measured = ("threshold", "precision", "recall")[bool(common) :]
