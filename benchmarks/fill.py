@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from halflabel.data.sources import Features
-from halflabel.filling.plan import plan_fill
+from halflabel.filling.plan import FillOptions, plan_fill
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.models.backbones import build_backbone
@@ -37,7 +37,7 @@ def measure_fill(full: LabelTable, source: Features, seed: int, args: argparse.N
     started = time.perf_counter()
     scores = cross_fit(source, known, config, folds=args.folds, backbone=build_backbone("efficientnet-lite0"))
     trained = time.perf_counter()
-    filling = plan_fill(scores, known, precision=args.precision, confidence=args.confidence)
+    filling = plan_fill(scores, known, FillOptions(precision=args.precision, confidence=args.confidence))
     value = filling.rows().resolve().dense()
     ended = time.perf_counter()
     truth, before = full.dense(), known.dense()

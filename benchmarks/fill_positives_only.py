@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from halflabel.filling.control import ControlAnswers, NothingToFill, draw_control, plan_present, unknown_curve
+from halflabel.filling.plan import FillOptions
 from halflabel.labels.rows import Rows
 from halflabel.methods.base import recipe, seeded
 from halflabel.metrics.calibration import Platt
@@ -65,16 +66,8 @@ class Fill:
         return len(answers.image), len(right), int(right.sum())
 
     def fill(self, answers: ControlAnswers | None) -> Rows:
-        plan = plan_present(
-            self.scores,
-            Rows.from_table(self.known),
-            self.platt,
-            answers=answers,
-            to_fill=np.ones(len(self.known), bool),
-            precision=self.options.precision,
-            confidence=self.options.confidence,
-        )
-        return plan.rows()
+        options = FillOptions(precision=self.options.precision, confidence=self.options.confidence)
+        return plan_present(self.scores, Rows.from_table(self.known), self.platt, answers, options).rows()
 
     def draw(self, seed: int) -> ControlAnswers:
         drawn = draw_control(

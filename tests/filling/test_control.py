@@ -17,6 +17,7 @@ from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.filling import fill
 from halflabel.filling.control import ControlAnswers, draw_control, plan_present, unknown_curve
+from halflabel.filling.plan import FillOptions
 from halflabel.filling.run import control_questions, unlearned_answers
 from halflabel.labels import drop, formats
 from halflabel.labels.rows import Rows
@@ -45,11 +46,7 @@ def simulate(images: int = 2000, wrong: float = 0.0) -> tuple[Scores, LabelTable
 
 
 def plan(scores: Scores, table: LabelTable, answers: ControlAnswers | None, precision: float = 0.95) -> Rows:
-    everything = np.ones(len(table), bool)
-    rows = Rows.from_table(table)
-    return plan_present(
-        scores, rows, PLATT, answers=answers, to_fill=everything, precision=precision, confidence=0.9
-    ).rows()
+    return plan_present(scores, Rows.from_table(table), PLATT, answers, FillOptions(precision=precision)).rows()
 
 
 def answered(scores: Scores, table: LabelTable, truth: np.ndarray, seed: int, count: int = 100) -> ControlAnswers:

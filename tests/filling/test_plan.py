@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.filling import fill, write_filled
-from halflabel.filling.plan import plan_fill
+from halflabel.filling.plan import FillOptions, plan_fill
 from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import RULE_SOURCE, training_and_evaluation_tables
@@ -30,7 +30,7 @@ _spec.loader.exec_module(worlds)
 
 def test_known_labels_have_no_row_and_scores_are_probabilities() -> None:
     world = worlds.make_world(0)
-    filling = plan_fill(world.scores, world.table, source="model:x:runs/y")
+    filling = plan_fill(world.scores, world.table, FillOptions(source="model:x:runs/y"))
     rows = filling.rows()
     assert not world.table.dense()[rows.image, rows.column].any()
     assert set(rows.sources) == {"model:x:runs/y", RULE_SOURCE}
@@ -131,7 +131,9 @@ def ruled(tmp_path: Path, text: str, seed: int = 9):  # type: ignore[no-untyped-
     world = worlds.make_world(seed)
     path = tmp_path / "rules.csv"
     path.write_text(text)
-    return world, plan_fill(world.scores, world.table, rules=read_rules(path, world.table.classes), source="model:m:r")
+    return world, plan_fill(
+        world.scores, world.table, FillOptions(rules=read_rules(path, world.table.classes), source="model:m:r")
+    )
 
 
 def test_rules_fill_what_follows_from_known_labels(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_rules_fill_what_follows_from_known_labels(tmp_path: Path) -> None:
 def test_labels_derived_from_a_fill_have_its_source_and_probability(tmp_path: Path) -> None:
     world, filling = ruled(tmp_path, "5,implies,0\n")
     rows = filling.rows()
-    plain = plan_fill(world.scores, world.table, source="model:m:r").rows()
+    plain = plan_fill(world.scores, world.table, FillOptions(source="model:m:r")).rows()
     assert not filling.table.dense()[rows.image, rows.column].any()
     mine = rows.source == 0
     score = np.full(world.table.shape, np.nan)
@@ -180,7 +182,7 @@ def test_labels_derived_from_a_fill_have_its_source_and_probability(tmp_path: Pa
 
 def test_files_append_to_the_labels_or_are_complete(tmp_path: Path) -> None:
     world = worlds.make_world(10, images=1200, known=0.4)
-    filling = plan_fill(world.scores, world.table, source="model:m:r")
+    filling = plan_fill(world.scores, world.table, FillOptions(source="model:m:r"))
     expected = world.table.merge(filling.rows().resolve())
     labels = tmp_path / "labels.csv"
     formats.write(world.table, labels)
@@ -203,13 +205,13 @@ def test_files_append_to_the_labels_or_are_complete(tmp_path: Path) -> None:
 
 def test_the_highest_precision_that_fills_something_fills_it_and_a_higher_one_nothing() -> None:
     world = worlds.make_world(3, images=600, known=0.1, sharp=0.5)
-    plan = plan_fill(world.scores, world.table, precision=0.99)
+    plan = plan_fill(world.scores, world.table, FillOptions(precision=0.99))
     assert not len(plan.rows())
     lower = plan.highest_precision()
     assert lower is not None
     precision, count = lower
-    assert len(plan_fill(world.scores, world.table, precision=precision).rows()) == count > 0
-    assert not len(plan_fill(world.scores, world.table, precision=precision + 0.01).rows())
+    assert len(plan_fill(world.scores, world.table, FillOptions(precision=precision)).rows()) == count > 0
+    assert not len(plan_fill(world.scores, world.table, FillOptions(precision=precision + 0.01)).rows())
 
 
 def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
@@ -357,7 +359,7 @@ def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest
     labels = Rows.build(Names.numbered(300), Names.numbered(8), image, column, known[image, column], who, sure, sources)
     asked = rng.random(300) < 0.6
     rules = read_rules(path, labels.classes)
-    filling = plan_fill(blind(labels.resolve()), labels, to_fill=asked, rules=rules, source="model:b:r")
+    filling = plan_fill(blind(labels.resolve()), labels, FillOptions(to_fill=asked, rules=rules, source="model:b:r"))
     tally = filling.empty_counts()
     actual = {
         (rows.images[i], c): (v, rows.sources[s], x)

@@ -128,9 +128,9 @@ def test_weighted_known_entries_represent_the_unknown_ones() -> None:
 
 
 def decide(world, target: float = 0.95):  # type: ignore[no-untyped-def]
-    from halflabel.filling.plan import plan_fill
+    from halflabel.filling.plan import FillOptions, plan_fill
 
-    return plan_fill(world.scores, world.table, precision=target)
+    return plan_fill(world.scores, world.table, FillOptions(precision=target))
 
 
 @pytest.mark.parametrize("target", [0.9, 0.95])

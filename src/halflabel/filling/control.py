@@ -7,18 +7,17 @@ probability, of the entries that would be filled. Without answers, fills rest on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.filling.plan import FillPlan, apply_rules, image_blocks, model_labels_of, rows_of_images
+from halflabel.filling.plan import FillOptions, FillPlan, image_blocks, make_plan
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
 from halflabel.labels.provenance import calibration_tables
 from halflabel.labels.rows import Rows
-from halflabel.labels.rules import Rules
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import ClassPlatt, Platt, Recalibration, recalibrate
 from halflabel.metrics.positives_only import log_odds_of_unknown
@@ -110,17 +109,7 @@ def draw_control(
 
 
 def plan_present(
-    scores: Scores,
-    labels: Rows,
-    platt: Platt,
-    *,
-    answers: ControlAnswers | None,
-    to_fill: NDArray[np.bool_],
-    precision: float,
-    confidence: float,
-    rules: Rules | None = None,
-    source: str = "model",
-    progress: Callable[[int, int], None] | None = None,
+    scores: Scores, labels: Rows, platt: Platt, answers: ControlAnswers | None, options: FillOptions = FillOptions()
 ) -> FillPlan:
     """Decide which unknown entries to fill as present, so that they reach the precision.
 
@@ -131,78 +120,64 @@ def plan_present(
     """
     table, people, _ = calibration_tables(labels)
     classes = len(table.classes)
-    curve, change, floor = unknown_curve(platt, scores, people), Recalibration.none(), 0.5
+    curve, correction = unknown_curve(platt, scores, people), None
     if answers is not None:
-        asked = curve.scores(scores.logits[answers.image, answers.column], answers.column).astype(np.float64)
+        logits = scores.logits[answers.image, answers.column]
+        asked = curve.scores(logits, answers.column).astype(np.float64)
         change = recalibrate(asked, answers.present)
         curve = curve._replace(slope=change.slope * curve.slope, offset=change.slope * curve.offset + change.offset)
-        floor = max(0.5, float(change.apply(asked).min(initial=1.0)))
-    model_labels = model_labels_of(labels, table, source)
-    counts, fillable = BinCounts.zeros(classes), np.zeros(classes, bool)
-    for index in image_blocks(np.arange(len(table)), classes):
-        free = apply_rules(rules, table.rows(index), rows_of_images(model_labels, index), fillable).free
-        free &= to_fill[index, None]
-        counts.add(curve.scores(scores.logits[index]), free, np.zeros_like(free, np.int8))
-        if progress is not None:
-            progress(int(index[-1]) + 1, len(table))
-    nothing = _nothing(classes)
+        floor = float(change.apply(asked).min(initial=1.0))
+        correction = _Correction(change, floor, bin_of(curve.scores(logits, answers.column)), answers)
 
-    def decide(target: float) -> tuple[FillDecision, FillDecision]:
-        return _cut(counts, change, answers, curve, scores, floor, target, confidence), nothing
+    def decide(counts: BinCounts, target: float) -> tuple[FillDecision, FillDecision]:
+        return _cut(counts, correction, target, options.confidence), _nothing(classes)
 
-    return FillPlan(
-        scores=scores,
-        table=table,
-        platts=[curve] * (int(scores.part.max()) + 2),
-        bin_counts=counts,
-        decide=decide,
-        present=decide(precision)[0],
-        absent=nothing,
-        rules=rules,
-        source=source,
-        model_labels=model_labels,
-        precision=precision,
-        confidence=confidence,
-        unfillable=fillable,
-        images_to_fill=np.flatnonzero(to_fill),
-        warnings=(),
-        assumption=platt.assumption if answers is None else "",
-        check=change.check,
-    )
+    no_evidence = people.keep(np.zeros(len(people.value), bool))
+    platts = [curve] * (int(scores.part.max()) + 2)
+    plan = make_plan(scores, table, no_evidence, labels, platts, np.zeros(classes, bool), decide, options)
+    if correction is None:
+        return replace(plan, assumption=platt.assumption)
+    return replace(plan, check=correction.change.check)
 
 
-def _cut(
-    counts: BinCounts,
-    change: Recalibration,
-    answers: ControlAnswers | None,
-    curve: ClassPlatt,
-    scores: Scores,
-    floor: float,
-    precision: float,
-    confidence: float,
-) -> FillDecision:
+class _Correction(NamedTuple):
+    """How control answers change the probabilities."""
+
+    change: Recalibration
+    floor: float  # the lowest probability, after the change, that was asked about
+    bins: NDArray[np.int64]  # of the answered entries, after the change
+    answers: ControlAnswers
+
+
+def _cut(counts: BinCounts, correction: _Correction | None, precision: float, confidence: float) -> FillDecision:
     """Return the lowest bin from which on the precision is reached, the same for all classes."""
+    classes = len(counts.unknown)
     unknown, logits = counts.unknown.sum(0), bin_logits()
     above = np.cumsum(unknown[::-1])[::-1]
-    draws = change.draws(_DRAWS) if answers is not None else np.array([[1.0, 0.0]])
-    right = 1 / (1 + np.exp(-(draws[:, :1] * change.undo(logits) + draws[:, 1:])))
+    draws, lowest = np.array([[1.0, 0.0]]), 0.5
+    if correction is not None:
+        if correction.change.slope <= 0:
+            return _nothing(classes)
+        draws, lowest = correction.change.draws(_DRAWS), max(lowest, correction.floor)
+        logits = correction.change.undo(logits)
+    right = 1 / (1 + np.exp(-(draws[:, :1] * logits + draws[:, 1:])))
     reached = np.cumsum((right * unknown)[:, ::-1], 1)[:, ::-1] / np.maximum(above, 1)
     bound = np.quantile(reached, 1 - confidence, axis=0)
-    allowed = (bound >= precision) & (above > 0) & (np.arange(BINS) >= bin_of(np.array([floor]))[0])
-    if not allowed.any() or change.slope <= 0:
-        return _nothing(len(counts.unknown))
+    allowed = (bound >= precision) & (above > 0) & (np.arange(BINS) >= bin_of(np.array([lowest]))[0])
+    if not allowed.any():
+        return _nothing(classes)
     cut = int(allowed.argmax())
     mask = np.arange(BINS) >= cut
     filled, summed = (counts.unknown * mask).sum(1), (counts.summed * mask).sum(1)
-    tested = correct = np.zeros(len(filled), np.int64)
-    if answers is not None:
-        inside = bin_of(curve.scores(scores.logits[answers.image, answers.column], answers.column)) >= cut
-        tested = np.bincount(answers.column[inside], minlength=len(filled))
-        correct = np.bincount(answers.column[inside & answers.present], minlength=len(filled))
+    tested = correct = np.zeros(classes, np.int64)
+    if correction is not None:
+        inside, answers = correction.bins >= cut, correction.answers
+        tested = np.bincount(answers.column[inside], minlength=classes)
+        correct = np.bincount(answers.column[inside & answers.present], minlength=classes)
     with np.errstate(invalid="ignore"):
         estimate = summed / filled
-    return _nothing(len(filled))._replace(
-        cut=np.full(len(filled), cut),
+    return _nothing(classes)._replace(
+        cut=np.full(classes, cut),
         filled=filled.astype(np.int64),
         estimate=estimate,
         tested=tested,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -58,7 +59,7 @@ class FillPlan:
     confidence: float
     unfillable: Mask  # (C,) classes for which nothing can be estimated
     images_to_fill: NDArray[np.int64]  # image numbers
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     assumption: str = ""  # under which the fills are right, where no label shows it
     check: str = ""  # what control answers say about the assumption
     answered: LabelTable | None = None  # `table` with answers that are not evidence: nothing is filled there either
@@ -93,7 +94,7 @@ class FillPlan:
         counts = counts if counts is not None else self.empty_counts()
         for index in image_blocks(self.images_to_fill, len(self.table.classes)):
             labels = (self.answered or self.table).rows(index)
-            p = self._probabilities(index)
+            p = _probabilities(self.scores, self.platts, index)
             value, score, source = self._fill(labels, p, counts, index)
             counts.present += (value > 0).sum(0)
             counts.absent += (value < 0).sum(0)
@@ -129,15 +130,12 @@ class FillPlan:
             self.model_labels.sources,
         )
 
-    def _probabilities(self, index: NDArray[np.int64]) -> NDArray[np.float32]:
-        return _probabilities(self.scores, self.platts, index)
-
     def _fill(
         self, labels: NDArray[np.int8], p: NDArray[np.float32], counts: FillCounts, index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int16]]:
         """Return (value to fill or 0, score, source), each (B, C)."""
-        model_labels = rows_of_images(self.model_labels, index)
-        follows, people, free, contradiction, people_differ = apply_rules(
+        model_labels = _rows_of_images(self.model_labels, index)
+        follows, people, free, contradiction, people_differ = _apply_rules(
             self.rules, labels, model_labels, self.unfillable
         )
         if contradiction.any():
@@ -190,83 +188,95 @@ class FillPlan:
         source[row, column] = sources[row, origin]
 
 
-def plan_fill(
-    scores: Scores,
-    labels: LabelTable | Rows,
-    *,
-    to_fill: Mask | None = None,
-    precision: float = 0.95,
-    confidence: float = 0.9,
-    rules: Rules | None = None,
-    source: str = "model",
-    progress: Callable[[int, int], None] | None = None,
-) -> FillPlan:
+@dataclass(frozen=True)
+class FillOptions:
+    """What to fill, and how sure the fills must be."""
+
+    to_fill: Mask | None = None  # (N,) images to fill, by default all; the others are evidence
+    precision: float = 0.95
+    confidence: float = 0.9
+    rules: Rules | None = None
+    source: str = "model"  # of the filled rows
+    progress: Callable[[int, int], None] | None = None
+
+
+def plan_fill(scores: Scores, labels: LabelTable | Rows, options: FillOptions = FillOptions()) -> FillPlan:
     """Decide which unknown entries to fill, so that present and absent fills each reach the precision.
 
     Labels made by a model stay as they are, but are not evidence; a table has no sources, so all its labels are
-    evidence. Only the images where `to_fill` (N,) is true are filled; the others are evidence. For what is guaranteed
-    see `thresholds.choose_thresholds`; it holds if the known labels are a random sample of the entries of each class
-    with similar probability. Classes with only known positives cannot be evaluated and are not filled.
+    evidence. For what is guaranteed see `thresholds.choose_thresholds`; it holds if the known labels are a random
+    sample of the entries of each class with similar probability. Classes with only known positives cannot be evaluated
+    and are not filled.
     """
+    precision, confidence = options.precision, options.confidence
     if not 0.5 < precision < 1 or not 0.5 <= confidence < 1:
         raise UserError(f"precision {precision:g} at confidence {confidence:g}", "use shares such as 0.95 and 0.9")
     known_rows = labels.drop_overridden() if isinstance(labels, Rows) else None
-    table, evaluation_table, _ = calibration_tables(labels if known_rows is None else known_rows)
-    image, column, value = evaluation_table.entries()
-    evidence = (scores.part[image] >= 0) & ~np.isnan(scores.logits[image, column])
-    image, column, present = image[evidence], column[evidence].astype(np.int64), value[evidence] > 0
-    _check_evidence(present)
+    table, evidence, _ = calibration_tables(labels if known_rows is None else known_rows)
+    image, column, value = evidence.entries()
+    evidence = evidence.keep((scores.part[image] >= 0) & ~np.isnan(scores.logits[image, column]))
+    _check_evidence(evidence.value > 0)
     classes = len(table.classes)
-    unfillable = positives_only(column, present, classes)
-    fillable = ~unfillable[column]
-    image, column, present = image[fillable], column[fillable], present[fillable]
+    unfillable = positives_only(evidence.column, evidence.value > 0, classes)
+    evidence = evidence.keep(~unfillable[evidence.column])
+    image, column, value = evidence.entries()
+    present = value > 0
     _check_evidence(present)
-    logits = np.asarray(scores.logits[image, column])
-    part = scores.part[image]
+    logits, part = np.asarray(scores.logits[image, column]), scores.part[image]
     platts = []
     for number in range(int(scores.part.max()) + 1):
         others = part != number if (part != number).any() else np.ones(len(part), bool)
         platts.append(fit_class_platt(column[others], logits[others], present[others], classes))
     platts.append(fit_class_platt(column, logits, present, classes))
 
-    model_labels = model_labels_of(known_rows, table, source)
-    counts = BinCounts.zeros(classes)
-    to_fill = np.ones(len(table), bool) if to_fill is None else to_fill
-    for index in image_blocks(np.arange(len(table)), classes):
-        free = apply_rules(rules, table.rows(index), rows_of_images(model_labels, index), unfillable).free
-        free &= to_fill[index, None]
-        known = evaluation_table.rows(index)
-        known[scores.part[index] < 0] = 0
-        known[:, unfillable] = 0
-        counts.add(_probabilities(scores, platts, index), free, known)
-        if progress is not None:
-            progress(int(index[-1]) + 1, len(table))
-
-    def decide(target: float) -> tuple[FillDecision, FillDecision]:
+    def decide(counts: BinCounts, target: float) -> tuple[FillDecision, FillDecision]:
         present, absent = (
             choose_thresholds(counts, positive=positive, target=target, confidence=confidence)
             for positive in (True, False)
         )
         return present, absent
 
-    decisions = decide(precision)
-    warnings = sampling_warnings(counts, table.classes, unfillable, decisions, precision)
+    plan = make_plan(scores, table, evidence, known_rows, platts, unfillable, decide, options)
+    decisions = plan.present, plan.absent
+    warnings = sampling_warnings(plan.bin_counts, table.classes, unfillable, decisions, precision)
+    return replace(plan, warnings=tuple(warnings))
+
+
+def make_plan(
+    scores: Scores,
+    table: LabelTable,
+    evidence: LabelTable,
+    known_rows: Rows | None,
+    platts: list[ClassPlatt],
+    unfillable: Mask,
+    decide: Callable[[BinCounts, float], tuple[FillDecision, FillDecision]],
+    options: FillOptions,
+) -> FillPlan:
+    """Count unknown entries and `evidence` by class and probability, and let `decide` choose the fills."""
+    model_labels = _model_labels(known_rows, table, options.source)
+    counts = BinCounts.zeros(len(table.classes))
+    to_fill = np.ones(len(table), bool) if options.to_fill is None else options.to_fill
+    for index in image_blocks(np.arange(len(table)), len(table.classes)):
+        free = _apply_rules(options.rules, table.rows(index), _rows_of_images(model_labels, index), unfillable).free
+        counts.add(_probabilities(scores, platts, index), free & to_fill[index, None], evidence.rows(index))
+        if options.progress is not None:
+            options.progress(int(index[-1]) + 1, len(table))
+    present, absent = decide(counts, options.precision)
     return FillPlan(
         scores=scores,
         table=table,
         platts=platts,
         bin_counts=counts,
-        decide=decide,
-        present=decisions[0],
-        absent=decisions[1],
-        rules=rules,
-        source=source,
+        decide=partial(decide, counts),
+        present=present,
+        absent=absent,
+        rules=options.rules,
+        source=options.source,
         model_labels=model_labels,
-        precision=precision,
-        confidence=confidence,
+        precision=options.precision,
+        confidence=options.confidence,
         unfillable=unfillable,
         images_to_fill=np.flatnonzero(to_fill),
-        warnings=tuple(warnings),
     )
 
 
@@ -295,7 +305,7 @@ def _probabilities(scores: Scores, platts: list[ClassPlatt], index: NDArray[np.i
     return p
 
 
-def model_labels_of(known: Rows | None, table: LabelTable, source: str) -> Rows:
+def _model_labels(known: Rows | None, table: LabelTable, source: str) -> Rows:
     """Return the labels made by a model, with their sources numbered after `source` and "rule"."""
     if known is None:
         nothing = np.zeros(0, np.int32)
@@ -307,7 +317,7 @@ def model_labels_of(known: Rows | None, table: LabelTable, source: str) -> Rows:
     return replace(rows, source=number[rows.source], sources=sources)
 
 
-def rows_of_images(rows: Rows, index: NDArray[np.int64]) -> Rows:
+def _rows_of_images(rows: Rows, index: NDArray[np.int64]) -> Rows:
     """Return the rows of the images `index` (B,), ascending; the image of a row becomes its position in `index`."""
     first, end = np.searchsorted(rows.image, (index[0], index[-1] + 1))
     numbers = np.arange(first, end)
@@ -326,7 +336,7 @@ class _RuleResult(NamedTuple):
     people_differ: Mask  # entries where labels made by people contradict each other
 
 
-def apply_rules(rules: Rules | None, labels: NDArray[np.int8], model_labels: Rows, unfillable: Mask) -> _RuleResult:
+def _apply_rules(rules: Rules | None, labels: NDArray[np.int8], model_labels: Rows, unfillable: Mask) -> _RuleResult:
     """Return what follows from known labels (B, C); labels made by people override the `model_labels`."""
     unknown = labels == 0
     if rules is None:

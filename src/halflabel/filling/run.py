@@ -61,7 +61,7 @@ def fill(
     because a model may have chosen the questions.
     """
     from halflabel.filling.control import ControlAnswers, plan_present
-    from halflabel.filling.plan import plan_fill
+    from halflabel.filling.plan import FillOptions, plan_fill
     from halflabel.labels.rules import read_rules
     from halflabel.runs import crossfit
 
@@ -90,16 +90,10 @@ def fill(
             "leave control answers and the assumption out",
         )
     scores = crossfit.score_run(run, Path(images), evidence, folds=folds, reporter=reporter)
-    shared: dict[str, Any] = {
-        "to_fill": to_fill,
-        "precision": precision,
-        "confidence": confidence,
-        "rules": rule_set,
-        "source": run_source(run, str(config["method"]), assumed=only_positives and control is None),
-        "progress": plan_progress,
-    }
+    source = run_source(run, str(config["method"]), assumed=only_positives and control is None)
+    options = FillOptions(to_fill, precision, confidence, rule_set, source, plan_progress)
     if not only_positives:
-        plan = plan_fill(scores, rows, **shared)
+        plan = plan_fill(scores, rows, options)
     else:
         checked = None
         if control is not None:
@@ -111,7 +105,7 @@ def fill(
                 )
             image, column = table.images.index(control.images.array), table.classes.index(control.classes.array)
             checked = ControlAnswers(image[control.image], column[control.column], control.value > 0)
-        plan = plan_present(scores, rows, run.read_calibration(), answers=checked, **shared)
+        plan = plan_present(scores, rows, run.read_calibration(), checked, options)
     for further in (control, answers):
         if further is not None and len(further):
             rows = _align(rows.append(further), rows.classes)

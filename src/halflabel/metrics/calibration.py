@@ -168,10 +168,6 @@ class Recalibration(NamedTuple):
     covariance: Floats  # (2, 2) of slope and offset after the answers
     check: str = ""  # what the answers say about the probabilities, in words
 
-    @classmethod
-    def none(cls) -> Recalibration:
-        return cls(1.0, 0.0, np.zeros((2, 2)))
-
     def apply(self, p: NDArray[Any]) -> Floats:
         return sigmoid(self.slope * _logit(p) + self.offset)
 
