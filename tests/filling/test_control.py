@@ -7,6 +7,7 @@ import shlex
 import shutil
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -136,9 +137,25 @@ def test_few_answers_change_little_and_many_change_much() -> None:
     assert "agree" in recalibrate(p[:50], np.arange(50) % 10 > 0).check
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path, np.ndarray]:
+class Project(NamedTuple):
     """A run on 80 scenes with one positive each, its images and the truth."""
+
+    run: RunFolder
+    images: Path
+    truth: np.ndarray
+
+    def copy(self, folder: Path) -> Project:
+        """Return the project with a run of its own."""
+        shutil.copytree(self.run.folder, folder / "run")
+        return self._replace(run=RunFolder(folder / "run"))
+
+    def fill(self, *options: object) -> str:
+        return call("fill", self.run.folder, self.images, "--precision", 0.6, *options)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project that tests copy; none changes it."""
     folder = tmp_path_factory.mktemp("control")
     write_folder(folder, 80, size=32)
     truth = scenes(80, size=32).labels
@@ -149,7 +166,20 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path, 
     run = RunFolder(folder / "runs" / "first")
     train(table, folder / "images", config, run)
     run.write_calibration(Platt(6.0, 9.0, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))
-    return run, folder / "images", truth
+    return Project(run, folder / "images", truth)
+
+
+@pytest.fixture
+def project(trained: Project, tmp_path: Path) -> Project:
+    return trained.copy(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def asked(trained: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project with control questions that nobody has answered; no test changes it."""
+    project = trained.copy(tmp_path_factory.mktemp("asked"))
+    project.fill("--control", 40)
+    return project
 
 
 def call(*words: object) -> str:
@@ -158,10 +188,9 @@ def call(*words: object) -> str:
     return result.output
 
 
-def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, np.ndarray]) -> None:
+def test_the_command_asks_first_and_fills_then(project: Project) -> None:
     run, images, _ = project
-    words = ("fill", run.folder, images, "--only-filled", "--precision", 0.6, "--control", 40)
-    output = call(*words)
+    output = project.fill("--only-filled", "--control", 40)
     assert "--questions" in output
     assert f"Then:  halflabel fill {run.folder} {images} --precision 0.6 --only-filled\n" in output
     assert not run.filled.exists()
@@ -176,7 +205,7 @@ def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, n
         "somebody",
     )
     store.close()
-    assert "control answers" in call(*words)
+    assert "control answers" in project.fill("--only-filled", "--control", 40)
     rows = formats.read(run.filled, format="long").rows
     # Answers are written as people's labels, and nothing is filled over them.
     assert {name for name in rows.sources if not name.startswith("person")} <= {f"model:wan:{run.folder.as_posix()}"}
@@ -187,43 +216,37 @@ def test_the_command_asks_first_and_fills_then(project: tuple[RunFolder, Path, n
     assert len(set(entries)) == len(entries)
     refused = (table.images[asked[0].image], table.classes[asked[0].column])
     assert rows.value[entries.index(refused)] == -1
-    run.filled.unlink()
 
 
-def test_photos_without_a_row_are_asked_about_and_written(
-    project: tuple[RunFolder, Path, np.ndarray], tmp_path: Path
-) -> None:
-    run, images = RunFolder(tmp_path / "run"), tmp_path / "images"
-    shutil.copytree(project[0].folder, run.folder, ignore=shutil.ignore_patterns("filled.csv", "answers.sqlite*"))
-    shutil.copytree(project[1], images)
+def test_photos_without_a_row_are_asked_about_and_written(asked: Project, tmp_path: Path) -> None:
+    project = asked.copy(tmp_path)._replace(images=tmp_path / "images")
+    run = project.run
+    shutil.copytree(asked.images, project.images)
     further = [f"new-{number}.png" for number in range(6)]
-    for name, photo in zip(further, sorted(project[1].glob("*.png")), strict=False):
-        shutil.copy(photo, images / name)
+    for name, photo in zip(further, sorted(asked.images.glob("*.png")), strict=False):
+        shutil.copy(photo, project.images / name)
     earlier = asked_entries(run.control)
-    words = ("fill", run.folder, images, "--precision", 0.6, "--control", 40, "--all-photos")
 
     def answer(entries: list[tuple[str, str]]) -> None:
         with closing(AnswerStore(run.answers)) as store:
             store.add([Answer("-".join(entry), *entry, 1) for entry in entries], "somebody")
 
     answer(earlier)
-    call(*words)
-    asked = asked_entries(run.control)
-    assert asked[: len(earlier)] == earlier
-    assert set() < {image for image, _ in asked[len(earlier) :]} <= set(further)
-    answer(asked)
-    call(*words)
+    project.fill("--control", 40, "--all-photos")
+    entries = asked_entries(run.control)
+    assert entries[: len(earlier)] == earlier
+    assert set() < {image for image, _ in entries[len(earlier) :]} <= set(further)
+    answer(entries)
+    project.fill("--control", 40, "--all-photos")
     assert set(formats.read(run.filled, format="long").rows.images) == {*run.read_labels().images, *further}
 
 
-def test_continued_training_takes_control_answers_of_a_plain_file_as_random(
-    project: tuple[RunFolder, Path, np.ndarray], tmp_path: Path
-) -> None:
-    run, images, _ = project
+def test_continued_training_takes_control_answers_of_a_plain_file_as_random(asked: Project, tmp_path: Path) -> None:
+    run, images, _ = asked
     table = run.read_labels()
-    asked = read_questions(run.control, table)[:4]
-    lines = [f"{table.images[q.image]},{table.classes[q.column]},1" for q in asked]
-    other = next(i for i in range(len(table)) if i not in {q.image for q in asked})
+    questions = read_questions(run.control, table)[:4]
+    lines = [f"{table.images[q.image]},{table.classes[q.column]},1" for q in questions]
+    other = next(i for i in range(len(table)) if i not in {q.image for q in questions})
     (tmp_path / "answers.csv").write_text("\n".join(["image,class,value", *lines, f"{table.images[other]},0,-1\n"]))
     rows = formats.read(tmp_path / "answers.csv").rows
     job = continue_training(run, RunFolder(tmp_path / "next"), answers=rows, images=images)
@@ -231,15 +254,10 @@ def test_continued_training_takes_control_answers_of_a_plain_file_as_random(
     assert sources == ["person:control"] * 4 + [""]
 
 
-def test_a_precision_that_no_label_reaches_names_one_that_works(
-    project: tuple[RunFolder, Path, np.ndarray], tmp_path: Path
-) -> None:
-    run = RunFolder(tmp_path / "run")
-    shutil.copytree(
-        project[0].folder, run.folder, ignore=shutil.ignore_patterns("control.csv", "filled.csv", "answers.sqlite*")
-    )
+def test_a_precision_that_no_label_reaches_names_one_that_works(project: Project) -> None:
+    run = project.run
     run.write_calibration(Platt(0.3, 1.5, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))
-    result = CliRunner().invoke(app, ["fill", str(run.folder), str(project[1]), "--precision", "0.999"])
+    result = CliRunner().invoke(app, ["fill", str(run.folder), str(project.images), "--precision", "0.999"])
     assert result.exit_code == 2
     match = re.search(r"fix: halflabel (fill .*?) +\((\d+) label", result.stderr)
     assert match is not None, result.stderr
@@ -247,20 +265,18 @@ def test_a_precision_that_no_label_reaches_names_one_that_works(
     assert len(read_questions(run.control, run.read_labels())) == (int(match[2]) + 1) // 2
 
 
-def test_assumed_labels_say_so_and_can_be_undone(project: tuple[RunFolder, Path, np.ndarray], tmp_path: Path) -> None:
-    run, images, _ = project
-    out, words = tmp_path / "filled.csv", ("fill", run.folder, images, "--only-filled")
-    assert "given at random" in call(*words, "--assume-random", "--precision", 0.6, "--out", out)
+def test_assumed_labels_say_so_and_can_be_undone(project: Project, tmp_path: Path) -> None:
+    run, out = project.run, tmp_path / "filled.csv"
+    assert "given at random" in project.fill("--assume-random", "--out", out)
     rows = formats.read(out, format="long").rows
-    assert len(rows)
     assumed = f"model:wan+assumed:{run.folder.as_posix()}"
-    assert {name for name in rows.sources if not name.startswith("person")} == {assumed}
+    assert {name for name in rows.sources if name.startswith("model")} == {assumed}
     call("fill", run.folder, "--undo", out)
     assert assumed not in formats.read(out, format="long").rows.sources
 
 
 def test_what_cannot_work_is_refused_before_anything_is_scored(
-    project: tuple[RunFolder, Path, np.ndarray], monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, images, truth = project
     monkeypatch.setattr("halflabel.runs.crossfit.score_run", None)
@@ -271,9 +287,6 @@ def test_what_cannot_work_is_refused_before_anything_is_scored(
     full = Rows.from_table(LabelTable.from_dense(truth, run.read_labels().images, CLASSES))
     with pytest.raises(UserError, match="include negatives"):
         fill(run, images, labels=full, assume_random=True)
-    run.out_of_fold.rename(run.folder / "away")
-    try:
-        with pytest.raises(UserError, match="lbfgs"):
-            control_questions(run, images)
-    finally:
-        (run.folder / "away").rename(run.out_of_fold)
+    run.out_of_fold.unlink()
+    with pytest.raises(UserError, match="lbfgs"):
+        control_questions(run, images)
