@@ -259,10 +259,12 @@ def test_a_precision_that_no_label_reaches_names_one_that_works(project: Project
     run.write_calibration(Platt(0.3, 1.5, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))
     result = CliRunner().invoke(app, ["fill", str(run.folder), str(project.images), "--precision", "0.999"])
     assert result.exit_code == 2
-    match = re.search(r"fix: halflabel (fill .*?) +\((\d+) label", result.stderr)
+    assert f"halflabel review {run.folder} {project[1]}\n" in result.stderr
+    match = re.search(r"or: halflabel (fill .*?) +\((\d+) label", result.stderr)
     assert match is not None, result.stderr
     call(*shlex.split(match[1]))
-    assert len(read_questions(run.control, run.read_labels())) == (int(match[2]) + 1) // 2
+    asked = read_questions(run.control, run.read_labels())
+    assert len(asked) == (int(match[2]) + 1) // 2 >= 30
 
 
 def test_assumed_labels_say_so_and_can_be_undone(project: Project, tmp_path: Path) -> None:

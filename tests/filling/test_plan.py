@@ -87,7 +87,7 @@ def test_a_model_that_knows_nothing_fills_no_positive() -> None:
     noise = np.random.default_rng(0).normal(size=world.scores.logits.shape).astype(np.float32)
     filling = plan_fill(Scores(noise, world.scores.part, ""), world.table)
     assert filling.present.filled.sum() == 0
-    assert any("the model fills nothing as present" in warning for warning in filling.warnings)
+    assert any("nothing is filled as present" in warning for warning in filling.warnings)
 
 
 def test_earlier_fills_stay_and_are_not_used_for_evaluation() -> None:
@@ -117,6 +117,15 @@ def test_a_class_with_positives_only_is_not_filled() -> None:
     assert filling.unfillable.tolist() == [False, False, True, False, False, False]
     assert not (filling.rows().column == 2).any()
     assert any(warning.startswith("2: positives are known but no negatives") for warning in filling.warnings)
+
+
+def test_a_class_without_a_known_positive_is_not_filled_as_absent() -> None:
+    world = worlds.make_world(8)
+    filling = plan_fill(world.scores, world.table.keep((world.table.value < 0) | (world.table.column != 2)))
+    rows = filling.rows()
+    assert not (rows.column == 2).any()
+    assert (rows.value < 0).any()
+    assert any(warning.startswith("2: no positive is known") for warning in filling.warnings)
 
 
 def test_a_random_sample_raises_no_warning_and_others_do() -> None:
@@ -207,9 +216,11 @@ def test_the_highest_precision_that_fills_something_fills_it_and_a_higher_one_no
     world = worlds.make_world(3, images=600, known=0.1, sharp=0.5)
     plan = plan_fill(world.scores, world.table, FillOptions(precision=0.99))
     assert not len(plan.rows())
-    lower = plan.highest_precision()
-    assert lower is not None
-    precision, count = lower
+    (precision, count), *useful = plan.lower_precisions(useful=100_000)
+    assert not useful
+    enough = plan.lower_precisions(useful=count + 1)[1]
+    assert enough[0] < precision
+    assert enough[1] > count
     assert len(plan_fill(world.scores, world.table, FillOptions(precision=precision)).rows()) == count > 0
     assert not len(plan_fill(world.scores, world.table, FillOptions(precision=precision + 0.01)).rows())
 

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from halflabel.filling.thresholds import BINS, BinCounts, _lower, _weights, bin_of, choose_thresholds
+from halflabel.filling.thresholds import (
+    BINS,
+    BinCounts,
+    _lower,
+    _weights,
+    bin_of,
+    choose_thresholds,
+    random_answers_needed,
+)
 from halflabel.metrics.calibration import fit_class_platt, sigmoid
 
 _spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
@@ -202,5 +210,12 @@ def test_too_few_labels_fill_nothing() -> None:
     side = choose_thresholds(counts, positive=True, target=0.95)
     assert side.filled.tolist() == [0]
     assert np.isnan(side.level)
+    # One unknown entry in two is in this range: log(0.08) / log(0.95) = 50 labels there are enough, if all are right.
+    counts.unknown[0, 0] = 500
+    asked = random_answers_needed(counts, positive=True, target=0.95, confidence=0.9)
+    assert asked == 2 * (50 - 20)
+    counts.absent[0, high] = 2
+    assert random_answers_needed(counts, positive=True, target=0.95, confidence=0.9) is None
+    counts.unknown[0, 0] = counts.absent[0, high] = 0
     counts.present[0, high] = 80
     assert choose_thresholds(counts, positive=True, target=0.95).filled.tolist() == [500]

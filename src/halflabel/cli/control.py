@@ -58,7 +58,7 @@ class ControlQuestions:
                 if answers is not None:  # nothing can be asked about the further photos
                     return answers
                 if not asked:
-                    self._refuse(error, again)
+                    self._refuse(error, again, given)
         self._show_how_to_answer()
         return None
 
@@ -73,13 +73,23 @@ class ControlQuestions:
         rows = answers.select(np.flatnonzero([entry in asked for entry in _entries(answers)]))
         return rows if len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
 
-    def _refuse(self, error: NothingToFill, again: Sequence[str | Path]) -> NoReturn:
-        """Raise the error with the command of a precision at which there is something to fill, if there is one."""
-        if not error.count:
-            raise error
-        words = ("--precision", f"{error.precision:g}", *again)
-        command = join_command("fill", self.run.folder, self.images, *words)
-        fix = f"{command}  ({counted(error.count, 'label is', 'labels are')} probable enough for that)"
+    def _refuse(self, error: NothingToFill, again: Sequence[str | Path], answers: Rows | None) -> NoReturn:
+        """Raise the error with what helps: to learn from answers, or a precision at which enough could be filled."""
+        from halflabel.filling.control import FEWEST_ANSWERS
+        from halflabel.filling.run import unlearned_answers
+
+        learn = join_command("review", self.run.folder, self.images)
+        if answers is not None and len(unlearned_answers(answers, self.run.read_labels())):
+            learn = after_review(self.run.folder, self.images)
+        fix = f"let the model learn from answers first:  {learn}"
+        if error.count >= FEWEST_ANSWERS:
+            words = ("--precision", f"{error.precision:g}", *again)
+            command = join_command("fill", self.run.folder, self.images, *words)
+            fix += f"\n   or: {command}  ({error.count} labels are probable enough for that)"
+        else:
+            fix += (
+                f"  ({counted(error.count, 'unknown label is', 'unknown labels are')} more likely present than absent)"
+            )
         raise UserError(error.message, fix) from None
 
     def _show_how_to_answer(self) -> None:

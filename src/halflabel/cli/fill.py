@@ -247,9 +247,11 @@ def _show_next_step(
 ) -> None:
     """Print what was written, the next command, and how to undo; `again` are options to fill the same labels."""
     quoted_path, quoted_run = shlex.quote(str(path)), shlex.quote(str(run))
-    content = "the known labels and the filled ones" if complete else "only the filled labels"
     ruled, by_model = int(tally.by_rule.sum()), int(tally.by_model.sum())
     fills = int((tally.present + tally.absent).sum()) - ruled - by_model
+    content = "the known labels and the filled ones" if complete else "only the filled labels"
+    if not fills + ruled + by_model:
+        content = "the known labels alone" if complete else "no label"
     sources = " and ".join(name for name, count in ((filling.source, fills), ("rule", ruled)) if count)
     console.print(f"\nWrote [bold]{escape(quoted_path)}[/]: {content}{escape(sources and f', source {sources}')}")
     if not fills + ruled + by_model:
@@ -264,13 +266,15 @@ def _show_next_step(
 
 def _show_lower_precision(filling: FillPlan, run: Path, images: Path, options: list[str | Path]) -> None:
     """Print the highest precision at which labels would be filled, as a command."""
-    lower = filling.highest_precision()
-    if lower is None:
+    lower = filling.lower_precisions()
+    if not lower:
         console.print("No lower precision fills anything either: label more photos, or answer questions, and train.")
         show_command(after_report(run, images))
         return
-    precision, count = lower
-    console.print(f"At a precision of {100 * precision:g} %, {counted(count, 'label')} would be filled.")
+    first, *rest = (f"{100 * precision:g} %, {count}" for precision, count in lower)
+    more = "".join(f"; at {each}" for each in rest)
+    console.print(f"At a precision of {first} {'label' if lower[0][1] == 1 else 'labels'} would be filled{more}.")
+    precision = lower[-1][0]
     show_next("fill", run, images, "--precision", f"{precision:g}", *options)
     if filling.check:
         file = options[options.index("--answers") :][:2] if "--answers" in options else []

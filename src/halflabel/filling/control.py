@@ -29,7 +29,10 @@ _DRAWS = 1000  # of the curve after the answers, for the confidence bound
 
 
 class NothingToFill(UserError):
-    """No unknown label is probable enough for the wanted precision; `count` labels are at `precision`, if any."""
+    """No unknown label is probable enough for the wanted precision; `count` labels, a useful number, are at `precision`.
+
+    They are fewer, down to none, where few labels are more likely present than absent.
+    """
 
     def __init__(self, wanted: float, precision: float, count: int) -> None:
         super().__init__(
@@ -97,8 +100,9 @@ def draw_control(
     mean = np.cumsum(p) / np.arange(1, len(p) + 1)
     size = int((mean >= 1 - 2 * (1 - precision)).sum())
     if not size:
-        # The mean falls with the number of entries, so the first entry has the highest.
-        lower = math.floor(100 * (1 + mean[0]) / 2 + 1e-9) / 100 if len(p) else 0.0
+        # The mean falls with the number of entries. Half of them are asked about.
+        last = min(2 * FEWEST_ANSWERS, len(p)) - 1
+        lower = math.floor(100 * (1 + mean[last]) / 2 + 1e-9) / 100 if len(p) else 0.0
         raise NothingToFill(precision, lower, int((mean >= 2 * lower - 1).sum()))
     edges = np.linspace(0, size, min(count, (size + 1) // 2) + 1).astype(np.int64)
     generator = np.random.default_rng([seed, _STREAM])

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.filling.sampling_bias import positives_only, sampling_warnings
-from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds
+from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds, random_answers_needed
 from halflabel.labels.provenance import RULE_SOURCE, calibration_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import LabelTable
 from halflabel.metrics.calibration import ClassPlatt, fit_class_platt
 from halflabel.runs.crossfit import Scores
+from halflabel.system.format import group_digits
 
 _BLOCK_ENTRIES = 1 << 21  # entries (image × class) of a block
 
@@ -64,20 +65,25 @@ class FillPlan:
     check: str = ""  # what control answers say about the assumption
     answered: LabelTable | None = None  # `table` with answers that are not evidence: nothing is filled there either
 
-    def highest_precision(self) -> tuple[float, int] | None:
-        """Return the highest precision below the wanted one at which labels are filled, in steps of 0.01, and how many.
+    def lower_precisions(self, useful: int = 20) -> list[tuple[float, int]]:
+        """Return the highest precision below the wanted one at which labels are filled, and how many.
 
-        None where nothing would be filled at 0.5 either.
+        If these are fewer than `useful`, the highest precision follows at which so many are filled, if there is one.
+        Precisions are tried in steps of 0.01, down to 0.5.
         """
+        found: list[tuple[float, int]] = []
         for hundredths in range(math.ceil(100 * self.precision - 1e-9) - 1, 49, -1):
             present, absent = self.decide(hundredths / 100)
-            if present.filled.any() or absent.filled.any():
+            if present.filled.sum() + absent.filled.sum() >= (useful if found else 1):
                 counts = self.empty_counts()
                 for _ in replace(self, present=present, absent=absent).blocks(counts):
                     pass
-                if filled := int((counts.present + counts.absent).sum()):
-                    return hundredths / 100, filled
-        return None
+                filled = int((counts.present + counts.absent).sum())
+                if filled >= (useful if found else 1):
+                    found.append((hundredths / 100, filled))
+                if filled >= useful:
+                    break
+        return found
 
     def empty_counts(self) -> FillCounts:
         """Return counts of zero, for `blocks`."""
@@ -205,8 +211,8 @@ def plan_fill(scores: Scores, labels: LabelTable | Rows, options: FillOptions = 
 
     Labels made by a model stay as they are, but are not evidence; a table has no sources, so all its labels are
     evidence. For what is guaranteed see `thresholds.choose_thresholds`; it holds if the known labels are a random
-    sample of the entries of each class with similar probability. Classes with only known positives cannot be evaluated
-    and are not filled.
+    sample of the entries of each class with similar probability. Classes with only known positives cannot be evaluated,
+    and of classes without one nothing shows that the model finds them: both are not filled.
     """
     precision, confidence = options.precision, options.confidence
     if not 0.5 < precision < 1 or not 0.5 <= confidence < 1:
@@ -236,10 +242,31 @@ def plan_fill(scores: Scores, labels: LabelTable | Rows, options: FillOptions = 
         )
         return present, absent
 
-    plan = make_plan(scores, table, evidence, known_rows, platts, unfillable, decide, options)
-    decisions = plan.present, plan.absent
-    warnings = sampling_warnings(plan.bin_counts, table.classes, unfillable, decisions, precision)
+    unseen = ~unfillable & (np.bincount(column[present], minlength=classes) == 0)
+    plan = make_plan(scores, table, evidence, known_rows, platts, unfillable | unseen, decide, options)
+    warnings = sampling_warnings(plan.bin_counts, table.classes, unfillable, unseen)
+    reasons: dict[str, list[str]] = {}
+    for word, decision in (("present", plan.present), ("absent", plan.absent)):
+        if not decision.filled.any():
+            reasons.setdefault(_too_little_evidence(word, plan.bin_counts, options), []).append(word)
+    warnings += [f"nothing is filled as {' or '.join(words)}: {reason}" for reason, words in reasons.items()]
     return replace(plan, warnings=tuple(warnings))
+
+
+def _too_little_evidence(word: str, counts: BinCounts, options: FillOptions) -> str:
+    """Return why nothing is filled as present or absent, and what would help."""
+    share, is_present = f"{100 * options.precision:g} %", word == "present"
+    needed = random_answers_needed(counts, positive=is_present, target=options.precision, confidence=options.confidence)
+    if needed is None:
+        return (
+            f"known labels do not show that {share} would be right, and more random ones hardly would. Lower "
+            "--precision, or let the model learn from answers (review)."
+        )
+    known = int((counts.present if is_present else counts.absent).sum())
+    return (
+        f"{known} known labels are too few to show that {share} would be right. About {group_digits(needed)} answers "
+        "to random questions (next --control 1) may be enough if the model stays as good; or lower --precision."
+    )
 
 
 def make_plan(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.filling.thresholds import BINS, BinCounts, FillDecision
+from halflabel.filling.thresholds import BINS, BinCounts
 from halflabel.labels.names import Names
 
 Mask = NDArray[np.bool_]
@@ -48,15 +47,18 @@ def positive_sampling_ratio(counts: BinCounts) -> tuple[NDArray[np.float64], NDA
     return ratio, sigmas, overall, total
 
 
-def sampling_warnings(
-    counts: BinCounts, classes: Names, unfillable: Mask, decisions: Sequence[FillDecision], precision: float
-) -> list[str]:
-    """Return reasons to distrust the estimates, each with its consequence."""
+def sampling_warnings(counts: BinCounts, classes: Names, unfillable: Mask, unseen: Mask) -> list[str]:
+    """Return reasons to distrust the estimates, each with its consequence; `unseen` classes have no known positive."""
     warnings = []
     if unfillable.any():
         warnings.append(
             f"{_named(classes, unfillable)}: positives are known but no negatives, so nothing can be estimated; left "
             "unknown. Label some images where they are absent."
+        )
+    if unseen.any():
+        warnings.append(
+            f"{_named(classes, unseen)}: no positive is known, so nothing shows that the model finds one; left "
+            "unknown. Label some images where they are present."
         )
     ratio, sigmas, overall, total = positive_sampling_ratio(counts)
     is_biased = (np.abs(sigmas) > _SIGMAS) & ((ratio > _MIN_RATIO) | (ratio < 1 / _MIN_RATIO))
@@ -74,13 +76,6 @@ def sampling_warnings(
             f"expected{f' (least: {names})' if names else ''}. If present classes were left out on purpose, the "
             "precision of filled negatives is overestimated; check a random sample of them by hand."
         )
-    for decision, word in zip(decisions, ("present", "absent"), strict=True):
-        if not decision.filled.any():
-            tested = int((counts.present if word == "present" else counts.absent).sum())
-            warnings.append(
-                f"the model fills nothing as {word}: {tested} known labels do not show that {100 * precision:g} % of "
-                "the fills would be right. Lower --precision, or label more."
-            )
     return warnings
 
 

@@ -141,6 +141,31 @@ def choose_thresholds(counts: BinCounts, *, positive: bool, target: float, confi
     return _describe(side, cut, allowed, level, tightened, before, known_labels)
 
 
+def random_answers_needed(counts: BinCounts, *, positive: bool, target: float, confidence: float) -> int | None:
+    """Return how many more labels of random unknown entries would let fills of one sign reach `target`, to 2 digits.
+
+    Assumes that these are right as often as the known labels of the same range. None where even labels of all unknown
+    entries would not be enough.
+    """
+    from scipy.stats import beta
+
+    side = _SignCounts.of(counts, positive)
+    floor = int(bin_of(np.array([0.5 if positive else target]))[0]) + (not positive)
+    sizes = np.arange(1, 20_001)
+    fewest = np.inf
+    for level in _levels(target):
+        test = side.test(cut := side.cut(level, floor))
+        if test.right <= target:
+            continue
+        bounds = beta.ppf(_SHARES[0] * (1 - confidence), test.right * sizes, (1 - test.right) * sizes + 1)
+        if not (bounds >= target).any():
+            continue
+        inside = float((side.unknown * (np.arange(BINS) >= cut[:, None])).sum())
+        missing = max(float(sizes[bounds >= target][0]) - test.size, 1)
+        fewest = min(fewest, missing * float(side.unknown.sum()) / inside)
+    return int(float(f"{fewest:.1e}")) if fewest <= side.unknown.sum() else None
+
+
 class _Test(NamedTuple):
     """Input of a lower bound: effective number of known entries, weighted share of right ones, expected share."""
 
