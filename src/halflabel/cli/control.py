@@ -87,9 +87,8 @@ class ControlQuestions:
             command = join_command("fill", self.run.folder, self.images, *words)
             fix += f"\n   or: {command}  ({error.count} labels are probable enough for that)"
         else:
-            fix += (
-                f"  ({counted(error.count, 'unknown label is', 'unknown labels are')} more likely present than absent)"
-            )
+            number = counted(error.count, "unknown label is", "unknown labels are")
+            fix += f"  ({number} more likely present than absent)"
         raise UserError(error.message, fix) from None
 
     def _show_how_to_answer(self) -> None:

@@ -271,7 +271,7 @@ def _show_lower_precision(filling: FillPlan, run: Path, images: Path, options: l
         console.print("No lower precision fills anything either: label more photos, or answer questions, and train.")
         show_command(after_report(run, images))
         return
-    first, *rest = (f"{100 * precision:g} %, {count}" for precision, count in lower)
+    first, *rest = (f"{100 * precision:g} %, {group_digits(count)}" for precision, count in lower)
     more = "".join(f"; at {each}" for each in rest)
     console.print(f"At a precision of {first} {'label' if lower[0][1] == 1 else 'labels'} would be filled{more}.")
     precision = lower[-1][0]

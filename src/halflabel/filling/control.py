@@ -29,9 +29,9 @@ _DRAWS = 1000  # of the curve after the answers, for the confidence bound
 
 
 class NothingToFill(UserError):
-    """No unknown label is probable enough for the wanted precision; `count` labels, a useful number, are at `precision`.
+    """No unknown label is probable enough for the wanted precision; `count` labels are at `precision`.
 
-    They are fewer, down to none, where few labels are more likely present than absent.
+    `precision` is such that these are enough to ask about, or all that are more likely present than absent.
     """
 
     def __init__(self, wanted: float, precision: float, count: int) -> None:
