@@ -350,6 +350,7 @@ def test_missing_photos_are_left_out_and_counted(voc2012: Path, tmp_path: Path) 
         "S5-table", tmp_path / "data", out=tmp_path / "out", rows=["an"], conditions=["voc"], overrides=overrides
     )
     assert "2 of 49 train images are not in the folder" in result.differs
+    assert "50 train images of voc2012 instead of 5717" in result.differs
     assert "47 training images" in " ".join(result.protocol["VOC"])
 
 

@@ -121,7 +121,7 @@ class _DatasetFolder:
         return self._opened[key]
 
     def splits(self, condition: Condition, trial: int) -> tuple[dict[str, Split], list[str]]:
-        """The images of the condition's splits that exist as files, and a line for each split with lost images."""
+        """The images of the condition's splits that exist as files, and lines on images that are missing."""
         opened, splits, lost = self.open(condition, trial), dict[str, Split](), list[str]()
         for name in dict.fromkeys(("train", condition.test_split, condition.validation_split)):
             if not name:
@@ -130,6 +130,8 @@ class _DatasetFolder:
                 use = "test on" if name == condition.test_split else "choose epochs by"
                 raise UserError(f"{condition.dataset} has no {name} images to {use}", "leave --dataset out")
             split = opened.splits[name]
+            if (published := _published_images(condition, name)) > len(split):
+                lost.append(f"{len(split)} {name} images of {condition.dataset} instead of {published}")
             if name == "train" and condition.sample < 1:
                 split = split.sample(condition.sample)
             if condition.with_positives:
@@ -141,6 +143,13 @@ class _DatasetFolder:
             if number := len(split) - len(splits[name]):
                 lost.append(f"{number} of {len(split)} {name} images are not in the folder")
         return splits, lost
+
+
+def _published_images(condition: Condition, split: str) -> int:
+    """The number of images in a split of the data set as it was published; 0 if it is not known."""
+    sizes = DATASETS[condition.dataset].published
+    is_usual = split in ("train", "test") and split not in condition.dataset_options
+    return sizes[split == "test"] if sizes is not None and is_usual else 0
 
 
 @dataclass

@@ -18,20 +18,24 @@ __all__ = ["DATASETS", "Dataset", "Layout", "RawImages", "Split", "dataset_layou
 
 
 class _Entry(NamedTuple):
-    """The module that reads a data set, and fixed arguments besides the folder and the user's options."""
+    """The module that reads a data set, and fixed arguments besides the folder and the user's options.
+
+    `published` are the numbers of training and test images, where they do not depend on the release or on options.
+    """
 
     title: str
     module: str
     fixed: dict[str, Any]
+    published: tuple[int, int] | None = None
 
 
 DATASETS = {
-    "voc2007": _Entry("Pascal VOC 2007, 20 classes", "voc", {"year": 2007}),
-    "voc2012": _Entry("Pascal VOC 2012, 20 classes", "voc", {"year": 2012}),
-    "coco2014": _Entry("MS COCO, split of 2014, 80 classes", "coco", {"year": 2014}),
-    "coco2017": _Entry("MS COCO, split of 2017, 80 classes", "coco", {"year": 2017}),
+    "voc2007": _Entry("Pascal VOC 2007, 20 classes", "voc", {"year": 2007}, (5011, 4952)),
+    "voc2012": _Entry("Pascal VOC 2012, 20 classes", "voc", {"year": 2012}, (5717, 5823)),
+    "coco2014": _Entry("MS COCO, split of 2014, 80 classes", "coco", {"year": 2014}, (82_783, 40_504)),
+    "coco2017": _Entry("MS COCO, split of 2017, 80 classes", "coco", {"year": 2017}, (118_287, 5000)),
     "nus-wide": _Entry("NUS-WIDE, 81 concepts", "nus_wide", {}),
-    "cub": _Entry("CUB-200-2011, 312 attributes", "cub", {}),
+    "cub": _Entry("CUB-200-2011, 312 attributes", "cub", {}, (5994, 5794)),
     "open-images": _Entry("Open Images, image-level labels", "open_images", {}),
     "vg200": _Entry("Visual Genome, the 200 most frequent categories", "vg200", {}),
     "cifar10": _Entry("CIFAR-10, binary version, one class per image", "cifar10", {}),
