@@ -40,6 +40,7 @@ def test_commands_write_the_same_on_ray(tmp_path: Path) -> None:
         folder.mkdir()
         chosen = ["--engine", engine]
         halflabel(folder, "train", "../part.csv", "../images", "--method", "bce", *TINY, "--out", "run", *chosen)
+        halflabel(folder, "embed", "../images", "features", *TINY, *chosen)
         halflabel(folder, "predict", "run", "../images", "--all", "--out", "scores", *chosen)
         halflabel(
             folder, "evaluate", "run", "../train.csv", "../images", "--zero", "absent", "--out", "metrics.json", *chosen
@@ -50,6 +51,7 @@ def test_commands_write_the_same_on_ray(tmp_path: Path) -> None:
     names = [
         "run/best.safetensors",
         "run/out_of_fold.parquet",
+        "features/part-00000.parquet",
         "scores/part-00000.parquet",
         "metrics.json",
         "filled.csv",

@@ -23,7 +23,7 @@ def predictor(first_run: Path) -> Predictor:
 @pytest.fixture
 def files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FileList:
     """90 images, the 41st of which cannot be read, in parts of one batch."""
-    monkeypatch.setattr(predict, "_PART", 32)
+    monkeypatch.setattr(predict, "PART", 32)
     paths = (list_files([folder]).paths * 4)[:89]
     (tmp_path / "bad.png").write_bytes(b"not an image")
     return FileList([*paths[:40], tmp_path / "bad.png", *paths[40:]], {"elsewhere.png": "not packed"})

@@ -28,7 +28,7 @@ _TOGETHER = ("train", "evaluate", "predict", "fill")  # commands that several pr
 _GROUPS = {
     "From labels to a model": ("demo", "inspect", "train", "evaluate", "predict", "report"),
     "From a model to more labels": ("fill", "next", "review", "rules"),
-    "Label files and images": ("import", "convert", "drop", "pack", "cache"),
+    "Label files and images": ("import", "convert", "drop", "pack", "embed", "cache"),
     "Ship a model": ("export", "serve"),
     "Compare methods": ("methods", "compare", "study", "reproduce", "figures"),
 }
@@ -195,7 +195,7 @@ def _join() -> None:
 
 
 for _module in (
-    *("cache", "compare", "demo", "export", "fill", "labels", "methods", "next", "pack", "predict"),
+    *("cache", "compare", "demo", "embed", "export", "fill", "labels", "methods", "next", "pack", "predict"),
     *("report", "reproduce", "review", "rules", "serve", "study", "train"),
 ):
     import_module(f"halflabel.cli.{_module}")  # which registers its commands

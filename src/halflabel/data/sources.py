@@ -298,7 +298,9 @@ def open_images(
     max_bad: float = 0.01,
     bad_images: Path | None = None,
 ) -> Images:
-    """Open the images of a label table in a folder or a pack; an image without a file counts as unreadable.
+    """Open the images of a label table in a folder or a pack, or their features: see `halflabel.data.stored_features`.
+
+    An image without a file counts as unreadable.
 
     An id that names a folder is an item of several images, see `halflabel.data.items`.
     More missing images than the share `max_bad` raise an error before any image is read; `bad_images` is then written
@@ -313,6 +315,10 @@ def open_images(
         packed = open_packed_images(names, folder, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
         packed.mark_missing(np.flatnonzero(packed.positions < 0).tolist(), folder, "not in the pack")
         return packed
+    from halflabel.data.stored_features import StoredFeatures, holds_features
+
+    if holds_features(folder):
+        return StoredFeatures(names, folder, views, max_bad=max_bad, quarantine=quarantine)
     from halflabel.data.items import Items, item_files
 
     image_ids = list(names)

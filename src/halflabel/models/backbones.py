@@ -2,7 +2,8 @@
 
 The default, `efficientnet-lite2`, and `efficientnet-lite0` (`fast`: half the time) have ImageNet weights that come with
 Python packages, so they work offline.
-`tiny` is a small untrained network for tests and demos. Every other name is a timm model.
+`tiny` is a small untrained network for tests and demos; `features-D` stands for given features.
+Every other name is a timm model.
 """
 
 from __future__ import annotations
@@ -148,7 +149,11 @@ def build_backbone(
         raise UserError(f"image size {size} is too small for a backbone", f"use {SMALLEST} pixels or more")
     if size is not None and size > LARGEST:
         raise UserError(f"image size {size} is too large", f"use {LARGEST} pixels or fewer")
+    from halflabel.models.embed import GivenFeatures
+
     name = full_name(name)
+    if (given := GivenFeatures.named(name)) is not None:
+        return given
     fetch = pretrained and weights is None
     if name == "tiny":
         with _fixed_seed():

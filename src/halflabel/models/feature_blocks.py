@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from halflabel.data.image_list import ImageList
 from halflabel.data.items import Items
 from halflabel.data.sources import Arrays, Images, Plan, Source, sequential_plan
+from halflabel.data.stored_features import StoredFeatures
 from halflabel.models.heads import pool
 from halflabel.system import ray_engine
 from halflabel.system.gpu_memory import MicroBatcher
@@ -85,7 +86,7 @@ def _unreadable(source: Images | Arrays, planned: NDArray[np.int64], images: NDA
 
 def goes_to_ray(source: Source) -> bool:
     """Return whether the images of a source are computed on Ray: they are files, and Ray is the engine."""
-    return ray_engine.is_active() and isinstance(source, Images) and not isinstance(source, Items)
+    return ray_engine.is_active() and isinstance(source, Images) and not isinstance(source, Items | StoredFeatures)
 
 
 def engine_device(source: Source, device: torch.device | str) -> torch.device | str:

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from halflabel.data.items import Items, pool_items
 from halflabel.data.sources import Arrays, Features, Images, Source
+from halflabel.data.stored_features import StoredFeatures
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.labels.uncertain import decide_uncertain
 from halflabel.methods.base import Method, Recipe, recipe, seeded
 from halflabel.models.backbones import Backbone, build_backbone
+from halflabel.models.embed import checked_features
 from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.feature_transform import Classifier
 from halflabel.models.heads import Head, Model, pool
@@ -109,6 +111,13 @@ class Assembly:
     ) -> Features:
         """Return the cached features of a source; with `for_training` also the strong views that the method uses."""
         maps, copies = self.feature_kind(backbone.channels, classes)
+        if isinstance(source, StoredFeatures):
+            if maps:
+                raise UserError(
+                    f"the method {self.config.method!r} looks at places of images, and the features are pooled",
+                    "give the images, or use another method",
+                )
+            return checked_features(source, backbone)
         is_items = isinstance(source, Items)
         features = cache_features(
             backbone,

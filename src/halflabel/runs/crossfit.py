@@ -14,7 +14,8 @@ from halflabel.data.decode import locate_images
 from halflabel.data.pack.read import is_pack, open_pack
 from halflabel.data.pack.source import open_packed_images
 from halflabel.data.quarantine import Quarantine
-from halflabel.data.sources import Features, Images, Source, Subset, group_images
+from halflabel.data.sources import Features, Images, Source, Subset, group_images, open_images
+from halflabel.data.stored_features import holds_features
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.labels.names import Names
 from halflabel.labels.split import assign_parts, group_numbers
@@ -203,6 +204,8 @@ def _files(names: Names, folder: Path, config: Config, views: Any) -> Images:
     folder = local_folder(folder)
     if is_pack(folder) and (before == folder or (open_pack(folder).find(names.array) >= 0).all()):
         return open_packed_images(names, folder, views, workers=config.workers, max_bad=1.0)
+    if holds_features(folder):
+        return open_images(names, folder, views, max_bad=1.0)
     listed = list(names)
     paths = locate_images(listed, folder)
     if before != folder and before.is_dir() and any(path is None for path in paths):

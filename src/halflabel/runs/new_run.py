@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from halflabel.data.stored_features import describe_features, holds_features
 from halflabel.errors import UserError
 from halflabel.labels.formats import read
 from halflabel.labels.policy import Policy
@@ -24,6 +25,7 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.auto import Choice, choose
 from halflabel.methods.base import Recipe, recipe
+from halflabel.models.embed import config_of_features
 from halflabel.runs.evaluate import Evaluation
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
@@ -31,6 +33,7 @@ from halflabel.runs.resume import continue_training
 from halflabel.runs.train import train
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
+from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config, declared_options
 from halflabel.training.solver_choice import choose_solver
@@ -57,9 +60,9 @@ def train_run(
     """Train a classifier as `halflabel train` does, in the new run folder `out`, and open it.
 
     `labels` is a label file or folder of any known format, or labels already read. `images` is an image folder, a pack,
-    or uint8 images (N, 3, H, W) in the order of the labels. "auto" chooses a method that suits the labels. `options`
-    are options of `halflabel train` and of the method, with underscores: `epochs=40`, `tune="all"`, `alpha=0.1`,
-    `unlisted="unknown"`.
+    a folder of features (`halflabel embed`), or uint8 images (N, 3, H, W) in the order of the labels. "auto" chooses a
+    method that suits the labels. `options` are options of `halflabel train` and of the method, with underscores:
+    `epochs=40`, `tune="all"`, `alpha=0.1`, `unlisted="unknown"`.
     `force` replaces a run that the folder already holds. `reporter` reports progress and messages.
 
         run = halflabel.train("labels.csv", "photos", "runs/first")
@@ -125,7 +128,8 @@ def make_config(
     """Return the configuration of a new run, or of an estimator.
 
     The given `training` options come first (None: not given), then those of the choice for the labels, then the
-    defaults of the method. `options` are those of the method. The solver must be among the training options.
+    defaults of the method. `options` are those of the method. The solver must be among the training options. Features
+    in place of images decide the backbone and its options.
     """
     chosen = given_recipe or recipe(choice.method)
     set_options = {name: value for name, value in training.items() if value is not None}
@@ -141,6 +145,7 @@ def make_config(
             "method": chosen.name,
             "options": {**choice.options, **options},
             "images": images,
+            **_options_of_features(images),
         }
     )
 
@@ -155,10 +160,18 @@ def change_config(
     earlier_options = earlier.options if method == earlier.method else {}
     values = {**vars(earlier.settings), **vars(earlier), **given}
     values.pop("settings")
+    values |= _options_of_features(images)
     solver = choose_solver({"solver": earlier.solver, "tune": earlier.tune, **given})
     return Config.from_options(
         {**values, "solver": solver, "method": method, "options": {**earlier_options, **options}, "images": images}
     )
+
+
+def _options_of_features(images: str) -> dict[str, Any]:
+    """Return the options that are decided by features in place of images; none for images."""
+    if not images or not holds_features(images):
+        return {}
+    return config_of_features(describe_features(local_path(images)))
 
 
 def _check_options(config: Config) -> None:

@@ -15,18 +15,18 @@ from halflabel.data.decode import find_images
 from halflabel.data.items import Items
 from halflabel.data.pack.read import images_not_packed
 from halflabel.data.sources import Images
+from halflabel.data.stored_features import StoredFeatures, holds_features, stored_names
 from halflabel.errors import UserError
 from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
-from halflabel.system.files import atomic_write, file_crc32, read_json, write_json
+from halflabel.system.files import file_crc32
+from halflabel.system.part_files import PART, PartFiles
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
 
 _FEWEST_FOR_WORKERS = 100  # images; with fewer, starting processes that decode takes longer than it saves
-_PART = 8192  # images of a Parquet file, a multiple of the batch size
-_NOTE = "_predictions.json"  # with the checksum of each finished file; readers of Parquet skip names with a _
 
 
 class Prediction(NamedTuple):
@@ -42,16 +42,21 @@ class FileList(NamedTuple):
 
     paths: list[Path]
     unpacked: dict[str, str]
+    features: Path | None = None  # a folder of features in place of the images, whose names are `paths`
 
 
 def list_files(images: Sequence[str | Path], stdin: Iterable[str] = (), *, items: bool = False) -> FileList:
-    """List image files and the images of folders; the path "-" stands for the file names in `stdin`, one per line.
+    """List image files and the images of folders, or of one folder of features.
 
+    The path "-" stands for the file names in `stdin`, one per line.
     With `items` each folder is one item, whose images are scored together.
     """
 
     def find() -> FileList:
         files = FileList([], {})
+        if len(images) == 1 and str(images[0]) != "-" and holds_features(images[0]):
+            folder = local_path(images[0])
+            return FileList([Path(name) for name in stored_names(folder)], {}, folder)
         for path in map(Path, images):
             if str(path) == "-":
                 files.paths.extend(Path(line) for line in stdin if line.strip())
@@ -85,6 +90,8 @@ def stream_predictions(
     if items:
         images = [find_images(path) if path.is_dir() else [path] for path in paths]
         source: Images = Items(images, Names.numbered(len(paths)), predictor.views, **options)
+    elif files.features is not None and paths:
+        source = StoredFeatures(Names(map(str, paths)), files.features, predictor.views, **options)
     else:
         source = Images(paths, Names.numbered(len(paths)), predictor.views, **options)
     number = 0
@@ -127,31 +134,14 @@ def write_predictions(
     checksum is in _predictions.json. The same call continues after an interruption; other predictions in the folder are
     only replaced with `force`.
     """
-    note: dict[str, Any] = {"made_of": _made_of(predictor, files, options), "parts": []}
-    if (folder / _NOTE).exists() and not force:
-        earlier = read_json(folder / _NOTE, "choose another folder, or replace it by --force")
-        if not isinstance(earlier, dict) or earlier.get("made_of") != note["made_of"]:
-            raise UserError(
-                f"{folder} holds predictions of another model or other images", "add --force, or name another"
-            )
-        note["parts"] = _intact_parts(folder, earlier["parts"])
-    elif folder.exists() and any(folder.iterdir()) and not (folder / _NOTE).exists():
-        raise UserError(f"{folder} exists and holds other files", "name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("part-*.parquet"):
-        if path.name not in {part["file"] for part in note["parts"]}:
-            path.unlink()
-    write_json(folder / _NOTE, note)
-    first = _PART * len(note["parts"])
-    predictions = stream_predictions(predictor, files, first=first, **options)
-    while len(note["parts"]) == 0 or first < len(files.paths) + len(files.unpacked):
-        part = list(islice(predictions, _PART))
-        name = f"part-{len(note['parts']):05d}.parquet"
-        bad = _write_part(folder / name, part)
-        note["parts"].append({"file": name, "crc32": file_crc32(folder / name), "images": len(part), "bad": bad})
-        write_json(folder / _NOTE, note)
-        first += _PART
-    return sum(part["images"] for part in note["parts"]), sum(part["bad"] for part in note["parts"])
+    parts = PartFiles(folder, "predictions", _made_of(predictor, files, options), force=force)
+    predictions = stream_predictions(predictor, files, first=parts.images, **options)
+    while parts.images < len(files.paths) + len(files.unpacked):
+        part = list(islice(predictions, PART))
+        parts.add(_as_table(part), len(part), sum(bool(item.error) for item in part))
+        if len(part) < PART:
+            break
+    return parts.images, parts.bad
 
 
 def _made_of(predictor: Predictor, files: FileList, options: dict[str, Any]) -> dict[str, Any]:
@@ -164,22 +154,12 @@ def _made_of(predictor: Predictor, files: FileList, options: dict[str, Any]) -> 
         model.update(str(file_crc32(file)).encode())
     names = hashlib.sha256("\0".join(map(str, files.paths)).encode("utf-8", "surrogateescape"))
     chosen = {name: value for name, value in options.items() if name != "reporter"}
-    return {"model": model.hexdigest()[:16], "images": names.hexdigest()[:16], "part": _PART, **chosen}
+    return {"model": model.hexdigest()[:16], "images": names.hexdigest()[:16], "part": PART, **chosen}
 
 
-def _intact_parts(folder: Path, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the finished files up to the first one that is missing or damaged."""
-    for number, part in enumerate(parts):
-        path = folder / part["file"]
-        if not path.is_file() or file_crc32(path) != part["crc32"]:
-            return parts[:number]
-    return parts
-
-
-def _write_part(path: Path, predictions: list[Prediction]) -> int:
-    """Write one Parquet file; return the number of images that could not be read."""
+def _as_table(predictions: list[Prediction]) -> Any:
+    """Return the predictions as a pyarrow table."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     rows: list[tuple[Any, ...]] = []
     for item in predictions:
@@ -188,6 +168,4 @@ def _write_part(path: Path, predictions: list[Prediction]) -> int:
     types = (pa.string(), pa.string(), pa.float32(), pa.bool_(), pa.string())
     columns = zip(*rows, strict=True) if rows else [()] * len(types)
     arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-    with atomic_write(path) as temporary:
-        pq.write_table(pa.table(arrays, names=list(PREDICTION_COLUMNS)), temporary)
-    return sum(bool(item.error) for item in predictions)
+    return pa.table(arrays, names=list(PREDICTION_COLUMNS))

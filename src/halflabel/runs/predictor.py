@@ -18,6 +18,7 @@ from torch import Tensor
 
 from halflabel.data.items import Items, pool_items
 from halflabel.data.sources import Features, Images, Source, group_images, open_images
+from halflabel.data.stored_features import StoredFeatures
 from halflabel.data.views import Plain, View
 from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
@@ -28,6 +29,7 @@ from halflabel.methods.base import recipe
 from halflabel.metrics.calibration import Platt
 from halflabel.metrics.positives_only import expected_f1_threshold, expected_threshold, match_positives_per_image
 from halflabel.models.backbones import LARGEST, SMALLEST, Backbone, build_backbone
+from halflabel.models.embed import checked_features
 from halflabel.models.feature_blocks import engine_device, goes_to_ray
 from halflabel.models.feature_cache import cache_features
 from halflabel.models.heads import Model, NormalisedLinear
@@ -144,6 +146,9 @@ class Predictor:
         """Return the logits (N, C) of the images of a source; NaN for unreadable ones."""
         if isinstance(source, Items):
             return self._item_logits(source, reporter)
+        if isinstance(source, StoredFeatures):
+            model, features = self._on_features(source)
+            return score_source(model, features, device=self.device, batch_size=256, features=False).logits
         scorer = self._scorer(source, len(source), reporter)
         if not goes_to_ray(source):
             options: dict[str, Any] = {"device": scorer.device, "batch_size": scorer.batch_size}
@@ -165,6 +170,11 @@ class Predictor:
         if isinstance(source, Items) or distributed.is_distributed():
             yield self.scores(source, reporter)
             return
+        if isinstance(source, StoredFeatures):
+            model, features = self._on_features(source)
+            scorer = ImageScorer(model, len(self.classes), self.device, 256, False)
+            yield from map(self.platt.scores, scorer.stream(features, reporter))
+            return
         for logits in self._scorer(source, of or len(source), reporter).stream(source, reporter):
             yield self.platt.scores(logits)
 
@@ -174,6 +184,13 @@ class Predictor:
         device = self.device if is_onnx else engine_device(source, self.device)
         model = self._fastest_model(images, device, reporter)
         return ImageScorer(model, len(self.classes), device, 32, self.config.mirror and not is_onnx)
+
+    def _on_features(self, source: StoredFeatures) -> tuple[Model, Features]:
+        """Return the head as a model, and the features in place of images; a UserError if they do not fit."""
+        backbone, head = self.model.backbone, self.model.head
+        if not isinstance(backbone, Backbone) or head.needs_maps or self.config.mirror:
+            raise UserError("this model takes images, not features", "name the folder of the images")
+        return Model(None, head), checked_features(source, backbone)
 
     def _item_logits(self, source: Items, reporter: Reporter) -> Tensor:
         """Return the logits of items, by the mean of the features of their images."""
@@ -203,6 +220,8 @@ class Predictor:
         backbone, head, run = self.model.backbone, self.model.head, self.run
         is_frozen = self.config.tune == "head" and isinstance(backbone, Backbone) and not self.config.mirror
         if run is None or not is_frozen or head.needs_maps or not os.access(run.folder.parent, os.W_OK):
+            return self.logits(source, reporter)
+        if isinstance(source, StoredFeatures):  # computed already
             return self.logits(source, reporter)
         assert isinstance(backbone, Backbone)
         folder = run.folder.parent / "cache"

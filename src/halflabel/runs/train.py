@@ -20,6 +20,7 @@ from halflabel.data.gpu_views import load_to_device
 from halflabel.data.pack.source import DeviceViews
 from halflabel.data.quarantine import TooManyBadImages
 from halflabel.data.sources import Arrays, Features, Images, Source, Subset, group_images, open_images
+from halflabel.data.stored_features import StoredFeatures
 from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables, training_and_evaluation_tables
@@ -179,6 +180,8 @@ class _Job:
             bad_images=bad_images,
         )
         self.source.quarantine.path = self.run.bad_images
+        if self.config.tune == "all" and isinstance(self.source, StoredFeatures):
+            raise UserError("--tune all needs images, not features", "name the folder of the images, or leave it out")
         self.groups = group_images(self.config.group, self.table.images, self.source, self.reporter)
 
     def features(self) -> Features:

@@ -53,6 +53,8 @@ def use_engine(name: str) -> Iterator[None]:
 
 def _connect() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    # Ray reports dead workers on the standard output, where predictions go; `map_blocks` warns of them.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         ray = import_module("ray")
     except ImportError as error:
@@ -67,8 +69,6 @@ def _connect() -> Any:
         reason = " ".join(str(error).split())[:200]
         fix = "check RAY_ADDRESS; without it Ray is started on this machine"
         raise UserError(f"the Ray cluster cannot be reached ({reason})", fix) from None
-    # Ray reports dead workers on the standard output, where predictions go; `map_blocks` warns of them.
-    ray._private.worker._worker_logs_enabled = False
     return ray
 
 

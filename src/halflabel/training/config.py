@@ -37,6 +37,7 @@ TRAIN = ("train",)
 TRAIN_AND_COMPARE = ("train", "compare")
 EXPERIMENTS = ("train", "compare", "study")
 EVERY_COMMAND = ("train", "compare", "study", "reproduce")
+WITH_EMBED = (*EVERY_COMMAND, "embed")
 
 Share = Annotated[float, Ge(0), Le(1)]
 Amount = Annotated[float, Ge(0)]
@@ -137,7 +138,7 @@ class Settings:
     seed: Annotated[int, Option("Random seed. The same seed gives the same result.", COMMON)] = 0
     device: Annotated[
         Literal["auto", "cpu", "cuda", "mps"],
-        Option("Where to compute; auto uses a GPU if there is one.", COMMON, EVERY_COMMAND),
+        Option("Where to compute; auto uses a GPU if there is one.", COMMON, WITH_EMBED),
     ] = "auto"
 
     def __post_init__(self) -> None:
@@ -158,18 +159,18 @@ class Config:
             "efficientnet-lite2, which comes with the package; fast: efficientnet-lite0, half the time, about 2 mAP "
             "less; or any timm model, downloaded once: docs/backbones.md names good ones and what they cost.",
             COMMON,
-            EVERY_COMMAND,
+            WITH_EMBED,
         ),
     ] = DEFAULT
     weights: Annotated[
-        str | None, Option("A local file with the backbone's weights.", MODEL, EVERY_COMMAND, is_path=True)
+        str | None, Option("A local file with the backbone's weights.", MODEL, WITH_EMBED, is_path=True)
     ] = None
     begin_from: Annotated[
         str | None, Option("A finished run whose weights training starts from.", MODEL, is_path=True)
     ] = None
     size: Annotated[
         int | None,
-        Option("Image size in pixels.", IMAGES, EVERY_COMMAND, decided_by="the size that suits the backbone"),
+        Option("Image size in pixels.", IMAGES, WITH_EMBED, decided_by="the size that suits the backbone"),
     ] = None
     channels: Annotated[
         Positive,
@@ -177,7 +178,7 @@ class Config:
             "Bands of each image: other than 3, images are .npy arrays or TIFF files, and the backbone's first "
             "convolution is adapted.",
             IMAGES,
-            EXPERIMENTS,
+            (*EXPERIMENTS, "embed"),
         ),
     ] = 3
     resize: Annotated[
@@ -187,7 +188,7 @@ class Config:
             "the square; crop: the centre square. Where squares are needed (--tune all, heads on maps, ViTs), keep is "
             "squash.",
             IMAGES,
-            EXPERIMENTS,
+            (*EXPERIMENTS, "embed"),
         ),
     ] = "keep"
     tune: Annotated[
@@ -289,7 +290,7 @@ class Config:
     max_bad: Annotated[
         Share, Option("Stop if more than this share of the images cannot be read.", IMAGES, EXPERIMENTS)
     ] = 0.01
-    workers: Annotated[Count, Option("Processes that decode images.", SPEED, EVERY_COMMAND, command_default=2)] = 0
+    workers: Annotated[Count, Option("Processes that decode images.", SPEED, WITH_EMBED, command_default=2)] = 0
     hold: Annotated[
         Literal["files", "device"],
         Option("device: with --tune all, decode images once and keep them on the GPU.", SPEED, ("train", "reproduce")),

@@ -50,7 +50,7 @@ class PackedImages(Images):
         super().__init__((), names, views, **options)
         self.pack = pack
         self.positions = positions  # (N,) numbers in the pack, −1 for an image that is not there
-        self.paths = _Paths(pack.folder, names)
+        self.paths = ImagePaths(pack.folder, names)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -158,8 +158,8 @@ def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **
     return PackedImages(pack, positions, names, views, **options)
 
 
-class _Paths(Sequence[str]):
-    """PACK/NAME of each image, made on access: a list of them would take more memory than the index."""
+class ImagePaths(Sequence[str]):
+    """FOLDER/NAME of each image, made on access: a list of them would take more memory than the index."""
 
     def __init__(self, folder: Path, names: Names) -> None:
         self.folder, self.names = folder, names

@@ -1,0 +1,63 @@
+"""The command `embed`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from halflabel.cli import app
+from halflabel.cli.options import Engine, ImageFolder, check_image_folder, takes_training_options
+from halflabel.cli.terminal import console, show_next, show_written
+from halflabel.errors import UserError
+from halflabel.system.format import counted
+from halflabel.system.ray_engine import use_engine
+from halflabel.system.reporter import Reporter
+
+
+@app.command()
+@takes_training_options("embed")
+def embed(
+    training: dict[str, Any],
+    images: ImageFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for the Parquet files.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace other features in OUT.")] = False,
+    engine: Engine = "local",
+) -> None:
+    """Compute the features of images once, and write them to Parquet files, for many trainings or other programs.
+
+    `train`, `evaluate`, `predict` and `fill` take the folder in place of the images, and need no labels of all of them.
+    Features of another program can be used in the same way: Parquet files with a column of image names and a column of
+    lists of floats. The same command resumes after an interruption.
+
+    Example: halflabel embed photos/ features/ --engine ray
+
+    Example: halflabel train labels.csv features/
+    """
+    check_image_folder(images)
+    from halflabel.cli.progress import Bar
+    from halflabel.data.decode import find_images
+    from halflabel.data.sources import Images
+    from halflabel.labels.names import Names
+    from halflabel.models.embed import write_features
+    from halflabel.runs.assembly import Assembly
+    from halflabel.system.remote import local_folder
+    from halflabel.training.config import Config
+
+    config = Config.from_options(training)
+    assembly = Assembly(config)
+    backbone = assembly.make_backbone()
+    size = config.size or backbone.preprocess.size
+    folder = local_folder(images)
+    if not (paths := find_images(folder)):
+        raise UserError(f"{images} holds no images", "name the folder with the image files, or a pack")
+    names = Names(path.relative_to(folder).as_posix() for path in paths)
+    source = Images(paths, names, config.views(size, backbone), workers=config.workers, max_bad=1.0)
+    made_by = {"backbone": config.backbone, "size": size, "resize": config.resize, "channels": config.channels}
+    with Bar("features") as bar, use_engine(engine):
+        reporter = Reporter(bar, lambda line: console.print(line, markup=False))
+        options: dict[str, Any] = {"device": assembly.device, "force": force, "reporter": reporter}
+        count, bad = write_features(backbone, source, out, made_by, **options)
+    show_written(out, f": {counted(count, 'image')}, {bad} of them unreadable; {backbone.channels} numbers each")
+    show_next("train", "labels.csv", out)
