@@ -180,7 +180,7 @@ class Recipe:
                 raise UserError(f"{self.name} has no option {name!r}", self._hint())
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"the option {name} of {self.name} cannot be {value:g}", "give a finite number")
-        method = self.build(**options)
+        method = self.build(**{name: option.default for name, option in self.options.items()} | options)
         if not isinstance(method, Method):
             raise TypeError(f"{self.build.__name__} returns {type(method).__name__}, not a Method")
         return method
@@ -251,6 +251,7 @@ def method(
     tune: Tune | Callable[[Mapping[str, Any]], Tune] | None = None,
     cannot: Mapping[str, str] | None = None,
     name: str | None = None,
+    options_of: Callable[..., Method] | None = None,
 ) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Register a function as the method of its name (underscores become hyphens).
 
@@ -265,6 +266,7 @@ def method(
     returns them, where the other options decide which values make sense.
     cannot: what the method does not support, "shard" (--shard) or "onnx" (export to ONNX), each with the reason.
     name: for methods whose name no function can have, such as sarb*; the function's name is then an alias.
+    options_of: another method, whose options this one takes too; the function gets them as keyword arguments.
     """
     unknown = set(serves) - set(REGIMES)
     if unknown:
@@ -281,6 +283,9 @@ def method(
         if not _is_redefinition(method_name, build) and (taken := {method_name, alias} & {*_REGISTRY, *_ALIASES}):
             raise ValueError(f"two methods are called {min(taken)!r}")
         options = dict(inspect.signature(build).parameters)
+        if options_of is not None:
+            options = {name: option for name, option in options.items() if option.kind is not option.VAR_KEYWORD}
+            options |= recipe(options_of).options
         for option in options.values():
             if not isinstance(option.default, bool | int | float | str):  # what a command line can pass
                 raise ValueError(
@@ -288,7 +293,7 @@ def method(
                 )
         if tune and not callable(tune) and (other := set(tune) - set(options)):
             raise ValueError(f"{method_name} has no option {min(other)!r} to tune")
-        recipe = Recipe(
+        registered = Recipe(
             method_name,
             build,
             options,
@@ -300,8 +305,8 @@ def method(
             tune=tune or {},
             cannot=dict(cannot or {}),
         )
-        _REGISTRY[method_name] = recipe
-        vars(build)[_RECIPE] = recipe  # pickled with the function, for processes that have not registered it
+        _REGISTRY[method_name] = registered
+        vars(build)[_RECIPE] = registered  # pickled with the function, for processes that have not registered it
         if method_name != alias:
             _ALIASES[alias] = method_name
         return build

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.transfer import SemanticTransfer
+from halflabel.methods.sst import sst
 from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
 
 
@@ -13,27 +16,9 @@ from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
     "Partial Labels",
     lr=1e-3,
     tune=lambda options: {"prototypes": (1, 10)} if options["guess_weight"] or options["contrast_weight"] else {},
+    options_of=sst,
 )
-def hst(
-    prototypes: int = 10,
-    every: int = 5,
-    thresholds: str = "learned",
-    theta: float = 0.95,
-    theta_fall: float = 0.025,
-    theta_floor: float = 0.75,
-    warm: int = 5,
-    guess_weight: float = 1.0,
-    pair_weight: float = 10.0,
-    contrast_weight: float = 0.05,
-    bank: int = 100,
-    steps: int = 3,
-    dropout: float = 0.5,
-    width: int = 256,
-    rank: int = 256,
-    graph: str = "cooccurrence",
-    vectors: str = "graph",
-    vector_size: int = 300,
-) -> Method:
+def hst(prototypes: int = 10, every: int = 5, thresholds: str = "learned", **options: Any) -> Method:
     """`sst` with prototypes of each label instead of single images, and thresholds learned from the known labels.
 
     Use it where `sst` is suitable but its thresholds are hard to choose. Prototypes are steadier than single images.
@@ -55,8 +40,7 @@ def hst(
     known label of an image, and pushes features away from the prototypes of present labels; here both follow the
     paper's description. Prototypes come from a bank of training features instead of a pass over all images.
     """
-    options = locals()
     one_of(("learned", "falling"), thresholds=thresholds)
     between(1, MAX_SIZE, prototypes=prototypes)
     at_least(1, every=every)
-    return SemanticTransfer(learned=options.pop("thresholds") == "learned", **options)
+    return SemanticTransfer(prototypes=prototypes, every=every, learned=thresholds == "learned", **options)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.transfer import SemanticTransfer
+from halflabel.methods.ssgrl import ssgrl
 
 
 @method(
@@ -13,6 +16,7 @@ from halflabel.methods.parts.transfer import SemanticTransfer
     tune=lambda options: (
         {"theta_floor": (0.65, 0.75, 0.85)} if options["theta_fall"] and options["guess_weight"] else {}
     ),
+    options_of=ssgrl,
 )
 def sst(
     theta: float = 0.95,
@@ -23,13 +27,7 @@ def sst(
     pair_weight: float = 10.0,
     contrast_weight: float = 0.05,
     bank: int = 100,
-    steps: int = 3,
-    dropout: float = 0.5,
-    width: int = 256,
-    rank: int = 256,
-    graph: str = "cooccurrence",
-    vectors: str = "graph",
-    vector_size: int = 300,
+    **head: Any,
 ) -> Method:
     """Unknown labels become present if known labels of the image, or other images of the label, clearly suggest it.
 
@@ -62,4 +60,5 @@ def sst(
     L_cos are weighted, not drawn; L_pairs and L_cos have full weight from the first step instead of growing through the
     first epoch.
     """
-    return SemanticTransfer(**locals())
+    options = locals()
+    return SemanticTransfer(**options.pop("head"), **options)
