@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,10 +131,10 @@ def plan_present(
         change = recalibrate(asked, answers.present)
         curve = curve._replace(slope=change.slope * curve.slope, offset=change.slope * curve.offset + change.offset)
         floor = float(change.apply(asked).min(initial=1.0))
-        correction = _Correction(change, floor, bin_of(curve.scores(logits, answers.column)), answers)
+        correction = _Correction(change, floor, bin_of(curve.scores(logits, answers.column)))
 
     def decide(counts: BinCounts, target: float) -> tuple[FillDecision, FillDecision]:
-        return _cut(counts, correction, target, options.confidence), _nothing(classes)
+        return _cut(counts, correction, target, options.confidence), FillDecision.nothing(classes)
 
     no_evidence = people.keep(np.zeros(len(people.value), bool))
     platts = [curve] * (int(scores.part.max()) + 2)
@@ -150,7 +150,6 @@ class _Correction(NamedTuple):
     change: Recalibration
     floor: float  # the lowest probability, after the change, that was asked about
     bins: NDArray[np.int64]  # of the answered entries, after the change
-    answers: ControlAnswers
 
 
 def _cut(counts: BinCounts, correction: _Correction | None, precision: float, confidence: float) -> FillDecision:
@@ -161,7 +160,7 @@ def _cut(counts: BinCounts, correction: _Correction | None, precision: float, co
     draws, lowest = np.array([[1.0, 0.0]]), 0.5
     if correction is not None:
         if correction.change.slope <= 0:
-            return _nothing(classes)
+            return FillDecision.nothing(classes)
         draws, lowest = correction.change.draws(_DRAWS), max(lowest, correction.floor)
         logits = correction.change.undo(logits)
     right = 1 / (1 + np.exp(-(draws[:, :1] * logits + draws[:, 1:])))
@@ -169,32 +168,17 @@ def _cut(counts: BinCounts, correction: _Correction | None, precision: float, co
     bound = np.quantile(reached, 1 - confidence, axis=0)
     allowed = (bound >= precision) & (above > 0) & (np.arange(BINS) >= bin_of(np.array([lowest]))[0])
     if not allowed.any():
-        return _nothing(classes)
+        return FillDecision.nothing(classes)
     cut = int(allowed.argmax())
     mask = np.arange(BINS) >= cut
     filled, summed = (counts.unknown * mask).sum(1), (counts.summed * mask).sum(1)
-    tested = correct = np.zeros(classes, np.int64)
-    if correction is not None:
-        inside, answers = correction.bins >= cut, correction.answers
-        tested = np.bincount(answers.column[inside], minlength=classes)
-        correct = np.bincount(answers.column[inside & answers.present], minlength=classes)
     with np.errstate(invalid="ignore"):
         estimate = summed / filled
-    return _nothing(classes)._replace(
+    return FillDecision.nothing(classes)._replace(
         cut=np.full(classes, cut),
         filled=filled.astype(np.int64),
         estimate=estimate,
-        tested=tested,
-        right=correct,
-        known_labels=int(tested.sum()),
+        known_labels=0 if correction is None else int((correction.bins >= cut).sum()),
         precision=float(summed.sum() / filled.sum()),
         bound=float(bound[cut]),
-    )
-
-
-def _nothing(classes: int) -> FillDecision:
-    zeros: Any = np.zeros(classes, np.int64)
-    nan = np.full(classes, np.nan)
-    return FillDecision(
-        np.full(classes, BINS), zeros, nan, nan, zeros, zeros, 0, np.nan, np.nan, np.nan, np.zeros(classes, bool)
     )

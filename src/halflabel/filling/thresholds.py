@@ -72,13 +72,15 @@ class FillDecision(NamedTuple):
     filled: Ints  # unknown entries that will be filled
     estimate: Floats  # estimated precision of the fills, NaN where none
     low: Floats  # lower bound from the known labels of the class alone, NaN without any in the filled range
-    tested: Ints  # known labels in the filled range
-    right: Ints  # known labels in the filled range with this sign
     known_labels: int  # known labels in the filled ranges before any class was tightened
     precision: float  # of all fills together, estimated on these known labels
     bound: float  # lower confidence bound of the precision
-    level: float  # the mean probability that the fills of every class reach; NaN where nothing is filled
-    tightened: NDArray[np.bool_]  # classes whose labels contradict the common level
+
+    @classmethod
+    def nothing(cls, classes: int) -> FillDecision:
+        """Return the decision to fill nothing."""
+        nan = np.full(classes, np.nan)
+        return cls(np.full(classes, BINS), np.zeros(classes, np.int64), nan, nan, 0, np.nan, np.nan)
 
 
 def choose_thresholds(counts: BinCounts, *, positive: bool, target: float, confidence: float = 0.9) -> FillDecision:
@@ -106,6 +108,8 @@ def choose_thresholds(counts: BinCounts, *, positive: bool, target: float, confi
     entries with similar class and probability, and the scores come from models that were not trained on them. Per
     class it is guaranteed only where `FillDecision.low` reaches the target; elsewhere it relies on the probabilities.
     """
+    from scipy.stats import beta
+
     side = _SignCounts.of(counts, positive)
     floor = int(bin_of(np.array([0.5 if positive else target]))[0])
     if not positive:
@@ -125,20 +129,26 @@ def choose_thresholds(counts: BinCounts, *, positive: bool, target: float, confi
         while number >= 0 and tests[number].bound(share * allowed) >= target:
             chosen = number if chosen < 0 else min(chosen, number)
             number -= 1
-    nothing = np.full(len(counts.unknown), BINS, np.int64)
-    cut = cuts[chosen] if chosen >= 0 else nothing
-    tightened = np.zeros(len(cut), bool)
-    if chosen >= 0:
-        for stricter in [*cuts[chosen + 1 :], nothing]:
-            contradicted = side.contradicted(cut, target)
-            if not contradicted.any():
-                break
-            tightened |= contradicted
-            cut = np.where(contradicted, np.maximum(cut, stricter), cut)
-    before = tests[chosen] if chosen >= 0 else _Test(0.0, 0.0, 0.0)
-    level = levels[chosen] if chosen >= 0 else np.nan
-    known_labels = int(sum(part.sum() for part in side.inside(cuts[chosen]))) if chosen >= 0 else 0
-    return _describe(side, cut, allowed, level, tightened, before, known_labels)
+    if chosen < 0:
+        return FillDecision.nothing(len(counts.unknown))
+    cut = cuts[chosen]
+    for stricter in [*cuts[chosen + 1 :], np.full_like(cut, BINS)]:
+        contradicted = side.contradicted(cut, target)
+        if not contradicted.any():
+            break
+        cut = np.where(contradicted, np.maximum(cut, stricter), cut)
+    right, wrong = side.inside(cut)
+    with np.errstate(invalid="ignore"):
+        low = np.where(right + wrong > 0, np.where(right > 0, beta.ppf(allowed, right, wrong + 1), 0.0), np.nan)
+    return FillDecision(
+        cut,
+        (side.unknown * (np.arange(BINS) >= cut[:, None])).sum(1).astype(np.int64),
+        side.estimate(cut),
+        low,
+        int(sum(part.sum() for part in side.inside(cuts[chosen]))),
+        tests[chosen].right,
+        tests[chosen].bound(allowed),
+    )
 
 
 def random_answers_needed(counts: BinCounts, *, positive: bool, target: float, confidence: float) -> int | None:
@@ -262,34 +272,3 @@ def _lower(right: float, size: float, allowed: float) -> float:
     from scipy.stats import beta
 
     return float(beta.ppf(allowed, right, size - right + 1)) if right > 0 else 0.0
-
-
-def _describe(
-    side: _SignCounts,
-    cut: Ints,
-    allowed: float,
-    level: float,
-    tightened: NDArray[np.bool_],
-    before: _Test,
-    known_labels: int,
-) -> FillDecision:
-    from scipy.stats import beta
-
-    right, wrong = side.inside(cut)
-    size = right + wrong
-    with np.errstate(invalid="ignore"):
-        low = np.where(size > 0, np.where(right > 0, beta.ppf(allowed, right, wrong + 1), 0.0), np.nan)
-    none = before.size == 0
-    return FillDecision(
-        cut,
-        (side.unknown * (np.arange(BINS) >= cut[:, None])).sum(1).astype(np.int64),
-        side.estimate(cut),
-        low,
-        size.astype(np.int64),
-        right.astype(np.int64),
-        known_labels,
-        np.nan if none else before.right,
-        np.nan if none else before.bound(allowed),
-        level,
-        tightened,
-    )
