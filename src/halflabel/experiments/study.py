@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from torch import Tensor
@@ -27,6 +27,7 @@ from halflabel.experiments.setup import ExperimentOptions, make_bench, open_stor
 from halflabel.experiments.study_result import (
     Growth,
     Place,
+    Scores,
     Study,
     make_gap,
     make_point,
@@ -107,21 +108,14 @@ def study(
     shared = of_common_seeds(scores)
     pairs = [(place, other) for place in scores for other in scores if _is_compared(place, other)]
     gaps = [gap for place, other in pairs if (gap := make_gap(scores, place, other)) is not None]
+    used = f"{len(complete)} of {len(table)} images have all labels known and are used; {runs.describe(seeds)}"
     result = Study(
-        runs.candidate.name,
-        tuple(make_point(rest, place, masks[place], by_seed, scores[place]) for place, by_seed in shared.items()),
-        tuple(gaps),
-        tuple(conclude(gaps)),
-        (
-            f"{len(complete)} of {len(table)} images have all labels known and are used; {runs.describe(seeds)}",
-            *_STUDY_PROTOCOL,
-            *seeds_note(scores, shared),
-        ),
-        tuple(runs.failures),
-        len(runs.not_run),
-        runs.bench.sources.unfinished_features,
-        step_gaps(scores, ("partial", "dense")),
-        past_commands(out, command),
+        gaps=tuple(gaps),
+        conclusions=tuple(conclude(gaps)),
+        protocol=(used, *_STUDY_PROTOCOL, *seeds_note(scores, shared)),
+        steps=step_gaps(scores, ("partial", "dense")),
+        commands=past_commands(out, command),
+        **runs.facts(masks, scores, shared),
     )
     save_study(out, result)
     return result
@@ -167,22 +161,15 @@ def grow(
     has_one_seed = len(next(iter(shared.values()), {0: None})) == 1
     protocol = [runs.describe(seeds), *_GROWTH_PROTOCOL, *([_ONE_SEED] if has_one_seed else [])]
     result = Growth(
-        runs.candidate.name,
-        tuple(
-            make_point(runs.bench.rest, place, masks[place], by_seed, scores[place])
-            for place, by_seed in shared.items()
-        ),
-        tuple(gaps),
-        *law,
+        gaps=tuple(gaps),
+        **law._asdict(),
         worth=worth,
         advice=advise(law, worth) if has_curve else "Too few runs are finished for a curve: give it more time.",
         control=describe_control(gaps),
         protocol=(*protocol, *seeds_note(scores, shared)),
-        failures=tuple(runs.failures),
-        left_out=len(runs.not_run),
-        waiting=runs.bench.sources.unfinished_features,
         steps=step_gaps(scores, CURVES),
         commands=past_commands(out, command),
+        **runs.facts(masks, scores, shared),
     )
     save_study(out, result)
     return result
@@ -233,9 +220,17 @@ class _Runs:
         tasks = self.grid.finished(self.candidate, label_mask, self.outcomes)
         return {seed: self.scorer(task) for seed, task in tasks.items()}
 
-    @property
-    def failures(self) -> list[str]:
-        return [f"{task.describe()}: {outcome.error}" for task, outcome in self.outcomes.items() if outcome.error]
+    def facts(self, masks: Mapping[Place, LabelMask], scores: Scores, shared: Scores) -> dict[str, Any]:
+        """Return the fields of a result that need no conclusion."""
+        points = (make_point(self.bench.rest, place, masks[place], shared[place], scores[place]) for place in shared)
+        failed = {task: outcome.error for task, outcome in self.outcomes.items() if outcome.error}
+        return {
+            "method": self.candidate.name,
+            "points": tuple(points),
+            "failures": tuple(f"{task.describe()}: {error}" for task, error in failed.items()),
+            "left_out": len(self.not_run),
+            "waiting": self.bench.sources.unfinished_features,
+        }
 
     def describe(self, seeds: int) -> str:
         """Return a sentence on how the runs were trained and evaluated."""

@@ -60,14 +60,13 @@ class Gap:
         return self.high < 0
 
 
-@dataclass(frozen=True)
-class Study:
-    """The annotation study: curves, paired differences, and the conclusions that the intervals support."""
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """What both kinds of study have: curves and paired differences."""
 
     method: str
     points: tuple[Point, ...]
-    gaps: tuple[Gap, ...]
-    conclusions: tuple[str, ...]
+    gaps: tuple[Gap, ...]  # of a learning curve: whole images minus random labels, at the same number of labels
     protocol: tuple[str, ...]
     failures: tuple[str, ...] = ()
     left_out: int = 0
@@ -76,13 +75,17 @@ class Study:
     commands: tuple[tuple[str, ...], ...] = ()  # the commands that made it, in order
 
 
-@dataclass(frozen=True)
-class Growth:
+@dataclass(frozen=True, kw_only=True)
+class Study(StudyResult):
+    """The annotation study, with the conclusions that the intervals support."""
+
+    conclusions: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth(StudyResult):
     """The learning curve, the power law fitted to it, and the expected gain of twice the labels."""
 
-    method: str
-    points: tuple[Point, ...]
-    gaps: tuple[Gap, ...]  # whole images minus random labels, at the same number of labels
     law: tuple[float, float, float]  # a, b, c
     curve: tuple[tuple[float, float, float, float], ...]  # share, fitted mAP, low, high; up to twice the labels
     gain: Interval  # of twice the labels, in mAP
@@ -91,12 +94,6 @@ class Growth:
     worth: float
     advice: str
     control: str
-    protocol: tuple[str, ...]
-    failures: tuple[str, ...] = ()
-    left_out: int = 0
-    waiting: tuple[int, int] | None = None
-    steps: tuple[Gap, ...] = ()
-    commands: tuple[tuple[str, ...], ...] = ()
 
 
 def of_common_seeds(scores: Scores) -> dict[Place, dict[int, TaskScore]]:
@@ -157,7 +154,7 @@ def past_commands(out: Path, command: Sequence[str]) -> tuple[tuple[str, ...], .
     return tuple(dict.fromkeys([*commands, *([tuple(command)] if command else [])]))
 
 
-def save_study(out: Path, result: Study | Growth) -> None:
+def save_study(out: Path, result: StudyResult) -> None:
     """Write study.csv (the points) and study.json (everything)."""
     store = Store(out, "study")
     names = [column.name for column in dataclasses.fields(Point)]
