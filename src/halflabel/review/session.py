@@ -115,11 +115,23 @@ class ReviewSession:
             for e, first in self.team.waiting.items():
                 if e not in self.pool:
                     self.pool[e] = Question(*self._split(e), float(self.scored.scores[self._split(e)]), first.why)
-            skipped = set(skip)
+            skipped, now = set(skip), self._clock()
+
+            def matches(e: int) -> bool:
+                question = self.pool[e]
+                if e in skipped or (label and self.classes[question.column] != label):
+                    return False
+                if (low > 0 or high < 1) and not low <= _zero_if_nan(question.probability) <= high:
+                    return False
+                if state == "open":
+                    holder, until = self._leases.get(e, ("", 0.0))
+                    leased = holder not in ("", tab) and until > now
+                    return self.team.is_open(e, who) and not leased and not (filtered and question.is_control)
+                answer = self.team.visible(e, who)
+                return answer is not None and state in ("answered", _STATES[answer.value])
+
             asked = filter(self.team.wants_answer, self.pool) if state == "open" else self.pool
-            free = [
-                e for e in asked if e not in skipped and self._matches(e, tab, who, label, state, low, high, filtered)
-            ]
+            free = list(filter(matches, asked))
             if not filtered and not self.live:
                 free.sort(key=lambda e: not self.pool[e].is_control)  # stable sort: keeps the order otherwise
             if one_class and free:
@@ -133,8 +145,7 @@ class ReviewSession:
                 free = second[: max(1, count // 4, count - len(new))] + new
             chosen = free[:count]
             if state == "open":
-                until = self._clock() + LEASE_SECONDS
-                self._leases |= dict.fromkeys(chosen, (tab, until))
+                self._leases |= dict.fromkeys(chosen, (tab, now + LEASE_SECONDS))
             return [self._show(e, who) for e in chosen]
 
     def browse(
@@ -204,21 +215,6 @@ class ReviewSession:
                 for e in entries
             ]
 
-    def _matches(
-        self, e: int, tab: str, who: str, label: str, state: str, low: float, high: float, filtered: bool
-    ) -> bool:
-        question = self.pool[e]
-        if label and self.classes[question.column] != label:
-            return False
-        if (low > 0 or high < 1) and not low <= _zero_if_nan(question.probability) <= high:
-            return False
-        if state == "open":
-            holder, until = self._leases.get(e, ("", 0.0))
-            leased = holder not in ("", tab) and until > self._clock()
-            return self.team.is_open(e, who) and not leased and not (filtered and question.is_control)
-        answer = self.team.visible(e, who)
-        return answer is not None and state in ("answered", _STATES[answer.value])
-
     def renew(self, tab: str, entries: Iterable[int]) -> None:
         """Extend the reservation of questions that a tab still shows, unless another tab has them by now."""
         with self._lock:
@@ -286,7 +282,8 @@ class ReviewSession:
         with self._lock:
             self.scored = replace(self.scored, scores=scores, thresholds=np.full(len(self.classes), threshold))
             now = self._clock()
-            in_use = {e: question for e, question in self.pool.items() if self._is_in_use(e, now)}
+            leased = {e for e, (_, until) in self._leases.items() if until > now}
+            in_use = {e: question for e, question in self.pool.items() if e in self.team.holding or e in leased}
             self.pool = {self._entry(q.image, q.column): q for q in queue} | in_use
             for question in controls:
                 e = self._entry(question.image, question.column)
@@ -297,9 +294,6 @@ class ReviewSession:
                     )
                     self.answers.add([again], answer.who, self.run)
                     self._reload_entries([e])
-
-    def _is_in_use(self, e: int, now: float) -> bool:
-        return e in self.team.holding or self._leases.get(e, ("", 0.0))[1] > now
 
     def has_entry(self, e: int) -> bool:
         """Whether there is an entry with that number."""
