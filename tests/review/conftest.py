@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +46,8 @@ class Project(NamedTuple):
         return ReviewSession(scored, asked, store, who="me", run="first", **more)
 
 
-def build(folder: Path) -> Project:
+def build(folder: Path, flipped: list[tuple[int, int]] | None = None) -> Project:
+    """A project of single positives; or, with entries to label wrong, one in which all labels are known."""
     from PIL import Image
 
     samples = scenes(N)
@@ -55,12 +57,19 @@ def build(folder: Path) -> Project:
     for name, picture in zip(names, samples.images, strict=True):
         Image.fromarray(picture.permute(1, 2, 0).numpy()).save(images / name)
     table = drop.apply("single-positive", LabelTable.from_dense(samples.labels, names, CLASSES), seed=0)
+    if flipped is not None:
+        labels = samples.labels.copy()
+        labels[:, -1] = 0  # one class stays open: there is something to ask
+        for entry in flipped:
+            labels[entry] *= -1
+        table = LabelTable.from_dense(labels, names, CLASSES)
     run = RunFolder(folder / "runs" / "first")
     run.start(table, Config(images=str(images)).as_dict())
     run.weights.write_bytes(b"no weights are needed where scores are kept")
     run.write_split(table.images.array, (np.arange(N) % 5 == 0).astype(np.int8))
     draw = np.random.default_rng(0)
-    scores = 1 / (1 + np.exp(-(1.2 * samples.labels + draw.normal(size=samples.labels.shape))))
+    noise = draw.normal(size=samples.labels.shape) if flipped is None else 0
+    scores = 1 / (1 + np.exp(-(1.2 * samples.labels + noise)))
     features = draw.normal(size=(N, 64)).astype(np.float16)
     score_cache._write_cache(run, table, images, list(names), scores.astype(np.float32), features)
     return Project(run, images, samples.labels)
@@ -69,6 +78,11 @@ def build(folder: Path) -> Project:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     return build(tmp_path)
+
+
+@pytest.fixture
+def with_wrong_labels(tmp_path: Path) -> Callable[[list[tuple[int, int]]], Project]:
+    return partial(build, tmp_path)
 
 
 @pytest.fixture

@@ -93,7 +93,8 @@ def measure(
     p = probabilities(z)
     unknown = (labels == 0) & ~np.isnan(p)
     threshold = expected_f1_threshold(p)
-    sure = unknown & ((p >= precision) | (p <= 1 - precision))
+    # As in `fill`, nothing is decided of a class without a known positive.
+    sure = unknown & ((p >= precision) | (p <= 1 - precision)) & (labels > 0).any(0)
     expected = np.where(labels == 0, np.nan_to_num(p), labels > 0)
     columns = zip((labels > 0).sum(0), (labels < 0).sum(0), sure.sum(0), unknown.sum(0), expected.sum(0), strict=True)
     per_class = [

@@ -5,7 +5,7 @@ import { modelOpinion, showWaiting, showStopped } from "/questions.js";
 
 const TEXTS = {
   missing: ["Likely missing", "Nobody has labelled these, and the model thinks that the class may be present; most probable first. Is the class in the photo?"],
-  wrong: ["Likely wrong", "Labels that the model contradicts; either may be right. Score: what the model thinks, from 0, surely absent, to 1, surely present."],
+  wrong: ["Likely wrong", "The model contradicts these labels (score: 0 surely absent, 1 surely present); either may be right. Is the class in the photo? Your answer replaces the label."],
   conflicts: ["Conflicts", "Two people gave different answers. Your answer settles it and holds against both; ? leaves the label unknown."],
 };
 
