@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import Force, PositivesPerImage, Threshold, TrainedRun, check_free
+from halflabel.cli.options import Force, PositivesPerImage, RunArgument, Threshold, check_free
 from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -22,7 +22,7 @@ app.add_typer(export)
 
 @export.command()
 def onnx(
-    run: TrainedRun,
+    run: RunArgument,
     out: Annotated[Path, typer.Option(help="The .onnx file to write.")] = Path("model.onnx"),
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
@@ -60,7 +60,7 @@ def onnx(
 
 @export.command()
 def hub(
-    run: TrainedRun,
+    run: RunArgument,
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     push: Annotated[
         str | None, typer.Option(help="Also upload it to the Hugging Face Hub.", metavar="USER/NAME")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from halflabel.cli import app
-from halflabel.cli.options import TrainedRun
+from halflabel.cli.options import RunArgument
 from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import after_next
 from halflabel.cli.terminal import console, show_command, show_written
@@ -21,7 +21,7 @@ from halflabel.system.reporter import Reporter
 
 @app.command("next")
 def next_command(
-    run: TrainedRun,
+    run: RunArgument,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")],
     count: Annotated[int, typer.Option(help="Number of questions.", min=1)] = 200,
     out: Annotated[Path, typer.Option(help="The CSV file to write: image,class,probability,why.")] = Path(

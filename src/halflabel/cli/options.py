@@ -39,12 +39,12 @@ def panel(group: str, help: str, *names: str, **more: Any) -> Any:
 
 LabelFile = Annotated[Path, typer.Argument(metavar="LABELS", help="A label file or folder of any known format.")]
 ImageFolder = Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files, or a pack.")]
-RunFolder = Annotated[
+ModelArgument = Annotated[
     Path,
     typer.Argument(metavar="RUN", help="A run folder of `train`, or a folder or .onnx file that `export` wrote."),
 ]
 
-TrainedRun = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of `train`.")]
 
 Threshold = Annotated[
     str | None,

@@ -19,9 +19,9 @@ from halflabel.cli.options import (
     ExcelSafe,
     ImageFolder,
     LabelFile,
+    ModelArgument,
     PositivesPerImage,
     ReadLabels,
-    RunFolder,
     Threshold,
     check_image_folder,
     read_grouped,
@@ -53,7 +53,7 @@ OutputFormat = StrEnum("OutputFormat", ["table", "json", "csv"])
 @app.command()
 @takes_label_options
 def evaluate(
-    run: RunFolder,
+    run: ModelArgument,
     labels: LabelFile,
     images: ImageFolder,
     read: ReadLabels,
@@ -126,7 +126,7 @@ def _is_evaluation(path: Path) -> bool:
 
 @app.command()
 def predict(
-    run: RunFolder,
+    run: ModelArgument,
     images: Annotated[list[Path], typer.Argument(help="Image files and folders; - reads file names from stdin.")],
     output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
     top: Annotated[int, typer.Option(help="Show at least this many labels per image.", min=0)] = 3,

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.grid import Budget, GridBar, resumable_grid
-from halflabel.cli.options import GroupedCommand, TrainedRun, panel, takes_training_options
+from halflabel.cli.options import GroupedCommand, RunArgument, panel, takes_training_options
 from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console, plain_table, show_written
 from halflabel.errors import UserError
@@ -229,7 +229,7 @@ def _number(value: float, spread: float) -> str:
 
 @app.command()
 def figures(
-    run: TrainedRun,
+    run: RunArgument,
     out: Annotated[Path, typer.Option(help="The folder for the figures and their numbers.")],
     photos: Annotated[
         Path | None,

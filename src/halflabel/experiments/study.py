@@ -27,7 +27,7 @@ from halflabel.experiments.setup import ExperimentOptions, make_bench, open_stor
 from halflabel.experiments.study_result import (
     Growth,
     Place,
-    Scores,
+    ScoresByPlace,
     Study,
     make_gap,
     make_point,
@@ -220,7 +220,7 @@ class _Runs:
         tasks = self.grid.finished(self.candidate, label_mask, self.outcomes)
         return {seed: self.scorer(task) for seed, task in tasks.items()}
 
-    def facts(self, masks: Mapping[Place, LabelMask], scores: Scores, shared: Scores) -> dict[str, Any]:
+    def facts(self, masks: Mapping[Place, LabelMask], scores: ScoresByPlace, shared: ScoresByPlace) -> dict[str, Any]:
         """Return the fields of a result that need no conclusion."""
         points = (make_point(self.bench.rest, place, masks[place], shared[place], scores[place]) for place in shared)
         failed = {task: outcome.error for task, outcome in self.outcomes.items() if outcome.error}

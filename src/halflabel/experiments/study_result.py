@@ -17,7 +17,7 @@ from halflabel.labels.table import LabelTable
 from halflabel.system.files import to_json_value
 
 Place = tuple[str, float]  # a strategy and its share of clean labels
-Scores = Mapping[Place, Mapping[int, TaskScore]]  # by place and seed
+ScoresByPlace = Mapping[Place, Mapping[int, TaskScore]]  # by place and seed
 
 _FILES = ("study.csv", "study.json")
 
@@ -96,14 +96,14 @@ class Growth(StudyResult):
     control: str
 
 
-def of_common_seeds(scores: Scores) -> dict[Place, dict[int, TaskScore]]:
+def of_common_seeds(scores: ScoresByPlace) -> dict[Place, dict[int, TaskScore]]:
     """Return the scores of the seeds that all places have finished; places with none of them are left out."""
     common = common_seeds({place: by_seed for place, by_seed in scores.items() if by_seed})
     shared = {place: {seed: by_seed[seed] for seed in common if seed in by_seed} for place, by_seed in scores.items()}
     return {place: by_seed for place, by_seed in shared.items() if by_seed}
 
 
-def seeds_note(scores: Scores, shared: Scores) -> list[str]:
+def seeds_note(scores: ScoresByPlace, shared: ScoresByPlace) -> list[str]:
     """Return a sentence about finished runs that are in no point, if there are any."""
     unused = sum(len(by_seed) - len(shared.get(place, ())) for place, by_seed in scores.items())
     if not unused:
@@ -125,7 +125,7 @@ def make_point(
     return Point(*place, labels, *mean, len(shared), tuple(score.mAP for score in all_seeds.values()))
 
 
-def make_gap(scores: Scores, place: Place, other: Place) -> Gap | None:
+def make_gap(scores: ScoresByPlace, place: Place, other: Place) -> Gap | None:
     """Return the paired difference of two places over their common seeds, or None if they have none."""
     first, second = scores[place], scores[other]
     seeds = [seed for seed in first if seed in second]
@@ -135,7 +135,7 @@ def make_gap(scores: Scores, place: Place, other: Place) -> Gap | None:
     return Gap(*place, *other, *paired)
 
 
-def step_gaps(scores: Scores, strategies: Sequence[str]) -> tuple[Gap, ...]:
+def step_gaps(scores: ScoresByPlace, strategies: Sequence[str]) -> tuple[Gap, ...]:
     """Return the gains of more labels: each share with finished runs minus the previous one."""
     gaps = []
     for name in strategies:

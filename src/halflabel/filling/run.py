@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halflabel.errors import UserError
-from halflabel.labels.formats._long_write import appear_in_order, declaration_blocks, row_blocks, write_blocks
+from halflabel.labels.formats._long_write import appear_in_order, declaration_blocks, record_batches, write_blocks
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables
 from halflabel.labels.rows import MODEL_PREFIX, Rows
@@ -225,7 +225,7 @@ def write_filled(
         if base is not None:
             place = images.index(rows.images.take(np.unique(rows.image)).array)
             has_row[place[place >= 0]] = True
-        yield from row_blocks(rows)
+        yield from record_batches(rows)
 
     def blocks() -> Iterator[Any]:
         for rows in (base, answers):

@@ -107,7 +107,7 @@ def _run_model(model: Model, view: Tensor, mirror: bool, batcher: MicroBatcher) 
     return head_input, output
 
 
-class ScoredImages(NamedTuple):
+class LogitBlock(NamedTuple):
     """The logits (B, C) of some images, NaN for unreadable ones; and by number, why these could not be read."""
 
     logits: NDArray[np.float32]
@@ -142,9 +142,9 @@ class ImageScorer:
             reporter.progress(int(planned[-1]) + 1, len(source))
             yield logits
 
-    def __call__(self, part: Images) -> ScoredImages:
+    def __call__(self, part: Images) -> LogitBlock:
         """Return the logits of all images of a part."""
-        return ScoredImages(torch.cat(list(self.stream(part))).numpy(), part.bad)
+        return LogitBlock(torch.cat(list(self.stream(part))).numpy(), part.bad)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halflabel.data.decode import locate_images
+from halflabel.data.decode import locate_images, none_found_error
 from halflabel.data.pack.read import is_pack, open_pack
 from halflabel.data.pack.source import open_packed_images
 from halflabel.data.quarantine import Quarantine
@@ -211,9 +211,6 @@ def _files(names: Names, folder: Path, config: Config, views: Any) -> Images:
     if before != folder and before.is_dir() and any(path is None for path in paths):
         paths = [path or other for path, other in zip(paths, locate_images(listed, before), strict=True)]
     if all(path is None for path in paths):
-        raise UserError(
-            f"none of the {len(listed)} images of the label table is in {folder} (first: {listed[0]!r})",
-            "check the folder; names may leave out the ending, such as .jpg",
-        )
+        raise none_found_error(listed, folder)
     files = [path if path is not None else folder / name for name, path in zip(listed, paths, strict=True)]
     return Images(files, names, views, workers=config.workers, max_bad=1.0, quarantine=Quarantine())

@@ -49,7 +49,7 @@ def write_blocks(parts: Iterable[pa.RecordBatch], path: Path) -> None:
                     file.write(csv_text(block))
 
 
-def row_blocks(rows: Rows) -> Iterator[pa.RecordBatch]:
+def record_batches(rows: Rows) -> Iterator[pa.RecordBatch]:
     """The rows in blocks for `write_blocks`, with names instead of indices."""
     sources = pa.array(rows.sources, pa.string())
     for start in range(0, len(rows), _BLOCK):

@@ -33,7 +33,13 @@ from halflabel.labels.formats._csv import (
     open_sheet,
     read_records,
 )
-from halflabel.labels.formats._long_write import COLUMNS, appear_in_order, declaration_blocks, row_blocks, write_blocks
+from halflabel.labels.formats._long_write import (
+    COLUMNS,
+    appear_in_order,
+    declaration_blocks,
+    record_batches,
+    write_blocks,
+)
 from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
@@ -188,7 +194,7 @@ def write(rows: Rows, path: Path) -> None:
     classes = Names([]) if appear_in_order(rows.column, len(rows.classes)) else rows.classes
     images = Names([]) if appear_in_order(rows.image, len(rows.images)) else rows.images
     write_blocks(
-        chain(row_blocks(rows), declaration_blocks("class", classes), declaration_blocks("image", images)), path
+        chain(record_batches(rows), declaration_blocks("class", classes), declaration_blocks("image", images)), path
     )
 
 

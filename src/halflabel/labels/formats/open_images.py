@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import check_quotes, csv_fault, first_line, read_records, record_line
-from halflabel.labels.formats._long_write import csv_text, row_blocks
+from halflabel.labels.formats._long_write import csv_text, record_batches
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._write import check_has_labels
 from halflabel.labels.names import Names
@@ -115,7 +115,7 @@ def write(rows: Rows, path: Path) -> None:
     confidence[is_model] = present[is_model].clip(0.001, 0.999)
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         file.write((",".join(COLUMNS) + "\n").encode())
-        for block in row_blocks(replace(rows, score=confidence)):
+        for block in record_batches(replace(rows, score=confidence)):
             file.write(csv_text(block.select(["image", "source", "class", "score"])))
 
 
