@@ -11,8 +11,8 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -152,9 +152,12 @@ class RunFolder:
         if self.is_started and not self._may_replace:
             raise UserError(f"{self.folder} already holds a run", OCCUPIED_FIX)
 
-    def lock_for_training(self, *, resume: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def lock_for_training(self, *, resume: bool) -> Iterator[None]:
         """Lock the run from here to the end of its training; another may have ended since `create`."""
-        return training_lock(self.folder, lambda: None if resume else self._check_free())
+        in_store = nullcontext() if self.store is None else self.store.lock()
+        with training_lock(self.folder, lambda: None if resume else self._check_free()), in_store:
+            yield
 
     @_first_process_only
     def start(self, labels: LabelTable | Rows, config: Mapping[str, Any], truth: LabelTable | None = None) -> None:

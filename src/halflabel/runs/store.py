@@ -1,21 +1,27 @@
 """Runs in an object store (`train --out s3://…`): trained in a local working folder, uploaded after each checkpoint.
 
 The store holds the files of the run folder, and run.json, which lists them with size and CRC-32. It is written last,
-and only what it lists is downloaded: an interrupted upload leaves the run as it was before. For `folder` and `train`.
+and only what it lists is downloaded: an interrupted upload leaves the run as it was before. training.json says who
+trains the run now, as stores have no locks. For `folder` and `train`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from halflabel.errors import UserError
+from halflabel.system import distributed
 from halflabel.system.files import file_crc32, remote_url
 from halflabel.system.remote import MissingObject, StoreError, cache_folder, check_length, file_system, retry
 from halflabel.training.callbacks import Callback, EpochLog
@@ -23,6 +29,8 @@ from halflabel.training.callbacks import Callback, EpochLog
 OCCUPIED_FIX = "choose another --out, continue it with --resume, or start it again with --force"
 
 _MANIFEST = "run.json"
+_MARKER = "training.json"
+_BEAT, _STALE = 60.0, 300.0  # seconds: a training writes the time to its marker, and counts as dead without it
 # Rewritten in training, so the store may have a newer one than the manifest says; resumed training writes them again.
 _CHANGING = ("log.jsonl", "log.csv", "env.json", "bad_images.csv")
 
@@ -44,6 +52,8 @@ class RunStore(Callback):
         self._sent: dict[
             str, tuple[tuple[int, int], list[int]]
         ] = {}  # path -> size and time of the file, and its entry
+        self._token = ""  # of the marker of this training
+        self._force = False
 
     @classmethod
     def of(cls, path: str | Path) -> RunStore | None:
@@ -55,7 +65,64 @@ class RunStore(Callback):
         """Return the working folder for a new run; refuse an address that holds a run, unless `force` is set."""
         if self._read_manifest() is not None and not force:
             raise UserError(f"{self.url} already holds a run", OCCUPIED_FIX)
+        self._force = force
         return self.folder
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the address during a training: another one is refused, unless it may replace this run by --force.
+
+        A training that lost the address, also to one that started at the same moment, ends at its next upload.
+        """
+        stop = threading.Event()
+
+        def beat() -> None:
+            while not stop.wait(_BEAT):
+                with suppress(UserError):
+                    self._check_marker()
+                    self._write_marker()
+
+        distributed.run_on_main(self._take_marker)
+        if distributed.is_main():
+            threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            stop.set()
+            if distributed.is_main():
+                with suppress(UserError):  # the store may have failed, or the address may be another's by now
+                    self._check_marker()
+                    self._call(_MARKER, self._files.rm_file)
+            self._token = ""
+
+    def _take_marker(self) -> None:
+        other = self._read_marker()
+        if other is not None and not self._force and (age := _seconds_alive(other)) is not None:
+            raise UserError(
+                f"{self.url} is being trained by process {other['pid']} on {other['host']}, last seen {age:.0f} s ago",
+                f"choose another --out, or wait until it has ended; if it was killed, try again in {_STALE / 60:.0f} "
+                "minutes, or replace the run by --force",
+            )
+        self._token = secrets.token_hex(8)
+        self._write_marker()
+
+    def _write_marker(self) -> None:
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), "token": self._token}
+        self._call(_MARKER, lambda path: self._files.pipe_file(path, json.dumps(who).encode()))
+
+    def _read_marker(self) -> dict[str, Any] | None:
+        try:
+            marker = json.loads(self._call(_MARKER, self._files.cat_file))
+            return {**marker, "time": float(marker["time"]), "pid": int(marker["pid"]), "host": str(marker["host"])}
+        except (MissingObject, ValueError, KeyError, TypeError):
+            return None
+
+    def _check_marker(self) -> None:
+        """Raise a UserError if another training took the address."""
+        marker = self._read_marker() if self._token else None
+        if marker is not None and marker.get("token") != self._token:
+            who = f"process {marker['pid']} on {marker['host']}"
+            raise UserError(f"{self.url} is now trained by {who}", "let it end, or train again into another --out")
 
     def clear(self) -> None:
         """Remove an earlier run: its manifest in the store, and the working folder."""
@@ -94,6 +161,7 @@ class RunStore(Callback):
     def upload(self) -> None:
         """Upload what changed, then the manifest; then remove what it no longer lists."""
         try:
+            self._check_marker()
             before = self._read_manifest() or {}
             listed: _Files = {}
             for path in sorted(self.folder.rglob("*")):
@@ -147,6 +215,21 @@ class RunStore(Callback):
     def _call(self, name: str, call: Callable[[str], _T]) -> _T:
         """Call with the path of an object, several times if it fails."""
         return retry(lambda: call(f"{self._root}/{name}"), f"{self.url}/{name}")
+
+
+def _seconds_alive(marker: Mapping[str, Any]) -> float | None:
+    """Return how long ago a training wrote its marker; None if it has ended: too long ago, or its process is gone."""
+    age = time.time() - marker["time"]
+    if marker["host"] == socket.gethostname():  # a second training on this machine is refused by the working folder
+        try:
+            os.kill(marker["pid"], 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+        if marker["pid"] == os.getpid():
+            return None
+    return max(age, 0.0) if age < _STALE else None
 
 
 def _entry(path: Path) -> list[int]:
