@@ -192,3 +192,27 @@ def test_similar_images_are_searched_among_a_limited_number(references: int, mon
     assert fitted.head.similar is not None
     assert len(fitted.head.similar.keys) == min(references, len(table))
     assert ("chosen at random" in fitted.choice) == (references < len(table))
+
+
+def test_features_in_scratch_files_give_the_same_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, table = make_data()
+    features = features.half()
+    features[7] = torch.nan
+    in_memory = crossfit(features.float(), table, recipe("bce").make)
+    monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", 1)
+    monkeypatch.setattr("halflabel.training.crossfit._SCORED", 16)
+    scratch = crossfit(features, table, recipe("bce").make)
+    assert scratch.similar == in_memory.similar
+    np.testing.assert_allclose(scratch.logits, in_memory.logits, atol=1e-5)
+    for value, expected in zip(scratch.head.state_dict().values(), in_memory.head.state_dict().values(), strict=True):
+        torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_more_images_are_compared_with_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, table = make_data()
+    monkeypatch.setattr("halflabel.training.crossfit.LARGEST_SEARCH", 150 * 40)
+    monkeypatch.setattr("halflabel.training.crossfit._GAIN", -1.0)  # similar images are always used
+    fitted = crossfit(features, table, recipe("bce").make, strength=1e-3)
+    assert fitted.head.similar is not None
+    assert len(fitted.head.similar.keys) == 40
+    assert "among 40 training images" in fitted.choice

@@ -125,7 +125,7 @@ def cache_features(
     if isinstance(source, Images):
         for image, (_, path, reason) in unreadable.items():
             source.mark_unreadable(image, path, reason)
-    plain, *strong = (np.load(cache.values, mmap_mode="r", allow_pickle=False) for cache in caches)
+    plain, *strong = (np.load(cache.values, mmap_mode="c", allow_pickle=False) for cache in caches)
     return Features(plain, source.names, list(unreadable), strong=strong if "strong" in source.views else None)
 
 

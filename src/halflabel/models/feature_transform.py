@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -42,24 +44,35 @@ class FeatureTransform(nn.Module):
 
     @classmethod
     def fit(
-        cls, features: Tensor, classifier: Classifier | None = None, *, of_backbone: bool = True
+        cls,
+        features: Tensor,
+        classifier: Classifier | None = None,
+        *,
+        of_backbone: bool = True,
+        device: torch.device | str | None = None,
     ) -> FeatureTransform:
-        """Fit mean and scale on the readable rows (no NaN) of the training features."""
-        blocks = [block for part in torch.split(features, BLOCK) if len(block := part[~torch.isnan(part).any(1)])]
-        if not blocks:
+        """Fit mean and scale on the readable rows (no NaN) of the training features, block by block on a device."""
+        device = features.device if device is None else device
+
+        def blocks() -> Iterator[Tensor]:
+            for part in torch.split(features, BLOCK):
+                block = part.to(device).float()
+                yield block[~torch.isnan(block).any(1)]
+
+        images = sum(len(block) for block in blocks())
+        if not images:
             raise UserError("no training image could be read", "check the image files")
         channels = features.shape[1]
         pretraining_classes = 0 if classifier is None else len(classifier[1])
-        transform = cls(channels, pretraining_classes, of_backbone=of_backbone).to(features.device)
+        transform = cls(channels, pretraining_classes, of_backbone=of_backbone).to(device)
         if classifier is not None:
             transform.class_weight.copy_(classifier[0])
             transform.class_bias.copy_(classifier[1])
-        images = sum(len(block) for block in blocks)
-        for block in blocks:
-            transform.mean += transform._raw(block.float()).sum(0) / images
+        for block in blocks():
+            transform.mean += transform._raw(block).sum(0) / images
         scale = torch.zeros_like(transform.scale)
-        for block in blocks:
-            centred = transform._raw(block.float()) - transform.mean
+        for block in blocks():
+            centred = transform._raw(block) - transform.mean
             scale[0] += centred[:, :channels].norm(dim=1).sum()
             scale[1] += centred[:, channels:].norm(dim=1).sum()
         transform.scale.copy_((scale / images).clamp(min=1e-6))

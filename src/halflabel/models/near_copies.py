@@ -14,13 +14,13 @@ _LEAST_SHARE = 0.02
 
 def near_copy_share(features: Tensor) -> float:
     """Return the share of the images, of a sample, that are nearly identical to another one: features (N, D)."""
-    unit = normalize(features[~torch.isnan(features).any(1)].float(), dim=1)
-    if len(unit) < 2:
+    sample = normalize(features[:: -(-len(features) // _SAMPLE)].float(), dim=1) if len(features) else features
+    sample = sample[~torch.isnan(sample).any(1)]
+    if not len(sample):
         return 0.0
-    rows = torch.arange(0, len(unit), -(-len(unit) // _SAMPLE))
-    similar = torch.zeros(len(rows), dtype=torch.int64)
-    for block in torch.split(unit, _BLOCK):
-        similar += (unit[rows] @ block.T > SIMILARITY).sum(1)
+    similar = torch.zeros(len(sample), dtype=torch.int64)
+    for block in torch.split(features, _BLOCK):
+        similar += (sample @ normalize(block.float(), dim=1).T > SIMILARITY).sum(1)  # never with NaN
     return float((similar > 1).float().mean())  # each is similar to itself
 
 

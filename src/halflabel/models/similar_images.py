@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from halflabel.system import memory
+
 KEY_SIZE = 256  # dimensions of the keys that similarity is computed on
 _BLOCK = 1024  # images compared at once
 
@@ -76,13 +78,13 @@ def nearest_images(keys: Tensor, fold: Tensor, references: Tensor, count: int) -
 
     Only images in `references` (R,) are compared with. Which they are: indices into `references`. Time: N · R.
     """
-    keys = normalize(keys, dim=1)
-    values = torch.empty(len(keys), count, device=keys.device)
-    indices = torch.empty(len(keys), count, dtype=torch.int64, device=keys.device)
+    what = f"the similar images of {len(keys)} images take"
+    values = memory.table_on(keys.device, (len(keys), count), what=what)
+    indices = memory.table_on(keys.device, (len(keys), count), torch.int64, what=what)
     for number in range(int(fold.max()) + 1):
         others = (fold[references] != number).nonzero()[:, 0]
-        compared = keys[references[others]].T
+        compared = normalize(keys[references[others]], dim=1).T
         for rows in torch.split((fold == number).nonzero()[:, 0], _BLOCK):
-            values[rows], nearest = (keys[rows] @ compared).topk(count, dim=1)
+            values[rows], nearest = (normalize(keys[rows], dim=1) @ compared).topk(count, dim=1)
             indices[rows] = others[nearest]
     return values, indices

@@ -28,6 +28,7 @@ from halflabel.models.feature_cache import cache_features, copies_for
 from halflabel.models.feature_transform import Classifier
 from halflabel.models.heads import Head, Model, pool
 from halflabel.models.scoring import score_source
+from halflabel.system import memory
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.config import Config
 from halflabel.training.crossfit import FOLDS, CrossFit, crossfit
@@ -213,8 +214,11 @@ def solver_hindrance(method: Method, name: str, table: LabelTable) -> str | None
 
 
 def pooled_features(features: Features) -> Tensor:
-    """Return the features (N, D) as float32, with NaN for images that could not be read."""
-    values = features.values if isinstance(features.values, Tensor) else torch.from_numpy(np.array(features.values))
-    pooled = pool(values).float().clone()
+    """Return the features (N, D) with NaN for images that could not be read: float32; large ones stay in their file."""
+    values = features.values
+    if not isinstance(values, Tensor):
+        values = torch.from_numpy(values if values.flags.writeable else np.array(values))
+    stays = values.ndim == 2 and memory.is_large(4 * values.numel())
+    pooled = values if stays else pool(values).float().clone()
     pooled[torch.from_numpy(features.bad)] = torch.nan
     return pooled

@@ -88,6 +88,17 @@ def scratch_zeros(
     return torch.frombuffer(pages, dtype=dtype).view(*shape)
 
 
+def table_on(
+    device: torch.device, shape: Sequence[int], dtype: torch.dtype | None = None, what: str = "this table takes"
+) -> Tensor:
+    """Return a table of zeros on a device; on the CPU in a scratch file if it is large."""
+    import torch
+
+    return (
+        scratch_zeros(shape, dtype, what) if device.type == "cpu" else torch.zeros(*shape, dtype=dtype, device=device)
+    )
+
+
 def is_large(size: float) -> bool:
     """Return whether a table of `size` bytes goes to a scratch file."""
     return size >= _SCRATCH_BYTES

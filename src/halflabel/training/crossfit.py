@@ -23,6 +23,7 @@ from halflabel.methods.base import Method
 from halflabel.models.feature_transform import BLOCK, Classifier, FeatureTransform, principal_components
 from halflabel.models.heads import NormalisedLinear
 from halflabel.models.similar_images import KEY_SIZE, SimilarImages, nearest_images
+from halflabel.system import memory
 from halflabel.system.threads import use_free_cores
 from halflabel.training.callbacks import EpochLog
 from halflabel.training.ranking_quality import ranking_quality, sampling_step
@@ -34,6 +35,8 @@ COMPONENTS = 768  # principal components of the normalised features that heads a
 WEAKEST, STRONGEST = 1e-6, 3e-2  # how far the path of strengths is extended when its end is best
 _COUNTS, _SHARPNESS, _WEIGHTS = (10, 20, 40, 80), (5.0, 10.0, 20.0), (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 REFERENCES = 100_000  # images at most that similar ones are searched among: a random choice of more
+LARGEST_SEARCH = 2 * 10**10  # pairs of images compared; for more than 200,000 images there are fewer references
+_SCORED = 1 << 16  # images scored at once
 _GAIN = 1e-3  # similar images are used only if they raise the quality by more than this
 _LARGEST_SAMPLE = 16384  # images that the principal components are computed from
 LARGE = 10**7  # entries (images × classes) from which on there are fewer folds, and a sample of classes chooses
@@ -76,8 +79,9 @@ class CrossFit:
         """What the out-of-fold scores chose, in words."""
         similar = self.similar
         mixed = f", {similar.count} similar images with weight {similar.weight:g}" if similar is not None else ""
-        if similar is not None and len(self.fold) > REFERENCES:
-            mixed += f" (among {REFERENCES:,} training images, chosen at random)"
+        readable = int(np.count_nonzero(~np.isnan(self.logits[:, 0])))
+        if self.head.similar is not None and (references := len(self.head.similar.keys)) < readable:
+            mixed += f" (among {references:,} training images, chosen at random)"
         reduced = ""
         if self.logits.size >= LARGE:
             step = sampling_step(self.logits.shape)
@@ -116,17 +120,13 @@ def crossfit(
     a sample of classes chooses like all of them.
     """
     folds = folds or default_folds(table)
-    readable = ~torch.isnan(features).any(1)
-    if int(readable.sum()) < 2 * folds:
-        raise UserError(
-            f"{int(readable.sum())} readable images cannot be divided into {folds} folds", "use more images"
-        )
+    rows = np.flatnonzero(~torch.cat([torch.isnan(part).any(1) for part in torch.split(features, BLOCK)]).numpy())
+    if len(rows) < 2 * folds:
+        raise UserError(f"{len(rows)} readable images cannot be divided into {folds} folds", "use more images")
     fold_of_all = assign_parts(table, [1 / folds] * folds, groups=groups, seed=seed)
-    rows = np.flatnonzero(readable.numpy())
     known_table = table.subset(rows)
     fold = torch.from_numpy(fold_of_all[rows]).to(device)
-    raw = features[readable].to(device)
-    transform = FeatureTransform.fit(raw, classifier, of_backbone=of_backbone)
+    transform = FeatureTransform.fit(features, classifier, of_backbone=of_backbone, device=device)
     judged = (table if evaluation is None else evaluation).subset(rows)
     is_large = table.shape[0] * table.shape[1] >= LARGE
     pairs = folds * (folds - 1) // 2
@@ -136,8 +136,7 @@ def crossfit(
     tried: dict[float, float] = {}
 
     with use_free_cores():
-        components, directions, variance = to_components(transform, raw)
-        del raw
+        components, directions, variance = to_components(transform, features, torch.from_numpy(rows))
         task = _Task(make_method, components, variance, known_table, fold, folds, judged)
         if strength is None and not is_large:
             strength, task.out_of_fold, tried = _choose_strength(task, steps)
@@ -172,15 +171,36 @@ def crossfit(
     return CrossFit(head.cpu().eval(), all_logits, fold_of_all, strength, tried, similar, quality)
 
 
-def to_components(transform: FeatureTransform, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the principal components (N, k) of normalised features (N, D), their directions (D, k) and variances (k,).
+def to_components(transform: FeatureTransform, features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the principal components (M, k) of some features (N, D), their directions (D, k) and variances (k,).
 
-    The directions come from a sample of the images.
+    The features are normalised first, on the device of the transform. The directions come from a sample of the images.
     """
-    sample = features[:: -(-len(features) // _LARGEST_SAMPLE)]
+    device = transform.mean.device
+    sample = features[rows[:: -(-len(rows) // _LARGEST_SAMPLE)]].to(device)
     directions, variance = principal_components(transform(sample), COMPONENTS)
-    components = [transform(block) @ directions for block in torch.split(features, BLOCK)]
-    return torch.cat(components), directions, variance
+    components = _table((len(rows), directions.shape[1]), device)
+    for into, part in zip(torch.split(components, BLOCK), torch.split(rows, BLOCK), strict=True):
+        into.copy_(transform(features[part].to(device)) @ directions)
+    return components, directions, variance
+
+
+def _table(shape: tuple[int, int], device: torch.device) -> Tensor:
+    """Return a table of features on a device; on the CPU in a scratch file if it is large."""
+    return memory.table_on(device, shape, what=f"the features of {shape[0]} images take")
+
+
+def _take(features: Tensor, rows: Tensor) -> Tensor:
+    """Return some rows of features, block by block."""
+    taken = _table((len(rows), features.shape[1]), features.device)
+    for into, part in zip(torch.split(taken, BLOCK), torch.split(rows, BLOCK), strict=True):
+        into.copy_(features[part])
+    return taken
+
+
+def _score(solver: LinearSolver, features: Tensor, rows: Tensor) -> Tensor:
+    """Return the logits of some rows of features, block by block."""
+    return torch.cat([solver.score(features[part]) for part in torch.split(rows, _SCORED)])
 
 
 def default_folds(table: LabelTable) -> int:
@@ -218,7 +238,8 @@ class _Task:
         self.rows_of_fold = [(self.fold == number).nonzero()[:, 0] for number in range(self.folds)]
         self.out_of_fold = torch.empty(0)  # (N, C) logits
         # The images that similar ones are searched among, and their labels.
-        chosen = torch.randperm(len(self.features), generator=torch.Generator().manual_seed(0))[:REFERENCES].sort()[0]
+        count = min(REFERENCES, LARGEST_SEARCH // len(self.features))
+        chosen = torch.randperm(len(self.features), generator=torch.Generator().manual_seed(0))[:count].sort()[0]
         self.references = chosen.to(device)
         self.reference_labels = torch.from_numpy(self.table.subset(chosen.numpy()).dense()).to(device)
 
@@ -235,7 +256,7 @@ class _Task:
         """Return a solver for the images of a (N,) mask."""
         index = rows.nonzero()[:, 0]
         table = self.table.subset(index.cpu().numpy())
-        return LinearSolver(self.make_method(), self.features[index], table, variance=self.variance)
+        return LinearSolver(self.make_method(), _take(self.features, index), table, variance=self.variance)
 
     @property
     def keys(self) -> Tensor:
@@ -282,7 +303,7 @@ def _choose_strength_by_sample(task: _Task, steps: _Steps) -> tuple[float, dict[
         solver = task.solver(task.fold != 0)
         solver.fit(strength)
         steps.done()
-        return ranking_quality(solver.score(task.features[rows]), task.evaluation_labels[rows])
+        return ranking_quality(_score(solver, task.features, rows), task.evaluation_labels[rows])
 
     return best_strength(quality)
 
@@ -306,7 +327,7 @@ def _score_folds(task: _Task, solvers: Iterable[LinearSolver], strength: float, 
     logits = torch.empty(task.table.shape, device=task.features.device)
     for rows, solver in zip(task.rows_of_fold, solvers, strict=True):
         solver.fit(strength)
-        logits[rows] = solver.score(task.features[rows])
+        logits[rows] = _score(solver, task.features, rows)
         steps.done()
     return logits
 
@@ -352,14 +373,16 @@ def _passed_on(
     Similar images (N, k) come in falling order, counts in rising order. `guesses` holds those of the references (R, C)
     for each fold.
     """
-    shares = torch.exp(sharpness * (similarity - similarity[:, :1]))
     total = torch.zeros(len(index), guesses[0].shape[1], device=index.device)
+    sum_of_shares = torch.zeros(len(index), 1, device=index.device)
     for column in range(counts[-1]):  # never (N, k, C) at once
+        shares = torch.exp(sharpness * (similarity[:, column, None] - similarity[:, :1]))
+        sum_of_shares += shares
         for fold, guess in enumerate(guesses):
             rows = task.rows_of_fold[fold]
-            total.index_add_(0, rows, shares[rows, column, None] * guess[index[rows, column]])
+            total.index_add_(0, rows, shares[rows] * guess[index[rows, column]])
         if column + 1 in counts:
-            yield column + 1, total / shares[:, : column + 1].sum(1, keepdim=True)
+            yield column + 1, total / sum_of_shares
 
 
 def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor]:

@@ -48,10 +48,10 @@ def refit_head(
     fits: dict[float, tuple[Tensor, Tensor, Tensor]] = {}
 
     with use_free_cores():
-        transform = FeatureTransform.fit(features[inside].to(device))
-        components, directions, variance = to_components(transform, features[inside].to(device))
-        judged = transform(features[torch.from_numpy(held_out)].to(device)) @ directions
         rows = np.flatnonzero(inside.numpy())
+        transform = FeatureTransform.fit(features[inside], device=device)
+        components, directions, variance = to_components(transform, features, torch.from_numpy(rows))
+        judged = transform(features[torch.from_numpy(held_out)].to(device)) @ directions
         solver = LinearSolver(make_method(), components, table.subset(rows), variance=variance)
 
         def quality(strength: float) -> float:
