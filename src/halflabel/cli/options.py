@@ -149,6 +149,10 @@ def _label_options(
             metavar="CHAR",
         ),
     ] = None,
+    merge_names: Annotated[
+        bool | None,
+        _reading("--merge-names", help="Lists of tags: read tags that differ only in capitals or blanks as one."),
+    ] = None,
     split: Annotated[str | None, _reading("--split", help="The split to read, if the format has several.")] = None,
     encoding: Annotated[str | None, _reading("--encoding", help="Text encoding (default: UTF-8).")] = None,
 ) -> None:
@@ -259,7 +263,7 @@ def words_of(read: ReadLabels) -> list[str]:
     for name, value in read.keywords.items():  # type: ignore[attr-defined]
         if value is not None and (name, value) != ("format", "auto"):
             for each in value if isinstance(value, list) else [value]:
-                words += ["--" + name.replace("_", "-"), str(each)]
+                words += ["--" + name.replace("_", "-"), *([] if each is True else [str(each)])]
     return words
 
 

@@ -114,9 +114,7 @@ class Names:
         >>> Names(["dog ", "cat", " dog"]).look_alikes(), Names(["dog", "Dog"]).look_alikes(ignore_case=True)
         (('dog ', ' dog'), ('dog', 'Dog'))
         """
-        visible = pc.utf8_normalize(self.array, "NFKC" if ignore_case else "NFC")
-        visible = pc.utf8_trim_whitespace(pc.replace_substring_regex(visible, _INVISIBLE, ""))
-        visible = pc.utf8_lower(visible) if ignore_case else visible
+        visible = self._visible(ignore_case)
         if visible.equals(self.array):
             return None
         coded = pc.dictionary_encode(visible)
@@ -125,6 +123,22 @@ class Names:
         repeated = int(np.argmax(np.bincount(coded.indices.to_numpy()) > 1))
         pair = self.array.filter(pc.equal(coded.indices, repeated))
         return pair[0].as_py(), pair[1].as_py()
+
+    def merge_look_alikes(self, weights: NDArray[Any]) -> NDArray[np.int64]:
+        """For each name, the number of the one with the largest weight among those that differ in capitals or blanks.
+
+        >>> Names(["Dog", "cat", "dog"]).merge_look_alikes(np.array([1, 5, 9])).tolist()
+        [2, 1, 2]
+        """
+        group = pc.dictionary_encode(self._visible(ignore_case=True)).indices.to_numpy()
+        order = np.lexsort((-np.asarray(weights), group))
+        return np.asarray(order[np.unique(group[order], return_index=True)[1]][group])
+
+    def _visible(self, ignore_case: bool) -> Any:
+        """The names as people see them."""
+        visible = pc.utf8_normalize(self.array, "NFKC" if ignore_case else "NFC")
+        visible = pc.utf8_trim_whitespace(pc.replace_substring_regex(visible, _INVISIBLE, ""))
+        return pc.utf8_lower(visible) if ignore_case else visible
 
     def take(self, positions: NDArray[Any]) -> Names:
         """The names at `positions`, in that order."""

@@ -53,6 +53,7 @@ class Policy:
     separator       the separator of the tags in a cell, such as ";"; also "space", "newline", "#" and "none"
     split           the split to read, for formats with several
     encoding        the text encoding; UTF-8 if not stated
+    merge_names     read tags that differ only in capitals or blanks as one class, in its most frequent spelling
     """
 
     unlisted: Literal["unknown", "absent"] | None = None
@@ -68,6 +69,7 @@ class Policy:
     separator: str | None = None
     split: str | None = None
     encoding: str | None = None
+    merge_names: bool | None = None
 
     def check(self, uses: Iterable[str], format_name: str) -> None:
         """Raise UserError for an option that this format does not use, instead of ignoring it silently."""

@@ -120,6 +120,20 @@ SPLIT = {
 }
 
 
+@pytest.mark.parametrize(("unlisted", "absent"), [("unknown", 0), ("absent", -1)])
+def test_spellings_of_a_tag_are_one_class_if_asked_for(file: Path, tmp_path: Path, unlisted: str, absent: int) -> None:
+    file.write_text("image,tags\na.jpg,DOG;dog \nb.jpg,Cat;dog\nc.jpg,Dog\nd.jpg,cat;Cat\n")
+    imported = formats.read(file, unlisted=unlisted, merge_names=True)
+    assert list(imported.rows.classes) == ["dog", "Cat"]
+    assert imported.table().dense().tolist() == [[1, absent], [1, 1], [1, absent], [absent, 1]]
+    assert any(note.startswith("3 spellings") for note in imported.audit.notes)
+    if unlisted == "unknown":
+        rows = imported.rows
+        filled = rows.append(Rows.build(rows.images, rows.classes, *np.array([[2], [1], [1]])))
+        formats.write(filled, tmp_path / "out.csv", format="tags", into=file)
+        assert (tmp_path / "out.csv").read_text().splitlines()[3] == "c.jpg,Dog; Cat"  # as it was written
+
+
 @pytest.mark.parametrize(
     ("cell", "other"),
     [("['dog']", "cat"), ("\"['dog' ... 'cat']\"", "[]"), ("\"['dog', 'cat\"", "['x']"), ("\"['a', ['b']]\"", "[]")],

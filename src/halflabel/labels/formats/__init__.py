@@ -150,7 +150,9 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
             raise LabelError(f"the names of {several} contain the character NUL", "export the labels again", path)
         if (example := names.look_alikes(ignore_case=several == "classes")) is not None:
             first, second = map(ascii, example)
-            result.audit.note(f"some {several} are nearly the same, such as {first} and {second}: write one name")
+            can_merge = several == "classes" and "merge_names" in _module(name).USES
+            fix = "add --merge-names to read them as one" if can_merge else "write one name"
+            result.audit.note(f"some {several} are nearly the same, such as {first} and {second}: {fix}")
     return result
 
 

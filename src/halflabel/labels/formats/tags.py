@@ -34,7 +34,7 @@ from halflabel.labels.rows import Rows, is_model_source
 from halflabel.system.files import atomic_write
 
 OPTIONS = ("into",)
-USES = ("unlisted", "image_column", "tag_column", "ignore", "where", "separator", "encoding")
+USES = ("unlisted", "image_column", "tag_column", "ignore", "where", "separator", "encoding", "merge_names")
 keeps_provenance = keeps_no_provenance
 
 _ABSENT_NAMES = ("absent", "negatives")
@@ -145,7 +145,13 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
     audit = Audit("tags", [str(path)])
     audit.note(f"tags {split.description}")
-    keys = {name: image_of[row] * len(classes) + classes.index(items) for name, (items, row) in parts.items()}
+    column = {name: classes.index(items) for name, (items, _) in parts.items()}
+    if policy.merge_names:
+        frequency = np.bincount(np.concatenate(list(column.values())), minlength=len(classes))
+        kept, merged = np.unique(classes.merge_look_alikes(frequency), return_inverse=True)
+        audit.note_count(len(classes) - len(kept), "spellings are read as the most frequent one")
+        classes, column = classes.take(kept), {name: merged[numbers] for name, numbers in column.items()}
+    keys = {name: image_of[row] * len(classes) + column[name] for name, (_, row) in parts.items()}
     distinct = {name: _distinct(key) for name, key in keys.items()}
     for name, sign in lists.items():
         audit.add(f"in {name}", "present" if sign > 0 else "absent", len(distinct[name]))
@@ -203,7 +209,7 @@ def _write_into(table: Path, path: Path, lists: dict[str, tuple[list[str], ...]]
     """Write a copy of a table of tags with these lists (present, absent) in place of its own.
 
     Other columns, the order of lines and tags, the separator of tags and the delimiter stay. Images that the table
-    does not have come last; a column `absent` is added if something is absent.
+    does not have come last; a column `absent` is added if something is absent. Tags of a line keep their capitals.
     """
     sheet = CsvTable(table)
     image_column, columns = _find_columns(sheet, Policy())
@@ -225,6 +231,8 @@ def _write_into(table: Path, path: Path, lists: dict[str, tuple[list[str], ...]]
             for name, new in zip(columns, tags, strict=False):
                 cell = line.get(name, "")
                 old = dict.fromkeys(_split_cells(pa.array([cell]), split)[0].to_pylist())
+                spelling = {tag.casefold(): tag for tag in old}
+                new = [tag if tag in old else spelling.get(tag.casefold(), tag) for tag in new]
                 if set(new) != set(old):
                     line[name] = split.join([*(tag for tag in old if tag in new), *(t for t in new if t not in old)])
             writer.writerow(line)
