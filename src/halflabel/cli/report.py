@@ -44,7 +44,7 @@ def report(
     """
     from halflabel.cli.progress import Bar
     from halflabel.filling.run import has_only_positives
-    from halflabel.report.layout import check_page_path
+    from halflabel.report.layout import check_page_path, write_page
     from halflabel.report.run_facts import experiment_kind
     from halflabel.report.run_page import write_report
     from halflabel.runs.folder import RunFolder
@@ -57,10 +57,10 @@ def report(
             raise UserError(f"the page of a {kind} shows no images", "leave --images out")
         # These modules import torch.
         if kind == "study":
-            from halflabel.report.study_page import write_study as write
+            from halflabel.report.study_page import build_study as build
         else:
-            from halflabel.report.comparison_page import write_comparison as write
-        page = write(run, out)
+            from halflabel.report.comparison_page import build_comparison as build
+        page = write_page(out or run / "report.html", lambda: build(run))
         show_written(page.path, f" ({page.size / 1000:.0f} kB)")
         return
 

@@ -15,7 +15,6 @@ from halflabel.report.comparison_facts import ClassGap, ComparisonFacts, class_g
 from halflabel.report.layout import (
     ENOUGH_SEEDS,
     FEW_POSITIVES,
-    WrittenPage,
     cards,
     cell,
     cell_with_note,
@@ -32,7 +31,6 @@ from halflabel.report.layout import (
     signed_points,
     training_summary,
     truncation_note,
-    write_page,
 )
 from halflabel.report.svg import Series, figure
 from halflabel.system.format import counted, points, shorten
@@ -54,11 +52,6 @@ _LINKS = {
     "missing": "Missing",
     "judged": "Protocol",
 }
-
-
-def write_comparison(folder: Path, out: Path | None = None) -> WrittenPage:
-    """Write the page of a comparison, by default as report.html in its folder."""
-    return write_page(out if out is not None else folder / "report.html", lambda: build_comparison(folder))
 
 
 def build_comparison(folder: Path) -> str:

@@ -13,7 +13,6 @@ from halflabel.experiments.study_result import Gap, Growth, Point, Study
 from halflabel.report import svg
 from halflabel.report.layout import (
     ENOUGH_SEEDS,
-    WrittenPage,
     cards,
     cell,
     cell_with_note,
@@ -28,7 +27,6 @@ from halflabel.report.layout import (
     signed_interval,
     signed_points,
     training_summary,
-    write_page,
 )
 from halflabel.report.study_facts import StudyFacts, read_study
 from halflabel.report.svg import Series, figure
@@ -52,11 +50,6 @@ _GROWTH_MEANING = {
 }
 _IS_WORTH_IT = {"yes": "yes", "no": "no", "open": "≈"}
 _ADVICE = {"yes": "yes", "no": "no", "open": "uncertain"}
-
-
-def write_study(folder: Path, out: Path | None = None) -> WrittenPage:
-    """Write the page of a study, by default as report.html in its folder."""
-    return write_page(out if out is not None else folder / "report.html", lambda: build_study(folder))
 
 
 def build_study(folder: Path) -> str:
