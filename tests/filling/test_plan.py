@@ -264,7 +264,7 @@ def test_other_labels_are_added_to_those_of_the_run(frozen: RunFolder, pictures:
     some = Rows.from_table(digits.subset(np.arange(10)), "person")
     filling = fill(frozen, pictures / "images", labels=some, precision=0.6, confidence=0.6, folds=2)
     assert filling.images_to_fill.tolist() == list(range(10))
-    assert filling.source == f"model:bn-bce:{frozen.folder.as_posix()}"
+    assert filling.options.source == f"model:bn-bce:{frozen.folder.as_posix()}"
     assert filling.rows().image.max(initial=0) < 10
     judged = filling.bin_counts.present.sum() + filling.bin_counts.absent.sum()
     assert judged == digits.known  # the other 50 images are evidence too

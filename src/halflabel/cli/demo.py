@@ -187,7 +187,8 @@ def _fill(data: DemoData, run: TrainedRun) -> None:
             continue
         line = f"  filled {word}: {group_digits(hits)} of {group_digits(count)} right ({percent(hits, count)})"
         if hits < PRECISION * count:
-            line += f"; the promise is kept in {100 * plan.confidence:g} % of all cases, and this is one of the others"
+            kept = f"{100 * plan.options.confidence:g} % of all cases"
+            line += f"; the promise is kept in {kept}, and this is one of the others"
         show_paragraph(line)
 
 

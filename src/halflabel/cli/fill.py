@@ -252,7 +252,7 @@ def _show_next_step(
     content = "the known labels and the filled ones" if complete else "only the filled labels"
     if not fills + ruled + by_model:
         content = "the known labels alone" if complete else "no label"
-    sources = " and ".join(name for name, count in ((filling.source, fills), ("rule", ruled)) if count)
+    sources = " and ".join(name for name, count in ((filling.options.source, fills), ("rule", ruled)) if count)
     console.print(f"\nWrote [bold]{escape(quoted_path)}[/]: {content}{escape(sources and f', source {sources}')}")
     if not fills + ruled + by_model:
         _show_lower_precision(filling, run, images, ["--out", path, "--force", *again])
@@ -325,7 +325,7 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
     if len(order):
         console.print(rows)
     show_rest(len(order), top)
-    if any((side.low >= filling.precision).any() for side in sides):
+    if any((side.low >= filling.options.precision).any() for side in sides):
         console.print(
             "[bright_black]* estimated from the known labels of the class; otherwise from all classes together[/]"
         )
@@ -341,12 +341,13 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
         elif count and filling.check:
             line += (
                 f": {100 * side.precision:.1f} % are expected to be right, at least {100 * side.bound:.1f} % with "
-                f"{100 * filling.confidence:g} % confidence, by {side.known_labels} control answers with such scores"
+                f"{100 * filling.options.confidence:g} % confidence, by {side.known_labels} control answers with such "
+                "scores"
             )
         elif side.filled.any() and not filling.check:
             line += (
                 f": {100 * side.precision:.1f} % of {group_digits(side.known_labels)} known labels with such scores "
-                f"are right; at least {100 * side.bound:.1f} % with {100 * filling.confidence:g} % confidence"
+                f"are right; at least {100 * side.bound:.1f} % with {100 * filling.options.confidence:g} % confidence"
             )
         console.print(line)
     console.print(f"left unknown [bold]{group_digits(unknown)}[/] ({percent(unknown, unknown + sum(filled))})")
@@ -388,5 +389,5 @@ def _class_precision(filling: FillPlan, which: int, c: int) -> str:
     side = (filling.present, filling.absent)[which]
     if not side.filled[c]:
         return "—"
-    mark = "*" if side.low[c] >= filling.precision else " "
+    mark = "*" if side.low[c] >= filling.options.precision else " "
     return f"{100 * side.estimate[c]:.1f} %{mark}"

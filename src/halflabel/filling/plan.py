@@ -43,6 +43,18 @@ class FillCounts:
 
 
 @dataclass(frozen=True)
+class FillOptions:
+    """What to fill, and how sure the fills must be."""
+
+    to_fill: Mask | None = None  # (N,) images to fill, by default all; the others are evidence
+    precision: float = 0.95
+    confidence: float = 0.9
+    rules: Rules | None = None
+    source: str = "model"  # of the filled rows
+    progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(frozen=True)
 class FillPlan:
     """All decisions of a fill; `blocks()` makes the rows."""
 
@@ -53,11 +65,8 @@ class FillPlan:
     decide: Callable[[float], tuple[FillDecision, FillDecision]]  # present and absent fills that reach a precision
     present: FillDecision
     absent: FillDecision
-    rules: Rules | None
-    source: str
+    options: FillOptions
     model_labels: Rows  # labels of `table` made by a model, by image; `sources` are those of the filled rows
-    precision: float
-    confidence: float
     unfillable: Mask  # (C,) classes for which nothing can be estimated
     images_to_fill: NDArray[np.int64]  # image numbers
     warnings: tuple[str, ...] = ()
@@ -72,7 +81,7 @@ class FillPlan:
         Precisions are tried in steps of 0.01, down to 0.5.
         """
         found: list[tuple[float, int]] = []
-        for hundredths in range(math.ceil(100 * self.precision - 1e-9) - 1, 49, -1):
+        for hundredths in range(math.ceil(100 * self.options.precision - 1e-9) - 1, 49, -1):
             present, absent = self.decide(hundredths / 100)
             if present.filled.sum() + absent.filled.sum() >= (useful if found else 1):
                 counts = self.empty_counts()
@@ -140,10 +149,9 @@ class FillPlan:
         self, labels: NDArray[np.int8], p: NDArray[np.float32], counts: FillCounts, index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int16]]:
         """Return (value to fill or 0, score, source), each (B, C)."""
-        model_labels = _rows_of_images(self.model_labels, index)
-        follows, people, free, contradiction, people_differ = _apply_rules(
-            self.rules, labels, model_labels, self.unfillable
-        )
+        rules, model_labels = self.options.rules, _rows_of_images(self.model_labels, index)
+        applied = _apply_rules(rules, labels, model_labels, self.unfillable)
+        follows, people, free, contradiction, people_differ = applied
         if contradiction.any():
             row, column = np.nonzero(contradiction)
             counts.contradictions += len(row)
@@ -156,18 +164,18 @@ class FillPlan:
         present = free & (bins >= self.present.cut)
         absent = free & (BINS - 1 - bins >= self.absent.cut) & ~present
         score = np.where(present, p, 1 - p).astype(np.float32)
-        if self.rules is not None:
-            bad_present, bad_absent = self.rules.conflicting(present, absent)
+        if rules is not None:
+            bad_present, bad_absent = rules.conflicting(present, absent)
             counts.clashes += (bad_present | bad_absent).sum(0)
             present &= ~bad_present
             absent &= ~bad_absent
-            derived = self.rules.consequences(present.astype(np.int8) - absent.astype(np.int8))
+            derived = rules.consequences(present.astype(np.int8) - absent.astype(np.int8))
             # Rules may fill classes that the model may not; entries that clashed stay unknown.
             open_entries = (labels == 0) & (follows == 0) & ~bad_present & ~bad_absent
             late_present = derived.present & open_entries & ~present
             late_absent = derived.absent & open_entries & ~absent
             late = late_present.astype(np.int8) - late_absent
-            row, column, origin = self.rules.strongest_premises(present.astype(np.int8) - absent, score, late)
+            row, column, origin = rules.strongest_premises(present.astype(np.int8) - absent, score, late)
             score[row, column] = score[row, origin]
             present |= late_present
             absent |= late_absent
@@ -175,7 +183,7 @@ class FillPlan:
         score[follows != 0] = np.nan
         source = people.astype(np.int16)
         counts.by_rule += people.sum(0)
-        if self.rules is not None and (from_models := np.where(people, np.int8(0), follows)).any():
+        if rules is not None and (from_models := np.where(people, np.int8(0), follows)).any():
             self._inherit_source(model_labels, from_models, score, source)
             counts.by_model += (from_models != 0).sum(0)
         return value, score, source
@@ -184,26 +192,14 @@ class FillPlan:
         self, model_labels: Rows, follows: NDArray[np.int8], score: NDArray[np.float32], source: NDArray[np.int16]
     ) -> None:
         """Set score and source of entries that follow (B, C) from a model's labels to those of the surest label."""
-        assert self.rules is not None
+        assert self.options.rules is not None
         values, scores, sources = np.zeros_like(follows), np.full_like(score, np.nan), np.zeros_like(source)
         values[model_labels.image, model_labels.column] = model_labels.value
         scores[model_labels.image, model_labels.column] = model_labels.score
         sources[model_labels.image, model_labels.column] = model_labels.source
-        row, column, origin = self.rules.strongest_premises(values, scores, follows)
+        row, column, origin = self.options.rules.strongest_premises(values, scores, follows)
         score[row, column] = scores[row, origin]
         source[row, column] = sources[row, origin]
-
-
-@dataclass(frozen=True)
-class FillOptions:
-    """What to fill, and how sure the fills must be."""
-
-    to_fill: Mask | None = None  # (N,) images to fill, by default all; the others are evidence
-    precision: float = 0.95
-    confidence: float = 0.9
-    rules: Rules | None = None
-    source: str = "model"  # of the filled rows
-    progress: Callable[[int, int], None] | None = None
 
 
 def plan_fill(scores: Scores, labels: LabelTable | Rows, options: FillOptions = FillOptions()) -> FillPlan:
@@ -297,11 +293,8 @@ def make_plan(
         decide=partial(decide, counts),
         present=present,
         absent=absent,
-        rules=options.rules,
-        source=options.source,
+        options=options,
         model_labels=model_labels,
-        precision=options.precision,
-        confidence=options.confidence,
         unfillable=unfillable,
         images_to_fill=np.flatnonzero(to_fill),
     )
