@@ -8,6 +8,7 @@ that other commands read. Ray Data would put its own readers, batches and files 
 from __future__ import annotations
 
 import heapq
+import io
 import os
 import warnings
 from collections import Counter
@@ -147,7 +148,9 @@ class _Worker:
         from halflabel.system import plugins
 
         plugins.load()  # before the work is unpickled: it may use their classes
-        self.work = import_module("ray").get(work[0])
+        data = io.BytesIO(import_module("ray").get(work[0]))
+        # To the CPU: the driver may have had it on a GPU that this machine does not have. The work moves it.
+        self.work = import_module("torch").load(data, map_location="cpu", weights_only=False)
 
     def start(self) -> tuple[Any, tuple[str, str] | None]:
         return None, None
@@ -169,7 +172,9 @@ def map_blocks(work: Callable[[Any], Any], make_block: Callable[[int], Any], cou
     ray = import_module("ray")
     number_of_workers = min(workers(), count)
     queue = BlockQueue(count, _WINDOW * max(1, number_of_workers))
-    shared = [ray.put(work)]
+    data = io.BytesIO()
+    import_module("torch").save(work, data, pickle_module=ray.cloudpickle)
+    shared = [ray.put(data.getvalue())]
     new_worker = ray.remote(num_cpus=1, num_gpus=1 if gpus() else 0, max_restarts=0)(_Worker)
     running: dict[Any, tuple[Any, int | None]] = {}  # reference of a result -> worker, and block or None for its start
     starts_failed = 0

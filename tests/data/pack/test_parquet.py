@@ -1,13 +1,16 @@
-"""Hugging Face datasets: Parquet files are packed with their labels, and the package datasets reads packs."""
+"""Hugging Face and Lance datasets are packed with their labels, and the package datasets reads packs."""
 
 from __future__ import annotations
 
 import json
+import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pack_examples import N, pixels
@@ -15,7 +18,9 @@ from test_webdataset import encoded
 from typer.testing import CliRunner
 
 from halflabel.cli import app
+from halflabel.data.pack.parquet import unpacked_parquet
 from halflabel.data.pack.read import open_pack
+from halflabel.errors import UserError
 from halflabel.labels import formats
 
 NAMES = ["dog", "cat", "bär"]
@@ -83,3 +88,24 @@ def test_the_package_datasets_reads_a_pack(tmp_path: Path) -> None:
     assert len(data) == N
     assert np.array_equal(np.asarray(data[3]["png"]), pixels(3))
     assert sorted(data[3]["json"]["labels"]) == sorted(NAMES[tag] for tag in TAGS[3])
+
+
+def test_lance_datasets_are_packed_with_their_labels(tmp_path: Path) -> None:
+    lance = pytest.importorskip("lance")
+    write_parquet(tmp_path / "hf", "labels", TAGS, {"feature": CLASS, "_type": "List"})
+    structs = pq.read_table(tmp_path / "hf")
+    plain = pa.table({"image": pc.struct_field(structs["image"], "bytes"), "tags": [["a"], []] * (len(structs) // 2)})
+    lance.write_dataset(plain, tmp_path / "tables" / "photos.lance")
+    with unpacked_parquet(tmp_path / "tables", tmp_path / "out") as (folder, rows):
+        assert rows is not None
+        assert list(rows.classes) == ["a"]
+        assert len(rows.images) == len(structs)
+        names = [member.name for path in folder.iterdir() for member in tarfile.open(path)]
+    assert sum(name.endswith(".json") for name in names) == len(structs) == len(names) // 2
+
+
+def test_a_missing_lance_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lance", None)
+    (tmp_path / "photos.lance" / "_versions").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"halflabel\[lance\]"), unpacked_parquet(tmp_path, tmp_path / "out"):
+        pass

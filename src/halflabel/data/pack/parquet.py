@@ -1,7 +1,8 @@
-"""Hugging Face datasets as Parquet files with an image column: unpacked to WebDataset tars, which `pack` reads.
+"""Parquet files and Lance datasets with an image column: unpacked to WebDataset tars, which `pack` reads.
 
-The image column holds structs of bytes and path. Labels are in a column called labels, tags, … or label: names, lists
-of names, or numbers whose names are in the file's Hugging Face metadata. The package `datasets` is not needed.
+The image column holds bytes or, as in Hugging Face datasets, structs of bytes and path. Labels are in a column called labels, tags, … or label: names, lists
+of names, or numbers whose names are in the file's Hugging Face metadata. The package `datasets` is not needed; Lance
+needs the extra `lance`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,7 +39,9 @@ _ROWS = 256  # read at a time
 
 @contextmanager
 def unpacked_parquet(folder: Path, out: Path) -> Iterator[tuple[Path, Rows | None]]:
-    """Yield a folder of tars with the images of Parquet files, and their labels; another folder stays as it is.
+    """Yield a folder of tars with the images of Parquet files or Lance datasets, and their labels.
+
+    Another folder stays as it is.
 
     The tars are beside `out`; they are removed if the block succeeds, and kept for the next attempt if it fails.
     """
@@ -63,51 +67,69 @@ def unpacked_parquet(folder: Path, out: Path) -> Iterator[tuple[Path, Rows | Non
 
 
 def _parquet_files(folder: Path) -> list[Path]:
-    """The Parquet files with an image column in a folder and its folders, sorted."""
+    """The Parquet files and Lance datasets with an image column in a folder and its folders, sorted."""
+    datasets = [path.parent for path in folder.rglob("_versions") if path.is_dir()]
+    tables = []
+    for path in sorted([*folder.rglob("*.parquet"), *datasets]):
+        with _open(path) as (schema, _):
+            tables += [path] if _image_column(schema) is not None else []
+    return tables
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
+    """Yield the schema of a table, and a function that reads batches of some of its columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    files = sorted(folder.rglob("*.parquet"))
     try:
-        return [path for path in files if _image_column(pq.read_schema(path)) is not None]
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"a Parquet file in {folder} cannot be read ({error})", "download it again") from None
+        if path.is_dir():
+            dataset = import_module("lance").dataset(str(path))
+            yield dataset.schema, lambda columns: dataset.to_batches(columns=columns, batch_size=_ROWS)
+        else:
+            with pq.ParquetFile(path) as file:
+                yield file.schema_arrow, lambda columns: file.iter_batches(_ROWS, columns=columns)
+    except ImportError as error:
+        raise UserError(
+            f"Lance datasets need the package pylance ({error})", "pip install 'halflabel[lance]'"
+        ) from None
+    except (OSError, ValueError, IndexError, RuntimeError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read ({error})", "download it again") from None
 
 
 def _write_tar(path: Path, stem: str, tar: IO[bytes]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            image_column = _image_column(schema)
-            label_column = next((name for name in _LABEL_COLUMNS if name in schema.names), None)
-            names = _class_names(schema, label_column)
-            columns = [name for name in (image_column, label_column) if name is not None]
-            for batch in file.iter_batches(_ROWS, columns=columns):
-                for row in batch.to_pylist():
-                    data = (row[image_column] or {}).get("bytes")
-                    ending = next((end for mark, end in _ENDINGS.items() if data and data.startswith(mark)), None)
-                    if data and ending is not None:
-                        key = f"{stem}/{number:08d}"
-                        append_to_tar(tar, f"{key}.{ending}", data)
-                        if label_column is not None:
-                            labels = {"labels": _labels(row[label_column], names)}
-                            append_to_tar(tar, f"{key}.json", json.dumps(labels, ensure_ascii=False).encode())
-                    number += 1
-    except (OSError, ValueError, IndexError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({error})", "download it again") from None
+    with _open(path) as (schema, batches):
+        image_column = _image_column(schema)
+        label_column = next((name for name in _LABEL_COLUMNS if name in schema.names), None)
+        names = _class_names(schema, label_column)
+        for batch in batches([name for name in (image_column, label_column) if name is not None]):
+            for row in batch.to_pylist():
+                image = row[image_column]
+                data = image.get("bytes") if isinstance(image, dict) else image
+                ending = next((end for mark, end in _ENDINGS.items() if data and data.startswith(mark)), None)
+                if data and ending is not None:
+                    key = f"{stem}/{number:08d}"
+                    append_to_tar(tar, f"{key}.{ending}", data)
+                    if label_column is not None:
+                        labels = {"labels": _labels(row[label_column], names)}
+                        append_to_tar(tar, f"{key}.json", json.dumps(labels, ensure_ascii=False).encode())
+                number += 1
     end_tar(tar)
 
 
 def _image_column(schema: Any) -> str | None:
-    """The first column of structs with the field bytes."""
-    import pyarrow as pa
+    """The first column of structs with the field bytes, or of bytes."""
+    import pyarrow.types as pt
 
-    structs = (field for field in schema if pa.types.is_struct(field.type))
-    return next((field.name for field in structs if field.type.get_field_index("bytes") >= 0), None)
+    def has_bytes(kind: Any) -> bool:
+        return (
+            pt.is_binary(kind)
+            or pt.is_large_binary(kind)
+            or (pt.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+        )
+
+    return next((field.name for field in schema if has_bytes(field.type)), None)
 
 
 def _class_names(schema: Any, column: str | None) -> list[str] | None:
