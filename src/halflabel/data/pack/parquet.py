@@ -1,8 +1,8 @@
 """Parquet files and Lance datasets with an image column: unpacked to WebDataset tars, which `pack` reads.
 
-The image column holds bytes or, as in Hugging Face datasets, structs of bytes and path. Labels are in a column called labels, tags, … or label: names, lists
-of names, or numbers whose names are in the file's Hugging Face metadata. The package `datasets` is not needed; Lance
-needs the extra `lance`.
+The image column holds bytes or, as in Hugging Face datasets, structs of bytes and path. Labels are in a column called
+labels, tags, … or label: names, lists of names, or numbers whose names are in the file's Hugging Face metadata. The
+package `datasets` is not needed; Lance needs the extra `lance`.
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ def _open(path: Path) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]
             with pq.ParquetFile(path) as file:
                 yield file.schema_arrow, lambda columns: file.iter_batches(_ROWS, columns=columns)
     except ImportError as error:
-        raise UserError(
-            f"Lance datasets need the package pylance ({error})", "pip install 'halflabel[lance]'"
-        ) from None
+        raise UserError(f"Lance datasets need pylance ({error})", "pip install 'halflabel[lance]'") from None
     except (OSError, ValueError, IndexError, RuntimeError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read ({error})", "download it again") from None
 
@@ -123,11 +121,9 @@ def _image_column(schema: Any) -> str | None:
     import pyarrow.types as pt
 
     def has_bytes(kind: Any) -> bool:
-        return (
-            pt.is_binary(kind)
-            or pt.is_large_binary(kind)
-            or (pt.is_struct(kind) and kind.get_field_index("bytes") >= 0)
-        )
+        if pt.is_struct(kind):
+            return int(kind.get_field_index("bytes")) >= 0
+        return bool(pt.is_binary(kind) or pt.is_large_binary(kind))
 
     return next((field.name for field in schema if has_bytes(field.type)), None)
 
