@@ -8,11 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from command_line import TINY, done
+from command_line import TINY, done, refused
 
 from halflabel.cli.sequence import after_report, after_review, after_train
 from halflabel.labels import formats
 from halflabel.review.answers import Answer, AnswerStore
+from halflabel.review.live_finish import next_run_folder
 from halflabel.review.questions import read_questions
 from halflabel.runs.folder import RunFolder
 
@@ -70,6 +71,17 @@ def test_answers_in_a_database_are_exported_and_its_password_is_not_shown() -> N
     assert after_review(Path("runs/first"), Path("photos"), is_control=True).startswith(
         "halflabel fill runs/first photos"
     )
+
+
+def test_runs_that_continue_one_another_are_numbered(tmp_path: Path) -> None:
+    for name in ("first", "first-2", "voc-2012"):
+        (tmp_path / name).mkdir()
+    folders = {name: next_run_folder(tmp_path / name).name for name in ("first", "first-2", "voc-2012")}
+    assert folders == {"first": "first-3", "first-2": "first-3", "voc-2012": "voc-2012-2"}
+
+
+def test_export_without_a_format_names_both(trained: Path) -> None:
+    assert f"halflabel export onnx {trained}" in refused("export", trained)
 
 
 def test_with_positives_only_fill_follows_the_report() -> None:

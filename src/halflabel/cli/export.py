@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from halflabel.cli import app
 from halflabel.cli.options import Force, PositivesPerImage, RunArgument, Threshold, check_free
@@ -14,8 +15,20 @@ from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 
+
+class _ExportGroup(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and Path(args[0]).exists():
+            fix = f"halflabel export onnx {args[0]}, or halflabel export hub {args[0]} --out FOLDER"
+            raise UserError("export needs a format, onnx or hub", fix)
+        return super().resolve_command(ctx, args)
+
+
 export = typer.Typer(
-    name="export", no_args_is_help=True, help="Export a trained model as an ONNX file or for the Hugging Face Hub."
+    name="export",
+    cls=_ExportGroup,
+    no_args_is_help=True,
+    help="Export a trained model as an ONNX file or for the Hugging Face Hub.",
 )
 app.add_typer(export)
 

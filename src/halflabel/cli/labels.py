@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import ExcelSafe, Force, LabelFile, ReadLabels, check_free, takes_label_options, words_of
+from halflabel.cli.sequence import free_name
 from halflabel.cli.terminal import (
     console,
     show_advice,
@@ -88,7 +89,7 @@ def inspect(
         console.print(f"\n{warning}", markup=False)
     if plot is not None:
         show_written(plot)
-    show_next("train", labels, images or "PHOTOS", *words_of(read), "--out", "runs/first")
+    show_next("train", labels, images or "PHOTOS", *words_of(read), "--out", free_name(Path("runs/first")))
 
 
 def _near_copies(table: LabelTable, images: Path) -> str | None:

@@ -84,11 +84,11 @@ def _fill(run: Path, images: Path, all_photos: bool = False) -> str:
         words += ["--out", "filled.csv"]
     if "--out" in words:
         place = words.index("--out") + 1
-        words[place] = str(_free_name(Path(words[place])))
+        words[place] = str(free_name(Path(words[place])))
     return join_command("fill", run, images, *words, *(["--all-photos"] * (all_photos and "--all-photos" not in words)))
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path) -> Path:
     """Return the path, or the first of NAME-2, NAME-3, … that does not exist."""
     number, free = 2, path
     while free.exists():

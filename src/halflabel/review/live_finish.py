@@ -27,7 +27,10 @@ class FinishedReview(NamedTuple):
 
 
 def next_run_folder(run: Path) -> Path:
-    """Return RUN-2, or the first such name that is not taken."""
+    """Return RUN-2, or the first such name that is not taken; after RUN-2 comes RUN-3."""
+    base, _, digits = run.name.rpartition("-")
+    if digits.isdecimal() and base and run.with_name(base).exists():
+        run = run.with_name(base)
     number = 2
     while (folder := run.with_name(f"{run.name}-{number}")).exists():
         number += 1
