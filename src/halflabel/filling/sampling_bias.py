@@ -57,8 +57,8 @@ def sampling_warnings(counts: BinCounts, classes: Names, unfillable: Mask, unsee
         )
     if unseen.any():
         warnings.append(
-            f"{_named(classes, unseen)}: no positive is known, so nothing shows that the model finds one; left "
-            "unknown. Label some images where they are present."
+            f"{_named(classes, unseen)}: no positive is known, apart from answers to chosen questions, so nothing "
+            "shows that the model finds one; left unknown. Label some images where they are present."
         )
     ratio, sigmas, overall, total = positive_sampling_ratio(counts)
     is_biased = (np.abs(sigmas) > _SIGMAS) & ((ratio > _MIN_RATIO) | (ratio < 1 / _MIN_RATIO))

@@ -165,7 +165,8 @@ def _findings(facts: RunFacts) -> Html | None:
         ranked = [row for row in results.per_class if np.isfinite(row["AP"]) and not has_few_positives(row)]
         ranked.sort(key=lambda row: -row["AP"])
         text = f"The model reaches a mean average precision of {points(value.get('mAP', np.nan))}."
-        if len(ranked) > 1:
+        measured = sum(bool(np.isfinite(row["AP"])) for row in results.per_class)
+        if len(ranked) > 1 and 2 * len(ranked) >= measured:  # else mAP is mostly that of other classes
             best, weakest = ranked[0], ranked[-1]
             text += (
                 f" It is best at {shorten(str(best['class']), 40)} ({points(best['AP'])}) and weakest at "
@@ -200,7 +201,7 @@ def _headline(facts: RunFacts) -> Html:
                 ("recall", points(value.get("OR", np.nan)), "of the known positives; 100 is best"),
                 ("estimated precision", points(mean), f"95 % interval {points(low)} – {points(high)}, if scores hold"),
                 ("estimated F1", points(value.get("estimated_f1", np.nan)), "all entries together; 100 is best"),
-                ("called present", decimal(value.get("called_present", np.nan)), "classes per image"),
+                ("called present", decimal(value.get("called_present", np.nan), 2), "classes per image"),
             ]
     images, names = facts.table.shape
     share = percent(facts.table.known, images * names)
