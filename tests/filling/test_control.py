@@ -192,7 +192,7 @@ def test_the_command_asks_first_and_fills_then(project: Project) -> None:
     run, images, _ = project
     output = project.fill("--only-filled", "--control", 40)
     assert "--questions" in output
-    assert f"Then:  halflabel fill {run.folder} {images} --precision 0.6 --only-filled\n" in output
+    assert f"Then:  halflabel fill {run.folder} {images} --precision 0.6 --only-filled --out filled.csv\n" in output
     assert not run.filled.exists()
     table = run.read_labels()
     asked = read_questions(run.control, table)

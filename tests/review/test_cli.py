@@ -159,6 +159,7 @@ def test_review_ends_with_the_commands_that_use_the_answers(project, monkeypatch
     monkeypatch.setattr("halflabel.review.live_process.live_hindrance", lambda _: None)
     monkeypatch.setattr("halflabel.review.live_process.LiveLoop.__init__", lambda *_: None)
     monkeypatch.setattr("halflabel.review.live_process.LiveLoop.close", lambda _: None)
+    monkeypatch.setattr("halflabel.review.live_process.LiveLoop.finish", None, raising=False)
     table = project.run.read_labels()
     store = AnswerStore(project.run / "answers.sqlite")
     store.add([Answer("key-1", table.images[1], table.classes[0], -1)], "me")
@@ -168,3 +169,7 @@ def test_review_ends_with_the_commands_that_use_the_answers(project, monkeypatch
     remember_fill(project.run, ["--out", "mine.csv", "--precision", "0.8"])
     assert f"Next:  halflabel train --continue {run}\n" in call(*words, "--precision", 0.9).output
     assert remembered_fill(project.run) == ["--precision", "0.9", "--out", "mine.csv"]
+    for number, then in ((1, f"fill {run}-2 {project.images} --out filled.csv"), (7, f"train --continue {run}")):
+        finish = {"step": "", "result": {"answers": number, "filled": "", "run": f"{run}-2"}}  # Finish on the page
+        monkeypatch.setattr("halflabel.review.live_process.LiveLoop.finish", finish)
+        assert f"Next:  halflabel {then}\n" in call(*words).output

@@ -14,7 +14,14 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.progress import Bar
-from halflabel.cli.sequence import after_review, remember_fill, remembered_fill, remembered_precision
+from halflabel.cli.sequence import (
+    after_review,
+    after_train,
+    join_command,
+    remember_fill,
+    remembered_fill,
+    remembered_precision,
+)
 from halflabel.cli.terminal import console, plain_table, show_command, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.files import refuse_remote
@@ -329,6 +336,12 @@ def _serve(
             server.serve(app, listening, access.tls)
         finally:  # Ctrl-C is the usual end
             if after and store.count()[0]:
+                finished = {} if live is None else (live.finish or {}).get("result", {})
+                answered = len(store.label_rows(scored.table.images, scored.table.classes))
+                if finished.get("answers") == answered:  # the page has trained the next run already
+                    filled = finished["filled"]
+                    then = after_train(Path(finished["run"]), images, is_continued=True)
+                    after = join_command("inspect", Path(filled)) if filled else then
                 show_command(after)
 
 

@@ -80,11 +80,10 @@ def _fill(run: Path, images: Path, all_photos: bool = False) -> str:
     from halflabel.runs.folder import RunFolder
 
     words = remembered_fill(RunFolder(run))
-    if "--out" not in words and (not words or RunFolder(run).filled.exists()):
+    if "--out" not in words:
         words += ["--out", "filled.csv"]
-    if "--out" in words:
-        place = words.index("--out") + 1
-        words[place] = str(free_name(Path(words[place])))
+    place = words.index("--out") + 1
+    words[place] = str(free_name(Path(words[place])))
     return join_command("fill", run, images, *words, *(["--all-photos"] * (all_photos and "--all-photos" not in words)))
 
 

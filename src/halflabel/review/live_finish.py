@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -52,6 +53,7 @@ def finish_review(
     of each step.
     """
     from halflabel.filling import fill, write_filled
+    from halflabel.filling.run import has_only_positives
     from halflabel.review.live_model import unknown_weight
     from halflabel.runs.train import train
     from halflabel.training.config import Config
@@ -72,13 +74,17 @@ def finish_review(
     evaluation = train(labels, images, config, new)
     new.inherit_fill_options(run)
     note, filled, count = "", "", 0
-    step("filling unknown labels")
-    try:
-        plan = fill(new, images, precision=precision)
-        tally = write_filled(plan, new.filled, base=labels)
-        filled, count = str(new.filled), int((tally.present + tally.absent).sum())
-    except UserError as error:
-        note = f"No labels were filled: {error}."
+    if has_only_positives(new):
+        command = shlex.join(["halflabel", "fill", str(folder), str(images), "--precision", f"{precision:g}"])
+        note = f"No labels were filled: that needs answers to random questions, which this command asks: {command}"
+    else:
+        step("filling unknown labels")
+        try:
+            plan = fill(new, images, precision=precision)
+            tally = write_filled(plan, new.filled, base=labels)
+            filled, count = str(new.filled), int((tally.present + tally.absent).sum())
+        except UserError as error:
+            note = f"No labels were filled: {error}."
     if write_report is not None:
         step("writing the report")
         write_report(new, images=images)
