@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import PositivesPerImage, Threshold, check_image_folder
+from halflabel.cli.options import PositivesPerImage, Threshold, check_image_folder, panel
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -41,32 +41,18 @@ def serve(
     ] = None,
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
-    max_mb: Annotated[float, typer.Option(help="Largest file, in megabytes.", min=0.001, rich_help_panel=LIMITS)] = 20,
-    max_files: Annotated[int, typer.Option(help="Most files per request.", min=1, rich_help_panel=LIMITS)] = 16,
-    max_megapixels: Annotated[
-        float, typer.Option(help="Largest image, in millions of pixels.", min=0.001, rich_help_panel=LIMITS)
-    ] = 50,
+    max_mb: Annotated[float, panel(LIMITS, "Largest file, in megabytes.", min=0.001)] = 20,
+    max_files: Annotated[int, panel(LIMITS, "Most files per request.", min=1)] = 16,
+    max_megapixels: Annotated[float, panel(LIMITS, "Largest image, in millions of pixels.", min=0.001)] = 50,
     timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds to receive a request, and again to answer it.", min=0.1, max=86_400, rich_help_panel=LIMITS
-        ),
+        float, panel(LIMITS, "Seconds to receive a request, and again to answer it.", min=0.1, max=86_400)
     ] = 30,
     queue: Annotated[
-        int,
-        typer.Option(
-            help="Most requests at a time; further ones get status 503 with Retry-After.", min=1, rich_help_panel=LIMITS
-        ),
+        int, panel(LIMITS, "Most requests at a time; further ones get status 503 with Retry-After.", min=1)
     ] = 64,
-    batch: Annotated[int, typer.Option(help="Images per batch.", min=1, rich_help_panel=LIMITS)] = 16,
+    batch: Annotated[int, panel(LIMITS, "Images per batch.", min=1)] = 16,
     wait_ms: Annotated[
-        float,
-        typer.Option(
-            help="Milliseconds that an image waits for others to fill a batch.",
-            min=0,
-            max=10_000,
-            rich_help_panel=LIMITS,
-        ),
+        float, panel(LIMITS, "Milliseconds that an image waits for others to fill a batch.", min=0, max=10_000)
     ] = 5,
 ) -> None:
     """Serve predictions over HTTP: POST /predict returns labels with calibrated probabilities, as JSON.
