@@ -6,13 +6,13 @@ from halflabel.methods.base import Method, method
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.losses import BCE, ByShare
 
-_PAPER = "Durand, Mehrasa, Mori 2019: Learning a Deep ConvNet for Multi-label Classification with Partial Labels"
+PAPER = "Durand, Mehrasa, Mori 2019: Learning a Deep ConvNet for Multi-label Classification with Partial Labels"
 _SERVES = ("full", "partial")
 
 
 @method(
     serves=_SERVES,
-    paper=f"{_PAPER}, partial-BCE",
+    paper=f"{PAPER}, partial-BCE",
     tune=lambda options: {} if options["alpha"] or options["beta"] else {"g_value": (3.0, 5.0, 20.0)},
 )
 def partial_bce(
@@ -37,7 +37,7 @@ def partial_bce(
     return Method(BCE(), reduce=ByShare.from_options(g_value, g_share, gamma, alpha, beta))
 
 
-@method(serves=_SERVES, paper=f"{_PAPER}, score threshold strategy", tune={"theta": (1.0, 2.0, 5.0)})
+@method(serves=_SERVES, paper=f"{PAPER}, score threshold strategy", tune={"theta": (1.0, 2.0, 5.0)})
 def curriculum(
     theta: float = 2.0,
     relabel_at: str = "",

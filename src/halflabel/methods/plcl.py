@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from halflabel.errors import UserError
 from halflabel.methods.base import Method, method
+from halflabel.methods.partial_bce import PAPER, partial_bce
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
 from halflabel.methods.parts.losses import BCE, ByShare
 from halflabel.models.gnn_head import GnnHead
 from halflabel.models.heads import Ensemble, Head, Linear, Weldon
 from halflabel.system.validate import MAX_SIZE, above, at_least, between, one_of
 
-_PAPER = "Durand, Mehrasa, Mori 2019: Learning a Deep ConvNet for Multi-label Classification with Partial Labels"
 _THETAS = {"a": (1.0, 5.0), "b": (0.2, 0.5), "c": (1.0, 2.0), "d": (1.0, 5.0), "e": (0.1, 0.5)}  # beside the defaults
 
 
-@method(serves=("full", "partial"), paper=_PAPER, tune=lambda options: {"theta": _THETAS.get(options["strategy"], ())})
+@method(
+    serves=("full", "partial"),
+    paper=PAPER,
+    tune=lambda options: {"theta": _THETAS.get(options["strategy"], ())},
+    options_of=partial_bce,
+)
 def plcl(
     strategy: str = "e",
     theta: float = 0.0,
@@ -31,11 +37,7 @@ def plcl(
     gnn: bool = True,
     steps: int = 3,
     node_size: int = 32,
-    g_value: float = 5.0,
-    g_share: float = 0.1,
-    gamma: float = 1.0,
-    alpha: float = 0.0,
-    beta: float = 0.0,
+    **weights: Any,
 ) -> Method:
     """Partial-BCE, a graph network in which classes inform each other, and easy unknown entries become labels.
 
@@ -100,7 +102,7 @@ def plcl(
 
     relabel = Curriculum(strategy, theta, relabel_at, block=block, passes=passes) if strategy != "none" else None
     is_ensemble = strategy == "d" and ensemble > 1
-    reduce = ByShare.from_options(g_value, g_share, gamma, alpha, beta)
+    reduce = ByShare.from_options(**weights)
     head = make_head if is_ensemble else make_member
     return Method(
         BCE(), relabel, head=head, reduce=reduce, frozen=partial(_on_frozen, strategy, theta, relabel_at, block, reduce)

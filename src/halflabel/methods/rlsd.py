@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,20 +82,8 @@ class Regional(RecurrentHead):
 
     needs_maps = True
 
-    def __init__(
-        self,
-        channels: int,
-        classes: int,
-        *,
-        levels: int = 3,
-        length: int = 4,
-        dimensions: int = 64,
-        hidden: int = 128,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__(
-            channels, classes, dimensions=dimensions, hidden=hidden, dropout=dropout, beam=1, length=length
-        )
+    def __init__(self, channels: int, classes: int, *, levels: int = 3, length: int = 4, **recurrent: Any) -> None:
+        super().__init__(channels, classes, beam=1, length=length, **recurrent)
         self.levels = levels
 
     def forward(self, features: Tensor) -> Output:

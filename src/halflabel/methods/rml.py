@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.propagation import PropagateLabels
@@ -89,19 +90,14 @@ def rmlc(s: float = -0.8, kappa: float = 5.0, rank: str = "exact", unknown: str 
     return _build(Ranking(s, kappa, rank=rank), UnknownAs(unknown))
 
 
-@method(serves=REGIMES, paper=f"{_PAPER}, SS-RML", lr=1e-3, weight_decay=5e-4, tune=_TUNE)
+@method(serves=REGIMES, paper=f"{_PAPER}, SS-RML", lr=1e-3, weight_decay=5e-4, tune=_TUNE, options_of=rml)
 def ss_rml(
     start: int = 5,
     every: int = 20,
     t: float = 0.0,
     labelled: float = 1.0,
     eta: float = 0.0,
-    s: float = -0.8,
-    kappa: float = 5.0,
-    leak: float = 0.0,
-    rank: str = "sampled",
-    unknown: str = "auto",
-    rounded: bool = False,
+    **ranking: Any,
 ) -> Method:
     """Robust ranking that also uses unlabelled images: each takes the labels of its nearest labelled image.
 
@@ -133,8 +129,8 @@ def ss_rml(
     Differs from the released code: it has leak=0.1, rounded=true, labelled=5 and κ = 1, and divides the loss by 200.
     """
     at_least(0, eta=eta)
-    relabel = PropagateLabels(start, every, t, labelled, unknown)
-    return _build(Ranking(s, kappa, leak, rank, rounded), relabel, [Transductive(eta)] if eta else [])
+    relabel = PropagateLabels(start, every, t, labelled, ranking.pop("unknown"))
+    return _build(Ranking(**ranking), relabel, [Transductive(eta)] if eta else [])
 
 
 def _build(loss: Ranking, relabel: Relabeler, terms: Sequence[Transductive] = ()) -> Method:
