@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from halflabel.errors import UserError
@@ -53,7 +54,8 @@ class Quarantine:
             raise TooManyBadImages(
                 f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) have no file in {folder}, over the limit "
                 f"of {100 * limit:.3g} %: {examples}{' …' if bad > 3 else ''}",
-                f"{see_list}check the folder, leave those images out of the label file, or raise --max-bad",
+                f"{see_list}check the folder, leave those images out of the label file, or add --max-bad "
+                f"{math.ceil(100 * bad / total) / 100:g}",
             )
 
     def write(self, path: str | Path) -> None:

@@ -200,7 +200,9 @@ class _Job:
 
     def report_bad_images(self) -> None:
         if isinstance(self.source, Images) and (bad := len(self.source.quarantine)):
-            self.reporter.message(f"{bad} of {len(self.source)} images could not be read: see {self.run.bad_images}")
+            image, _, reason = self.source.quarantine.rows[0]
+            which = f"{image} ({reason})" if bad == 1 else f"see {self.run.bad_images}"
+            self.reporter.message(f"{bad} of {len(self.source)} images could not be read: {which}")
 
 
 class _Fitted(NamedTuple):
