@@ -53,27 +53,23 @@ class LiveUpdate:
     seconds: float
 
 
+@dataclass(eq=False)
 class LiveReview:
     """Fits the model to the labels of a run and the answers so far; each call of `update` starts from the last fit."""
 
-    def __init__(
-        self,
-        model: LiveModel,
-        labels: NDArray[np.int8],
-        evaluation: NDArray[np.int8],
-        *,
-        precision: float = 0.95,
-        positives_per_image: float = 0.0,
-        seed: int = 0,
-    ) -> None:
-        """Take the labels (N, C) that the run was trained on, and those of them that people made."""
-        self.model, self.labels, self.evaluation = model, labels, evaluation
-        self.precision, self.positives_per_image = precision, positives_per_image
-        self.seed = seed
+    model: LiveModel
+    labels: NDArray[np.int8]  # (N, C) that the run was trained on
+    evaluation: NDArray[np.int8]  # those of them that people made
+    precision: float = 0.95
+    positives_per_image: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        model, labels = self.model, self.labels
         self.features = np.full((len(labels), min(_NEIGHBOUR_COMPONENTS, model.features.shape[1])), np.nan, np.float32)
         self.features[model.rows] = model.features[:, :_NEIGHBOUR_COMPONENTS].numpy()
         has_all_classes = bool((labels > 0).any(0).all())
-        self.explorer = None if has_all_classes else Explorer(self.features, labels.shape[1], seed)
+        self.explorer = None if has_all_classes else Explorer(self.features, labels.shape[1], self.seed)
 
     def update(self, answers: Sequence[EntryAnswer]) -> LiveUpdate:
         """Fit the model to the labels and these answers, and choose the next questions."""

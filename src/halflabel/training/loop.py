@@ -98,6 +98,7 @@ def fit(
     distribution = distribute(plain, settings, accelerator.device)  # after method.start, which may set weights
     step = OptimizerStep(accelerator, method, distribution, table, settings)
     checked = None if validation is None or judge is None else (validation, judge)
+    callback = callback if callback is not None and distributed.is_main() else Callback()
     return Loop(step, source, checked, truth, callback, folder).run(resume)
 
 
@@ -110,24 +111,23 @@ def plan_epoch(source: Source, settings: Settings, epoch: int) -> Plan:
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
+@dataclass(eq=False)
 class Loop:
     """The epochs of one call of `fit`; `step` holds model, method, labels and settings."""
 
-    def __init__(
-        self,
-        step: OptimizerStep,
-        source: Source,
-        validation: tuple[Source, Judge] | None,
-        truth: LabelTable | None,
-        callback: Callback | None,
-        folder: Path | None,
-    ) -> None:
-        self.step, self.source, self.validation, self.truth = step, source, validation, truth
+    step: OptimizerStep
+    source: Source
+    validation: tuple[Source, Judge] | None
+    truth: LabelTable | None
+    callback: Callback
+    folder: Path | None
+
+    def __post_init__(self) -> None:
+        step = self.step
         self.method, self.settings, self.distribution = step.method, step.settings, step.distribution
-        self.callback = callback if callback is not None and distributed.is_main() else Callback()
         self.state = TrainingState(torch.zeros((), device=step.device))
-        self.batches_per_epoch = math.ceil(len(source) / step.settings.batch_size)
-        self.checkpointer = Checkpointer(folder, self.state, step, self.batches_per_epoch)
+        self.batches_per_epoch = math.ceil(len(self.source) / step.settings.batch_size)
+        self.checkpointer = Checkpointer(self.folder, self.state, step, self.batches_per_epoch)
         self.scoring_batches = MicroBatcher()
         self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
         self.first_loss: float | None = None

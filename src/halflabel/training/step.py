@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ _DENSE_ENTRIES = 1 << 26  # a label table of at most so many entries is kept den
 _LIMITED_MEMORY = ("cuda", "xpu")  # devices that run out of memory; on a CPU the snapshots would be wasted
 
 
+@dataclass(eq=False)
 class OptimizerStep:
     """Computes gradients and updates the weights.
 
@@ -33,29 +35,26 @@ class OptimizerStep:
     is repeated with half as many images at once.
     """
 
-    def __init__(
-        self,
-        accelerator: Any,
-        method: Method,
-        distribution: Distribution,
-        table: LabelTable,
-        settings: Settings,
-    ) -> None:
-        self.accelerator, self.method, self.distribution = accelerator, method, distribution
-        self.table, self.settings = table, settings
-        device = accelerator.device
+    accelerator: Any
+    method: Method
+    distribution: Distribution
+    table: LabelTable
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        method, distribution, table, settings = self.method, self.distribution, self.table, self.settings
         self.groups = parameter_groups(distribution.trained, method, settings)
         # Not wrapped by the accelerator: its wrapper looks for packages on the disk at every step.
         self.optimizer = make_optimizer(self.groups, settings)
         self.ema = ModelEma(distribution.plain, settings.ema) if settings.ema else None
         self.autocast: Callable[[], AbstractContextManager[Any]] = (
-            nullcontext if settings.precision == "no" else accelerator.autocast
+            nullcontext if settings.precision == "no" else self.accelerator.autocast
         )
         # Looking up labels in a dense table is faster; a large table stays sparse.
         is_small = len(table) * len(table.classes) <= _DENSE_ENTRIES
-        self.dense_labels = torch.from_numpy(table.dense()).to(device) if is_small else None
+        self.dense_labels = torch.from_numpy(table.dense()).to(self.device) if is_small else None
         self.micro_batches = MicroBatcher()
-        can_split = distribution.can_split_batches and device.type in _LIMITED_MEMORY
+        can_split = distribution.can_split_batches and self.device.type in _LIMITED_MEMORY
         self.snapshot = Snapshot(distribution.plain, method) if can_split else None
         self.check_next_batch = True  # whether to check the shapes and values that the method returns
 

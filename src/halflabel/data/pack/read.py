@@ -155,27 +155,20 @@ def _open_tars(folder: str, tars: tuple[tuple[str, int, int], ...]) -> Pack:
     return Pack(Path(folder), members.names.take(pa.array(images)), index, settings, (), stamp, files)
 
 
+@dataclass(eq=False)
 class Pack:
     """Reads the images of a pack by number; safe for any number of threads and processes."""
 
-    def __init__(
-        self,
-        folder: Path,
-        names: Any,
-        index: dict[str, NDArray[Any]],
-        settings: PackSettings,
-        tail: tuple[str, ...] = (),
-        stamp: str = "",
-        files: list[str] | None = None,
-    ) -> None:
-        self.folder = folder
-        self.names = names  # pyarrow strings
-        self.index = index  # INDEX_COLUMNS; of tars that others wrote, without the last three
-        self.files = files  # the names of the data files, if not those of `data_file_name`
-        self.settings = settings
-        self.tail = tail  # the last folders of the source path: image ids may repeat them
-        self.stamp = stamp  # changes when any image changes
-        self.remote = RemoteFolder.of(folder)
+    folder: Path
+    names: Any  # pyarrow strings
+    index: dict[str, NDArray[Any]]  # INDEX_COLUMNS; of tars that others wrote, without the last three
+    settings: PackSettings
+    tail: tuple[str, ...] = ()  # the last folders of the source path: image ids may repeat them
+    stamp: str = ""  # changes when any image changes
+    files: list[str] | None = None  # the names of the data files, if not those of `data_file_name`
+
+    def __post_init__(self) -> None:
+        self.remote = RemoteFolder.of(self.folder)
         self._files: dict[int, int] = {}
         weakref.finalize(self, _close, self._files)
 

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from torch import Tensor
 
 _IDLE_SECONDS = 1.0  # without work, until `on_idle` is called
 
 
+@dataclass(eq=False)
 class Batcher:
     """The only thread that uses the model: scores waiting images together, at most `max_batch` at a time.
 
@@ -20,15 +22,12 @@ class Batcher:
     `on_idle` is called after a second without work.
     """
 
-    def __init__(
-        self,
-        score: Callable[[Sequence[Tensor]], Tensor],
-        *,
-        max_batch: int,
-        wait: float,
-        on_idle: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.score, self.max_batch, self.wait, self.on_idle = score, max_batch, wait, on_idle
+    score: Callable[[Sequence[Tensor]], Tensor]
+    max_batch: int
+    wait: float
+    on_idle: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         self.images = self.batches = 0
         self._queue: queue.Queue[tuple[Tensor, Future[Tensor]] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="halflabel-batches", daemon=True)
