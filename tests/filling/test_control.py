@@ -225,6 +225,7 @@ def test_photos_without_a_row_are_asked_about_and_written(asked: Project, tmp_pa
     further = [f"new-{number}.png" for number in range(6)]
     for name, photo in zip(further, sorted(asked.images.glob("*.png")), strict=False):
         shutil.copy(photo, project.images / name)
+    run.control.write_text("\n".join(run.control.read_text().splitlines()[:21]) + "\n")  # all 20 are needed
     earlier = asked_entries(run.control)
 
     def answer(entries: list[tuple[str, str]]) -> None:
@@ -236,6 +237,7 @@ def test_photos_without_a_row_are_asked_about_and_written(asked: Project, tmp_pa
     entries = asked_entries(run.control)
     assert entries[: len(earlier)] == earlier
     assert set() < {image for image, _ in entries[len(earlier) :]} <= set(further)
+    assert "control answers" in project.fill("--control", 40, "--out", tmp_path / "listed.csv")  # these are answered
     answer(entries)
     project.fill("--control", 40, "--all-photos")
     assert set(formats.read(run.filled, format="long").rows.images) == {*run.read_labels().images, *further}

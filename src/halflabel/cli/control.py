@@ -108,9 +108,8 @@ class ControlQuestions:
         )
         if number < self.count:
             console.print(
-                f"There are {number} questions and not {self.count}: only about {2 * number} unknown labels are "
-                f"probable enough to be filled at a precision of {100 * self.precision:g} %, and half of them are left "
-                "to fill."
+                f"There are {number} questions and not {self.count}: only about {2 * number} unknown labels were "
+                "probable enough to be filled, and half of them are left to fill."
             )
         if self.further is None and (unlisted := len(unlisted_photos(self.run, self.labels, self.images))):
             console.print(
@@ -122,10 +121,15 @@ class ControlQuestions:
         console.print("Or fill without answers, under an assumption: --assume-random")
 
     def _asked(self) -> set[tuple[str, str]]:
-        """Return image and class of the questions that are written already."""
+        """Return image and class of the questions that are written already, without those about other photos."""
         from halflabel.review.questions import asked_entries
 
-        return set(asked_entries(self.run.control)) if self.run.control.exists() else set()
+        asked = set(asked_entries(self.run.control)) if self.run.control.exists() else set()
+        if self.further is None and asked:  # an earlier fill may have had --all-photos
+            listed = self.run.read_rows().images
+            listed = listed if self.labels is None else listed.union(self.labels.images)
+            asked = {entry for entry in asked if entry[0] in listed}
+        return asked
 
     def _covers(self, entries: Iterable[tuple[str, str]]) -> bool:
         """Whether the entries include one of the further photos, if there are any."""

@@ -20,7 +20,7 @@ from halflabel.cli.options import (
     takes_label_options,
     words_of,
 )
-from halflabel.cli.sequence import after_report, after_review, remember_fill
+from halflabel.cli.sequence import after_report, after_review, join_command, remember_fill
 from halflabel.cli.terminal import (
     ABSENT,
     PRESENT,
@@ -59,6 +59,7 @@ AssumeRandom = Annotated[
 ]
 
 _CONFIDENCE = 0.9
+_USEFUL = 20  # labels that make a lower precision worth while
 
 
 @app.command()
@@ -163,7 +164,8 @@ def fill(
     with use_engine(engine):
         filling, tally = _fill(opened, images, path, complete, **options)
     _show(filling, tally, top)
-    _show_photos(filling, images, all_photos, people)
+    if (tally.present + tally.absent).any():
+        _show_photos(filling, images, all_photos, people)
     if answers is not None:
         again += ["--answers", answers, *(words_of(read) if labels is None else [])]
     _show_next_step(filling, tally, run, images, path, complete, again)
@@ -265,22 +267,23 @@ def _show_next_step(
 
 
 def _show_lower_precision(filling: FillPlan, run: Path, images: Path, options: list[str | Path]) -> None:
-    """Print the highest precision at which labels would be filled, as a command."""
-    lower = filling.lower_precisions()
-    if not lower:
-        console.print("No lower precision fills anything either: label more photos, or answer questions, and train.")
-        show_command(after_report(run, images))
-        return
-    first, *rest = (f"{100 * precision:g} %, {group_digits(count)}" for precision, count in lower)
-    more = "".join(f"; at {each}" for each in rest)
-    console.print(f"At a precision of {first} {'label' if lower[0][1] == 1 else 'labels'} would be filled{more}.")
-    precision = lower[-1][0]
-    show_next("fill", run, images, "--precision", f"{precision:g}", *options)
-    if filling.check:
+    """Print at which lower precision labels would be filled, and the commands that help, the more useful one first."""
+    lower, useful = filling.lower_precisions(_USEFUL), False
+    commands = {"learn": after_report(run, images)}
+    if filling.check:  # there are answers that the run has not learned
         file = options[options.index("--answers") :][:2] if "--answers" in options else []
-        show_command(
-            shlex.join([*shlex.split(after_review(run, images)), *map(str, file)]), "Or learn from the answers"
-        )
+        commands["learn"] = shlex.join([*shlex.split(after_review(run, images)), *map(str, file)])
+    if lower:
+        first, *rest = (f"{100 * precision:g} %, {group_digits(count)}" for precision, count in lower)
+        more = "".join(f"; at {each}" for each in rest)
+        console.print(f"At a precision of {first} {'label' if lower[0][1] == 1 else 'labels'} would be filled{more}.")
+        commands["fill"] = join_command("fill", run, images, "--precision", f"{lower[-1][0]:g}", *options)
+        useful = lower[-1][1] >= _USEFUL
+    else:
+        console.print("No lower precision fills anything either: the model must learn more first.")
+    order = ("fill", "learn") if useful else ("learn", "fill")
+    for title, kind in zip(("Next", "Or"), (kind for kind in order if kind in commands), strict=False):
+        show_command(commands[kind], title)
 
 
 def _show_undo(run: str, file: str, fills: int, ruled: int) -> None:
