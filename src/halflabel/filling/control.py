@@ -52,16 +52,10 @@ class ControlAnswers(NamedTuple):
     present: NDArray[np.bool_]
 
 
-def _class_curve(platt: Platt, classes: int) -> ClassPlatt:
-    """Return `platt` with one curve per class."""
-    slope, offset = np.array(platt.class_slope or np.ones(classes)), np.array(platt.class_offset or np.zeros(classes))
-    return ClassPlatt(slope, offset, (platt.slope, platt.offset), (1.0, platt.bend))
-
-
 def unknown_curve(platt: Platt, scores: Scores, table: LabelTable) -> ClassPlatt:
     """Return P(present) of an unknown entry by its logit: lower than `platt`, as the label was not given."""
     classes = len(table.classes)
-    shared = _class_curve(platt, classes)
+    shared = platt.per_class(classes)
     expected = sum(
         float(np.nansum(shared.scores(scores.logits[index]))) for index in image_blocks(np.arange(len(table)), classes)
     )
@@ -108,7 +102,7 @@ def draw_control(
     generator = np.random.default_rng([seed, _STREAM])
     drawn = generator.permutation(generator.integers(edges[:-1], edges[1:]))
     image, column = image[drawn], column[drawn]
-    shown = _class_curve(platt, len(table.classes)).scores(scores.logits[image, column], column)
+    shown = platt.per_class(len(table.classes)).scores(scores.logits[image, column], column)
     return list(zip(image.tolist(), column.tolist(), shown.astype(np.float64).tolist(), strict=True))
 
 

@@ -56,6 +56,11 @@ class Platt(NamedTuple):
             raise ValueError("the calibration does not fit the classes")
         return platt
 
+    def per_class(self, classes: int) -> ClassPlatt:
+        """Return the same curves with a slope and an offset of each class: the reverse of `ClassPlatt.as_platt`."""
+        slope, offset = np.array(self.class_slope or np.ones(classes)), np.array(self.class_offset or np.zeros(classes))
+        return ClassPlatt(slope, offset, (self.slope, self.offset), (1.0, self.bend))
+
     def scores(self, logits: Tensor) -> Tensor:
         """Logits (…, C) -> probabilities (…, C)."""
         z = self.slope * logits + self.offset

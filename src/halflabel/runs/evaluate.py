@@ -115,11 +115,11 @@ def _correct(platt: Platt, logits: Tensor, known: NDArray[Any], control: Tensor)
     change = recalibrate(p_answered, (control[is_answered] > 0).numpy(), keep_slope=is_one_sided)
     expected = positives.sum() + float(np.nansum(change.apply(unknown)[known == 0]))
     after = log_odds_of_unknown(positives, classes, expected)
-    slope, offset = np.array(platt.class_slope or np.ones(classes)), np.array(platt.class_offset or np.zeros(classes))
-    offset = change.slope * (offset + shift) + change.offset - after
+    curves = platt.per_class(classes)
+    offset = change.slope * (curves.offset + shift) + change.offset - after
     return platt._replace(
         assumption=f"{platt.assumption}; {change.check}",
-        class_slope=tuple((change.slope * slope).tolist()),
+        class_slope=tuple((change.slope * curves.slope).tolist()),
         class_offset=tuple(offset.tolist()),
     )
 
