@@ -298,7 +298,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         distinct, first, again = np.unique(images.keys, return_index=True, return_inverse=True)
         names = Names(distinct.tolist())
-        views = Config().views(backbone.preprocess.size, backbone)
+        views = Config().views(backbone)
         source: Images | Arrays
         if images.pixels is None:
             source = Images([Path(key) for key in distinct.tolist()], names, views, max_bad=1.0)

@@ -38,18 +38,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_settings_are_those_of_the_view() -> None:
     backbone = build_backbone("tiny", size=32)
     preprocess = backbone.preprocess
-    assert Config().views(32, backbone) == make_views(32, "keep", preprocess.interpolation, preprocess.crop_pct)
-    views = Config(strong_ops=3, strong_magnitude=20, cutout=0.0, crop=0.9).views(32, backbone)
+    assert Config(size=32).views(backbone) == make_views(32, "keep", preprocess.interpolation, preprocess.crop_pct)
+    views = Config(strong_ops=3, strong_magnitude=20, cutout=0.0, crop=0.9, size=32).views(backbone)
     strong = views["strong"]
     assert isinstance(strong, Strong)
     assert (strong.num_ops, strong.magnitude, strong.cutout, strong.least) == (3, 20, 0.0, 0.9)
-    assert views["weak"] == Config(crop=0.9).views(32, backbone)["weak"]
+    assert views["weak"] == Config(crop=0.9, size=32).views(backbone)["weak"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("strong_ops", -1), ("strong_magnitude", 31), ("cutout", 1.5)])
 def test_options_out_of_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(UserError, match=name) as refused:
-        Config(**{name: value}).views(32, build_backbone("tiny", size=32))  # type: ignore[arg-type]
+        Config(**{name: value}).views(build_backbone("tiny", size=32))  # type: ignore[arg-type]
     assert name in refused.value.fix
     flag = "--" + name.replace("_", "-")
     for command in ("train", "compare"):
@@ -75,7 +75,7 @@ def test_the_limits_of_the_options_work_on_cpu_and_device(more: dict[str, Any]) 
 
 def test_without_operations_and_cutout_strong_equals_weak() -> None:
     backbone = build_backbone("tiny", size=32)
-    views = Config(strong_ops=0, cutout=0.0).views(32, backbone)
+    views = Config(strong_ops=0, cutout=0.0, size=32).views(backbone)
     image = torch.randint(0, 256, (3, 40, 36), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert all(torch.equal(views["weak"](image, key), views["strong"](image, key)) for key in range(20))
 

@@ -86,7 +86,7 @@ def test_interrupted_embedding_is_continued(place: Path, monkeypatch: pytest.Mon
     files = sorted((place / "photos").iterdir())
 
     def write(folder: str, progress: object = None) -> tuple[int, int]:
-        views = Config().views(32, backbone)
+        views = Config(size=32).views(backbone)
         source = Images(files, Names(path.name for path in files), views, max_bad=1.0)
         reporter = Reporter() if progress is None else Reporter(progress)  # type: ignore[arg-type]
         return embed.write_features(backbone, source, Path(folder), {"size": 32}, reporter=reporter)

@@ -53,7 +53,7 @@ def embed(
     if not (paths := find_images(folder)):
         raise UserError(f"{images} holds no images", "name the folder with the image files, or a pack")
     names = Names(path.relative_to(folder).as_posix() for path in paths)
-    source = Images(paths, names, config.views(size, backbone), workers=config.workers, max_bad=1.0)
+    source = Images(paths, names, config.views(backbone), workers=config.workers, max_bad=1.0)
     made_by = {"backbone": config.backbone, "size": size, "resize": config.resize, "channels": config.channels}
     with Bar("features") as bar, use_engine(engine):
         reporter = Reporter(bar, lambda line: console.print(line, markup=False))

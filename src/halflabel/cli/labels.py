@@ -103,7 +103,7 @@ def _near_copies(table: LabelTable, images: Path) -> str | None:
 
     assembly = Assembly(config := Config())
     backbone = assembly.make_backbone()
-    views = config.views(backbone.preprocess.size, backbone)
+    views = config.views(backbone)
     source = open_images(table.images, images, views, max_bad=1.0)
     with Bar("features") as bar:
         features = assembly.features(backbone, source, len(table.classes), Path("runs/cache"), reporter=Reporter(bar))

@@ -60,7 +60,7 @@ class ExperimentSources:
     @cached_property
     def raw(self) -> list[Images | Arrays]:
         """The source of the images, then that of separate test images and of validation images, if any."""
-        views = self.config.views(self.config.size or self.backbone.preprocess.size, self.backbone)
+        views = self.config.views(self.backbone)
 
         def open_source(table: LabelTable, images: Path | Tensor | None) -> Images | Arrays:
             images = data.images if images is None else images

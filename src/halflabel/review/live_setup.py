@@ -54,7 +54,7 @@ def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveRevi
     assembly = Assembly(config)
     table, evaluation = training_and_evaluation_tables(run.read_rows())
     backbone = assembly.make_backbone()
-    views = config.views(config.size or backbone.preprocess.size, backbone)
+    views = config.views(backbone)
     source = open_images(table.images, images, views, workers=config.workers, max_bad=1.0)
     features = run_features(run, config, backbone, source, len(table.classes), train=False)
     model = LiveModel(

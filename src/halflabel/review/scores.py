@@ -126,7 +126,7 @@ def _first_features(run: RunFolder, table: LabelTable, folder: Path, reporter: R
 
     config = Config.from_dict(run.read_config())
     backbone = Assembly(config).make_backbone()
-    views = config.views(config.size or backbone.preprocess.size, backbone)
+    views = config.views(backbone)
     source = open_images(table.images, folder, views, workers=config.workers, max_bad=1.0)
     features = run_features(run, config, backbone, source, len(table.classes), train=False, reporter=reporter)
     return _project(pooled_features(features).numpy())

@@ -81,8 +81,7 @@ def score_run(
             f"{count}-fold cross-fitting of the head; the tuned backbone has seen the labels of its training images, "
             "so precision may be overestimated"
         )
-    size = config.size or backbone.preprocess.size
-    source = _files(table.images, images, config, config.views(size, backbone))
+    source = _files(table.images, images, config, config.views(backbone))
     features = run_features(run, config, backbone, source, len(table.classes), reporter=reporter)
     reporter.message(f"training the head in {count} folds")
     groups = group_images(config.group, table.images, source)

@@ -94,7 +94,7 @@ class Predictor:
                 raise UserError(f"{run.folder} has no threshold for the class {missing[0]!r}", "train again")
             thresholds = torch.tensor([by_class[name] for name in classes])
         device = choose_device(config.settings.device, fall_back=True)
-        views = config.views(config.size or backbone.preprocess.size, backbone)
+        views = config.views(backbone)
         if model.head.needs_maps and "square" in views:
             views["plain"] = views["square"]
         return cls(_ready(model, device), config, classes, views, platt, thresholds, device, run)

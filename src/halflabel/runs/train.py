@@ -163,7 +163,7 @@ class _Job:
         self.size = self.config.size or self.backbone.preprocess.size
 
     def open_images(self) -> None:
-        views = self.config.views(self.size, self.backbone)
+        views = self.config.views(self.backbone)
         self.source: Images | Arrays
         if isinstance(self.image_folder, Tensor):
             self.source = Arrays(self.image_folder, self.table.images, views)

@@ -358,8 +358,8 @@ class Config:
             words += ["--" + name.replace("_", "-"), str(value)]
         return words
 
-    def views(self, size: int, backbone: Backbone) -> dict[str, View]:
-        """The plain, weak and strong views of images at `size` pixels."""
+    def views(self, backbone: Backbone) -> dict[str, View]:
+        """The plain, weak and strong views of images, at the size that suits the backbone if none is stated."""
         from halflabel.data.views import make_views
 
         takes_squares = self.tune == "all" or hasattr(backbone.model, "pos_embed")
@@ -367,7 +367,7 @@ class Config:
         strong: dict[str, Any] = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
         preprocess = backbone.preprocess
         strong |= {"crop": self.crop, "channels": self.channels}
-        return make_views(size, resize, preprocess.interpolation, preprocess.crop_pct, **strong)
+        return make_views(self.size or preprocess.size, resize, preprocess.interpolation, preprocess.crop_pct, **strong)
 
 
 STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")

@@ -50,7 +50,7 @@ class TestBench:
         """Read the features that a run uses from its cache; compute those that the cache does not have."""
         assembly = Assembly(config)
         backbone = assembly.make_backbone()
-        views = config.views(config.size or backbone.preprocess.size, backbone)
+        views = config.views(backbone)
         training, test = (
             pooled_features(
                 assembly.features(
