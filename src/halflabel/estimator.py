@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -55,6 +56,7 @@ _CHOICES = {
 _OPTIONS = ("backbone", "size", "solver", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule", "seed")
 
 
+@dataclass(eq=False, repr=False)
 class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A head trained by one of the methods on labels of which only some are known; a scikit-learn classifier.
 
@@ -109,44 +111,24 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     [[-1, 1], [-1, 1], [1, -1], [1, -1]]
     """
 
-    def __init__(
-        self,
-        method: str | Recipe | Callable[..., Method] = "bn-bce",
-        *,
-        options: Mapping[str, Any] | None = None,
-        backbone: str = DEFAULT,
-        size: int | None = None,
-        solver: Literal["auto", "lbfgs", "sgd"] = "auto",
-        epochs: int | None = None,
-        batch_size: int = 32,
-        lr: float | None = None,
-        weight_decay: float | None = None,
-        optimizer: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw",
-        schedule: Literal["cosine", "step", "constant"] = "cosine",
-        zero: Zero = "auto",
-        threshold: float | Literal["auto"] = "auto",
-        seed: int = 0,
-        device: str = "auto",
-        cache: str | Path | None = None,
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.options = options
-        self.backbone = backbone
-        self.size = size
-        self.solver = solver
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self.zero = zero
-        self.threshold = threshold
-        self.seed = seed
-        self.device = device
-        self.cache = cache
-        self.verbose = verbose
+    method: str | Recipe | Callable[..., Method] = "bn-bce"
+    _: KW_ONLY
+    options: Mapping[str, Any] | None = None
+    backbone: str = DEFAULT
+    size: int | None = None
+    solver: Literal["auto", "lbfgs", "sgd"] = "auto"
+    epochs: int | None = None
+    batch_size: int = 32
+    lr: float | None = None
+    weight_decay: float | None = None
+    optimizer: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
+    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    zero: Zero = "auto"
+    threshold: float | Literal["auto"] = "auto"
+    seed: int = 0
+    device: str = "auto"
+    cache: str | Path | None = None
+    verbose: bool = False
 
     def fit(self, X: Any, y: Any) -> HalfLabelClassifier:
         """Train on N images or rows of features and what y knows of them."""
