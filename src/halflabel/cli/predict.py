@@ -127,7 +127,10 @@ def _is_evaluation(path: Path) -> bool:
 @app.command()
 def predict(
     run: ModelArgument,
-    images: Annotated[list[Path], typer.Argument(help="Image files and folders; - reads file names from stdin.")],
+    images: Annotated[
+        list[Path],
+        typer.Argument(help="Image files and folders, or a folder of features; - reads file names from stdin."),
+    ],
     output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
     top: Annotated[int, typer.Option(help="Show at least this many labels per image.", min=0)] = 3,
     all_scores: Annotated[bool, typer.Option("--all", help="Show all classes, not only likely ones.")] = False,

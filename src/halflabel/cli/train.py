@@ -90,7 +90,7 @@ def train(
     read: ReadLabels,
     training: dict[str, Any],
     labels: Annotated[Path | None, typer.Argument(help="A label file or folder of any known format.")] = None,
-    images: Annotated[Path | None, typer.Argument(help="The folder with the image files, or a pack.")] = None,
+    images: Annotated[Path | None, typer.Argument(help="Image folder, pack, or features of `embed`.")] = None,
     method: Annotated[
         str,
         panel(COMMON, "The training method; auto chooses one that suits the labels. `halflabel methods` lists all."),
