@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -228,23 +229,21 @@ class _Photo(NamedTuple):
     maps: dict[int, str]
 
 
+@dataclass(eq=False)
 class _TileMaker:
     """Makes the tiles of the galleries; the page holds each photo once, however many tiles show it."""
 
-    def __init__(
-        self,
-        facts: RunFacts,
-        predictor: Predictor,
-        source: Images,
-        scored: GalleryScores,
-        entries: Sequence[GalleryEntry],
-        with_maps: bool,
-        reporter: Reporter,
-    ) -> None:
-        self.facts, self.predictor, self.source, self.scored = facts, predictor, source, scored
-        self.with_maps = with_maps
+    facts: RunFacts
+    predictor: Predictor
+    source: Images
+    scored: GalleryScores
+    entries: Sequence[GalleryEntry]
+    with_maps: bool
+    reporter: Reporter
+
+    def __post_init__(self) -> None:
         columns: dict[int, list[int]] = {}
-        for entry in entries:
+        for entry in self.entries:
             columns.setdefault(entry.row, []).append(entry.column)
         self.photo_bytes = min(PHOTO_BYTES, PHOTO_BUDGET * 3 // 4 // max(len(columns), 1))  # base64 adds a third
         self.photos: dict[int, _Photo] = {}
@@ -253,7 +252,7 @@ class _TileMaker:
             photo = self._photo(row, columns[row])
             if photo is not None:
                 self.photos[row] = photo
-            reporter.progress(done, len(columns))
+            self.reporter.progress(done, len(columns))
 
     def gallery(self, name: str, title: str, caption: str, entries: Sequence[GalleryEntry], total: int) -> Html:
         tiles = [self._tile(entry) for entry in entries if entry.row in self.photos]

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ _CHOSEN = "chosen by the person"
 _STATES = {1: "present", -1: "absent", 0: "unsure"}
 
 
+@dataclass(eq=False)
 class ReviewSession:
     """Hands out questions and stores answers; thread-safe.
 
@@ -39,29 +40,24 @@ class ReviewSession:
     The share `twice` of all entries, drawn at random, is asked to two people; the second does not see the first answer.
     """
 
-    def __init__(
-        self,
-        scored: ScoredImages,
-        questions: Sequence[Question],
-        answers: AnswerStore,
-        *,
-        who: str,
-        asks_name: bool = False,
-        run: str = "",
-        live: bool = False,
-        next_command: str = "",
-        twice: float = 0.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.scored, self.answers, self.run = scored, answers, run
-        self.who, self.asks_name = who, asks_name  # whether browsers may send another name
-        self.live = live
-        self.next_command = next_command  # that uses the answers, which the page shows at the end
+    scored: ScoredImages
+    questions: InitVar[Sequence[Question]]
+    answers: AnswerStore
+    _: KW_ONLY
+    who: str
+    asks_name: bool = False  # whether browsers may send another name
+    run: str = ""
+    live: bool = False
+    next_command: str = ""  # that uses the answers, which the page shows at the end
+    twice: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self, questions: Sequence[Question]) -> None:
+        scored, answers = self.scored, self.answers
         self.classes = list(scored.table.classes)
         self.images = list(scored.table.images)
         # Entry numbers depend on the labels: a page must not send answers that it stored for other labels.
         self.project = f"{answers.project}-{scored.table.digest()[:12]}"
-        self._clock = clock
         self._lock = threading.RLock()
         # The same after a restart of the server: a page that is open can still undo and show its last answers.
         secret = self.project.encode()[:64]
@@ -71,7 +67,7 @@ class ReviewSession:
         self._image_of = {public: i for i, public in enumerate(self.public_ids)}
         self.pool = {self._entry(q.image, q.column): q for q in questions}  # in their order
         self._leases: dict[int, tuple[str, float]] = {}
-        self.team = TeamAnswers(answers, scored.table, self.project, twice)
+        self.team = TeamAnswers(answers, scored.table, self.project, self.twice)
 
     def states(self, column: int) -> NDArray[np.int8]:
         """Return what is known of a class for each image (N,), answers included: 1, −1, or 0 for unknown."""
@@ -115,7 +111,7 @@ class ReviewSession:
             for e, first in self.team.waiting.items():
                 if e not in self.pool:
                     self.pool[e] = Question(*self._split(e), float(self.scored.scores[self._split(e)]), first.why)
-            skipped, now = set(skip), self._clock()
+            skipped, now = set(skip), self.clock()
 
             def matches(e: int) -> bool:
                 question = self.pool[e]
@@ -186,7 +182,7 @@ class ReviewSession:
             chosen = [self._entry(int(i), column) for i in index[np.argsort(rank[index], kind="stable")[:count]]]
             for e in chosen:
                 self.pool[e] = Question(*self._split(e), float(scores[e // classes]), _CHOSEN)
-            self._leases |= dict.fromkeys(chosen, (tab, self._clock() + LEASE_SECONDS))
+            self._leases |= dict.fromkeys(chosen, (tab, self.clock() + LEASE_SECONDS))
             return [self._show(e, self.who) for e in chosen]
 
     def _similarity(self, image: int) -> NDArray[np.float64]:
@@ -218,7 +214,7 @@ class ReviewSession:
     def renew(self, tab: str, entries: Iterable[int]) -> None:
         """Extend the reservation of questions that a tab still shows, unless another tab has them by now."""
         with self._lock:
-            now = self._clock()
+            now = self.clock()
             for e in entries:
                 holder, until = self._leases.get(e, ("", 0.0))
                 if e in self.pool and self.team.wants_answer(e) and (holder in ("", tab) or until <= now):
@@ -281,7 +277,7 @@ class ReviewSession:
         """
         with self._lock:
             self.scored = replace(self.scored, scores=scores, thresholds=np.full(len(self.classes), threshold))
-            now = self._clock()
+            now = self.clock()
             leased = {e for e, (_, until) in self._leases.items() if until > now}
             in_use = {e: question for e, question in self.pool.items() if e in self.team.holding or e in leased}
             self.pool = {self._entry(q.image, q.column): q for q in queue} | in_use
