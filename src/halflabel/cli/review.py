@@ -20,7 +20,6 @@ from halflabel.cli.sequence import (
     join_command,
     remember_fill,
     remembered_fill,
-    remembered_precision,
 )
 from halflabel.cli.terminal import console, plain_table, show_command, show_next, show_written
 from halflabel.errors import UserError
@@ -155,11 +154,10 @@ class _Access(NamedTuple):
 def _chosen_precision(run: RunFolder, given: float | None) -> float:
     """Return the precision of the review, and remember it for the `fill` after it if it is given."""
     words = remembered_fill(run)
+    place = words.index("--precision") if "--precision" in words else len(words)
     if given is None:
-        return remembered_precision(run) or 0.95
-    if "--precision" in words:
-        del words[(place := words.index("--precision")) : place + 2]
-    remember_fill(run, ["--precision", f"{given:g}", *words])
+        return float((*words[place + 1 : place + 2], "0.95")[0])
+    remember_fill(run, ["--precision", f"{given:g}", *words[:place], *words[place + 2 :]])
     return given
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halflabel.errors import UserError
 from halflabel.system.files import read_text
 
 if TYPE_CHECKING:
@@ -60,19 +61,16 @@ def after_review(
 
 
 def remember_fill(run: RunFolder, options: Sequence[str | Path]) -> None:
-    """Store the options of a `fill` for the next one, also of a run that continues this one."""
-    run.write_text(run.fill_options.name, shlex.join(map(str, options)) + "\n")
+    """Store the options of a `fill` for the next one, also of a run that continues this one; if it can be written."""
+    with suppress(OSError, UserError):
+        run.write_text(run.fill_options.name, shlex.join(map(str, options)) + "\n")
 
 
 def remembered_fill(run: RunFolder) -> list[str]:
-    """Return the options of the last `fill`; empty if there was none."""
-    return shlex.split(read_text(run.fill_options, "remove it")) if run.fill_options.exists() else []
-
-
-def remembered_precision(run: RunFolder) -> float | None:
-    """Return the precision of the last `fill`, if there was one."""
-    words = remembered_fill(run)
-    return float(words[words.index("--precision") + 1]) if "--precision" in words else None
+    """Return the options of the last `fill`; empty if there was none, or if they cannot be read."""
+    with suppress(UserError, ValueError):
+        return shlex.split(read_text(run.fill_options, "remove it"))
+    return []
 
 
 def _fill(run: Path, images: Path, all_photos: bool = False) -> str:

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -290,7 +290,7 @@ class RunFolder:
 
     def inherit_fill_options(self, earlier: RunFolder) -> None:
         """Take over the options of the last `fill` of an earlier run."""
-        if earlier.fill_options.exists():
+        with suppress(OSError, UserError):  # there may be none
             self.write_text(self.fill_options.name, read_text(earlier.fill_options, "remove it"))
 
     @_first_process_only
