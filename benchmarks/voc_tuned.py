@@ -131,10 +131,12 @@ def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[s
             FROZEN_MAPS.update(train=frozen_maps(backbone, train, 3), test=frozen_maps(backbone, test))
         model, train_source, test_source = Model(None, head), FROZEN_MAPS["train"], FROZEN_MAPS["test"]
     linear_init = job.get("linear_init")
-    if linear_init:  # {"epochs", "lr"}
+    if linear_init:  # {"epochs", "lr"}, and "method" if it is another one
         maps = frozen_maps(backbone, train)
+        first = recipe(linear_init["method"]).make() if "method" in linear_init else method
+        linear_init = {name: linear_init[name] for name in ("epochs", "lr")}
         rest = {"weight_decay": method_recipe.weight_decay, "seed": seed, "device": device, "schedule": "cosine"}
-        fit(Model(None, head), method, Subset(maps, inside), known.subset(inside), Settings(**rest, **linear_init))
+        fit(Model(None, head), first, Subset(maps, inside), known.subset(inside), Settings(**rest, **linear_init))
     settings = Settings(
         **{
             "weight_decay": method_recipe.weight_decay,
