@@ -17,14 +17,14 @@ def test_naive_reading_and_full_labels_are_trained_as_references(go: Any, traine
     assert {role: (row.labels, row.method, row.seeds) for role, row in rows.items()} == {
         "": ("30 %", "em", 2),
         "naive": ("30 %", "an", 2),
-        "oracle": ("all", "asl", 2),
+        "oracle": ("all", "an-ls", 2),
     }
     assert [task.candidate.role for task in trained].count("oracle") == 2, "no search"
     assert fitted.rows[-1].role == "oracle"
     assert rows["oracle"].known == 1
     (sentence,) = fitted.conclusions
     assert sentence.startswith("Labels 30 %: ")
-    assert "With all labels known, asl has" in sentence
+    assert "With all labels known, an-ls has" in sentence
 
 
 def test_references_are_not_trained_twice(go: Any, trained: list[Task]) -> None:
@@ -71,10 +71,10 @@ def row(method: str, behind: float = 0.0, half: float = 0.01, labels: str = "10 
             ["ahead of bce (95 %: −0.70 to +1.30): the lead may be chance, as may be that over asl; more seeds"],
         ),
         (
-            [row("em"), row("bce", -0.03), row("an", -0.1, role="naive"), row("asl", labels="all", role="oracle")],
+            [row("em"), row("bce", -0.03), row("an", -0.1, role="naive"), row("an-ls", labels="all", role="oracle")],
             [
                 "The naive reading, unknown = absent, has 60.0: 10.00 points less (95 %: +9.00 to +11.00).",
-                "With all labels known, asl has 70.0.",
+                "With all labels known, an-ls has 70.0.",
             ],
         ),
     ],

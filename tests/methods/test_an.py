@@ -52,6 +52,7 @@ SLOW = {
     "an": (reference.an, {}),
     "an-ls": (reference.an_ls, {"smoothing": 0.1}),
     "n-ls": (reference.n_ls, {"smoothing": 0.2}),
+    "bce": (reference.known_ls, {"smoothing": 0.1}),
     "wan": (reference.wan, {}),
     "entmin": (reference.entmin, {"alpha": 0.3}),
 }
@@ -98,7 +99,7 @@ def test_regularisation_of_something_else_is_refused():
         recipe("l1r").make(of="biases")
 
 
-@pytest.mark.parametrize("name", ["an-ls", "n-ls"])
+@pytest.mark.parametrize("name", ["an-ls", "n-ls", "bce", "curriculum"])
 @pytest.mark.parametrize("smoothing", [-0.1, 1.1, float("nan")])
 def test_smoothing_that_rewards_mistakes_is_refused(name, smoothing):
     with pytest.raises(UserError, match=r"smoothing.* cannot be"):

@@ -16,6 +16,14 @@ def an_ls(x: Tensor, labels: list[list[int]], smoothing: float) -> Tensor:
     return _mean(x, labels, cost)
 
 
+def known_ls(x: Tensor, labels: list[list[int]], smoothing: float) -> Tensor:
+    def cost(p: Tensor, label: int) -> Tensor:
+        target = 1 - smoothing if label == 1 else smoothing
+        return -target * torch.log(p) - (1 - target) * torch.log(1 - p) if label else 0 * p
+
+    return _mean(x, labels, cost)
+
+
 def n_ls(x: Tensor, labels: list[list[int]], smoothing: float) -> Tensor:
     def cost(p: Tensor, label: int) -> Tensor:
         target = {1: 1.0, 0: smoothing, -1: 0.0}[label]

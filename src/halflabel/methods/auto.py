@@ -64,11 +64,17 @@ class Rule:
         return [text for applies, text in limits if applies]
 
 
+_AN_LS = Choice("an-ls", "trusts no label fully, so that wrong labels and rare classes do less harm")
 _BCE = Choice("bce", "uses known labels only: nothing is guessed")
 _BN_BCE = Choice("bn-bce", "the baseline to beat: binary cross-entropy over the known labels of the batch")
 _ASL = Choice("asl", "gives little weight to the many absent labels that are easy to tell, which helps rare classes")
 _PLCL = Choice("plcl", "learns from known labels, scaled by their number, and adds easy unknown ones in steps")
-_CURRICULUM = Choice("curriculum", "learns from known labels, then adds unknown ones of which it is sure, in steps")
+_CURRICULUM = Choice(
+    "curriculum",
+    "learns from known labels, then adds unknown ones of which it is sure, in steps; trusts no label fully",
+    {"smoothing": 0.05, "theta": 1.5},
+)
+_SMOOTH_BCE = Choice("bce", "learns from known labels only, and trusts none of them fully", {"smoothing": 0.1})
 _SRCR = Choice("srcr", "fills in unknown labels on which two views of an image agree: for few known labels")
 _IMCL = Choice("imcl", "fills in unknown labels from similar images and related classes")
 _SS_RML = Choice("ss-rml", "copies labels to images that have none, from their nearest labelled images")
@@ -92,8 +98,9 @@ _MANY_POSITIVES = (_EM, _LL_R, _N_LS, _SPLC, _WAN, _AN)
 _MANY: dict[str, tuple[float, float]] = {"positives": (60, math.inf), "classes": (0, 200)}
 
 # Measured on frozen features (benchmarks/RESULTS.md). Test mAP with fewer and more known positives per class: from one
-# positive `em` 77.4, `n-ls` 78.3 (15 per class) and 84.4, 84.2 (286; with 75 in simulated scenes of 80 classes 58.6,
-# 55.6; not measured above 80 classes); few known labels `curriculum` 78.4, `plcl` 79.3 (15) and 82.6, 82.3 (26).
+# positive `em` 77.4, `n-ls` 78.3 (15 per class) and 85.1, 85.0 (286; with 75 in simulated scenes of 80 classes 58.6,
+# 55.6; not measured above 80 classes); few known labels, without smoothing, `curriculum` 78.4, `plcl` 79.3 (15) and
+# 82.6, 82.3 (26).
 RULES: tuple[Rule, ...] = (
     # Presences with a few answers of "no": methods that learn from known labels alone would call everything present.
     # One positive per photo of VOC 2012 and 1,200 answers, test mAP: em 84.8, n-ls 84.5, wan 84.1, csl 61.4, bce 57.9.
@@ -106,7 +113,8 @@ RULES: tuple[Rule, ...] = (
         positives=(25, math.inf),
     ),
     Rule(("full", "partial"), (_PLCL, _CSL, _BCE, _SS_RML, _SRCR, _IMCL), unlabelled=(0.5, 2.0)),
-    Rule(("full",), (_ASL, _CSL, _BCE, _FOCAL, _RML)),
+    Rule(("full",), (_SMOOTH_BCE, _CSL, _PLCL, _RML), unlabelled=(0.1, 2.0)),
+    Rule(("full",), (_AN_LS, _ASL, _CSL, _BCE, _FOCAL, _RML)),
     Rule(
         ("partial",),
         (_CURRICULUM, _PLCL, _CSL, _BN_BCE, _SRCR, _IMCL),
@@ -114,7 +122,7 @@ RULES: tuple[Rule, ...] = (
         positives=(25, math.inf),
     ),
     Rule(("partial",), (_PLCL, _CSL, _BN_BCE, _SRCR, _IMCL, _AN), known=(0.0, 0.4)),
-    Rule(("partial",), (_CSL, _BN_BCE, _PLCL, _SRCR, _IMCL, _AN)),
+    Rule(("partial",), (_SMOOTH_BCE, _CSL, _BN_BCE, _PLCL, _SRCR, _IMCL)),
     Rule(("single-positive", "positives-only"), _MANY_POSITIVES, **_MANY),
     Rule(("single-positive", "positives-only"), _POSITIVES),
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from halflabel.methods.parts.losses import BCE
+from halflabel.methods.parts.losses import BCE, Loss
 from halflabel.methods.parts.terms import Entropy
 from halflabel.types import Batch, Output, Targets
 
@@ -24,6 +24,12 @@ def test_a_derived_loss_has_a_slope_of_its_own() -> None:
     targets = Targets(torch.tensor([[1.0, 0, 1, 0, 1, 0, 0]]), torch.tensor([[0.0, 1, 0, 1, 0, 1, 0]]))
     plain, doubled = (loss.slope(x, targets) for loss in (BCE(), Doubled()))
     torch.testing.assert_close(doubled, plain * (1 + targets.pos))
+
+
+def test_the_slope_of_smoothed_cross_entropy_is_its_derivative() -> None:
+    x, loss = torch.randn(4, 3, dtype=torch.float64), BCE(smoothing=0.2)
+    targets = Targets(torch.rand(4, 3, dtype=torch.float64), torch.rand(4, 3, dtype=torch.float64))
+    torch.testing.assert_close(loss.slope(x, targets), Loss.slope(loss, x, targets))
 
 
 def test_a_derived_term_must_define_its_slope() -> None:

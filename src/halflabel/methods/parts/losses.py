@@ -46,13 +46,25 @@ class Loss(nn.Module):
 
 
 class BCE(Loss):
-    """Binary cross-entropy: ℓ⁺ = softplus(−x) = −log p, ℓ⁻ = softplus(x) = −log(1 − p)."""
+    """Binary cross-entropy: ℓ⁺ = softplus(−x) = −log p, ℓ⁻ = softplus(x) = −log(1 − p).
+
+    With `smoothing` ε each is (1 − ε) of itself and ε of the other.
+    """
+
+    def __init__(self, smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.smoothing = smoothing
 
     def pair(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return softplus(-logits), softplus(logits)
+        present, absent = softplus(-logits), softplus(logits)
+        if not self.smoothing:
+            return present, absent
+        return torch.lerp(present, absent, self.smoothing), torch.lerp(absent, present, self.smoothing)
 
     def slope(self, logits: Tensor, targets: Targets) -> Tensor:
-        return torch.sigmoid(logits).mul_(targets.pos + targets.neg).sub_(targets.pos)
+        slope = torch.sigmoid(logits).mul_(targets.pos + targets.neg)
+        present = torch.lerp(targets.pos, targets.neg, self.smoothing) if self.smoothing else targets.pos
+        return slope.sub_(present)
 
 
 class Focal(Loss):
