@@ -64,7 +64,7 @@ class Rule:
         return [text for applies, text in limits if applies]
 
 
-_AN_LS = Choice("an-ls", "trusts no label fully, so that wrong labels and rare classes do less harm")
+_AN_LS = Choice("an-ls", "trusts no label fully, which helps with wrong labels and rare classes")
 _BCE = Choice("bce", "uses known labels only: nothing is guessed")
 _BN_BCE = Choice("bn-bce", "the baseline to beat: binary cross-entropy over the known labels of the batch")
 _ASL = Choice("asl", "gives little weight to the many absent labels that are easy to tell, which helps rare classes")
