@@ -215,7 +215,7 @@ def test_version() -> None:
         (["train", "L", "I", "more", "--out", "OUT"], "one argument too many"),
         (["train", "L", "I", "--out", "OUT", "--method", "bec"], "did you mean"),
         (["train", "L", "I", "--out", "OUT", "--epoch", "3"], "did you mean --epochs?"),
-        (["train", "L", "I", "--out", "OUT", "--method", "bce", "--beta", "3"], "has no options"),
+        (["train", "L", "I", "--out", "OUT", "--method", "bn-bce", "--beta", "3"], "has no options"),
         (["train", "--method", "em", "--beta", "3", "L", "I"], "--alpha"),
         (["train", "L", "I", "--out", "OUT", "--method", "em", "--alpha", "much"], "takes a float"),
         (["train", "L", "I", "--out", "OUT", "--method", "em", "--alpha"], "--alpha has no value"),

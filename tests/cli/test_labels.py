@@ -15,7 +15,7 @@ from halflabel.data.datasets.digits import CLASSES
 def test_inspect_prints_counts_and_a_method(data: Path, tmp_path: Path) -> None:
     text = done("inspect", data / "train.csv", "--plot", tmp_path / "labels.html")
     assert "48 images, 10 classes" in flat(text)
-    assert "Method: asl" in text
+    assert "Method: an-ls" in text
     assert len(text.splitlines()) <= 25
     details = done("inspect", data / "train.csv", "--details")
     assert "bce" in details

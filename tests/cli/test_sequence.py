@@ -32,7 +32,9 @@ def test_the_printed_commands_lead_from_labels_to_filled_labels(
     words = next_words(output)
     assert words[0] == "inspect"
     assert next_words(done(*words))[:2] == ["train", "some.csv"]
-    output = done("train", "some.csv", data / "images", "--out", "runs/first", "--l2-strength", "0.001", *TINY)
+    output = done(
+        "train", "some.csv", data / "images", "--out", "runs/first", "--method", "csl", "--l2-strength", "0.001", *TINY
+    )
     commands = []
     while (words := next_words(output))[0] != "review":
         commands.append(words[0])

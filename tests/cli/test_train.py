@@ -264,9 +264,9 @@ def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_weights(data:
 def test_auto_prints_its_choice_and_the_run_records_it(tmp_path: Path, data: Path) -> None:
     output = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY).stdout
     assert "Full labels: every class is known" in output
-    assert "Method: asl, " in output
+    assert "Method: an-ls, " in output
     config = RunFolder.open(tmp_path / "run").read_config()
-    assert config["method"] == "asl"
+    assert config["method"] == "an-ls"
     asked = ["--tune", "all", "--epochs", "2"]
     run("train", data / "train.csv", data / "images", "--out", tmp_path / "all", *asked, *TINY)
     whole = RunFolder.open(tmp_path / "all").read_config()

@@ -68,7 +68,7 @@ def test_the_solver_is_left_out_where_it_cannot_be_used() -> None:
 
 def test_the_method_may_be_chosen_by_the_labels() -> None:
     X, truth, y = half_labelled()
-    for labels, method in ((truth, "asl"), (np.where(truth > 0, 1.0, NAN), "n-ls")):
+    for labels, method in ((truth, "an-ls"), (np.where(truth > 0, 1.0, NAN), "n-ls")):
         expected = solved(method=method).fit(X, labels).predict_proba(X)
         np.testing.assert_array_equal(solved(method="auto").fit(X, labels).predict_proba(X), expected)
     assert len(solved(method="auto", solver="sgd").fit(X, y).log_) == 80
