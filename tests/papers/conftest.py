@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from digit_scenes import Scenes, scenes
 from PIL import Image
 
 import halflabel.training.loop
-from halflabel.data.datasets.digits import Scenes, scenes
 
 SIZE = 32
 BOXABLE = 8  # of the classes of Open Images

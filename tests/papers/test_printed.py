@@ -99,12 +99,12 @@ def test_overall_f1_is_the_harmonic_mean_of_precision_and_recall() -> None:
 
 
 def test_read_printed() -> None:
-    actual = read_printed("S0-table1", "", {"x": "a | 1.0 –\nb | 2.50±0.10 3"}, ("p", "q"), "a note")
+    actual = read_printed("S0-table1", "", ("p", "q"), {"x": "a | 1.0 –\nb | 2.50±0.10 3"}, ["a note"])
     assert columns(actual) == (Column("x", "p"), Column("x", "q"))
     assert actual.number("b", "x", "p") == (2.5, 0.1)
     assert actual.number("a", "x", "q") is None
     assert actual.number("nobody", "x", "q") is None
     with pytest.raises(ValueError, match="argument"):
-        read_printed("S0-table1", "", {"x": "a | 1.0"}, ("p", "q"))
+        read_printed("S0-table1", "", ("p", "q"), {"x": "a | 1.0"})
     with pytest.raises(ValueError, match="two numbers"):
-        read_printed("S0-table1", "", {"x": "a | 1.0\na | 2.0"}, ("p",))
+        read_printed("S0-table1", "", ("p",), {"x": "a | 1.0\na | 2.0"})

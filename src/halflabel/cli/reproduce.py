@@ -124,40 +124,40 @@ def _run_table(
 
 def _show_tables() -> None:
     from halflabel.data.datasets import DATASETS
-    from halflabel.papers.tables import PRINTED, TABLES, paper_of
+    from halflabel.papers.tables import TABLES, caption_of, paper_of
 
     shown = plain_table("table", "paper", "what", "data sets", "rows")
     for table in TABLES.values():
         sets = dict.fromkeys(DATASETS[condition.dataset].title.split(",")[0] for condition in table.conditions)
         runnable = sum(row.method is not None for row in table.rows)
-        printed = PRINTED.get(table.id)
-        what = printed.caption if printed is not None else table.notes[0]
-        paper = paper_of(table.id).partition(":")[0]
+        paper, what = paper_of(table.id).partition(":")[0], caption_of(table)
         shown.add_row(
             f"[bold]{table.id}[/]", escape(paper), escape(what), ", ".join(sets), f"{runnable} of {len(table.rows)}"
         )
     console.print(shown)
     console.print("\nrows: how many rows of the table can be run; the others show only published numbers")
+    console.print("figures and S3-noise: drawn in the papers, without numbers")
     console.print("Next:  halflabel reproduce TABLE      what it needs\n       halflabel reproduce TABLE DATA_FOLDER")
 
 
 def _show_table(id: str) -> None:
     """Print what a table needs: its protocol, its rows and its data."""
     from halflabel.data.datasets import dataset_layout
-    from halflabel.papers.describe import describe_protocol
-    from halflabel.papers.tables import find_table, paper_of
+    from halflabel.papers.describe import describe_table
+    from halflabel.papers.tables import caption_of, find_table, paper_of
 
-    table = find_table(id)
-    console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}")
+    table, caption = find_table(id), caption_of(find_table(id))
+    console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}\n{escape(caption)}")
     console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)))
     console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.method)))
     for name, reason in table.skipped().items():
         console.print(f"[bright_black]skipped: {escape(name)}: {escape(reason)}[/]")
     console.print("\n[bold]protocol[/]")
-    for line in describe_protocol(table):
+    for line in describe_table(table):
         console.print(f"  {escape(line)}")
     for note in table.notes:
-        console.print(f"  {escape(note)}")
+        if note != caption:
+            console.print(f"  {escape(note)}")
     for name in dict.fromkeys(condition.dataset for condition in table.conditions):
         layout = dataset_layout(name)
         console.print(f"\n[bold]{name}[/]: {escape(layout.source)}")
@@ -167,6 +167,8 @@ def _show_table(id: str) -> None:
 
 
 def _show(reproduction: Reproduction) -> None:
+    from halflabel.papers.describe import group_lines
+
     console.print(f"\n[bold]{reproduction.id}[/]  {escape(reproduction.paper)}\n{escape(reproduction.caption)}")
     if reproduction.on_hidden:
         console.print(
@@ -179,10 +181,9 @@ def _show(reproduction: Reproduction) -> None:
         named = "in points of 100" if several else f"{shown[0].measure}, in points of 100"
         console.print(f"\n[bold]{escape(condition)}[/]  {escape(named)}")
         _show_condition(shown, several)
-        for line in reproduction.protocol.get(condition, ()):
-            console.print(f"[bright_black]  {escape(line)}[/]")
     console.print()
     for title, lines in (
+        ("protocol", group_lines(reproduction.protocol, most=3)),
         ("skipped", reproduction.skipped),
         ("not available", [f"{name}: {why}" for name, why in reproduction.missing.items()]),
         ("failed", reproduction.failures),
@@ -203,21 +204,25 @@ def _show(reproduction: Reproduction) -> None:
 
 def _show_condition(figures: list[TableFigure], several: bool) -> None:
     comparable = any(not math.isnan(figure.difference) for figure in figures)
-    numbers = ("published", "ours", *(["difference"] if comparable else []), "seeds")
+    is_published = any(not math.isnan(figure.published) for figure in figures)
+    numbers = (*(["published"] if is_published else []), "ours", *(["difference"] if comparable else []), "seeds")
     shown = plain_table("row", *(["measure"] if several else []), numbers=numbers, left=2)
     shown.add_column("")
     before = note = ""
     for figure in figures:
+        if figure.row == before and math.isnan(figure.published) and not figure.seeds:
+            continue  # the first line of the row says why there is no number
         cells = [escape(figure.row) if figure.row != before else "", *([escape(figure.measure)] if several else [])]
         # Printed once for all measures of a row.
         remark = "" if figure.row == before and figure.note == note else figure.note
         before, note = figure.row, figure.note
         gap = "" if math.isnan(figure.difference) else f"{figure.difference:+.2f}".replace("-", "−")
-        cells += [_number(figure.published, figure.published_spread), _number(figure.ours, figure.ours_sd)]
+        cells += [_number(figure.published, figure.published_spread)] if is_published else []
+        cells += [_number(figure.ours, figure.ours_sd)]
         cells += [gap] if comparable else []
         shown.add_row(*cells, str(figure.seeds or ""), f"[bright_black]{escape(remark)}[/]")
     console.print(shown)
-    if elsewhere := figures[0].published_on:
+    if is_published and (elsewhere := figures[0].published_on):
         console.print(f"  [yellow]published on {escape(elsewhere)}, ours on another data set[/]")
 
 

@@ -23,10 +23,11 @@ _MASKS = {
     "dense": "all labels of {} % of the images",
     "noisy": "all labels, {} % of each image's wrong",
     "noisy+": "one positive label of each image, all others negative",
+    "positives": "{} % of the positives, no negatives",
 }
 
 
-def describe_protocol(table: PaperTable) -> list[str]:
+def describe_table(table: PaperTable) -> list[str]:
     """How the paper ran its table: each line once, with the conditions or rows it is about."""
     lines: dict[str, list[str]] = {}
     for condition in table.conditions:
@@ -137,7 +138,7 @@ def describe_measure(measure: PaperMeasure) -> str:
 def group_lines(lines: Mapping[str, Sequence[str]], all_names: str = "", most: int | None = None) -> list[str]:
     """Each line once, after the names of the conditions or rows it is about, of which at most `most` are listed.
 
-    A line that is about all names comes after `all_names`, or alone if that is empty.
+    A line that is about all names comes first, after `all_names`, or alone if that is empty.
 
     >>> group_lines({"10 %": ["a", "b"], "20 %": ["a", "b"], "30 %": ["a"], "40 %": ["c"]}, most=2)
     ['10 % and 2 others: a', '10 %; 20 %: b', '40 %: c']
@@ -149,7 +150,7 @@ def group_lines(lines: Mapping[str, Sequence[str]], all_names: str = "", most: i
         for line in dict.fromkeys(own_lines):
             names_by_line.setdefault(line, []).append(name)
     grouped = []
-    for line, names in names_by_line.items():
+    for line, names in sorted(names_by_line.items(), key=lambda item: len(item[1]) < len(lines)):
         prefix = "; ".join(names) if most is None or len(names) <= most else f"{names[0]} and {len(names) - 1} others"
         if len(names) == len(lines) and (len(lines) > 1 or not all_names):
             prefix = all_names

@@ -37,6 +37,11 @@ class RunGroup:
     def rows(self) -> list[TableRow]:
         return list({row.name: row for cells in self.jobs.values() for row, _ in cells}.values())
 
+    @property
+    def selects_on_hidden(self) -> bool:
+        """Whether the epoch is chosen by labels that are hidden from training."""
+        return self.condition.select == "all labels" and any(mask.protocol for _, mask in self.jobs)
+
 
 def select_by_name(
     kind: str, wanted: Sequence[str], items: Sequence[T], names: Callable[[T], tuple[str, ...]]

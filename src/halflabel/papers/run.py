@@ -22,9 +22,11 @@ from halflabel.papers.plan import RunGroup, build_grid, plan_groups, select_by_n
 from halflabel.papers.result import CellRun, Reproduction, collect_figures
 from halflabel.papers.settings import Overrides
 from halflabel.papers.spec import Condition, PaperTable, TableRow
-from halflabel.papers.tables import PRINTED, find_table, paper_of
+from halflabel.papers.tables import PRINTED, caption_of, find_table, paper_of
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.training.callbacks import Callback, CallbackList
+
+_NO_NUMBERS = "the paper draws a figure: there are no published numbers"
 
 
 def reproduce(
@@ -256,24 +258,27 @@ class _TableRun:
         """The numbers of all finished runs, and how they were measured."""
         table, printed = self.table, PRINTED.get(self.table.id)
         skipped = table.skipped()
+        settings = {each.name: each.training.unsaid for each in self.conditions}
+        unsaid = {name: [", ".join(words)] if words else [] for name, words in settings.items()}
         return Reproduction(
             id=table.id,
             paper=paper_of(table.id),
-            caption=printed.caption if printed is not None else "",
+            caption=caption_of(table),
             figures=tuple(
                 collect_figures(
                     *(table, self.rows, self.conditions, self.seeds, self.values, self.failures, self.paper_datasets)
                 )
             ),
-            on_hidden=tuple(dict.fromkeys(_selected_on_hidden(self.groups))),
+            on_hidden=tuple(
+                dict.fromkeys(name for group in self.groups if group.selects_on_hidden for name in group.differs)
+            ),
             protocol={name: tuple(dict.fromkeys(lines)) for name, lines in self.protocol.items()},
             measures=tuple(describe_measure(measure) for measure in table.measures),
             differs=tuple(self._deviations()),
-            unsaid=tuple(group_lines({each.name: _join(each.training.unsaid) for each in self.conditions})),
+            unsaid=tuple(group_lines(unsaid)),
             notes=(
                 *group_lines({condition.name: condition.notes for condition in self.conditions}),
-                *table.notes,
-                *(printed.notes if printed is not None else ()),
+                *((*table.notes[1:], _NO_NUMBERS) if printed is None else (*table.notes, *printed.notes)),
             ),
             skipped=tuple(f"{row.name}: {skipped[row.name]}" for row in self.rows if row.name in skipped),
             missing={name: str(error) for name, error in missing.items()},
@@ -322,20 +327,6 @@ def _describe_labels(group: RunGroup, condition_name: str) -> str:
     if any(mask.protocol for mask in (*rows, *own)):
         text.append("drawn anew with every seed")
     return f"labels that training sees: {'; '.join(text)}"
-
-
-def _selected_on_hidden(groups: Sequence[RunGroup]) -> list[str]:
-    """The conditions whose epoch is chosen by labels that are hidden from training."""
-    return [
-        name
-        for group in groups
-        if group.condition.select == "all labels" and any(mask.protocol for _, mask in group.jobs)
-        for name in group.differs
-    ]
-
-
-def _join(words: Sequence[str]) -> list[str]:
-    return [", ".join(words)] if words else []
 
 
 def _describe_run(run: CellRun) -> str:

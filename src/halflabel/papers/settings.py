@@ -5,7 +5,7 @@ What is counted in epochs is scaled when training is longer or shorter than in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -79,7 +79,7 @@ def set_up_cell(cell: Cell, overrides: Overrides) -> CellSetup:
     declared = {**cell.config, **cell.settings}
     # Rows whose backbone the paper itself freezes get the library's settings for heads, too: all heads train alike.
     frozen = overrides.tune == "head" and training.config.get("tune") == "all"
-    effective = _override(declared, overrides, frozen)
+    effective = _override(declared, overrides, frozen, set(cell.row.settings))
     defaults = {name: parameter.default for name, parameter in method.options.items()}
     before, now = (settings.get("epochs", Settings.epochs) for settings in (declared, effective))
     unscaled, effective = effective, scale_settings(effective, before, now)
@@ -117,13 +117,16 @@ def set_up_cell(cell: Cell, overrides: Overrides) -> CellSetup:
     )
 
 
-def _override(declared: Mapping[str, Any], overrides: Overrides, frozen: bool) -> dict[str, Any]:
+def _override(
+    declared: Mapping[str, Any], overrides: Overrides, frozen: bool, of_row: Collection[str]
+) -> dict[str, Any]:
+    """Replace settings; a frozen backbone drops those for a network, except what a row itself sets, such as a rate."""
     names = ("backbone", "size", "tune", "epochs", "batch_size", "lr")
     replaced = {name: value for name in names if (value := getattr(overrides, name)) is not None}
     effective = {**declared, **replaced}
     if frozen:
-        for name in (*_NETWORK_SETTINGS, "weight_decay", *(["lr"] if overrides.lr is None else [])):
-            effective.pop(name, None)
+        dropped = {*_NETWORK_SETTINGS, "weight_decay", *(["lr"] if overrides.lr is None else [])}
+        effective = {name: value for name, value in effective.items() if name not in dropped - set(of_row)}
     return effective
 
 

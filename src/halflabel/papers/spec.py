@@ -54,20 +54,20 @@ class PrintedTable:
 
 
 def read_printed(
-    id: str, caption: str, blocks: Mapping[str | tuple[str, ...], str], measures: Sequence[str], *notes: str
+    id: str, caption: str, measures: Sequence[str], blocks: Mapping[str, str], notes: Sequence[str] = ()
 ) -> PrintedTable:
     """Read a printed table from text blocks: condition -> lines of `row | numbers`, one per measure, – for none.
 
-    In a block for several conditions, each line has all measures of the first condition, then those of the second, etc.
+    In a block for several conditions, "10 %; 90 %", each line has all measures of the first, then those of the second,
+    etc.
 
-    >>> small = read_printed("S0-table1", "", {("10 %", "90 %"): "bce | 61.7 – 77.7 76.6"}, ("mAP", "OF1"))
+    >>> small = read_printed("S0-table1", "", ("mAP", "OF1"), {"10 %; 90 %": "bce | 61.7 – 77.7 76.6"})
     >>> small.number("bce", "90 %", "OF1").value, small.number("bce", "10 %", "OF1")
     (76.6, None)
     """
     rows: dict[str, dict[Column, PrintedNumber]] = {}
-    for key, text in blocks.items():
-        conditions = (key,) if isinstance(key, str) else key
-        columns = [Column(condition, measure) for condition in conditions for measure in measures]
+    for conditions, text in blocks.items():
+        columns = [Column(condition, measure) for condition in conditions.split("; ") for measure in measures]
         for line in text.strip().splitlines():
             name, _, numbers = line.partition("|")
             cells = rows.setdefault(name.strip(), {})
@@ -78,7 +78,7 @@ def read_printed(
                 if column in cells:
                     raise ValueError(f"{id}: {name.strip()!r} has two numbers for {column}")
                 cells[column] = number
-    return PrintedTable(id, caption, rows, notes)
+    return PrintedTable(id, caption, rows, tuple(notes))
 
 
 # Which epoch's weights are tested. "all labels" and "known labels": the epoch with the best mAP on held-out images,

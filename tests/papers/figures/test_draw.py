@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from digit_scenes import write_folder
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.data.datasets.digits import write_folder
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
