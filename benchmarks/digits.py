@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,6 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.data.datasets.digits import scenes
 from halflabel.data.gpu_views import DeviceImages
 from halflabel.data.sources import Arrays, Source, Subset
 from halflabel.data.views import Plain, Strong, Weak, make_views
@@ -36,6 +36,9 @@ from halflabel.models.scoring import score_source
 from halflabel.system.memory import keep_freed_memory
 from halflabel.training.config import Settings
 from halflabel.training.loop import fit
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "data" / "datasets"))
+from digit_scenes import scenes
 
 SIZE = 96  # pixels of the enlarged scenes: enough for the digits, and three times as fast as 160
 OPTIONS = {

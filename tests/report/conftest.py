@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from digit_scenes import write_folder
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.data.datasets.digits import write_folder
 from halflabel.labels import drop, formats
 
 

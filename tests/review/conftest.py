@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from digit_scenes import CLASSES, scenes
 
-from halflabel.data.datasets.digits import CLASSES, scenes
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.review import scores as score_cache

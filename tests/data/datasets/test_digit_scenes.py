@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import digit_scenes
 import numpy as np
 import pytest
 import torch
+from digit_scenes import scenes, write_folder
 from sklearn.datasets import load_digits
 
-from halflabel.data.datasets import digits
-from halflabel.data.datasets.digits import scenes, write_folder
 from halflabel.data.decode import locate_images, read_image
 from halflabel.errors import UserError
 from halflabel.labels.formats.wide import read as read_wide
@@ -33,7 +33,7 @@ def test_a_scene_does_not_depend_on_the_number_of_scenes(monkeypatch: pytest.Mon
     shorter = scenes(7)
     assert torch.equal(longer.images[:7], shorter.images)
     assert np.array_equal(longer.labels[:7], shorter.labels)
-    monkeypatch.setattr(digits, "_BLOCK", 13)
+    monkeypatch.setattr(digit_scenes, "_BLOCK", 13)
     assert torch.equal(scenes(60).images, longer.images)
 
 
@@ -47,7 +47,7 @@ def test_the_splits_share_no_handwriting() -> None:
     data = load_digits()
     sides = {}
     for split in ("train", "test"):
-        _, pools = digits._handwriting(split)
+        _, pools = digit_scenes._handwriting(split)
         assert all(len(pool) > 30 for pool in pools)
         assert all((data.target[pool] == digit).all() for digit, pool in enumerate(pools))
         sides[split] = np.concatenate(pools)
@@ -57,8 +57,8 @@ def test_the_splits_share_no_handwriting() -> None:
 
 
 def test_the_labels_have_structure() -> None:
-    u = digits.uniform(0, np.arange(20_000)[:, None], np.arange(12)[None, :])
-    ranks, count = digits._choose(u)
+    u = digit_scenes.uniform(0, np.arange(20_000)[:, None], np.arange(12)[None, :])
+    ranks, count = digit_scenes._choose(u)
     present = ranks < count[:, None]
     frequency = present.mean(axis=0)
     assert 0.07 < frequency.min() < 0.10
@@ -78,13 +78,13 @@ def test_the_labels_have_structure() -> None:
 
 def test_labels_drawn_are_the_digits_painted(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one pool that is all ink and the others blank, a scene changes if and only if its label says so."""
-    ink, pools = digits._handwriting("train")
+    ink, pools = digit_scenes._handwriting("train")
     for digit in (0, 7):
         marked = np.zeros_like(ink)
         marked[pools[digit]] = 1
-        monkeypatch.setattr(digits, "_handwriting", lambda split, marked=marked: (marked, pools))
+        monkeypatch.setattr(digit_scenes, "_handwriting", lambda split, marked=marked: (marked, pools))
         with_ink = scenes(80)
-        monkeypatch.setattr(digits, "_handwriting", lambda split: (np.zeros_like(ink), pools))
+        monkeypatch.setattr(digit_scenes, "_handwriting", lambda split: (np.zeros_like(ink), pools))
         blank = scenes(80)
         changed = (with_ink.images != blank.images).flatten(1).sum(1).numpy()
         assert np.array_equal(changed > 0, with_ink.labels[:, digit] > 0)
@@ -93,10 +93,10 @@ def test_labels_drawn_are_the_digits_painted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_digits_overlap_little() -> None:
-    u = digits.uniform(3, np.arange(500)[:, None, None, None], *np.ix_(range(5), range(16), range(2)))
+    u = digit_scenes.uniform(3, np.arange(500)[:, None, None, None], *np.ix_(range(5), range(16), range(2)))
     count = 1 + np.arange(500) % 5
-    sides = np.broadcast_to(digits._LARGEST[count - 1][:, None], (500, 5))
-    tops, lefts = digits._place(u, sides, count, 64)
+    sides = np.broadcast_to(digit_scenes._LARGEST[count - 1][:, None], (500, 5))
+    tops, lefts = digit_scenes._place(u, sides, count, 64)
     assert tops.min() >= 0
     assert lefts.min() >= 0
     assert (tops + sides).max() <= 64
@@ -116,7 +116,7 @@ def test_digits_are_brighter_or_darker_than_the_ground() -> None:
     u = np.random.default_rng(0).random((200, 5, 8))
     ground = np.full((200, 3, 64, 64), 0.5, np.float32)
     middle = np.full((200, 5), 32)
-    step = digits._colours(ground, middle, middle, u).mean(axis=2) - 0.5
+    step = digit_scenes._colours(ground, middle, middle, u).mean(axis=2) - 0.5
     assert 0.3 < (step > 0).mean() < 0.7
     assert np.abs(step).mean() > 0.25
 
