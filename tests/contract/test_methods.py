@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from halflabel.cli.options import check_method
 from halflabel.errors import UserError
 from halflabel.methods import base as registry
 from halflabel.methods.base import REGIMES, Method, method, recipe, recipes
@@ -118,14 +117,12 @@ def my_own(q: float = 1, name: str = "a") -> Method:
 def test_a_method_of_ones_own_is_found_wherever_it_was_registered() -> None:
     method(serves=["full"], paper="none")(my_own)
     assert (recipes()["my-own"].serves, recipes()["my-own"].summary) == (("full",), "Does it.")
-    check_method("my-own")
-    check_method("bce")
     assert recipe("my-own").make(q=0.5)
 
 
 def test_a_method_of_ones_own_is_gone_after_the_test() -> None:
     with pytest.raises(UserError, match=r"lists all \d+; to use a method of your own: export HALFLABEL_PLUGINS"):
-        check_method("my-own")
+        recipe("my-own")
 
 
 @pytest.mark.usefixtures("own")

@@ -70,7 +70,7 @@ def test_scores_are_inner_products_with_the_label_vectors(hidden):
     head = LabelVectorHead(6, 4, 7, hidden, 0.5).double().eval()
     head.set_vectors(torch.randn(4, 7))
     features = torch.randn(3, 6, dtype=torch.float64)
-    layers = [(part.weight.tolist(), part.bias.tolist()) for part in head.to_space if hasattr(part, "weight")]
+    layers = [(part.weight.tolist(), part.bias.tolist()) for part in head.projection if hasattr(part, "weight")]
     assert len(layers) == len(hidden) + 1
     expected = [slow.score(row, layers, head.vectors.tolist()) for row in features.tolist()]
     np.testing.assert_allclose(head(features).logits.detach(), expected, rtol=1e-9)

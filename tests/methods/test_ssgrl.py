@@ -24,7 +24,7 @@ def labels(images=6, classes=4, seed=0):
     return np.random.default_rng(seed).choice([-1, 0, 1, 1], (images, classes))
 
 
-def make(images=6, classes=4, channels=5, seed=0, **options):
+def make(images=6, classes=4, channels=5, seed=0, size=(2, 3), **options):
     table = LabelTable.from_dense(labels(images, classes, seed))
     method = recipe("ssgrl").make(**{**SMALL, **options})
     torch.manual_seed(seed)
@@ -32,7 +32,7 @@ def make(images=6, classes=4, channels=5, seed=0, **options):
     method.start(table, model)
     model = model.double().eval()
     torch.nn.init.normal_(model.head.attention.weight.weight)  # it starts at zero, where all places count alike
-    features = torch.from_numpy(np.random.default_rng(1).normal(size=(images, channels, 2, 3)))
+    features = torch.from_numpy(np.random.default_rng(1).normal(size=(images, channels, *size)))
     return table, method, model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))
 
 
@@ -46,12 +46,13 @@ def test_graph_of_conditional_probabilities_and_unit_vectors():
     assert float(head.vectors.square().sum(1).mean()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("images", "classes"), [(4, 4), (1, 3), (3, 1), (1, 1), (2, 13)])  # 6 places: few for 13
+@pytest.mark.parametrize(("images", "classes"), [(4, 4), (1, 3), (3, 1), (1, 1), (2, 13)])
+@pytest.mark.parametrize("size", [(2, 3), (1, 2), (1, 1)])  # layers are applied to 1 place, or 2 of 13 labels
 @pytest.mark.parametrize("options", [{}, {"width": 0}, {"steps": 0}])
 @pytest.mark.parametrize("parts", [1 << 24, 1])
-def test_step_and_gradient_are_the_slow_loop(images, classes, options, parts, monkeypatch):
+def test_step_and_gradient_are_the_slow_loop(images, classes, size, options, parts, monkeypatch):
     monkeypatch.setattr("halflabel.methods.parts.semantic._CHUNK_NUMBERS", parts)
-    _, method, model, batch = make(images, classes, **options)
+    _, method, model, batch = make(images, classes, size=size, **options)
     batch.labels[0, 0] = 1
     scored = [slow.head(image, model.head) for image in batch.views[0]]
     expected = slow.bce([row for row, _ in scored], slow.known(batch.labels.tolist()))

@@ -18,7 +18,7 @@ shared = slow.shared
 SMALL = {"vector_size": 6, "width": 3, "rank": 4, "bank": 4}
 
 
-def make(name, images=5, classes=3, channels=4, seed=0, **options):
+def make(name, images=5, classes=3, channels=4, seed=0, size=(2, 2), **options):
     rng = np.random.default_rng(seed)
     labels = rng.choice([-1, 0, 0, 1], (images, classes))
     labels[0] = 0
@@ -30,7 +30,7 @@ def make(name, images=5, classes=3, channels=4, seed=0, **options):
     method.start(table, model)
     model = model.double().eval()
     torch.nn.init.normal_(model.head.attention.weight.weight)  # it starts at zero, where all places count alike
-    features = torch.from_numpy(rng.normal(1, 1, size=(images, channels, 2, 2)))  # alike enough for guesses
+    features = torch.from_numpy(rng.normal(1, 1, size=(images, channels, *size)))  # alike enough for guesses
     return method.double(), model, Batch(torch.arange(images), (features,), torch.from_numpy(table.dense()))
 
 
@@ -39,7 +39,7 @@ def slow_step(method, model, batch, examples, thetas):
     scored = [shared.head(image, model.head) for image in batch.views[0]]
     logits, features = [row for row, _ in scored], [row for _, row in scored]
     labels = batch.labels.tolist()
-    pairs = [slow.pair_logits(image, method.within) for image in features]
+    pairs = [slow.pair_logits(image, method.cooccurrence) for image in features]
     loss = shared.bce(logits, shared.known(labels))
     loss = loss + method.pair_weight * slow.pair_loss(pairs, labels)
     loss = loss + method.contrast_weight * shared.contrast(features, labels)
@@ -59,9 +59,10 @@ def agree(actual, expected, weights):
 
 
 @pytest.mark.parametrize(("images", "classes"), [(5, 3), (2, 1)])
-def test_steps_of_sst_are_the_slow_loop(images, classes):
-    method, model, batch = make("sst", images, classes, warm=1, theta=0.1, theta_floor=0.05)
-    weights = [*model.parameters(), *method.within.parameters()]
+@pytest.mark.parametrize("size", [(2, 2), (1, 1)])
+def test_steps_of_sst_are_the_slow_loop(images, classes, size):
+    method, model, batch = make("sst", images, classes, size=size, warm=1, theta=0.1, theta_floor=0.05)
+    weights = [*model.parameters(), *method.cooccurrence.parameters()]
     examples = [[] for _ in range(classes)]
     guessed = 0
     for epoch in (1, 2, 3):

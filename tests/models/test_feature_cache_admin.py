@@ -19,7 +19,7 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.models.backbones import build_backbone
 from halflabel.models.feature_cache import cache_features
-from halflabel.models.feature_cache_admin import ABANDONED, CacheInfo, find_caches, remove_cache, select_caches
+from halflabel.models.feature_cache_admin import CacheInfo, find_caches, remove_cache, select_caches
 from halflabel.models.onnx_features import FEWEST_IMAGES
 from halflabel.system.files import JobLock
 from halflabel.system.reporter import Reporter
@@ -169,19 +169,6 @@ def test_a_cache_that_is_being_built_is_not_removed(tmp_path: Path, pattern: str
     assert everything(cache.folder) == before
     lock.release()
     assert run(tmp_path, "--remove", "all", "--yes").exit_code == 0
-    assert everything(tmp_path) == []
-
-
-def test_a_build_without_a_lock_is_recognised_by_its_file(tmp_path: Path) -> None:
-    make(tmp_path)
-    (cache,) = find_caches(tmp_path)
-    partial = cache.folder / "values.0123abcd.partial.npy"
-    partial.write_bytes(b"half")
-    with pytest.raises(UserError, match="is being built"):
-        remove_cache(cache)
-    at = time.time() - ABANDONED - 60
-    os.utime(partial, (at, at))
-    remove_cache(cache)
     assert everything(tmp_path) == []
 
 

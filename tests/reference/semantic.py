@@ -56,8 +56,8 @@ def head(features, head):
     attended = attention(
         places,
         head.vectors,
-        head.attention.of_place.weight,
-        head.attention.of_label.weight,
+        head.attention.place_projection.weight,
+        head.attention.label_projection.weight,
         head.attention.weight.weight[0],
     )
     per_class = [sum(share * place for share, place in zip(row, places, strict=True)) for row in attended]
@@ -67,7 +67,13 @@ def head(features, head):
 def classify(per_class, head):
     part = head.gated
     propagated = gated(
-        per_class, head.graph, part.steps, part.told.weight, part.told.bias, part.own.weight, part.kept.weight
+        per_class,
+        head.graph,
+        part.steps,
+        part.message_gates.weight,
+        part.message_gates.bias,
+        part.state_gates.weight,
+        part.reset_state.weight,
     )
     logits = []
     for c, (after, before) in enumerate(zip(propagated, per_class, strict=True)):

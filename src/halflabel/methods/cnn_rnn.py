@@ -84,7 +84,7 @@ class Ordered(UnknownAs):
     the first step. Stores 8 bytes per class.
     """
 
-    place: Tensor  # (C,) int64, position of each label in the fixed order
+    position: Tensor  # (C,) int64, position of each label in the fixed order
 
     def __init__(self, order: str, unknown: str) -> None:
         super().__init__(unknown)
@@ -94,13 +94,13 @@ class Ordered(UnknownAs):
         super().start(table)
         positives = table.stats().positives
         ranked = np.argsort(positives if self.order == "rare" else -positives, kind="stable")
-        self.register_buffer("place", torch.from_numpy(np.argsort(ranked)))
+        self.register_buffer("position", torch.from_numpy(np.argsort(ranked)))
 
     def path(self, present: Tensor, logits: Tensor) -> Tensor:
         """(B, C) bool, logits of the first step -> (B, T) label numbers, C after the last; T = the longest path."""
         classes = present.shape[1]
         logits = at_least_float32(logits)
-        key = -logits if self.order == "learned" else self.place.to(logits.dtype).expand_as(logits)
+        key = -logits if self.order == "learned" else self.position.to(logits.dtype).expand_as(logits)
         count = present.sum(1)
         longest = int(count.max()) if len(count) else 0
         ranked = key.masked_fill(~present, torch.inf).argsort(dim=1, stable=True)[:, :longest]

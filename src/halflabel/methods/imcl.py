@@ -79,14 +79,15 @@ def imcl(
     which images are similar. λ_y = λ_f = 0 gives `bce`, the paper's "Logistic", from which training starts.
 
     lambda_y (λ_y), lambda_f (λ_f): 1 and 0.5 for Open Images, 2 and 0.5 for CUB, 0.5 and 0.5 for COCO. k: similar
-    images (5; COCO 3).
-    k_a: other labels that each label is connected to.
+    images (5; COCO 3). k_a: other labels that each label is connected to.
+
     graph: auto = cooccurrence, with L-BFGS a fixed identity; cooccurrence = the k_a labels most often present with
     it, among images where both are known; identity, as for CUB; a CSV file of rows class,class,weight, where the
     first class is inferred from the second (k_a does not limit it); wordnet = the k_a nearest labels in WordNet
     (apt install wordnet-base); or wordnet+FILE, where the file serves labels that WordNet does not know (table 3).
     Every label is also connected to itself. Weights start as P(j | j'), as the Wu-Palmer similarity or as in the
     file, 1 for itself; rows sum to 1.
+
     graph_rate: learning rate of A as a multiple of --lr; no weight decay. logistic_share: share of the epochs, at the
     start, with λ_y = λ_f = 0.
     dictionary: number of images of earlier batches that can be similar too, with the vectors they had then (4·(C + D) +
@@ -96,10 +97,11 @@ def imcl(
     rescale: as in the released code, λ_y and λ_f are multiplied by CE/ℓ_y and CE/ℓ_f, so that they do not depend on the
     scale of the features and the number of labels; the means are taken over the last logistic epoch, or the first epoch
     after it where there is none or images are fixed; before that ℓ_y and ℓ_f are left out.
+
     updates: together = A and the network take their steps at once; turns = first A, by plain gradient descent with
     tanh(x) ≈ x, then the network with A fixed, as in the paper. activation: tanh, or linear = tanh(x) ≈ x in ℓ_y too.
-    side: a CSV file of rows image,group (the species of a bird, say); a one-hot vector of the group, of magnitude
-    side_weight, is appended to y in the search for similar images.
+    side: groups of images (the species of a bird, say), stated as those of --group; a one-hot vector of the group, of
+    magnitude side_weight, is appended to y in the search for similar images.
 
     The paper's settings: RMSProp, lr 1e-3 (CUB and COCO 1e-2; COCO 1e-3 after two epochs), × 0.8 when validation falls:
     --optimizer rmsprop --schedule plateau --step-factor 0.8. It refines a trained logistic model for 1 epoch (CUB 3,

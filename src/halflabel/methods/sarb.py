@@ -72,7 +72,7 @@ def sarb(prototypes: int = 10, **options: Any) -> Method:
 
     The head is that of `ssgrl`, whose per-label features can be exchanged between images. Unlike in `sst` nothing is
     guessed: the blended label is known to be partly present. Use it for partly known ± labels, above all if few are
-    known. It needs features with places (maps), and classifies every batch three times once blending has started.
+    known. It needs features with places (maps); once blending has started, a step takes up to three times as long.
 
         instance: where y_c^n is unknown and y_c^m = 1:  f_c ← α f_c^n + (1 − α) f_c^m,  y_c ← 1 − α            (ILRB)
         prototype: for unknown labels drawn at random:  f_c ← β f_c + (1 − β) prototype_c,  y_c ← 1 − β         (PLRB)

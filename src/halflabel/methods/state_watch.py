@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_LOOKS = 6  # after so many comparisons without a change, no more are made
+_MAX_OBSERVATIONS = 6  # after so many comparisons without a change, no more are made
 _ITEMS = 1000  # compared at most, of a list or an array
 _DEPTH = 4  # of lists in lists and objects in objects
 _OF_MODULES = {*vars(nn.Module()), "training"}  # what torch itself keeps in a module
@@ -29,14 +29,14 @@ class StateWatch:
     def __init__(self, method: nn.Module) -> None:
         self.method = method
         self.before: dict[tuple[str, str], Any] | None = None  # (module, Class.attribute) -> fingerprint
-        self.looks = 0
+        self.observations = 0
         self.reported: set[str] = set()
 
     def newly_changed(self) -> list[str]:
         """Return the attributes that have changed since the last call, as Class.attribute, each only once."""
-        if self.looks > _LOOKS:
+        if self.observations > _MAX_OBSERVATIONS:
             return []
-        self.looks += 1
+        self.observations += 1
         now = {
             (path, f"{type(module).__name__}.{name}"): _fingerprint(value, _DEPTH)
             for path, module in self.method.named_modules()

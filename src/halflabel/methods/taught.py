@@ -12,7 +12,7 @@ from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler, check_size
 from halflabel.methods.parts.teacher_scores import teacher_probabilities
-from halflabel.metrics.calibration import fit_platt, has_enough_negatives
+from halflabel.metrics.calibration import fit_platt, has_negatives_to_calibrate
 from halflabel.metrics.positives_only import fit_positives_only
 from halflabel.system.validate import between
 from halflabel.types import Batch, Targets, at_least_float32
@@ -74,7 +74,7 @@ class Taught(Relabeler):
 
     def set_scores(self, labels: np.ndarray, t: np.ndarray | None) -> None:
         """Calibrate the teacher's probabilities (N, C), NaN for none, and weigh its classes by the known labels."""
-        has_negatives = has_enough_negatives(labels)
+        has_negatives = has_negatives_to_calibrate(labels)
         q, trust = np.zeros(labels.shape, np.float32), np.zeros(labels.shape[1])
         has_score = np.zeros(labels.shape, bool)
         if t is not None:

@@ -72,7 +72,7 @@ class LabelVectorHead(Head):
         for width in hidden:
             layers += [nn.Linear(channels, width), nn.ReLU(), nn.Dropout(dropout)]
             channels = width
-        self.to_space = nn.Sequential(*layers, nn.Linear(channels, size))
+        self.projection = nn.Sequential(*layers, nn.Linear(channels, size))
         self.register_buffer("vectors", torch.zeros(classes, size))
 
     def set_vectors(self, vectors: Tensor) -> None:
@@ -81,19 +81,19 @@ class LabelVectorHead(Head):
 
     def forward(self, features: Tensor) -> Output:
         pooled = pool(features)
-        return Output(self.to_space(pooled) @ self.vectors.T, pooled)
+        return Output(self.projection(pooled) @ self.vectors.T, pooled)
 
     def class_maps(self, maps: Tensor) -> Tensor:
-        logits: Tensor = self.to_space(maps.permute(0, 2, 3, 1)) @ self.vectors.T
+        logits: Tensor = self.projection(maps.permute(0, 2, 3, 1)) @ self.vectors.T
         return logits.permute(0, 3, 1, 2)
 
     @torch.no_grad()
     def load_linear(self, weight: Tensor, bias: Tensor) -> None:
         """With a linear φ = M f + m: M = T⁺ W, m = T⁺ b, least squares. The vectors T must be set."""
-        if len(self.to_space) > 1:
+        if len(self.projection) > 1:
             return
         inverse = torch.linalg.pinv(self.vectors.cpu().double())
-        layer = self.to_space[0]
+        layer = self.projection[0]
         assert isinstance(layer, nn.Linear)
         layer.weight.copy_(inverse @ weight.double())
         layer.bias.copy_(inverse @ bias.double())

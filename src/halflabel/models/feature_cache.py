@@ -9,7 +9,6 @@ import glob
 import hashlib
 import json
 import os
-import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,6 @@ from halflabel.data.sources import Arrays, Features, Images, Plan, sequential_pl
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.models.backbones import Backbone, fingerprint
 from halflabel.models.feature_blocks import FeatureBatch, FeatureExtractor, engine_device, goes_to_ray
-from halflabel.models.feature_cache_admin import ABANDONED
 from halflabel.models.onnx_features import OnnxBackbone, find_onnx_backbone
 from halflabel.system import distributed
 from halflabel.system.files import DISK_FULL, JobLock, atomic_write, disk_full_error, file_crc32, write_json
@@ -64,7 +62,7 @@ def cache_features(
     A cache belongs to a list of image names, and to the weights, the view and the state of the image files: with other
     ones, a new cache is written beside it. A cache whose checksum does not match is computed again. An interrupted
     build is continued. If several jobs need the same cache, one builds it and the others wait; on a disk without locks
-    each job builds its own, and the first complete one stays.
+    they compute the same values at once.
     Each strong view of all images is a cache of its own in the folder of the plain one, so more can be added later.
     They are an approximation: a few fixed augmentations instead of a new one each time an image is seen.
     (1 + copies) · 2·D bytes per image for pooled features, times h·w for maps: efficientnet-lite0 at 224 px takes
@@ -101,7 +99,7 @@ def cache_features(
             if distributed.is_main():
                 reporter.progress(before + done, total)
 
-        with cache.exclusive(message_once, progress) as is_locked:
+        with cache.exclusive(message_once, progress):
             fault = distributed.run_on_main(cache.fault)  # another job may have built it meanwhile
             if fault is None:
                 progress(len(source))
@@ -111,7 +109,7 @@ def cache_features(
             elif changed := distributed.run_on_main(cache.difference):
                 message_once(f"the cached features do not fit ({changed}): computing others beside them")
             with use_free_cores():
-                _Build(cache, network, source, maps, device, batch_size, progress, is_locked).run()
+                _Build(cache, network, source, maps, device, batch_size, progress).run()
     if not all(distributed.all_gather(all(cache.values.exists() for cache in caches))):
         raise UserError(
             f"not every process can read the feature cache in {folder}", "put the run into a folder all machines share"
@@ -190,8 +188,8 @@ class _ViewCache:
         return f"the {' and the '.join(changed)} changed" if changed else ""
 
     @contextmanager
-    def exclusive(self, message: Callable[[str], None], progress: Callable[[int], None]) -> Iterator[bool]:
-        """Wait until no other job builds it, then lock it. Yields False, in the first process, if locks do not work."""
+    def exclusive(self, message: Callable[[str], None], progress: Callable[[int], None]) -> Iterator[None]:
+        """Wait until no other job builds it, then lock it, where locks work."""
         lock = JobLock(self.folder / "building.lock")
         try:
             while not distributed.run_on_main(lock.try_acquire):
@@ -199,7 +197,10 @@ class _ViewCache:
                 done = _read_note(self.folder / "building.json").get("done", 0)
                 progress(done if isinstance(done, int) else 0)
                 time.sleep(_POLL_SECONDS)
-            yield lock.is_held
+            if lock.is_held:  # otherwise another job may be writing them
+                for leftover in self.folder.glob(".*.tmp"):  # of a build that was killed
+                    leftover.unlink(missing_ok=True)
+            yield
         finally:
             lock.release()
 
@@ -212,8 +213,7 @@ class _ViewCache:
 class _Build:
     """One build of a view's cache, into a partial file that is renamed when it is complete.
 
-    With a lock, notes in building.json let the next job continue an interrupted build. Without a lock, another job may
-    build the same cache, so the partial file has a name of its own and no notes are written.
+    Notes in building.json let the next job continue an interrupted build.
     """
 
     cache: _ViewCache
@@ -223,7 +223,6 @@ class _Build:
     device: torch.device | str
     batch_size: int
     progress: Callable[[int], None]
-    is_locked: bool
     done: int = 0  # images that are computed
     noted: int = 0  # images at the newest note
     noted_at: float = 0.0
@@ -232,9 +231,8 @@ class _Build:
     values: Any = None  # the memory-mapped partial file, in the first process
 
     def __post_init__(self) -> None:
-        name = "values.partial.npy" if self.is_locked else f"values.{secrets.token_hex(4)}.partial.npy"
-        self.partial = self.cache.folder / name
-        self.opened: os.stat_result | None = None  # of the partial file
+        self.partial = self.cache.folder / "values.partial.npy"
+        self.partial_stat: os.stat_result | None = None  # of the partial file
 
     def run(self) -> None:
         distributed.run_on_main(self.cache.files.note)  # the state before the images are read
@@ -244,9 +242,7 @@ class _Build:
                 self._store(batch)
                 self.progress(self.done)
         except BaseException as error:
-            if not self.is_locked:
-                self.partial.unlink(missing_ok=True)
-            elif not isinstance(error, OSError) and self.values is not None and self.done > self.noted:
+            if not isinstance(error, OSError) and self.values is not None and self.done > self.noted:
                 self._note()  # stopped, or out of time: the next job continues from here
             raise
         distributed.run_on_main(self._finish)
@@ -264,8 +260,7 @@ class _Build:
     def _continue_or_start(self) -> None:
         def find_earlier_build() -> dict[str, Any] | None:
             self.cache.folder.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(self.cache.folder, self.is_locked)
-            note = _read_note(self.cache.folder / "building.json") if self.is_locked else {}
+            note = _read_note(self.cache.folder / "building.json")
             is_same = note.get("made_of") == self.cache.made_of and self.cache.files.fits(note)
             return note if is_same and _is_valid_partial(self.partial, note) else None
 
@@ -275,7 +270,7 @@ class _Build:
             self.bad = note["bad"]
             if distributed.is_main():
                 self.values = np.lib.format.open_memmap(self.partial, mode="r+")
-                self.opened = os.stat(self.partial)
+                self.partial_stat = os.stat(self.partial)
                 self.crc = zlib.crc32(self.values[: self.done].tobytes()) if self.done else 0
         self.noted, self.noted_at = self.done, time.monotonic()
 
@@ -284,7 +279,7 @@ class _Build:
         if batch.features is not None:
             if self.values is None:
                 self.values = _allocate_values(self.partial, (len(self.source), *batch.features.shape[1:]))
-                self.opened = os.stat(self.partial)
+                self.partial_stat = os.stat(self.partial)
             self.values[batch.images] = batch.features
         self.done = int(batch.planned[-1]) + 1
         is_due = self.done - self.noted >= _NOTE_IMAGES or time.monotonic() - self.noted_at >= _NOTE_SECONDS
@@ -292,33 +287,27 @@ class _Build:
             self._note()
 
     def _note(self) -> None:
-        """Write to the disk what is computed and, with a lock, how much that is."""
+        """Write to the disk what is computed, and how much that is."""
         self.values.flush()
-        if self.is_locked:
-            self.crc = zlib.crc32(self.values[self.noted : self.done].tobytes(), self.crc)
-            note = {"made_of": self.cache.made_of, "done": self.done, "crc32": self.crc, "bad": self.bad}
-            note |= self.cache.files.note()
-            write_json(self.cache.folder / "building.json", note)
+        self.crc = zlib.crc32(self.values[self.noted : self.done].tobytes(), self.crc)
+        note = {"made_of": self.cache.made_of, "done": self.done, "crc32": self.crc, "bad": self.bad}
+        write_json(self.cache.folder / "building.json", note | self.cache.files.note())
         self.noted, self.noted_at = self.done, time.monotonic()
 
     def _finish(self) -> None:
-        if self.values is None or self.opened is None:
+        if self.values is None or self.partial_stat is None:
             raise NoReadableImage("not one image could be read", "check the image folder")
-        if not self.is_locked and self.cache.fault() is None:  # another job was faster
-            self.partial.unlink(missing_ok=True)
-            return
         self.values.flush()
-        self._rename(self.opened)
+        self._rename(self.partial_stat)
         crc = _values_checksum(self.cache.values)
         note = {"made_of": self.cache.made_of, "crc32": crc, "bad": self.bad, "backbone": self.network.name}
         write_json(self.cache.folder / "cache.json", note | self.cache.files.note())
-        if self.is_locked:
-            (self.cache.folder / "building.json").unlink(missing_ok=True)
+        (self.cache.folder / "building.json").unlink(missing_ok=True)
 
     def _rename(self, opened: os.stat_result) -> None:
         """Rename the partial file to values.npy. If it is no longer the file that was written, write the values again.
 
-        Some network disks grant the same lock on each machine: then another job may have replaced the partial file.
+        On a disk without locks, or one that grants the same lock twice, another job may have replaced the partial file.
         """
         try:
             with open(self.partial, "rb") as file:
@@ -379,21 +368,6 @@ def _allocate_values(path: Path, shape: tuple[int, ...]) -> Any:
                 raise disk_full_error(path, error) from None
             raise
     return values
-
-
-def _remove_leftovers(folder: Path, is_locked: bool) -> None:
-    """Remove the files of builds that were killed."""
-    abandoned = [path for path in folder.glob("values.*.partial.npy") if _age(path) > ABANDONED]
-    for path in [*abandoned, *(folder.glob(".*.tmp") if is_locked else ())]:
-        path.unlink(missing_ok=True)
-
-
-def _age(path: Path) -> float:
-    """Seconds since the file was written."""
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _is_valid_partial(partial: Path, note: dict[str, Any]) -> bool:

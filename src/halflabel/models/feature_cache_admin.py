@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy as np
 from halflabel.errors import UserError
 from halflabel.system.files import JobLock
 
-ABANDONED = 86400.0  # seconds after which a partly built file that nobody wrote to counts as left behind
 _CACHE_NAME = re.compile(r"(?P<stem>.+-(?P<size>\d+)px-(?P<kind>maps|pooled)-[0-9a-f]{12})-[0-9a-f]{8}")
 _FILE_NAME = re.compile(r"strong-.*|\.?(cache|building|values)\..*")  # what a cache writes into its folder
 
@@ -46,14 +44,13 @@ class CacheInfo:
         return len(list(self.folder.glob("strong-*")))
 
     def is_being_built(self) -> bool:
-        """Whether another job holds a lock or, on a disk without locks, has written to its own file."""
+        """Whether another job holds a lock."""
         for path in self.folder.rglob("building.lock"):
             lock = JobLock(path)
             if not lock.try_acquire():
                 return True
             lock.release()
-        own_files = self.folder.rglob("values.????????.partial.npy")
-        return any(time.time() - path.stat().st_mtime <= ABANDONED for path in own_files)
+        return False
 
 
 def find_caches(place: Path) -> list[CacheInfo]:

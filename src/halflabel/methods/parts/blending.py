@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.feature_bank import Prototypes
-from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, label_features
+from halflabel.methods.parts.semantic import LabelFeatures, SemanticHead, SemanticMethod, label_features
 from halflabel.methods.parts.transfer import WarmUp, contrastive_loss
 from halflabel.models.heads import Model, find_head
 from halflabel.types import Batch, Output, Targets
@@ -60,10 +61,10 @@ class Blending(SemanticMethod):
 
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         output: Output = model(batch.views[0])
-        features, labels = label_features(output), batch.labels
+        per_label, labels = label_features(output), batch.labels
         known: Targets = self.relabel(batch, output.logits.detach(), epoch)
         loss = self.reduce(self.loss(output.logits, known), known)
-        loss = loss + self.contrast_weight * contrastive_loss(features, labels)
+        loss = loss + self.contrast_weight * contrastive_loss(per_label.features, labels)
         quadrant = quadrants(output.maps) if output.maps is not None and self.prototypes.by == "quadrants" else None
         if epoch > self.warm:
             self.prototypes.refresh(epoch, self.warm + 1, self.every)
@@ -71,18 +72,21 @@ class Blending(SemanticMethod):
                 share.data.clamp_(0, 1)
             head = find_head(model, SemanticHead)
             partner = torch.randperm(len(labels), device=labels.device)
-            instance = blend_images(features, labels, partner, self.alpha)
-            loss = loss + self.instance_weight * self._blend_loss(head, instance)
+            instance = blend_images(per_label, labels, partner, self.alpha)
+            loss = loss + self.instance_weight * self._blend_loss(head, output.logits, instance)
             chosen = draw_unknown(labels, self.blends, self.prototypes.exists)
-            classes = torch.arange(labels.shape[1], device=labels.device)
-            drawn = self.prototypes.centres[classes, self._draw_prototypes(labels, quadrant)]
-            prototype = blend_prototypes(features, labels, chosen, drawn, self.beta)
-            loss = loss + self.prototype_weight * self._blend_loss(head, prototype)
-        self.prototypes.bank.remember(features, labels, quadrant)
+            number, centres = self._draw_prototypes(labels, quadrant), self.prototypes.centres
+            prototype = blend_prototypes(per_label, labels, chosen, self.blends, centres, number, self.beta)
+            loss = loss + self.prototype_weight * self._blend_loss(head, output.logits, prototype)
+        self.prototypes.bank.remember(per_label.features, labels, quadrant)
         return loss
 
-    def _blend_loss(self, head: SemanticHead, blend: Blend) -> Tensor:
-        return self.reduce(self.loss(head.classify(blend.features), blend.targets), blend.targets)
+    def _blend_loss(self, head: SemanticHead, logits: Tensor, blend: Blend) -> Tensor:
+        """Return the loss of blended images; `logits` (B, C) are those of images in which nothing was blended."""
+        changed = blend.mixed.any(1).nonzero().squeeze(1)
+        blended = head.classify(LabelFeatures(*(part[changed] for part in blend.features)))
+        logits = logits.index_put((changed,), blended.to(logits.dtype))
+        return self.reduce(self.loss(logits, blend.targets), blend.targets)
 
     def _draw_prototypes(self, labels: Tensor, quadrant: Tensor | None) -> Tensor:
         """Draw a prototype number for each label: (B, C)."""
@@ -107,13 +111,14 @@ def draw_unknown(labels: Tensor, count: int, usable: Tensor) -> Tensor:
 
 
 class Blend(NamedTuple):
-    """Blended features of each label, and their soft labels."""
+    """Blended features of each label, their soft labels, and which entries were blended."""
 
-    features: Tensor  # (B, C, W)
+    features: LabelFeatures
     targets: Targets
+    mixed: Tensor  # (B, C) bool
 
 
-def blend_images(features: Tensor, labels: Tensor, partner: Tensor, alpha: Tensor) -> Blend:
+def blend_images(per_label: LabelFeatures, labels: Tensor, partner: Tensor, alpha: Tensor) -> Blend:
     """Blend a label that is unknown in one image with its features in another that shows it. Pu 2022 (SARB), ILRB.
 
         where y_c^n = 0 and y_c^m = 1:   f_c ← α f_c^n + (1 − α) f_c^m,   y_c ← 1 − α;   all else is unchanged
@@ -121,18 +126,32 @@ def blend_images(features: Tensor, labels: Tensor, partner: Tensor, alpha: Tenso
     `partner` (B,): the image m of each image n. The gradient reaches the features of both images and α.
     """
     mixed = (labels == 0) & (labels[partner] > 0)
-    share = torch.where(mixed, alpha.to(features.dtype), 1.0)[:, :, None]
-    return Blend(share * features + (1 - share) * features[partner], _soft_targets(labels, mixed, alpha))
+    return _blend(per_label, labels, mixed, alpha, per_label.places[partner], per_label.weights[partner])
 
 
-def blend_prototypes(features: Tensor, labels: Tensor, chosen: Tensor, prototypes: Tensor, beta: Tensor) -> Blend:
-    """Blend the `chosen` (B, C) unknown labels with a prototype (B, C, W). Pu 2022 (SARB), PLRB.
+def blend_prototypes(
+    per_label: LabelFeatures, labels: Tensor, chosen: Tensor, most: int, centres: Tensor, number: Tensor, beta: Tensor
+) -> Blend:
+    """Blend the `chosen` (B, C) unknown labels, at most `most` per image, with a prototype. Pu 2022 (SARB), PLRB.
 
-    f_c ← β f_c + (1 − β) prototype_c,   y_c ← 1 − β
+        f_c ← β f_c + (1 − β) prototype_c,   y_c ← 1 − β
+
+    The prototypes are those with `number` (B, C) among the `centres` (C, k, W).
     """
     mixed = chosen & (labels == 0)
-    share = torch.where(mixed, beta.to(features.dtype), 1.0)[:, :, None]
-    return Blend(share * features + (1 - share) * prototypes.to(features.dtype), _soft_targets(labels, mixed, beta))
+    label = mixed.to(torch.uint8).topk(min(most, labels.shape[1]), dim=1).indices
+    prototypes = centres[label, number.gather(1, label)].to(per_label.places.dtype)
+    return _blend(per_label, labels, mixed, beta, prototypes, one_hot(label, labels.shape[1]).transpose(1, 2))
+
+
+def _blend(
+    per_label: LabelFeatures, labels: Tensor, mixed: Tensor, share: Tensor, places: Tensor, weights: Tensor
+) -> Blend:
+    """Blend the `mixed` labels with the sums of other places (B, P, W), with weights (B, C, P)."""
+    shares = torch.where(mixed, share.to(places.dtype), 1.0)[:, :, None]
+    all_weights = torch.cat([shares * per_label.weights, (1 - shares) * weights], 2)
+    blended = LabelFeatures.weighted(torch.cat([per_label.places, places], 1), all_weights)
+    return Blend(blended, _soft_targets(labels, mixed, share), mixed)
 
 
 def _soft_targets(labels: Tensor, mixed: Tensor, share: Tensor) -> Targets:

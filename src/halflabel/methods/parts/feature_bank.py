@@ -113,10 +113,10 @@ class Prototypes(nn.Module):
     (count = 4); the mean of all where a quarter has none. Memory: 4·C·(size + count)·W bytes.
     """
 
-    recomputed = ("_epoch",)  # `made` tells a resumed run whether the epoch's prototypes exist
+    recomputed = ("_epoch",)  # `computed_epoch` tells a resumed run whether the epoch's prototypes exist
     centres: Tensor  # (C, k, W)
     exists: Tensor  # (C,) bool
-    made: Tensor  # () int64, the epoch in which they were computed
+    computed_epoch: Tensor  # () int64, the epoch in which they were computed
 
     def __init__(self, size: int, count: int, by: str = "clusters") -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Prototypes(nn.Module):
         self._epoch = 0
         self.register_buffer("centres", torch.zeros(classes, self.count, width))
         self.register_buffer("exists", torch.zeros(classes, dtype=torch.bool))
-        self.register_buffer("made", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("computed_epoch", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
     def refresh(self, epoch: int, first: int, every: int) -> None:
@@ -138,7 +138,7 @@ class Prototypes(nn.Module):
         if epoch == self._epoch:
             return
         self._epoch = epoch
-        if epoch < first or (epoch - first) % every or int(self.made) == epoch:
+        if epoch < first or (epoch - first) % every or int(self.computed_epoch) == epoch:
             return
         points, filled = self.bank.features, self.bank.filled
         if self.by == "clusters":
@@ -148,7 +148,7 @@ class Prototypes(nn.Module):
             member = torch.where(member.any(1, keepdim=True), member, filled[:, :, None]).to(points.dtype)
             self.centres.copy_(member.transpose(1, 2) @ points / member.sum(1).clamp(min=1)[:, :, None])
         self.exists.copy_(filled.any(1))
-        self.made.fill_(epoch)
+        self.computed_epoch.fill_(epoch)
 
     def similarity(self, features: Tensor) -> Tensor:
         """(B, C) mean cosine between f_c and the prototypes of label c; 0 if there are none."""

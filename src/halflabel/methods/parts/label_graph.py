@@ -18,10 +18,10 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats._csv import detect_delimiter, first_line, read_records
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, class_number
+from halflabel.labels.stats import count_together
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.wordnet import WordNet
 
-_CLASSES = 256  # classes counted at a time
 _PRODUCTS = 1 << 23  # products of gradients and labels computed at a time
 
 
@@ -117,34 +117,19 @@ def from_cooccurrence(table: LabelTable, k: int | None = None, *, prior: float =
     seen once or twice from outranking frequent ones; with 0, weights are the plain P(j | j'). Pairs never present
     together have no edge. If no label is known to be absent, all P are near 1 and the count decides the rank.
 
-    Memory: 8 bytes per known entry, 16 per known positive, and counts of 256 classes at a time, never C × C; time about
-    2 Σ_images present · known.
+    Memory: 28 bytes per pair of a class that is present and a class that is known in the same image.
     """
-    present, known = table.matrix(table.value > 0), table.matrix(np.ones(table.known, bool))
-    columns = present.tocsc()
-    parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))]
-    for first in range(0, len(table.classes), _CLASSES):
-        block = columns[:, first : first + _CLASSES].T
-        together = (block @ present).toarray()
-        diagonal = np.arange(len(together))
-        together[diagonal, diagonal + first] = 0
-        row, col = np.nonzero(together)
-        count = together[row, col]
-        rate = count / ((block @ known).toarray()[row, col] + prior)
-        order = np.lexsort((col, -count, -rate, row))
-        place = np.arange(len(order)) - np.searchsorted(row[order], row[order])
-        top = order if k is None else order[place < k]
-        parts.append((row[top] + first, col[top], count[top].astype(np.int64)))
-    rows, cols, counts = (np.concatenate(column) for column in zip(*parts, strict=True))
-    # The weights need counts by column, so they are counted in a second pass over the columns; a copy of the known
-    # entries sorted by class would allow one pass but take as much memory again.
-    weights = np.zeros(len(rows))
-    by_column = np.argsort(cols, kind="stable")
-    for first in range(0, len(table.classes), _CLASSES):
-        edges = by_column[slice(*np.searchsorted(cols, (first, first + _CLASSES), sorter=by_column))]
-        seen = (columns[:, first : first + _CLASSES].T @ known).toarray()
-        weights[edges] = counts[edges] / (seen[cols[edges] - first, rows[edges]] + prior)
-    return Edges(rows.astype(np.int64), cols.astype(np.int64), weights)
+    together, seen = count_together(table)
+    together = together.tocoo()
+    apart = together.row != together.col
+    row, col, count = (part[apart].astype(np.int64) for part in (together.row, together.col, together.data))
+    if not len(row):  # SciPy would return a sparse array
+        return Edges(row, col, np.zeros(0))
+    rate, weight = count / (seen[row, col] + prior), count / (seen[col, row] + prior)
+    order = np.lexsort((col, -count, -rate, row))
+    place = np.arange(len(order)) - np.searchsorted(row[order], row[order])
+    top = order if k is None else order[place < k]
+    return Edges(row[top], col[top], weight[top])
 
 
 def from_file(path: str | Path, classes: Names) -> Edges:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.errors import LabelError, UserError
-from halflabel.labels.formats._csv import detect_delimiter, first_line, read_records
-from halflabel.labels.formats._paths import existing_path
+from halflabel.errors import UserError
+from halflabel.labels.groups import image_groups
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.relabel import Ignore, never_starts
 from halflabel.types import Sweep, at_least_float32
@@ -49,7 +47,7 @@ class SimilarityMemory(Ignore):
 
     late_buffers = ("features", "labels", "start_features", "start_labels")
     number: Tensor  # (M,) int64, image numbers, −1 for an empty slot
-    place: Tensor  # () int64, the slot of the next image
+    next_slot: Tensor  # () int64, the slot of the next image
     features: Tensor | None  # (M, D)
     labels: Tensor | None  # (M, C)
     start_features: Tensor | None  # (N, D)
@@ -80,7 +78,7 @@ class SimilarityMemory(Ignore):
         self.check_size(0)
         slots = min(self.size, len(table))
         self.register_buffer("number", torch.full((slots,), -1))
-        self.register_buffer("place", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("next_slot", torch.zeros((), dtype=torch.int64))
         for name in self.late_buffers:
             setattr(self, name, None)
 
@@ -119,11 +117,11 @@ class SimilarityMemory(Ignore):
             self.features = batch.features.new_zeros(slots, channels)
             self.labels = batch.labels.new_zeros(slots, classes)
         self.number.masked_fill_(torch.isin(self.number, batch.number), -1)
-        slot = (self.place + torch.arange(len(batch.number), device=self.place.device)) % slots
+        slot = (self.next_slot + torch.arange(len(batch.number), device=self.next_slot.device)) % slots
         self.number[slot] = batch.number
         self.features[slot] = batch.features
         self.labels[slot] = batch.labels
-        self.place.copy_((self.place + len(batch.number)) % slots)
+        self.next_slot.copy_((self.next_slot + len(batch.number)) % slots)
 
     def recent(self) -> ImageVectors | None:
         """Return the stored recent images, with empty slots; None before the first batch or without a dictionary."""
@@ -145,34 +143,11 @@ class SimilarityMemory(Ignore):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-def read_groups(path: str | Path, table: LabelTable) -> NDArray[np.int64]:
-    """Return the group number of each image, (N,), −1 for none, from CSV rows `image,group`.
-
-    A first line whose first field is not an image is a header; images that are not in the table are skipped; an image
-    with a blank group has none.
-    """
-    path = existing_path(path)
-    group_of: dict[str, str | None] = dict.fromkeys(table.images)
-    first_name = None
-    for line, fields in read_records(path, detect_delimiter(first_line(path))):
-        if len(fields) != 2:
-            raise LabelError(f"{len(fields)} fields", "write image,group on each line", path, line=line)
-        name, group = (field.strip() for field in fields)
-        first_name = name if first_name is None else first_name
-        if group_of.get(name, group) not in (None, group):
-            message = f"{name!r} is in {group!r} here, and in {group_of[name]!r} above"
-            raise LabelError(message, "give each image one group", path, line=line)
-        if name in group_of:
-            group_of[name] = group
-    if all(group is None for group in group_of.values()):
-        example = f"the first is {first_name!r}" if first_name is not None else "the file is blank"
-        raise LabelError(
-            f"it contains no image of the training labels ({example})",
-            f"write names as the labels have them, such as {table.images[0]!r}" if len(table) else "give labels",
-            path,
-        )
-    number = {group: place for place, group in enumerate(sorted({group or "" for group in group_of.values()} - {""}))}
-    return np.array([number.get(group or "", -1) for group in group_of.values()], np.int64)
+def group_numbers(side: str, table: LabelTable) -> NDArray[np.int64]:
+    """Return the number of the group of each image, (N,), −1 for none; `side` states groups as `--group` does."""
+    groups = image_groups(side, table.images, option="--side") or []
+    number = {group: place for place, group in enumerate(sorted(filter(None, set(groups))))}
+    return np.array([number.get(group or "", -1) for group in groups], np.int64)
 
 
 def _check_bytes(images: int, width: int, option: str) -> None:

@@ -13,7 +13,7 @@ from halflabel.methods.base import Method
 from halflabel.methods.parts.label_graph import LabelGraph, read_edges
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.matching_pursuit import Part, Similar, joint_omp
-from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory, impute, read_groups
+from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory, group_numbers, impute
 from halflabel.models.heads import Model
 from halflabel.types import Batch
 
@@ -73,7 +73,7 @@ class SimilarityMethod(Method):
             return
         classes = len(table.classes)
         edges = read_edges(self.options.graph, table, self.options.k_a).with_loops(classes).normalised()
-        groups = read_groups(self.options.side, table) if self.options.side else None
+        groups = group_numbers(self.options.side, table) if self.options.side else None
         self.table = table
         self.graph = LabelGraph(edges, classes, learned=self.options.label_similarity == "learned")
         self.register_buffer("start_weights", self.graph.weights.detach().clone(), persistent=False)

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, normalize, softplus
+from torch.nn.functional import normalize, softplus
 
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.feature_bank import SMALLEST_NORM, FeatureBank, Prototypes, check_bytes
 from halflabel.methods.parts.losses import ASL
 from halflabel.methods.parts.relabel import Ignore, never_starts
-from halflabel.methods.parts.semantic import SemanticMethod, label_features, semantic_parts
+from halflabel.methods.parts.semantic import LabelFeatures, SemanticMethod, label_features, semantic_parts
 from halflabel.models.heads import Model
-from halflabel.system.gpu_memory import in_chunks
 from halflabel.system.validate import MAX_SIZE, at_least, between
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
-_CHUNK_NUMBERS = 1 << 24  # numbers above which pairs of labels are processed in chunks
+_CHUNK_NUMBERS = 1 << 24  # numbers of a chunk of pairs on a GPU
+_CACHE_NUMBERS = 1 << 17  # the same on a processor
 _SHARPNESS = 10.0  # slope of the soft threshold that is learned
+
+PairLogits = Callable[[Tensor, Tensor, Tensor], Tensor]  # (n,) images, labels and other labels > label -> (n,) logits
 
 
 class SemanticTransfer(SemanticMethod):
@@ -57,40 +60,43 @@ class SemanticTransfer(SemanticMethod):
         at_least(0, contrast_weight=contrast_weight)
         super().__init__(relabel=WarmUp("guessing labels", warm), **semantic_parts(width=width, rank=rank, **head))
         self.width = width
-        self.warm, self.first, self.fall, self.floor = warm, theta, theta_fall, theta_floor
+        self.warm, self.theta_start, self.theta_fall, self.theta_floor = warm, theta, theta_fall, theta_floor
         self.pair_weight, self.contrast_weight, self.guess_weight = pair_weight, contrast_weight, guess_weight
         self.learned, self.every = learned, every
-        self.within = Cooccurrence(width, rank)
+        self.cooccurrence = Cooccurrence(width, rank)
         self.bank = FeatureBank(bank) if not prototypes else None
         self.prototypes = Prototypes(bank, prototypes) if prototypes else None
         self.theta = nn.Parameter(torch.full((2,), theta), requires_grad=learned)
 
     def begin(self, table: LabelTable) -> None:
         super().begin(table)
-        self.within.start(len(table.classes))
+        self.cooccurrence.start(len(table.classes))
         for part in (self.bank, self.prototypes):
             if part is not None:
                 part.start(len(table.classes), self.width)
 
     def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
         thresholds = [{"params": [self.theta], "base_lr": lr, "weight_decay": 0.0}] if self.learned else []
-        return [{"params": list(self.within.parameters()), "base_lr": lr}, *thresholds]
+        return [{"params": list(self.cooccurrence.parameters()), "base_lr": lr}, *thresholds]
 
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         output: Output = model(batch.views[0])
-        features, labels = label_features(output), batch.labels
+        per_label, labels = label_features(output), batch.labels
+        features, pair_logits = per_label.features, self.cooccurrence(per_label)
         known: Targets = self.relabel(batch, output.logits.detach(), epoch)
         loss = self.reduce(self.loss(output.logits, known), known)
-        loss = loss + self.pair_weight * self.within.pair_loss(features, labels)
+        loss = loss + self.pair_weight * self.cooccurrence.pair_loss(pair_logits, labels)
         loss = loss + self.contrast_weight * contrastive_loss(features, labels)
         if epoch > self.warm:
-            loss = loss + self._transfer_loss(output, features, labels, epoch)
+            loss = loss + self._transfer_loss(output.logits, features, pair_logits, labels, epoch)
         bank = self.bank if self.prototypes is None else self.prototypes.bank
         assert bank is not None
         bank.remember(features, labels)
         return loss
 
-    def _transfer_loss(self, output: Output, features: Tensor, labels: Tensor, epoch: int) -> Tensor:
+    def _transfer_loss(
+        self, logits: Tensor, features: Tensor, pair_logits: PairLogits, labels: Tensor, epoch: int
+    ) -> Tensor:
         """Return the loss of the pseudo-labels, and of learned thresholds and prototypes."""
         loss = features.new_zeros(())
         if self.prototypes is not None:
@@ -102,14 +108,14 @@ class SemanticTransfer(SemanticMethod):
         else:
             assert self.bank is not None
             across, has_examples = self.bank.similarity(features), (self.bank.seen > 0).expand(labels.shape)
-        within, has_present = self.within.scores(features, labels)
+        within, has_present = cooccurrence_scores(pair_logits, labels)
         if self.learned:
             self.theta.data.clamp_(0, 1)
-        falling = falling_threshold(epoch, self.warm, self.first, self.fall, self.floor)
+        falling = falling_threshold(epoch, self.warm, self.theta_start, self.theta_fall, self.theta_floor)
         for number, (scores, usable) in enumerate(((within, has_present), (across, has_examples))):
             theta = self.theta[number] if self.learned else falling
             targets = with_pseudo_positives(labels, usable & (scores >= theta), scores.dtype)
-            loss = loss + self.guess_weight * self.reduce(self.loss(output.logits, targets), targets)
+            loss = loss + self.guess_weight * self.reduce(self.loss(logits, targets), targets)
             if self.learned:
                 loss = loss + 0.1 * threshold_loss(scores, usable, labels, theta)
         return loss
@@ -177,13 +183,12 @@ class WarmUp(Ignore):
 
 
 class Cooccurrence(nn.Module):
-    """Predict which two labels are present together in an image, from the (B, C, W) features of its labels.
+    """Predict which two labels are present together in an image, from the features of its labels.
 
         p_cc' = σ(u_cc' · ReLU(Q f_c + R f_c') + b_cc'),   c < c'                      (Chen 2022, SST, IST module)
 
     The paper's linear layer before u_cc' is part of u here: the same functions. Only pairs that the loss or the scores
-    use are computed. Memory: 4·k·C²/2 bytes of weights, k the rank; in training 3·k numbers per pair of known labels,
-    above 2^24 in chunks that the backward pass recomputes.
+    use are computed. Memory: 4·k·C²/2 bytes of weights, k the rank; 24 bytes per pair of known labels.
     """
 
     weight: nn.Parameter  # (P, k): the pairs (0, 1), (0, 2), …, (C − 2, C − 1)
@@ -204,20 +209,27 @@ class Cooccurrence(nn.Module):
         self.weight = nn.Parameter((2 * random - 1) * bound)
         self.bias = nn.Parameter(torch.zeros(pairs))
 
-    def forward(self, features: Tensor, image: Tensor, label: Tensor, other: Tensor) -> Tensor:
-        """Return the logits of n pairs label < other, given as (n,) numbers each: (n,)."""
-        classes = features.shape[1]
-        first, second = self.first(features).flatten(0, 1), self.second(features).flatten(0, 1)
-        pair = label * (2 * classes - label - 1) // 2 + other - label - 1
-        rows = torch.stack([image * classes + label, image * classes + other, pair], 1)
-        return in_chunks(self._score, max(_CHUNK_NUMBERS // self.rank, 1), rows, whole=[first, second])
+    def forward(self, labels: LabelFeatures) -> PairLogits:
+        """Return the function that computes the logits of pairs."""
+        classes = labels.features.shape[1]
+        if labels.places.shape[1] == 1:  # pooled: all labels have the same features
+            place = labels.places[:, 0]
+            hidden = torch.relu(at_least_float32(self.first(place) + self.second(place)))
+            logits = hidden @ self.weight.T + self.bias
+            return lambda image, label, other: logits[image, _pair_number(classes, label, other)]
+        first = at_least_float32(labels.project(self.first.weight) + self.first.bias).flatten(0, 1)
+        second = at_least_float32(labels.project(self.second.weight)).flatten(0, 1)
 
-    def _score(self, first: Tensor, second: Tensor, rows: Tensor) -> Tensor:
-        # `embedding` selects rows; unlike indexing, its gradient is quick on a CPU.
-        hidden = torch.relu(embedding(rows[:, 0], first) + embedding(rows[:, 1], second))
-        return (hidden * embedding(rows[:, 2], self.weight)).sum(1) + self.bias[rows[:, 2]]
+        def score(image: Tensor, label: Tensor, other: Tensor) -> Tensor:
+            pair = _pair_number(classes, label, other)
+            scores: Tensor = _PairScores.apply(
+                first, second, self.weight, image * classes + label, image * classes + other, pair
+            )
+            return scores + self.bias[pair]
 
-    def pair_loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        return score
+
+    def pair_loss(self, logits: PairLogits, labels: Tensor) -> Tensor:
         """Return the asymmetric loss (γ⁺ = 1, γ⁻ = 2) of pairs of known labels, divided by all pairs; a scalar.
 
         The released code takes every pair that is not known to be present as absent and divides by all pairs too, so a
@@ -225,18 +237,58 @@ class Cooccurrence(nn.Module):
         """
         known = labels != 0
         image, label, other = (known[:, :, None] & known[:, None]).triu(1).nonzero(as_tuple=True)
-        present, absent = self.loss.pair(at_least_float32(self(features, image, label, other)))
+        present, absent = self.loss.pair(logits(image, label, other))
         are_present = (labels[image, label] > 0) & (labels[image, other] > 0)
         return torch.where(are_present, present, absent).sum() / max(len(labels) * len(self.bias), 1)
 
-    @torch.no_grad()
-    def scores(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean of p_cc' over other known present labels c' (0 without any), and where there are any."""
-        present = labels > 0
-        is_other = ~torch.eye(labels.shape[1], dtype=torch.bool, device=labels.device)
-        image, label, other = (present[:, None] & is_other).nonzero(as_tuple=True)
-        logits = self(features, image, torch.minimum(label, other), torch.maximum(label, other))
-        probability = torch.sigmoid(at_least_float32(logits))
-        total = probability.new_zeros(labels.shape).index_put((image, label), probability, accumulate=True)
-        others = present.sum(1, keepdim=True) - present.to(torch.int64)
-        return total / others.clamp(min=1), others > 0
+
+@torch.no_grad()
+def cooccurrence_scores(logits: PairLogits, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of p_cc' over other known present labels c' (0 without any), and where there are any."""
+    present = labels > 0
+    is_other = ~torch.eye(labels.shape[1], dtype=torch.bool, device=labels.device)
+    image, label, other = (present[:, None] & is_other).nonzero(as_tuple=True)
+    probability = torch.sigmoid(logits(image, torch.minimum(label, other), torch.maximum(label, other)))
+    total = probability.new_zeros(labels.shape).index_put((image, label), probability, accumulate=True)
+    others = present.sum(1, keepdim=True) - present.to(torch.int64)
+    return total / others.clamp(min=1), others > 0
+
+
+def _pair_number(classes: int, label: Tensor, other: Tensor) -> Tensor:
+    return label * (2 * classes - label - 1) // 2 + other - label - 1
+
+
+class _PairScores(torch.autograd.Function):
+    """u_p · ReLU(q_i + r_j) for n triples (i, j, p) of row numbers: (N, k), (N, k), (P, k), (n,) × 3 -> (n,).
+
+    Computed in chunks that fit into the cache of a processor. The backward pass recomputes them and adds to one
+    gradient: automatic differentiation would store k numbers per triple, and one gradient of u per chunk.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, r: Tensor, u: Tensor, *triples: Tensor) -> Tensor:
+        ctx.save_for_backward(q, r, u, *triples)
+        scores = q.new_empty(len(triples[0]))
+        for chunk in _chunks(q, len(scores)):
+            i, j, p = (rows[chunk] for rows in triples)
+            hidden = torch.relu_(q[i].add_(r[j]))
+            torch.sum(hidden.mul_(u[p]), 1, out=scores[chunk])
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        q, r, u, *triples = ctx.saved_tensors
+        of_q, of_r, of_u = (torch.zeros_like(part) for part in (q, r, u))
+        for chunk in _chunks(q, len(gradients[0])):
+            i, j, p = (rows[chunk] for rows in triples)
+            hidden, gradient = torch.relu_(q[i].add_(r[j])), gradients[0][chunk, None]
+            slope = u[p].mul_(hidden > 0).mul_(gradient)
+            of_q.index_add_(0, i, slope)
+            of_r.index_add_(0, j, slope)
+            of_u.index_add_(0, p, hidden.mul_(gradient))
+        return of_q, of_r, of_u, None, None, None
+
+
+def _chunks(rows: Tensor, count: int) -> list[slice]:
+    size = max((_CACHE_NUMBERS if rows.device.type == "cpu" else _CHUNK_NUMBERS) // rows.shape[1], 1)
+    return [slice(first, first + size) for first in range(0, count, size)]
