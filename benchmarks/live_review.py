@@ -6,8 +6,9 @@
 The files are those of strong_base.py. A simulated person answers from the full labels of `train`, always rightly. The
 start is one positive per photo (seed 0: the published choice) or no label at all. `live` fits the model after every
 20 answers, as `halflabel review` does, controls included; `batch` chooses all questions by the first model, as
-`halflabel next` does (not from nothing, where there is no first model); `random` asks about random entries. After every
-250 answers (--measure) the labels so far train the model of `halflabel train`, which is tested on `val`.
+`halflabel next` does (from nothing, where there is none, by the model after 250 answers of a live review); `random`
+asks about random entries. After every 250 answers (--measure) the labels so far train the model of `halflabel train`,
+which is tested on `val`.
 "decided" counts the unknown entries with a probability of at least 0.95 of being present or absent; "right" is the
 share of these that is. A file of results is reused: finished curves are skipped.
 
@@ -36,12 +37,14 @@ from numpy.typing import NDArray
 
 from halflabel import metrics
 from halflabel.labels import drop
+from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, choosing_table
+from halflabel.labels.rows import Rows
 from halflabel.methods.base import recipe, seeded
 from halflabel.review.address import new_token
 from halflabel.review.answers import AnswerStore
 from halflabel.review.live import EntryAnswer, LiveReview
 from halflabel.review.live_model import STRENGTH, LiveModel, unknown_weight
-from halflabel.review.questions import choose_questions
+from halflabel.review.questions import CONTROL, choose_questions
 from halflabel.review.scores import ScoredImages
 from halflabel.review.security import TOKEN_HEADER
 from halflabel.review.server import make_app, serve
@@ -52,6 +55,7 @@ from halflabel.training.crossfit import crossfit
 from strong_base import make_parser, read_labels, read_single
 
 Entries = list[tuple[int, int, str]]  # image, class and why
+FIRST = 250  # answers from nothing before a batch
 
 
 class Person:
@@ -70,14 +74,22 @@ class Person:
         self.names = self.known.images, self.known.classes
         self.train, self.test = features[torch.from_numpy(training)], features[torch.from_numpy(~training)]
 
-    def measure(self, labels: NDArray[np.int8], start: str, seed: int) -> float:
-        """Return the mAP on the test photos of the model that `train` fits to labels (N, C)."""
+    def measure(self, labels: NDArray[np.int8], start: str, seed: int, answers: list[EntryAnswer]) -> float:
+        """Return the mAP on the test photos of the model that `train` fits to labels (N, C), some of them answers."""
         weight = unknown_weight(int(np.count_nonzero(labels)), labels.size)
         method = (lambda: recipe("n-ls").make()) if start == "single" else (lambda: recipe("wan").make(weight=weight))
-        table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
+        given = self.start(start, seed)
+        source = np.zeros(labels.shape, np.int16)
+        for item in answers:
+            if not given[item.image, item.column]:
+                source[item.image, item.column] = 2 if item.why.startswith(CONTROL) else 1
+        image, column = np.nonzero(labels)
+        entries = image, column, labels[image, column], source[image, column]
+        sources = ("person", ASKED_SOURCE, CONTROL_SOURCE)
+        rows = Rows.build(*self.names, *entries, sources=sources)
         fitted = crossfit(
-            self.train, table, lambda: seeded(seed, method), classifier=self.classifier,
-            use_similar=not self.options.no_similar, seed=seed, folds=3,
+            self.train, rows.resolve(), lambda: seeded(seed, method), classifier=self.classifier,
+            evaluation=choosing_table(rows), use_similar=not self.options.no_similar, seed=seed, folds=3,
         )  # fmt: skip
         with torch.no_grad():
             logits = torch.cat([fitted.head(part).logits for part in self.test.split(1024)])
@@ -95,7 +107,7 @@ class Person:
         method = (lambda: seeded(seed, recipe("n-ls").make)) if start == "single" else None
         strength = 1e-4 if start == "single" else STRENGTH
         model = LiveModel(self.train, table, method, classifier=self.classifier, strength=strength, seed=seed)
-        return LiveReview(model, labels, labels, seed=seed)
+        return LiveReview(model, labels.copy(), labels.copy(), seed=seed)  # the caller adds answers to its own
 
     def curve(self, start: str, order: str, seed: int) -> list[dict[str, Any]]:
         """Return what is measured after every so many answers."""
@@ -105,12 +117,13 @@ class Person:
         first = review.update([])
         answers: list[EntryAnswer] = []
         points = [self.point(labels, start, seed, first.quality.as_dict(), answers, first.probabilities)]
-        every = options.every if order == "live" else options.answers
         update, seconds = first, [first.seconds]
         while len(answers) < options.answers:
+            is_live = order == "live" or ((order, start) == ("batch", "nothing") and len(answers) < FIRST)
             for item in update.free_controls:
                 answers = [a._replace(why=item.why) if a[:2] == item[:2] else a for a in answers]
-            for image, column, why in self.questions(update, order, labels, seed)[:every]:
+            asked = self.questions(update, "live" if is_live else order, labels, seed)
+            for image, column, why in asked[: options.every if is_live else options.answers - len(answers)]:
                 value = int(self.truth[image, column])
                 answers.append(EntryAnswer(image, column, value, why))
                 labels[image, column] = value
@@ -118,7 +131,7 @@ class Person:
                     now = review.update(answers)
                     seconds.append(now.seconds)
                     points.append(self.point(labels, start, seed, now.quality.as_dict(), answers, now.probabilities))
-            if order == "live":
+            if is_live:
                 update = review.update(answers)
                 seconds.append(update.seconds)
         points[-1] |= {"seconds": time.perf_counter() - begun, "update_seconds": float(np.median(seconds))}
@@ -138,10 +151,10 @@ class Person:
             others = [item for item in chosen if not item.is_control]
             for number, item in enumerate(controls):  # spread over the batch: a point is a batch of that size
                 others.insert(10 * number, item)
-            return [(item.image, item.column, "") for item in others]
+            return [(item.image, item.column, item.why) for item in others]
         unknown = np.argwhere(labels == 0)
         drawn = np.random.default_rng(seed).permutation(len(unknown))[: self.options.answers]
-        return [(int(i), int(c), "") for i, c in unknown[drawn]]
+        return [(int(i), int(c), CONTROL) for i, c in unknown[drawn]]
 
     def point(
         self,
@@ -157,7 +170,7 @@ class Person:
         counted = {"answers": len(answers), "present": sum(item.value > 0 for item in answers)}
         estimates = {name: quality[name] for name in ("mean_average_precision", "precision", "decided", "unknown")}
         out_of_fold = 100 * float(metrics.mean_average_precision(torch.from_numpy(p), self.truth))
-        mean = self.measure(labels, start, seed) if (labels > 0).any() else 0.0
+        mean = self.measure(labels, start, seed, answers) if (labels > 0).any() else 0.0
         return counted | {"mAP": mean, "live_mAP_on_train": out_of_fold, "right": right} | estimates
 
 
@@ -266,7 +279,7 @@ def main() -> None:
         for seed in range(options.seeds)
         for start in options.starts.split(",")
         for order in options.orders.split(",")
-        if (start, order, seed) not in done and (start, order) != ("nothing", "batch")
+        if (start, order, seed) not in done
     ]
     with (
         options.out.open("a") as file,

@@ -14,6 +14,7 @@ from halflabel.labels.provenance import (
     ASKED_SOURCE,
     CONTROL_SOURCE,
     calibration_tables,
+    choosing_table,
     evaluation_rows,
     training_and_evaluation_tables,
 )
@@ -98,3 +99,18 @@ def test_answers_to_chosen_questions_are_not_calibrated_on() -> None:
     # Answers alone are better than nothing.
     _, evaluation, control = calibration_tables(rows.select(source == 1))
     assert (evaluation.known, control) == (12, None)
+
+
+def test_many_chosen_answers_choose_rather_than_few_random_ones() -> None:
+    images, classes = Names([f"i{k:02}" for k in range(40)]), Names(["x", "y"])
+    image = np.arange(40)
+
+    def rows(sources: np.ndarray) -> Rows:
+        names = ("person", ASKED_SOURCE, CONTROL_SOURCE, "model:bce:runs/1")
+        return Rows.build(images, classes, image, image % 2, np.ones(40, int), sources, None, names)
+
+    mostly_chosen = rows(np.repeat([1, 2, 3], [24, 6, 10]))
+    assert calibration_tables(mostly_chosen)[1].known == 6
+    assert choosing_table(mostly_chosen).known == 30  # never labels of a model
+    mostly_given = rows(np.repeat([0, 1, 2, 3], [20, 10, 0, 10]))
+    assert choosing_table(mostly_given).known == 20

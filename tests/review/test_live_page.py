@@ -15,7 +15,7 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium and playwright")
 pytest.importorskip("fastapi")
 
-from halflabel.data.datasets.digits import CLASSES  # noqa: E402
+from digit_scenes import CLASSES  # noqa: E402
 
 expect = playwright.expect
 SHOWN = "#stage[aria-busy=false] img"
@@ -68,7 +68,7 @@ def test_from_nothing_to_a_finished_run(project, browser, tmp_path) -> None:
         page.goto(server.url)
         answer(page, project, 20)
         expect(page.locator("#live-answers")).to_have_text("20 answers", timeout=PATIENCE)
-        assert "of 20 so far" in page.inner_text("#live-basis")  # no estimate from two random checks
+        assert "of 20 when it last learned" in page.inner_text("#live-basis")  # no estimate from two random checks
         assert not page.is_visible("#live-map")
         answer(page, project, 21)  # a fit is under way
         children = server.children()

@@ -6,9 +6,9 @@ import time
 from contextlib import closing
 
 import pytest
+from digit_scenes import CLASSES
 from page_examples import Server, expect
 
-from halflabel.data.datasets.digits import CLASSES
 from halflabel.review.answers import AnswerStore
 
 FLIPPED = [(3, 0), (5, 1), (8, 1)]  # image, class

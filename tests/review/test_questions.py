@@ -46,6 +46,9 @@ def slowly(scores: np.ndarray, table: LabelTable, count: int, per_image: int, bo
     labels = table.dense()
     q = scores.astype(np.float64)
     filled = np.maximum((labels > 0).sum(0), 1).astype(float)
+    missed = [[1 - q[i, c] for i in range(len(labels)) if labels[i, c] > 0] for c in range(labels.shape[1])]
+    average = np.mean([value for values in missed for value in values])
+    error = [np.mean([*values, *[average] * 25]) for values in missed]
     chosen: set[tuple[int, int]] = set()
     while len(chosen) < count:
         best, entry = -1.0, None
@@ -54,9 +57,9 @@ def slowly(scores: np.ndarray, table: LabelTable, count: int, per_image: int, bo
                 taken = sum(image == i for image, _ in chosen)
                 if labels[i, c] or (i, c) in chosen or taken >= per_image:
                     continue
-                gain = q[i, c] * (1 - q[i, c]) + q[i, c] / 4 if both_teach else q[i, c]
-                if gain / filled[c] > best:
-                    best, entry = gain / filled[c], (i, c)
+                worth = error[c] * (q[i, c] * (1 - q[i, c]) + q[i, c] / (4 if both_teach else 2)) / filled[c]
+                if worth > best:
+                    best, entry = worth, (i, c)
         if entry is None:
             break
         chosen.add(entry)
@@ -95,6 +98,15 @@ def test_rare_classes_come_first_at_equal_chances() -> None:
     questions = choose_questions(scores, LabelTable.from_dense(known), HALF[:2], 10, control=0)
     assert [q.column for q in questions].count(1) == 10
     assert all(q.why.endswith("rare class") for q in questions)
+
+
+def test_poorly_recognised_classes_come_first_at_equal_chances() -> None:
+    known = np.zeros((40, 2), int)
+    known[:10, 0] = known[10:20, 1] = 1
+    scores = np.full((40, 2), 0.3, np.float32)
+    scores[:10, 0], scores[10:20, 1] = 0.9, [0.4] * 9 + [np.nan]
+    questions = choose_questions(scores, LabelTable.from_dense(known), HALF[:2], 10, control=0)
+    assert [q.column for q in questions].count(1) == 10
 
 
 def test_near_duplicates_are_asked_about_once() -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("httpx")
 from PIL import Image
 from server_examples import ask
 
-from halflabel.review.thumbnails import ByteCache, ImageUnavailable, Thumbnails
+from halflabel.review.thumbnails import ImageUnavailable, Thumbnails
 
 
 def test_pictures_go_by_names_that_mean_nothing(client, session) -> None:
@@ -64,16 +64,3 @@ def test_pictures_are_small_upright_and_without_metadata(tmp_path) -> None:
     for bad in (3, 4):
         with pytest.raises(ImageUnavailable):
             thumbnails.jpeg(bad, "small")
-
-
-def test_the_shelf_keeps_to_its_limit() -> None:
-    shelf, actual = ByteCache(100), []
-
-    def make(key: int) -> bytes:
-        actual.append(key)
-        return b"x" * 40
-
-    for key in (1, 2, 1, 3, 1, 2):
-        shelf.get(key, lambda key=key: make(key))
-    assert actual == [1, 2, 3, 2]  # 1 was used last when 3 came, so 2 went
-    assert shelf.size <= 100

@@ -75,6 +75,17 @@ def calibration_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTabl
     return table, given, people.keep(kind == 2) if (kind == 2).any() else None
 
 
+def choosing_table(labels: Rows | LabelTable) -> LabelTable:
+    """Return the labels by which training chooses strength and similar images: those that it is evaluated on.
+
+    Where people know more than twice as many positives, because the others are answers to chosen questions, all of
+    people's labels: a few random answers choose worse than many chosen ones, and a choice is not a result.
+    """
+    people, evaluation = training_and_evaluation_tables(labels)[1], calibration_tables(labels)[1]
+    has_most = 2 * int((evaluation.value > 0).sum()) >= int((people.value > 0).sum())
+    return evaluation if has_most else people
+
+
 def _answer_kind(source: str) -> int:
     """Return 1 for an answer to a chosen question, 2 for one to a random question, and 0 for another source."""
     return next((n for n, kind in enumerate(_ANSWERS, 1) if source == kind or source.startswith(f"{kind}:")), 0)

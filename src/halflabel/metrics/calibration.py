@@ -206,20 +206,22 @@ def recalibrate(p: NDArray[Any], present: NDArray[np.bool_], *, keep_slope: bool
     return Recalibration(slope, offset, np.asarray(np.linalg.inv(precision), np.float64), check)
 
 
-def has_enough_negatives(labels: NDArray[Any]) -> bool:
-    """Return whether known labels can calibrate scores: at least as many negatives as positives are known.
+def has_negatives_to_calibrate(labels: NDArray[Any]) -> bool:
+    """Return whether shares of known labels tell about unknown ones: at least as many are absent as present.
 
     Where people mostly note what they see, known entries are mostly present and unknown ones mostly absent: a
-    probability fitted on the known ones is far too high for the others.
+    probability fitted on the known ones is far too high for the others. To rank scores fewer negatives are enough, see
+    `training.ranking_quality.has_negatives_to_rank`.
     """
     return int((labels < 0).sum()) >= max(int((labels > 0).sum()), 1)
 
 
-def image_blocks(images: int, classes: int) -> Iterator[NDArray[np.int64]]:
-    """Yield image numbers block by block: tables of all entries would not fit into memory."""
+def image_blocks(images: int | NDArray[np.int64], classes: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the numbers of so many images, or these numbers, in blocks: all entries would not fit into memory."""
+    numbers = np.arange(images) if isinstance(images, int) else images
     step = max(1, _BLOCK_ENTRIES // max(classes, 1))
-    for first in range(0, images, step):
-        yield np.arange(first, min(first + step, images))
+    for first in range(0, len(numbers), step):
+        yield numbers[first : first + step]
 
 
 def sigmoid(x: NDArray[Any]) -> Floats:

@@ -101,7 +101,7 @@ class LiveReview:
             [item for item in questions if (item.image, item.column) not in answered],
             features=self.features,
             explorer=self.explorer,
-            both_teach=True,  # also from positives: without similar images this needs fewer answers
+            both_teach=None if self.labels.any() else True,  # from nothing
             skip=sorted(answered),
             seed=self.seed,
         )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import has_enough_negatives, image_blocks
+from halflabel.metrics.calibration import has_negatives_to_calibrate, image_blocks
 from halflabel.system.files import write_csv
 from halflabel.system.rng import bits, hash_names
 
@@ -31,6 +31,7 @@ CONTROL_FILL = "control: fill"  # random sample of unknown entries that `fill` c
 _CONTROL_STREAM = 0x6374726C  # random stream of the control sample
 _DUPLICATE_COSINE = 0.97  # of centred features, from which on two photos count as duplicates
 _CANDIDATES = 64  # kept per class
+_ADDED = 25  # average positives, so that few known ones say little about the error of a class
 
 
 class Question(NamedTuple):
@@ -96,14 +97,14 @@ def choose_questions(
 
     The worth of an answer is what it is expected to add to a class; it falls as more of the class is known:
 
-        worth(i, c) = q_ic / (n_c + Σ q of the entries of c chosen so far)
+        worth(i, c) = e_c · v(q_ic) / (n_c + Σ q of the entries of c chosen so far)
 
-    with q the score where training takes unknown entries for absent (a "no" then teaches nothing new), and
-    q (1 − q) + q / 4 where both answers teach: where `both_teach` says so, by default where enough negatives are
-    known. n_c = known positives. Rare classes therefore come first, until they fill. At most `per_image` questions per
-    image, and none about a near-duplicate of a photo already asked about for the class. The share `control` is drawn at
-    random, half from the entries at or above their threshold and half from the others, and marked. `skip` lists entries
-    that are answered already.
+    with q the score, n_c the number of known positives, and e_c = 1 − their mean score, shrunk to that of all classes.
+    Poorly recognised and rare classes therefore come first, until they fill. v(q) = q (1 − q) + q / 2 where training
+    takes unknown entries for absent, so that a "no" teaches little, and q (1 − q) + q / 4 where `both_teach`, by
+    default where enough negatives are known. At most `per_image` questions per image, and none about a near-duplicate
+    of a photo already asked about for the class. The share `control` is drawn at random, half from the entries at or
+    above their threshold and half from the others, and marked. `skip` lists entries that are answered already.
 
     The control sample comes first, in random order, so that its answered part is a random sample whenever answering
     stops. The other questions follow class by class, or without `by_class` most worth first.
@@ -113,25 +114,40 @@ def choose_questions(
             f"no list can have {count} questions, a control share of {control:g} and {per_image} questions per image",
             "ask for at least 1 question and 1 per image, with a control share between 0 and 1",
         )
-    answer_value = _answer_value(has_enough_negatives(table.value) if both_teach is None else both_teach)
+    answer_value = _answer_value(has_negatives_to_calibrate(table.value) if both_teach is None else both_teach)
     controls = min(round(control * count), count)
     drawn, open_ = _scan_entries(scores, table, thresholds, answer_value, controls, count, skip, seed)
     chosen = _control_sample(drawn, seed)
     positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
     centred = _CentredFeatures.of(features)
-    picked = _pick_greedily(open_, chosen, scores, positives, count - len(chosen), per_image, centred)
+    error = _class_errors(scores, table)
+    picked = _pick_greedily(open_, chosen, scores, positives, error, count - len(chosen), per_image, centred)
     median = np.median(positives)
     asked = [Question(i, c, q, _reason(q, bool(positives[c] < median))) for i, c, q in picked]
-    worth = [float(answer_value(item.probability)) for item in asked]
+    worth = [float(error[item.column] * answer_value(item.probability)) for item in asked]
     sample = [item._replace(probability=float(scores[item.image, item.column])) for item in chosen]
     return sample + (_by_class(asked, worth) if by_class else asked)
 
 
 def _answer_value(both_teach: bool) -> Callable[[Any], Any]:
-    """Return how much an answer is worth, by its probability, where nothing is known of its class yet."""
-    if both_teach:
-        return lambda q: q * (1 - q) + q / 4
-    return lambda q: q
+    """Return how much an answer is worth, by its probability, apart from its class."""
+    return lambda q: q * (1 - q) + q / (4 if both_teach else 2)
+
+
+def _class_errors(scores: NDArray[Any], table: LabelTable) -> NDArray[np.float64]:
+    """Return 1 − the mean score of the known positives of each class (C,), some average positives added."""
+    classes = len(table.classes)
+    missed, count = np.zeros(classes), np.zeros(classes)
+    for index in image_blocks(*table.shape):
+        entries = slice(*table.start[[index[0], index[-1] + 1]].tolist())
+        positive = table.value[entries] > 0
+        image = np.repeat(index, np.diff(table.start[index[0] : index[-1] + 2]))[positive]
+        column = table.column[entries][positive]
+        q = scores[image, column].astype(np.float64)
+        missed += np.bincount(column, np.nan_to_num(1 - q), classes)
+        count += np.bincount(column, ~np.isnan(q), classes)
+    average = missed.sum() / count.sum() if count.any() else 1.0
+    return np.asarray((missed + _ADDED * average) / (count + _ADDED), np.float64)
 
 
 class _OpenEntries(NamedTuple):
@@ -204,6 +220,7 @@ def _pick_greedily(
     taken: Sequence[Question],
     scores: NDArray[Any],
     positives: NDArray[Any],
+    error: NDArray[Any],
     count: int,
     per_image: int,
     centred: _CentredFeatures | None,
@@ -228,7 +245,7 @@ def _pick_greedily(
 
     def push_next(c: int) -> None:
         if (following := next(waiting[c], None)) is not None:
-            heapq.heappush(heap, (following[1] / float(filled[c]), c, *following))
+            heapq.heappush(heap, (following[1] * float(error[c] / filled[c]), c, *following))
 
     for c in range(len(filled)):
         push_next(c)

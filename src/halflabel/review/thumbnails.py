@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from halflabel.data.pack.read import is_pack
 from halflabel.errors import UserError
@@ -22,7 +20,8 @@ if TYPE_CHECKING:
 
 SIZES = {"small": 320, "large": 1024}  # longer side in pixels
 _MAX_DECODING = 4  # photos decoded at the same time
-_MAP_COLOUR = (255, 64, 0)
+_KEPT_PHOTOS, _KEPT_MAPS = 400, 1000  # in memory: large photos have about 200 kB, maps 10 kB
+MAP_SIDE = 256  # longer side of a class map in pixels
 
 
 class ImageUnavailable(Exception):
@@ -33,39 +32,15 @@ class EmptyClassMap(ImageUnavailable):
     """No part of the photo supports the class; this is a result, not a failure."""
 
 
-class ByteCache:
-    """A thread-safe LRU cache of byte strings with a limit on their total size."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.size = 0
-        self._items: OrderedDict[Any, bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Any, make: Callable[[], bytes]) -> bytes:
-        with self._lock:
-            if key in self._items:
-                self._items.move_to_end(key)
-                return self._items[key]
-        content = make()
-        with self._lock:
-            if key not in self._items:
-                self._items[key] = content
-                self.size += len(content)
-            while self.size > self.limit and self._items:
-                self.size -= len(self._items.popitem(last=False)[1])
-        return content
-
-
 class Thumbnails:
-    """Small JPEG copies of photos by index, cached in memory up to `limit` bytes."""
+    """Small JPEG copies of photos by index; the latest are kept in memory."""
 
-    def __init__(self, folder: Path, paths: Sequence[str | None], limit: int = 64 << 20) -> None:
+    def __init__(self, folder: Path, paths: Sequence[str | None]) -> None:
         self.folder = folder
         self.paths = paths
         self.is_pack = is_pack(folder)
-        self.cache = ByteCache(limit)
         self._decoding = threading.Semaphore(_MAX_DECODING)
+        self.jpeg = lru_cache(_KEPT_PHOTOS)(self._make)
 
     def path(self, image: int) -> Path:
         """Return the file of a photo with symbolic links resolved; a file outside the folder is refused."""
@@ -87,16 +62,12 @@ class Thumbnails:
             raise ImageUnavailable("the image lies outside its folder")
         return path
 
-    def jpeg(self, image: int, size: str) -> bytes:
+    def _make(self, image: int, size: str) -> bytes:
         """Return the photo as JPEG, its longer side at most SIZES[size] pixels."""
         if size not in SIZES:
             raise ImageUnavailable("no such size")
-
-        def make() -> bytes:
-            with self._decoding:
-                return _shrink(self.path(image), SIZES[size])
-
-        return self.cache.get((image, size), make)
+        with self._decoding:
+            return _shrink(self.path(image), SIZES[size])
 
 
 def _shrink(path: Path, side: int) -> bytes:
@@ -117,50 +88,28 @@ def _shrink(path: Path, side: int) -> bytes:
 class ClassMaps:
     """Class maps of a run as transparent images to lay over the photos; the model is loaded at the first request."""
 
-    def __init__(self, run: RunFolder, thumbnails: Thumbnails, limit: int = 16 << 20) -> None:
+    def __init__(self, run: RunFolder, thumbnails: Thumbnails) -> None:
         self.run = run
         self.thumbnails = thumbnails
-        self.cache = ByteCache(limit)
+        self.png = lru_cache(_KEPT_MAPS)(self._make)
         self._predictor: Predictor | None = None
         self._lock = threading.Lock()  # one at a time, as the model uses all cores
 
-    def png(self, image: int, column: int) -> bytes:
-        """Return the class map of one photo in the photo's aspect ratio, scaled to its own maximum."""
-
-        def make() -> bytes:
-            with self._lock:
-                return self._make(image, column)
-
-        return self.cache.get((image, column), make)
-
     def _make(self, image: int, column: int) -> bytes:
-        import torch
-        from PIL import Image
-
+        """Return the class map of one photo in the photo's aspect ratio, scaled to its own maximum."""
         from halflabel.data.decode import BadImage, read_image
-        from halflabel.models.class_maps import compute_class_maps, heat_map_on_photo, visible_box
+        from halflabel.models.class_maps import heat_png, photo_heat_maps
         from halflabel.runs.predictor import Predictor
 
-        if self._predictor is None:
-            self._predictor = Predictor.from_run(self.run)
         try:
             pixels = read_image(self.thumbnails.path(image))
+            with self._lock:
+                self._predictor = predictor = self._predictor or Predictor.from_run(self.run)
+                (heat,) = photo_heat_maps(predictor.model, predictor.views["plain"], pixels, [column], MAP_SIDE)
         except BadImage as error:
             raise ImageUnavailable(error.reason) from None
-        view: Any = self._predictor.views["plain"]
-        try:
-            maps = compute_class_maps(self._predictor.model, torch.as_tensor(view(pixels, 0))[None], [column])
         except UserError as error:
             raise ImageUnavailable(error.message) from None
-        if maps.max() <= 0:
+        if not heat.any():
             raise EmptyClassMap("no part of this photo supports the class")
-        height, width = int(pixels.shape[1]), int(pixels.shape[2])
-        scale = 256 / max(height, width)
-        size = max(1, round(width * scale)), max(1, round(height * scale))
-        hot = heat_map_on_photo(maps[0, 0], (size[1], size[0]), visible_box(view, height, width))
-        alpha = np.rint(200 * hot).astype(np.uint8)
-        picture = Image.new("RGB", size, _MAP_COLOUR)
-        picture.putalpha(Image.fromarray(alpha))
-        stream = io.BytesIO()
-        picture.save(stream, "PNG")
-        return stream.getvalue()
+        return heat_png(heat)

@@ -23,7 +23,7 @@ from halflabel.data.sources import Arrays, Features, Images, Source, Subset, gro
 from halflabel.data.stored_features import StoredFeatures
 from halflabel.errors import UserError, error_summary
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import calibration_tables, training_and_evaluation_tables
+from halflabel.labels.provenance import calibration_tables, choosing_table, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
@@ -222,7 +222,7 @@ def _solve(job: _Job) -> _Fitted:
         features,
         job.table,
         job.backbone.classifier,
-        evaluation=job.evaluation_table,
+        evaluation=choosing_table(job.labels),
         groups=job.groups,
         reporter=job.reporter,
     )

@@ -85,7 +85,7 @@ function showQuality({ quality, history, classes, precision }) {
   }
   $("live-basis").textContent = enough
     ? `From ${quality.controls} random checks; questions that the model picked do not count. Intervals: 95 %.`
-    : `How good is the model? Random checks tell: ${quality.controls} of ${ENOUGH} so far. One question in ten is one.`;
+    : `How good is the model? Random checks tell: ${quality.controls} of ${ENOUGH} when it last learned. One question in ten is one.`;
   drawCurve(enough ? history.filter((point) => point.controls >= ENOUGH / 2) : []);
   showAdvice(history);
   showClasses(classes);
