@@ -65,7 +65,7 @@ def test_relabelling_is_drawn_where_it_was_logged(tmp_path: Path) -> None:
     ]
     text = build_page(random_run(tmp_path / "messages", log=log))
     page = check(text)
-    assert "After each relabelling: share labelled at last 0.600, TP rate at last 0.700, TN rate at last 0.800" in text
+    assert "over 3 epochs, at last: share labelled 0.6, TP rate 0.7, TN rate 0.8" in text
     assert "weak positives" in page.text
     assert "Epochs in which the loss was not a finite number: 1." in page.text
 

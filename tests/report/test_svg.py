@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from halflabel.report import svg
-from halflabel.report.svg import Series
 
 
 def test_chart_puts_values_where_they_belong() -> None:
@@ -27,16 +26,10 @@ def test_chart_puts_values_where_they_belong() -> None:
 
 
 def test_axes_have_names_and_enough_ticks() -> None:
-    drawn = svg.scatter_chart(
-        ["a", "b"], np.array([0.24, 0.37]), np.array([0.3, 0.5]), alt="", x_label="s", y_label="mAP"
-    )
+    shares = svg.Series("m", np.array([10.0, 50.0]), np.array([0.3, 0.5]))
+    drawn = svg.interval_lines([shares], [shares.y], [shares.y], alt="", x_label="%", y_label="mAP")
     assert ">mAP</text>" in drawn
-    ticks = re.findall(r'text-anchor="middle">([\d.]+)</text>', drawn)
-    assert len(ticks) >= 3
-    assert float(ticks[0]) <= 0.24
-    assert float(ticks[-1]) >= 0.37
-    shares = Series("m", np.array([10.0, 50.0]), np.array([0.3, 0.5]))
-    drawn = svg.interval_lines([shares], [shares.y], [shares.y], alt="", x_label="%")
+    assert {"10", "50"} <= set(re.findall(r'text-anchor="middle">([\d.]+)</text>', drawn))
     places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
     assert 46 < places[0] < places[1] < svg.WIDTH - 10
     assert "m at 50: 50.0 (50.0 – 50.0)" in drawn

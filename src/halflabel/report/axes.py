@@ -38,18 +38,11 @@ class Axis:
 
 
 class LogAxis(Axis):
-    """A logarithmic axis for positive values; without `ticks` it extends to round numbers."""
+    """A logarithmic axis for positive values, with given ticks."""
 
     def __init__(
-        self, low: float, high: float, start: float, end: float, *, ticks: Sequence[float] = (), padding: float = 0
+        self, low: float, high: float, start: float, end: float, *, ticks: Sequence[float], padding: float = 0
     ) -> None:
-        if not ticks:
-            decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            steps = (1, 2, 5) if high > 4 * low else (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-            nice = [size * 10.0**decade for decade in decades for size in steps]
-            low = max(value for value in nice if value <= low * 1.0001)
-            high = min((value for value in nice if value >= high * 0.9999), default=10 * nice[-1])
-            ticks = [value for value in nice if low <= value <= high]
         if not high > low:
             low, high = low / 2, high * 2
         super().__init__(math.log10(low), math.log10(high), start, end)

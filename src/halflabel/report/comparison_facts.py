@@ -50,12 +50,10 @@ class ComparisonFacts:
 
 
 class ClassGap(NamedTuple):
-    """The average precision of two methods for one class, mean over common seeds, and the paired difference."""
+    """The paired difference of the average precision of two methods for one class, mean over common seeds."""
 
     name: str
-    first: float
-    second: float
-    gap: Interval
+    interval: Interval
     present: int  # known positives among the test images
 
 
@@ -145,10 +143,9 @@ def class_gaps(
         draws = [
             np.stack([_replicates(run[:, [column]], labels[:, [column]], groups) for run in runs]) for runs in logits
         ]
-        name, mean_ap = facts.test.classes[column], ap[:, :, k].mean(1)
         present = int((labels[:, column] > 0).sum())
-        gap = difference(ap[0, :, k] - ap[1, :, k], draws[0] - draws[1], present)
-        differing.append(ClassGap(name, float(mean_ap[0]), float(mean_ap[1]), gap, present))
+        interval = difference(ap[0, :, k] - ap[1, :, k], draws[0] - draws[1], present)
+        differing.append(ClassGap(facts.test.classes[column], interval, present))
     return differing
 
 

@@ -11,11 +11,10 @@ import numpy as np
 from halflabel.experiments.result import ComparisonRow
 from halflabel.metrics.registry import shown_metrics
 from halflabel.report import svg
-from halflabel.report.comparison_facts import ClassGap, ComparisonFacts, class_gaps, read_comparison
+from halflabel.report.comparison_facts import ComparisonFacts, class_gaps, read_comparison
 from halflabel.report.layout import (
     ENOUGH_SEEDS,
     FEW_POSITIVES,
-    cards,
     cell,
     cell_with_note,
     comparison_footer,
@@ -26,13 +25,13 @@ from halflabel.report.layout import (
     scroll_table,
     section,
     section_links,
-    seed_spread,
+    share_chart,
     signed_interval,
     signed_points,
     training_summary,
     truncation_note,
 )
-from halflabel.report.svg import Series, figure
+from halflabel.report.svg import figure
 from halflabel.system.format import counted, points, shorten
 from halflabel.system.html import Html, count, document, el, join, percent
 
@@ -40,6 +39,7 @@ PANELS = 6  # sets of labels that are drawn
 CURVES = 6  # methods with a curve, one colour each
 CHART_ROWS = 24  # methods per chart
 GAPS = 8  # classes shown where the first method is better, and where the second is
+ONE_SEED = "With one seed, intervals leave out the spread over seeds."
 FEW_SEEDS = (
     f"With fewer than {ENOUGH_SEEDS} seeds, most of such an interval is uncertainty about seeds: more seeds narrow it."
 )
@@ -47,8 +47,6 @@ _LINKS = {
     "methods": "Methods",
     "classes": "Classes",
     "shares": "Labels",
-    "seeds": "Seeds",
-    "cost": "Cost",
     "missing": "Missing",
     "judged": "Protocol",
 }
@@ -57,7 +55,7 @@ _LINKS = {
 def build_comparison(folder: Path) -> str:
     """Return the page of a comparison as HTML text. It holds no folder names of this machine."""
     facts = read_comparison(folder)
-    parts = (_methods, _classes, _shares, _seeds, _cost, _missing, _protocol)
+    parts = (_methods, _classes, _shares, _missing, _protocol)
     shown = [part for build in parts if (part := build(facts)) is not None]
     title = f"{shorten(facts.folder.resolve().name, 60)} · comparison"
     header = el(
@@ -65,7 +63,6 @@ def build_comparison(folder: Path) -> str:
         el("h1", title),
         el("p", el("b", facts.caution), class_="warn", role="note") if facts.caution else None,
         *(el("p", sentence, class_="found") for sentence in facts.conclusions),
-        *(_cards(facts, rows) for rows in facts.panels[:PANELS]),
         el("p", _subtitle(facts), class_="muted"),
     )
     footer = comparison_footer(
@@ -82,35 +79,11 @@ def _subtitle(facts: ComparisonFacts) -> str:
     )
 
 
-def _cards(facts: ComparisonFacts, rows: Sequence[ComparisonRow]) -> Html:
-    """Return the best method of a set of labels, its lead over the next and over the naive reading, and the limit."""
-    best, ties = rows[0], sum(_is_tie(row) for row in rows[1:])
-    note = f"mAP {points(best.mAP)} ({points(best.mAP_low)} – {points(best.mAP_high)})"
-    note += f"; not significantly worse: {ties} of {len(rows) - 1} others" if len(rows) > 1 else "; the only method"
-    note += f" ({best.seeds} seed{'s' * (best.seeds > 1)})" if ties and best.seeds < ENOUGH_SEEDS else ""
-    items = [(f"best with labels: {shorten(best.labels, 30)}", shorten(best.method, 22), note)]
-    for row in (*rows[1:2], *(row for row in rows[2:] if row.role == "naive")):
-        if not math.isnan(row.behind):
-            name = f"over {shorten(row.method, 22)}" + (f" ({row.reference})" if row.reference else "")
-            items.append((name, signed_points(-row.behind), _certainty(best, row)))
-    if facts.oracle is not None:
-        gap = signed_points(best.mAP - facts.oracle.mAP)
-        items.append((f"{facts.oracle.reference}: the limit", points(facts.oracle.mAP), f"the best method: {gap}"))
-    return cards(items)
-
-
-def _certainty(best: ComparisonRow, row: ComparisonRow) -> str:
-    """Return how sure the lead of the best method is: its paired interval, and in how many seeds it leads."""
-    text = f"points of mAP; 95 % interval {signed_interval(-row.behind_high, -row.behind_low)}"
-    if best.judged_by == row.judged_by and len(best.per_seed) == len(row.per_seed) == best.seeds > 1:
-        leads = sum(a > b for a, b in zip(best.per_seed, row.per_seed, strict=True))
-        text += f"; ahead in {leads} of {best.seeds} seeds"
-    return text + ("; may be chance" if _is_tie(row) else "")
-
-
 def _few_seeds_note(rows: Sequence[ComparisonRow]) -> str:
     """Return a caution where intervals of differences come from few seeds; otherwise empty."""
-    return f". {FEW_SEEDS}" if any(row.seeds < ENOUGH_SEEDS and _is_tie(row) for row in rows[1:]) else ""
+    if any(row.seeds == 1 for row in rows[1:]):
+        return ONE_SEED
+    return FEW_SEEDS if any(row.seeds < ENOUGH_SEEDS and _is_tie(row) for row in rows[1:]) else ""
 
 
 def _protocol(facts: ComparisonFacts) -> Html:
@@ -162,10 +135,11 @@ def _methods(facts: ComparisonFacts) -> Html:
     notes = (
         "Small numbers are 95 % intervals. To the best: the mean difference of mAP, paired by image and by seed; ≈ "
         "marks a method that is not significantly worse than the best, which does not mean that it is as good. "
-        + (f"{FEW_SEEDS} " if any(_few_seeds_note(rows) for rows in facts.panels) else "")
+        + "".join(f"{note} " for note in dict.fromkeys(map(_few_seeds_note, facts.panels)) if note)
         + "Seeds: those that all methods have finished with the same labels, by which they are ranked; "
-        "+ further seeds, which are not used. CF1, OF1: F1 of the decisions at the run's own thresholds, averaged over "
-        "classes and of all entries, ± standard deviation over seeds. Seconds: training of one run. "
+        "+ further seeds, which are not used. A seed decides which labels are hidden, which images validate, and how "
+        "the head starts. CF1, OF1: F1 of the decisions at the run's own thresholds, averaged over classes and "
+        "of all entries, ± standard deviation over seeds. Seconds: training of one run, without the features. "
         + (f"Memory: {facts.memory_kind} during a run. " if facts.memory_kind else "")
         + "Chosen: learning rate (lbfgs has none) and options that were best on validation with seed 0, of the number "
         "tried; ↥ marks a learning rate at the edge of the range. Validation: mAP of out-of-fold scores (lbfgs) or on "
@@ -246,9 +220,10 @@ def _method_charts(rows: Sequence[ComparisonRow]) -> list[Html]:
     names = [row.method for row in shown]
     value, low, high = (np.array([getattr(row, key) for row in shown]) for key in ("mAP", "mAP_low", "mAP_high"))
     alt = f"Test mAP with labels {labels}: {name_list(names)}, from {points(value[0])} to {points(value[-1])}"
-    chart = svg.interval_chart(names, value, low, high, alt=alt, reference=value[0])
+    per_seed = [np.array(row.per_seed) for row in shown]
+    chart = svg.interval_chart(names, value, low, high, alt=alt, reference=value[0], dots=per_seed)
     title = f"mAP, labels: {shorten(labels, 30)}"
-    figures = [figure(chart, title, "with 95 % intervals; the line marks the best")]
+    figures = [figure(chart, title, "dots: one seed each; across: their mean; bar: 95 % interval; line: the best")]
     keys = ("behind", "behind_low", "behind_high")
     value, low, high = (np.array([getattr(row, key) for row in shown[1:]]) for key in keys)
     finite = np.isfinite(value)
@@ -259,7 +234,7 @@ def _method_charts(rows: Sequence[ComparisonRow]) -> list[Html]:
         chart = svg.interval_chart(compared, *differences, alt=alt, reference=0.0, differences=True)
         note = "paired by image and seed; an interval that reaches the line is not significantly worse than the best"
         title = f"Difference to {shorten(names[0], 24)}, labels: {shorten(labels, 20)}"
-        figures.append(figure(chart, title, note + _few_seeds_note(rows)))
+        figures.append(figure(chart, title, ". ".join(filter(None, (note, _few_seeds_note(rows))))))
     return figures
 
 
@@ -295,82 +270,18 @@ def _shares(facts: ComparisonFacts) -> Html | None:
         means.setdefault(row.method, []).append(row.mAP)
     # Methods with the most shares first, then by mean mAP: means over different shares cannot be compared.
     ranked = sorted(means, key=lambda name: (-len(means[name]), -float(np.mean(means[name]))))
-    series, low, high = [], [], []
-    for shade, name in enumerate(ranked[:CURVES], start=1):
+    lines = {}
+    for name in ranked[:CURVES]:
         line = sorted((row for row in rows if row.method == name), key=lambda row: row.kept)
-        share, value, line_low, line_high = (
-            np.array([getattr(row, key) for row in line]) for key in ("kept", "mAP", "mAP_low", "mAP_high")
-        )
-        series.append(Series(name, 100 * share, value, shade))
-        low.append(line_low)
-        high.append(line_high)
-    alt = "Test mAP by share of labels kept: " + "; ".join(
-        f"{shorten(line.name, 30)} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
-        for line in series
-    )
-    chart = svg.interval_lines(series, low, high, alt=alt, x_label="% of each image's labels kept", y_label="test mAP")
-    legend = [(f"f{line.shade}", shorten(line.name, 30)) for line in series]
-    note = "with 95 % intervals; the share is logarithmic"
+        lines[name] = np.array([(100 * row.kept, row.mAP, row.mAP_low, row.mAP_high) for row in line])
     return section(
         "shares",
         "How many labels it takes",
         truncation_note(
-            len(series), len(ranked), "are drawn: those on most shares, and the best of these", thing="methods"
+            len(lines), len(ranked), "are drawn: those on most shares, and the best of these", thing="methods"
         ),
-        el("div", figure(chart, "mAP by share of labels", note, legend), class_="grid"),
+        el("div", share_chart("mAP by share of labels", lines, "% of each image's labels kept"), class_="grid"),
         on=_with_caution(facts, "Test mAP; labels were hidden from training and validation only."),
-    )
-
-
-def _seeds(facts: ComparisonFacts) -> Html | None:
-    """Draw the spread of each method over seeds."""
-    panels = [[row for row in rows if len(row.per_seed) > 1][:CHART_ROWS] for rows in facts.panels[:PANELS]]
-    parts = [
-        seed_spread(
-            [row.method for row in rows],
-            [np.array(row.per_seed) for row in rows],
-            f"Labels: {shorten(rows[0].labels, 30)}",
-        )
-        for rows in filter(None, panels)
-    ]
-    if not parts:
-        return None
-    return section(
-        "seeds",
-        "How much is chance",
-        el("p", "A seed decides which labels are hidden, which images validate, and how the head starts."),
-        el("div", *parts, class_="grid"),
-        on=_with_caution(facts, "Test mAP of single runs."),
-    )
-
-
-def _cost(facts: ComparisonFacts) -> Html | None:
-    """Draw mAP against training time."""
-    parts = []
-    for rows in facts.panels[:PANELS]:
-        timed = [row for row in rows if row.seconds > 0][:CHART_ROWS]
-        if len(timed) < 2:
-            continue
-        x, y = (np.array([getattr(row, key) for row in timed]) for key in ("seconds", "mAP"))
-        fastest = min(timed, key=lambda row: row.seconds)
-        alt = (
-            f"mAP against seconds with labels {rows[0].labels}: best {rows[0].method} {points(rows[0].mAP)} in "
-            f"{rows[0].seconds:.3g} s, fastest {fastest.method} {points(fastest.mAP)} in {fastest.seconds:.3g} s"
-        )
-        chart = svg.scatter_chart(
-            [row.method for row in timed], x, y, alt=alt, x_label="seconds per run (logarithmic)", y_label="test mAP"
-        )
-        parts.append(figure(chart, f"Labels: {shorten(rows[0].labels, 30)}", "best: top left"))
-    if not parts:
-        return None
-    device = facts.config.get("device", "?")
-    return section(
-        "cost",
-        "What it costs",
-        el("div", *parts, class_="grid"),
-        on=_with_caution(
-            facts, f"Seconds of training one run on {device}, mean over seeds; computing features is not counted."
-        ),
     )
 
 
@@ -390,14 +301,14 @@ def _classes(facts: ComparisonFacts) -> Html | None:
             parts.append(el("div", el("b", title), el("p", text, class_="none")))
             continue
         names = [gap.name for gap in gaps]
-        mean, low, high = (np.array([getattr(gap.gap, key) for gap in gaps]) for key in ("mean", "low", "high"))
+        mean, low, high = np.array([gap.interval for gap in gaps]).T
         ends = [f"{shorten(names[k], 40)} {signed_points(mean[k])}" for k in (0, -1)]
         alt = f"{title}: from {ends[0]} down to {ends[1]}"
         hollow = [gap.present < FEW_POSITIVES for gap in gaps]
         chart = svg.interval_chart(names, mean, low, high, alt=alt, reference=0.0, hollow=hollow, differences=True)
         note = f"difference of AP: right of the line {shorten(first.method, 30)} is better"
         legend = [("ring round", f"fewer than {FEW_POSITIVES} known positives")] * any(hollow)
-        parts += [figure(chart, title, note, legend), _gap_table(title, gaps, first, second)]
+        parts.append(figure(chart, title, note, legend))
     caution = (
         "The classes with the largest differences were chosen, so they are partly luck: the intervals are for "
         "single classes, and of twenty classes without any difference about one would seem to have one."
@@ -411,18 +322,3 @@ def _classes(facts: ComparisonFacts) -> Html | None:
             facts, f"The best method and the naive reading, or the next best; at most {GAPS} gains and {GAPS} losses."
         ),
     )
-
-
-def _gap_table(title: str, gaps: Sequence[ClassGap], first: ComparisonRow, second: ComparisonRow) -> Html:
-    heads = ["class", shorten(first.method, 9), shorten(second.method, 9), "difference"]
-    lines = [
-        el(
-            "tr",
-            name_cell(gap.name, 24),
-            cell(gap.first, points(gap.first)),
-            cell(gap.second, points(gap.second)),
-            cell_with_note(gap.gap.mean, signed_points(gap.gap.mean), signed_interval(gap.gap.low, gap.gap.high)),
-        )
-        for gap in gaps
-    ]
-    return scroll_table(heads, lines, title)

@@ -44,8 +44,7 @@ _QUESTIONS_TEXT = (
     "Unknown labels whose answers would teach most, at most one per photo. halflabel next chooses more of them, and "
     "random ones that show how often the model is right.",
 )
-MAP_SIDE = 28  # pixels of the class map over a photo; the browser scales it up smoothly
-_MAP_COLOUR = (255, 64, 0)
+MAP_SIDE = 40  # pixels of the class map over a photo; the browser scales it up smoothly
 _SAMPLE = 0x72657074  # random stream: sample of the training images to score
 _STATE_TEXT = {1: "labelled present", -1: "labelled absent", 0: "unknown"}
 _STATE_CLASS = {1: "present", -1: "absent"}
@@ -225,7 +224,6 @@ class _Photo(NamedTuple):
     address: str
     width: int
     height: int
-    box: dict[str, float]  # the part that the model sees
     maps: dict[int, str]
 
 
@@ -275,10 +273,7 @@ class _TileMaker:
 
     def _photo(self, row: int, columns: Sequence[int]) -> _Photo | None:
         """Read a photo, shrink it and compute its class maps; None where it cannot be read."""
-        import torch
-
         from halflabel.data.decode import BadImage, read_image
-        from halflabel.models.class_maps import visible_box
 
         number = int(self.scored.images[row])
         try:
@@ -288,17 +283,9 @@ class _TileMaker:
         height, width = int(image.shape[1]), int(image.shape[2])
         scale = min(1.0, PHOTO_SIDES[self.photo_bytes < PHOTO_BYTES] / max(height, width))
         small_width, small_height = max(1, round(width * scale)), max(1, round(height * scale))
-        view = self.predictor.views["plain"]
-        left, top, right, bottom = visible_box(view, height, width)
-        box = {
-            "x": round(left * small_width, 1),
-            "y": round(top * small_height, 1),
-            "width": round((right - left) * small_width, 1),
-            "height": round((bottom - top) * small_height, 1),
-        }
         address = _jpeg(image, small_width, small_height, self.photo_bytes)
-        maps = self._class_maps(torch.as_tensor(view(image, 0)), columns) if self.with_maps else {}
-        return _Photo(self.facts.table.images[number], address, small_width, small_height, box, maps)
+        maps = self._class_maps(image, columns) if self.with_maps else {}
+        return _Photo(self.facts.table.images[number], address, small_width, small_height, maps)
 
     def _tile(self, entry: GalleryEntry) -> Html:
         photo, name = self.photos[entry.row], self.facts.table.classes[entry.column]
@@ -310,7 +297,7 @@ class _TileMaker:
             picture = el("image", id=f"photo-{entry.row}", href=photo.address, **size)
         overlay = None
         if entry.column in photo.maps:
-            overlay = el("image", href=photo.maps[entry.column], **photo.box, preserveAspectRatio="none", class_="map")
+            overlay = el("image", href=photo.maps[entry.column], **size, preserveAspectRatio="none", class_="map")
         p = float(self.scored.scores[entry.row, entry.column])
         label = int(self.scored.labels[entry.row, entry.column])
         alt = f"Photo {shorten(photo.name, 60)}: {shorten(name, 60)} scored {probability(p)}, {_STATE_TEXT[label]}"
@@ -327,16 +314,16 @@ class _TileMaker:
         ]
         return el("figure", svg, el("figcaption", *caption), class_="tile", data_class=entry.column)
 
-    def _class_maps(self, view: torch.Tensor, columns: Sequence[int]) -> dict[int, str]:
+    def _class_maps(self, image: torch.Tensor, columns: Sequence[int]) -> dict[int, str]:
         """Return class maps as data URLs of small transparent images; empty where the head has none."""
-        from halflabel.models.class_maps import compute_class_maps, heat_map
+        from halflabel.models.class_maps import heat_png, photo_heat_maps
 
+        predictor = self.predictor
         try:
-            maps = compute_class_maps(self.predictor.model, view[None], columns)
+            heat = photo_heat_maps(predictor.model, predictor.views["plain"], image, columns, MAP_SIDE)
         except UserError:
             return {}
-        heat = heat_map(maps, (MAP_SIDE, MAP_SIDE))[0]
-        return {column: _png(hot) for column, hot in zip(columns, heat, strict=True)}
+        return {column: _data_url("png", heat_png(hot)) for column, hot in zip(columns, heat, strict=True)}
 
 
 def _jpeg(image: torch.Tensor, width: int, height: int, most: int = PHOTO_BYTES) -> str:
@@ -350,16 +337,8 @@ def _jpeg(image: torch.Tensor, width: int, height: int, most: int = PHOTO_BYTES)
         picture.save(stream, "JPEG", quality=quality, optimize=True)
         if stream.tell() <= most:
             break
-    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
+    return _data_url("jpeg", stream.getvalue())
 
 
-def _png(hot: NDArray[Any]) -> str:
-    """Return a map (H, W) in 0 … 1 as a data URL of a one-colour PNG whose opacity follows the map."""
-    from PIL import Image
-
-    # 16 steps in a palette take a third of the bytes of full colour.
-    picture = Image.fromarray(np.rint(15 * hot).astype(np.uint8), mode="P")
-    picture.putpalette(_MAP_COLOUR * 16)
-    stream = io.BytesIO()
-    picture.save(stream, "PNG", optimize=True, transparency=bytes(round(150 * step / 15) for step in range(16)))
-    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+def _data_url(kind: str, content: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

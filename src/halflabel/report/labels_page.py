@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.labels.stats import conditional_probabilities, top_pairs
+from halflabel.labels.stats import top_pairs
 from halflabel.labels.table import LabelTable
+from halflabel.metrics.calibration import has_negatives_to_calibrate
 from halflabel.report import svg
 from halflabel.report.layout import (
     WrittenPage,
@@ -38,7 +39,6 @@ REGIMES = {
     "empty": "Nothing is known.",
 }
 BAR_CLASSES = 28  # classes whose known labels are drawn as bars
-HEATMAP_CLASSES = 14
 TABLE_PAIRS = 15
 LEAST_TOGETHER = 3  # images with both classes: shares of fewer say little
 _LINKS = {"labels": "Known", "pairs": "Together"}
@@ -108,62 +108,18 @@ def _group_bins(spread: NDArray[np.int64], most: int = 40) -> tuple[NDArray[Any]
 
 
 def cooccurrence_section(table: LabelTable) -> Html | None:
-    """Show which classes occur together: a heatmap and the most frequent pairs; None where no pair does."""
-    top = top_pairs(table, 60)
-    if not top:
+    """List the pairs of classes that occur together most often; None where no pair does."""
+    pairs = top_pairs(table, TABLE_PAIRS)
+    if not pairs:
         return None
-    stats = table.stats()
-    has_negatives = bool(stats.negatives.sum() >= stats.positives.sum())
-    chosen = list(dict.fromkeys(name for pair in top for name in (pair.first, pair.second)))[:HEATMAP_CLASSES]
-    columns = table.classes.index(chosen)
-    columns = columns[np.argsort(-stats.positives[columns], kind="stable")]
-    names = [table.classes[int(c)] for c in columns]
-    pairs = conditional_probabilities(table)
-    seen = pairs.seen[columns][:, columns].toarray()
-    together = pairs.together[columns][:, columns].toarray().astype(np.float64)
-    if has_negatives:
-        shade = np.where(seen > 0, together / np.maximum(seen, 1), np.nan)
-        title = "P(column | row)"
-        caption = (
-            "where the row's class is present: how often the column's class is too, of the images where it is known"
-        )
-        legend = [("shade zero", "0"), ("shade half", "½"), ("shade one", "1"), ("shade nil", "no image tells")]
-    else:
-        off_diagonal = together - np.diag(np.diag(together))
-        shade = np.sqrt(together / max(float(off_diagonal.max()), 1.0)).clip(0, 1)
-        title = "Images with both"
-        caption = "counts, not shares: nothing is known to be absent, so shares would all be 1"
-        legend = [("shade zero", "no image"), ("shade one", "most images")]
-    tips = [
-        [
-            f"{shorten(a, 40)}, {shorten(b, 40)}: {count(together[i, j])} images with both"
-            + (f", {decimal(shade[i, j], 2)} of {count(seen[i, j])} where the second is known" if has_negatives else "")
-            for j, b in enumerate(names)
-        ]
-        for i, a in enumerate(names)
-    ]
-    first = f"{shorten(top[0].first, 40)} and {shorten(top[0].second, 40)}"
-    alt = f"{title} for {name_list(names)}; most often together: {first}"
-    heatmap = figure(svg.heatmap(names, shade, tips, alt=alt), title, caption, legend)
+    has_negatives = has_negatives_to_calibrate(table.value)  # else shares would all be 1
     meaning = (
         "P(B | A): of the images with A in which B is known, the share with B. Lift: how many times its usual share "
         "that is; 1 means that A tells nothing about B."
     )
-    note = el("p", meaning, class_="muted") if has_negatives else None
-    least = min(LEAST_TOGETHER, top[0].together)
-    pair_table = _pair_table([pair for pair in top[:TABLE_PAIRS] if pair.together >= least], has_negatives)
-    return section(
-        "pairs",
-        "What comes together",
-        truncation_note(len(names), stats.classes, "are drawn: those of the most frequent pairs"),
-        el("div", heatmap, el("div", el("p", el("b", "Most frequent pairs")), note, pair_table), class_="grid"),
-        on=f"Known labels of all {count(stats.images)} images.",
-    )
-
-
-def _pair_table(pairs: list[Any], has_negatives: bool) -> Html:
+    least = min(LEAST_TOGETHER, pairs[0].together)
     rows = []
-    for pair in pairs:
+    for pair in (pair for pair in pairs if pair.together >= least):
         both = [
             el("td", shorten(name, 26), class_="name", title=shorten(name, 200)) for name in (pair.first, pair.second)
         ]
@@ -171,4 +127,10 @@ def _pair_table(pairs: list[Any], has_negatives: bool) -> Html:
         cells = [cell(pair.together, count(pair.together)), *(cell(v, decimal(v, d)) for v, d in numbers)]
         rows.append(el("tr", *both, *cells))
     titles = ("A", "B", "images", *(("P(B\u00a0|\u00a0A)", "lift") if has_negatives else ()))
-    return scroll_table(titles, rows, "Pairs of classes", name_columns=2)
+    return section(
+        "pairs",
+        "What comes together",
+        el("p", "The most frequent pairs of classes. ", meaning if has_negatives else "", class_="muted"),
+        scroll_table(titles, rows, "Pairs of classes", name_columns=2),
+        on=f"Known labels of all {count(table.shape[0])} images.",
+    )

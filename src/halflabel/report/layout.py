@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.report import svg
-from halflabel.report.svg import figure
+from halflabel.report.svg import Series, figure
 from halflabel.runs.redact import shown_settings
 from halflabel.system.files import atomic_write
 from halflabel.system.format import points, shorten
@@ -176,17 +176,18 @@ def scroll_table(
     return el("div", table, class_="scroll tall" if tall else "scroll", tabindex="0", role="region", aria_label=label)
 
 
-def seed_spread(names: Sequence[str], per_seed: Sequence[NDArray[Any]], title: str) -> Html:
-    """Draw the mAP of every seed for each name (two seeds or more), their mean and ± one standard deviation."""
-    mean = np.array([values.mean() for values in per_seed])
-    deviation = np.array([values.std(ddof=1) for values in per_seed])
-    widest = int(np.argmax(deviation))
-    apart = f"{shorten(names[widest], 60)}, standard deviation {points(deviation[widest], 2)}"
-    alt = f"mAP of each seed. {title}; most apart: {apart}"
-    chart = svg.interval_chart(
-        names, mean, mean - deviation, mean + deviation, alt=alt, reference=np.nan, dots=per_seed
+def share_chart(title: str, lines: Mapping[str, NDArray[Any]], x_label: str, note: str = "", **options: Any) -> Html:
+    """Draw test mAP by the share of labels; each line has rows (percent, mAP, low, high); options: `interval_lines`."""
+    numbered = enumerate(lines.items())
+    series = [Series(shorten(name, 30), line[:, 0], line[:, 1], 1 + k % 6) for k, (name, line) in numbered]
+    low, high = ([np.where(np.isnan(line[:, k]), line[:, 1], line[:, k]) for line in lines.values()] for k in (2, 3))
+    alt = "Test mAP by share of labels: " + "; ".join(
+        f"{line.name} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
+        for line in series
     )
-    return figure(chart, title, "dots: one seed each; across: their mean; bar: ± one standard deviation")
+    chart = svg.interval_lines(series, low, high, alt=alt, x_label=x_label, y_label="test mAP", **options)
+    legend = [(f"f{line.shade}", line.name) for line in series]
+    return figure(chart, title, f"with 95 % intervals; the share is logarithmic{note}", legend)
 
 
 def missing_runs(failed: Sequence[Html], left_out: int, waiting: Sequence[Html] = (), most: int = 40) -> Html | None:
@@ -218,7 +219,9 @@ def method_summary(name: str) -> str:
         return ""
     part = whole.on_frozen_features()
     is_whole = (type(part), part.make_head, part.views) == (type(whole), whole.make_head, whole.views)
-    return method_recipe.summary + ("" if is_whole else " On a frozen backbone L-BFGS fits its linear part.")
+    return method_recipe.summary.replace("`", "") + (
+        "" if is_whole else " On a frozen backbone L-BFGS fits its linear part."
+    )
 
 
 def image_size(config: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -316,52 +317,42 @@ def _ap_charts(results: HeldOutResults, ap: NDArray[Any], ranked: NDArray[np.int
 
 def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
     stats, results = facts.table.stats(), facts.held_out
-    titles = ["class", "present", "absent", "unknown"]
-    estimates = results.estimates_per_class() if results is not None and not results.knows_absence else None
-    held_out = results is not None and not facts.is_out_of_fold
-    thresholds = {row["threshold"] for row in results.per_class} if results is not None else set()
-    common = decimal(thresholds.pop(), 2) if len(thresholds) == 1 else ""  # one for all classes needs no column
-    measured = ("threshold", "precision", "recall")[bool(common) :]
-    if results is not None and estimates is None:
-        titles += ["held-out present", "held-out absent"] * held_out
-        titles += ["AP", "95 % interval", *measured]
-    elif results is not None:
-        titles += ["estimated present", *["threshold"] * (not common), "recall", "estimated precision"]
+    columns: list[tuple[str, NDArray[Any], Callable[[float], str]]] = [  # title, values (C,), and how one is shown
+        ("present", stats.positives, count),
+        ("absent", stats.negatives, count),
+        ("unknown", stats.unknown, count),
+    ]
+    notes = "Present, absent and unknown: in how many images the class is known to be so, of all images."
+    if results is not None:
+        at = f"at the threshold {decimal(float(np.median(results.thresholds)), 2)}, one for all classes"
+        measured = {key: np.array([row[key] for row in results.per_class]) for key in results.per_class[0]}
+        if not results.knows_absence:
+            precision, present = results.estimates_per_class()
+            columns += [
+                ("estimated present", present.round(), count),
+                ("recall", measured["recall"], decimal),
+                ("estimated precision", precision, decimal),
+            ]
+            notes += (
+                f" Recall: of the known positives, {at}. The number of images that show the class, and the precision, "
+                "are estimated from the probabilities."
+            )
+        else:
+            if not facts.is_out_of_fold:
+                columns += [(f"held-out {key}", measured[key], count) for key in ("present", "absent")]
+                notes += " Held-out present, absent: the same, of the held-out images, by which the rest is measured."
+            columns += [(key, measured[key], points) for key in ("AP", "AP_low", "AP_high")]
+            columns += [(key, measured[key], decimal) for key in ("precision", "recall")]
+            notes += (
+                " AP (average precision): how well the model puts images with the class before those without; 100 is "
+                f"best; low and high: its 95 % interval. Precision and recall: {at}."
+            )
+    notes += " A click on a title sorts, a click on a class shows it alone."
     rows = []
     for c in order.tolist():
-        name = facts.table.classes[c]
-        cells = [name_cell(name, NAME_LETTERS)]
-        cells += [cell(float(part[c]), count(part[c])) for part in (stats.positives, stats.negatives, stats.unknown)]
-        if results is not None and estimates is not None:
-            row, (precision, present) = results.per_class[c], (part[c] for part in estimates)
-            cells.append(cell(present, count(round(present))))
-            values = [*[row["threshold"]] * (not common), row["recall"], precision]
-            cells += [cell(value, decimal(value)) for value in values]
-        elif results is not None:
-            row = results.per_class[c]
-            if held_out:
-                cells += [
-                    cell(row[key], count(row[key]) if np.isfinite(row[key]) else "—") for key in ("present", "absent")
-                ]
-            cells.append(cell(row["AP"], points(row["AP"])))
-            interval = f"{points(row['AP_low'])} – {points(row['AP_high'])}"
-            cells.append(cell(row["AP_high"] - row["AP_low"], interval if np.isfinite(row["AP_low"]) else "—"))
-            cells += [cell(row[key], decimal(row[key])) for key in measured]
-        rows.append(el("tr", *cells, data_class=c))
-    notes = "Present, absent and unknown: in how many images the class is known to be so, of all images."
-    at = f" at the threshold {common}, one for all classes" if common else ""
-    if estimates is not None:
-        notes += (
-            f" Recall: of the known positives{at}. The number of images that show the class, and the precision, are "
-            "estimated from the probabilities. A click on a title sorts, a click on a class shows its photos."
-        )
-    elif results is not None:
-        if held_out:
-            notes += " Held-out present, absent: the same, of the held-out images, by which the rest is measured."
-        notes += (
-            " AP (average precision): how well the model puts images with the class before those without; 100 is best."
-        )
-        notes += f" Precision and recall:{at or ' at the threshold with the best F1 of the class'}."
-        notes += " A click on a title sorts (intervals by their width), a click on a class shows its photos."
+        values = [(float(of_class[c]), show) for _, of_class, show in columns]
+        cells = [cell(value, show(value) if np.isfinite(value) else "—") for value, show in values]
+        rows.append(el("tr", name_cell(facts.table.classes[c], NAME_LETTERS), *cells, data_class=c))
+    titles = ["class", *(title.replace("_", " ") for title, *_ in columns)]
     table = scroll_table(titles, rows, "Table of classes", sortable=True, tall=len(rows) > TALL_TABLE)
     return join([el("p", notes, class_="muted"), table])

@@ -13,7 +13,6 @@ from halflabel.experiments.study_result import Gap, Growth, Point, Study
 from halflabel.report import svg
 from halflabel.report.layout import (
     ENOUGH_SEEDS,
-    cards,
     cell,
     cell_with_note,
     comparison_footer,
@@ -23,13 +22,13 @@ from halflabel.report.layout import (
     scroll_table,
     section,
     section_links,
-    seed_spread,
+    share_chart,
     signed_interval,
     signed_points,
     training_summary,
 )
 from halflabel.report.study_facts import StudyFacts, read_study
-from halflabel.report.svg import Series, figure
+from halflabel.report.svg import figure
 from halflabel.system.format import counted, points, shorten
 from halflabel.system.html import Html, count, document, el
 
@@ -38,7 +37,6 @@ _LINKS = {
     "curves": "Curves",
     "points": "Table",
     "differences": "Differences",
-    "seeds": "Seeds",
     "cost": "Cost",
     "protocol": "Protocol",
     "missing": "Missing",
@@ -49,17 +47,16 @@ _GROWTH_MEANING = {
     "random labels": "as many labels, drawn at random over all images: the control",
 }
 _IS_WORTH_IT = {"yes": "yes", "no": "no", "open": "≈"}
-_ADVICE = {"yes": "yes", "no": "no", "open": "uncertain"}
 
 
 def build_study(folder: Path) -> str:
     """Return the page of a study as HTML text. It holds no folder names of this machine."""
     facts = read_study(folder)
-    parts = (_question, _curves, _points, _differences, _seeds, _cost, _protocol, _missing, _commands)
+    parts = (_question, _curves, _points, _differences, _cost, _protocol, _missing, _commands)
     shown = [part for build in parts if (part := build(facts)) is not None]
     kind = "learning curve" if isinstance(facts.result, Growth) else "annotation study"
     title = f"{shorten(facts.folder.resolve().name, 60)} · {kind}"
-    header = el("header", el("h1", title), *_finding(facts), _cards(facts), el("p", _subtitle(facts), class_="muted"))
+    header = el("header", el("h1", title), *_finding(facts), el("p", _subtitle(facts), class_="muted"))
     footer = comparison_footer(facts.config, "the study was made", ("entry", "AP", "mAP", "95 % interval", "epoch"))
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown), footer])
 
@@ -69,31 +66,6 @@ def _subtitle(facts: StudyFacts) -> str:
     seeds = f"up to {most} seeds" if most > 1 else "1 seed"
     method = shorten(facts.result.method, 60)
     return f"{method}, {count(point_count)} sets of labels, {seeds}; {training_summary(facts.config)}"
-
-
-def _cards(facts: StudyFacts) -> Html:
-    result = facts.result
-    items: list[tuple[str, str, str]] = []
-    full = next((point for point in result.points if point.share == 1), None)
-    if full is not None:
-        note = f"{_interval(full)}; {count(full.labels)} labels"
-        items.append(("mAP with all labels", points(full.mAP), note))
-    if isinstance(result, Growth):
-        if math.isfinite(result.gain.mean):
-            note = f"{signed_interval(result.gain.low, result.gain.high)}: expected gain in points of mAP"
-            items.append(("from twice the labels", signed_points(result.gain.mean), note))
-            wanted = f"if {result.worth:g} point{'s' * (result.worth != 1)} of mAP would be worth it"
-            items.append(("more of the same labels?", _ADVICE[verdict(result.gain, result.worth)], wanted))
-        return cards(items)
-    for other in ("dense", "noisy", "noisy+"):
-        gaps = [gap for gap in result.gaps if gap.other == other]
-        same = [gap for gap in gaps if other == "noisy+" or gap.share == gap.other_share]
-        if same:
-            better, worse = (sum(getattr(gap, kind) for gap in same) for kind in ("better", "worse"))
-            open_count = len(same) - better - worse
-            note = f"of the shares tried; worse at {worse}, not significant at {open_count}"
-            items.append((f"partial is better than {other} at", f"{better} of {len(same)}", note))
-    return cards(items)
 
 
 def _question(facts: StudyFacts) -> Html:
@@ -141,9 +113,12 @@ def _finding(facts: StudyFacts) -> list[Html]:
             f"a difference. {counted(len(result.gaps), 'difference was', 'differences were')} tested, and of twenty "
             "that do not exist, about one would seem significant."
         )
+    spread = (
+        "hardly known, and intervals may be far off" if facts.seeds > 1 else "unknown, and intervals are too narrow"
+    )
     few = (
-        f"Based on {facts.seeds} seed{'s' * (facts.seeds > 1)}: with fewer than {ENOUGH_SEEDS} the spread over seeds "
-        "is hardly known, and intervals may be too narrow. Use --seeds 3 or more."
+        f"Based on {counted(facts.seeds, 'seed')}: the spread over seeds is {spread}. "
+        f"Use --seeds {ENOUGH_SEEDS} or more."
     )
     shown = [line for line in sentences if line] or ["Nothing was compared."]
     return [
@@ -157,20 +132,12 @@ def _curves(facts: StudyFacts) -> Html | None:
     """Draw mAP against the share of clean labels; for a learning curve also the fitted law up to twice the labels."""
     result, grown = facts.result, isinstance(facts.result, Growth)
     off_chart = [] if grown else points_below_chart(result.points)
-    series: list[Series] = []
-    low: list[np.ndarray] = []
-    high: list[np.ndarray] = []
-    for shade, name in enumerate(facts.strategies, start=1):
+    lines = {}
+    for name in facts.strategies:
         line = [point for point in facts.points_of(name) if math.isfinite(point.mAP) and point not in off_chart]
         if line:
-            share = np.array([round(100 * point.share, 2) for point in line])
-            series.append(
-                Series(shorten(name, 30), share, np.array([point.mAP for point in line]), 1 + (shade - 1) % 6)
-            )
-            for ends, key in ((low, "low"), (high, "high")):
-                end, mean = (np.array([getattr(point, name) for point in line]) for name in (key, "mAP"))
-                ends.append(np.where(np.isfinite(end), end, mean))
-    if not series:
+            lines[name] = np.array([(round(100 * point.share, 2), point.mAP, point.low, point.high) for point in line])
+    if not lines:
         return None
     # The share of "noisy+" follows from the data; it is not a round number to put a tick at.
     ticks = sorted({round(100 * point.share, 2) for point in result.points if point.strategy != "noisy+"})
@@ -179,35 +146,24 @@ def _curves(facts: StudyFacts) -> Html | None:
         fit = [np.array(part) for part in zip(*result.curve, strict=True)]
         fit[0] = 100 * fit[0]
         ticks.append(200.0)
-    alt = "Test mAP by share of the labels: " + "; ".join(
-        f"{line.name} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
-        for line in series
-    )
-    note = "with 95 % intervals; the share is logarithmic"
-    if fit:
-        alt += f"; the fitted law reaches {points(float(fit[1][-1]))} with twice the labels"
-        note += "; dashed: the fitted power law, shaded: its 95 % interval"
+    note = "; dashed: the fitted power law, shaded: its 95 % interval" if fit else ""
     if off_chart:
         note += "; below the chart: " + ", ".join(
             f"{shorten(point.strategy, 30)} {_percent(point.share)}: {points(point.mAP)}" for point in off_chart
         )
-    chart = svg.interval_lines(
-        series,
-        low,
-        high,
-        alt=alt,
-        x_label="% of all labels" if grown else "% of labels that are known and correct",
-        y_label="test mAP",
+    chart = share_chart(
+        "What more labels give" if grown else "What labels give, by strategy",
+        lines,
+        "% of all labels" if grown else "% of labels that are known and correct",
+        note,
         ticks=ticks,
         fit=fit,
         mark=(100.0, "all labels") if fit else None,
     )
-    legend = [(f"f{line.shade}", line.name) for line in series]
-    title = "What more labels give" if grown else "What labels give, by strategy"
     return section(
         "curves",
         "The curves",
-        el("div", figure(chart, title, note, legend), class_="grid two"),
+        el("div", chart, class_="grid two"),
         on="Test mAP, mean over seeds; intervals from images and seeds together.",
     )
 
@@ -247,55 +203,23 @@ def _differences(facts: StudyFacts) -> Html | None:
         groups.setdefault(f"{shorten(gap.strategy, 30)} less {shorten(gap.other, 30)}{wrong}", []).append(gap)
     if not groups:
         return None
-    charts, rows = [], []
+    charts = []
     for title, group in groups.items():
         names = [_percent(gap.share) for gap in group]
         value, low, high = (np.array([getattr(gap, key) for gap in group]) for key in ("difference", "low", "high"))
         alt = ", ".join(f"{signed_points(gap.difference)} at {name}" for name, gap in zip(names, group, strict=True))
         chart = svg.interval_chart(names, value, low, high, alt=f"{title}: {alt}", reference=0.0, differences=True)
         charts.append(figure(chart, title))
-        rows += [
-            el(
-                "tr",
-                name_cell(f"{shorten(gap.strategy, 30)} {_percent(gap.share)}"),
-                el("td", f"{shorten(gap.other, 30)} {_percent(gap.other_share)}", class_="name"),
-                _gain(gap.difference, gap, "" if gap.better or gap.worse else " ≈"),
-            )
-            for gap in group
-        ]
     notes = (
-        "Right of the line the first is better. ≈ marks an interval that includes 0: the difference is not "
-        "significant, which does not mean that both are equally good."
+        "Right of the line the first is better. Where the interval reaches it, the difference is not significant, "
+        "which does not mean that both are equally good."
     )
     return section(
         "differences",
         "The differences",
         el("p", notes, class_="muted"),
         el("div", *charts, class_="grid"),
-        scroll_table(["labels", "against", "difference"], rows, "Paired differences of mAP", name_columns=2),
         on="Points of mAP, paired by image and by seed, 95 % intervals; percentages are shares of clean labels.",
-    )
-
-
-def _seeds(facts: StudyFacts) -> Html | None:
-    charts = []
-    for name in facts.strategies:
-        line = [
-            point for point in facts.points_of(name) if len(point.per_seed) > 1 and np.isfinite(point.per_seed).all()
-        ]
-        if line:
-            names = [_percent(point.share) for point in line]
-            charts.append(seed_spread(names, [np.array(point.per_seed) for point in line], shorten(name, 30)))
-    if not charts:
-        return None
-    return section(
-        "seeds",
-        "How much is chance",
-        el(
-            "p", "The seed decides which labels are kept, which of them are wrong, and the initial weights of the head."
-        ),
-        el("div", *charts, class_="grid"),
-        on="Test mAP of single runs.",
     )
 
 
@@ -389,9 +313,9 @@ def _interval(point: Point) -> str:
     return f"{points(point.low)} – {points(point.high)}"
 
 
-def _gain(mean: float, interval: Gap | Interval, mark: str = "") -> Html:
+def _gain(mean: float, interval: Gap | Interval) -> Html:
     """Return the cell of a difference of mAP with its interval."""
-    return cell_with_note(mean, signed_points(mean) + mark, signed_interval(interval.low, interval.high))
+    return cell_with_note(mean, signed_points(mean), signed_interval(interval.low, interval.high))
 
 
 def _seed_count(point: Point) -> str:

@@ -210,37 +210,6 @@ def interval_lines(
     return _svg(parts, WIDTH, _TALL, alt)
 
 
-def scatter_chart(
-    names: Sequence[str], x_values: NDArray[Any], y_values: NDArray[Any], *, alt: str, x_label: str, y_label: str
-) -> Html:
-    """Draw a named point for each pair; y is mAP, in points of 100, and x is positive, on a logarithmic axis."""
-    x = LogAxis(float(x_values.min()), float(x_values.max()), 46, WIDTH - 14)
-    y = Axis(*padded_range(y_values, y_values.max() - 0.02), _TALL - 44, _TOP + 8, in_points=True)
-    parts = [_frame(x, y, x_label, y_label)]
-    dots = [(x(a), y(b)) for a, b in zip(x_values, y_values, strict=True)]
-    placed = [(a - 5, a + 5, b) for a, b in dots]  # left, right and middle of what names may not cover
-    for k in np.argsort(-y_values, kind="stable").tolist():
-        (dot_x, dot_y), name = dots[k], shorten(names[k], 16)
-        width = 6.2 * len(name)
-        right_of_dot = dot_x + 7 + width <= WIDTH
-        left = dot_x + 7 if right_of_dot else dot_x - 7 - width
-        candidates = [dot_y + sign * step for step in range(0, 60, 2) for sign in (1, -1)]
-        free = [
-            middle
-            for middle in candidates
-            if 6 < middle < y.start - 4
-            and not any(a < left + width and left < b and abs(c - middle) < 11 for a, b, c in placed)
-        ]
-        middle = free[0] if free else dot_y
-        placed.append((left, left + width, middle))
-        tip = el("title", f"{shorten(names[k], 60)}: {points(y_values[k])}, {x_values[k]:.3g} s")
-        parts.append(el("circle", tip, cx=dot_x, cy=dot_y, r=4, class_="f1"))
-        name_x = round(dot_x + 7 if right_of_dot else dot_x - 7, 1)
-        anchor = {"x": name_x, "text_anchor": "start" if right_of_dot else "end"}
-        parts.append(el("text", name, y=round(middle + 4, 1), class_="name", **anchor))
-    return _svg(parts, WIDTH, _TALL, alt)
-
-
 def precision_recall_curve(curve: Curve, *, alt: str, operating: tuple[float, float] | None) -> Html:
     """Draw precision over recall in a small square; `operating` is (recall, precision) at the chosen threshold."""
     recall, precision, threshold = curve
@@ -315,36 +284,6 @@ def histogram(
             box = {"x": left + 0.3, "y": top, "width": round(right - left - 0.6, 1), "height": round(y.start - top, 1)}
             parts.append(el("rect", tip, **box, class_=f"area {css}"))
     return _svg(parts, WIDTH, _LOW, alt)
-
-
-def heatmap(names: Sequence[str], values: NDArray[Any], tips: Sequence[Sequence[str]], *, alt: str) -> Html:
-    """Draw an (n, n) table of shades 0 … 1; NaN is a dot, and the diagonal stays empty."""
-    # The slanted names above the columns reach beyond the last column.
-    cell = min((WIDTH - NAME_WIDTH - 46) / max(len(names), 1), 26.0)
-    above = 84
-    parts = []
-    for row, name in enumerate(names):
-        middle = above + (row + 0.5) * cell
-        parts.append(_row_name(name, middle - (ROW_HEIGHT - 5) / 2))
-        center = round(NAME_WIDTH + 6 + (row + 0.5) * cell, 1)
-        parts.append(
-            el("text", shorten(name, 14), transform=f"translate({center + 3} {above - 5}) rotate(-75)", class_="name")
-        )
-        for column in range(len(names)):
-            if row == column:
-                continue
-            left, top, side = (round(n, 1) for n in (NAME_WIDTH + 6 + column * cell, above + row * cell, cell - 1))
-            box = {"x": left, "y": top, "width": side, "height": side}
-            value = float(values[row, column])
-            tip = el("title", tips[row][column])
-            if math.isnan(value):
-                parts.append(el("rect", tip, class_="bed", **box))
-                dot_x, dot_y = (round(edge + cell / 2 - 0.5, 1) for edge in (left, top))
-                parts.append(el("circle", cx=dot_x, cy=dot_y, r=1.2, class_="none"))
-            else:
-                parts.append(el("rect", class_="bed", **box))
-                parts.append(el("rect", tip, class_="heat", fill_opacity=f"{value:.2f}", **box))
-    return _svg(parts, WIDTH, math.ceil(above + cell * len(names) + 4), alt)
 
 
 def _path(x: Axis, y: Axis, places: Iterable[tuple[float, float]]) -> str:

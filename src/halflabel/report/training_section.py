@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,16 +34,34 @@ def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
     assumed = any("assumed_mAP" in line for line in log)
     validation = _column(log, "assumed_mAP" if assumed else "mAP")
     has_validation = bool(np.isfinite(validation).any())
-    panels = [_loss_chart(log, loss)]
+    caption = "what training minimises; losses of different methods cannot be compared"
+    caption += ", and with this method the loss may be below 0" if bool((loss < 0).any()) else ""
+    panels = [_chart("Training loss", log, {"loss": loss}, caption, y_label="loss")]
     if has_validation:
-        panels.append(_validation_chart(log, validation, assumed))
-    panels += _relabelling_chart(log)
+        best = int(np.nanargmax(validation))
+        panels.append(
+            _chart(
+                "mAP of the held-out images",
+                log,
+                {"mAP": 100 * validation},
+                "unknown counted as absent: nothing is known to be absent, and epochs must be ranked by something"
+                if assumed
+                else "over known entries; the model is that of the best epoch",
+                y_label="mAP",
+                mark=(float(log[best]["epoch"]), f"best: {points(validation[best])}"),
+                value_format=".1f",
+            )
+        )
+    rates = {title: values for key, title in _RATES.items() if np.isfinite(values := _column(log, key)).any()}
+    if rates:
+        caption = "share of all training entries that are known or have a pseudo-label"
+        caption += "; rates of the pseudo-labels against the hidden truth" if len(rates) > 1 else ""
+        panels.append(_chart("Pseudo-labels of the method", log, rates, caption, y_label="share", y_range=(0, 1)))
     others = [key for key in dict.fromkeys(key for line in log for key in line) if key not in {*_STANDARD, *_RATES}]
     for key in others[:OTHER_COLUMNS]:
-        values, title = _column(log, key), shorten(key.replace("_", " "), 40)
+        title, values = shorten(key.replace("_", " "), 40), _column(log, key)
         if np.isfinite(values).any():
-            alt = f"{title} over the epochs, at last {values[np.isfinite(values)][-1]:.4g}"
-            panels.append(figure(_epoch_chart(log, [Series(title, _epochs(log), values)], alt), title))
+            panels.append(_chart(title, log, {title: values}))
     lost = int((~np.isfinite(loss)).sum())
     return section(
         "learning",
@@ -82,59 +100,25 @@ def _strength_section(log: Sequence[dict[str, Any]]) -> Html:
     )
 
 
-def _epochs(log: Sequence[dict[str, Any]]) -> NDArray[np.float64]:
-    return np.array([line["epoch"] for line in log], np.float64)
-
-
 def _column(log: Sequence[dict[str, Any]], key: str) -> NDArray[np.float64]:
     """Return one column of the log; NaN in epochs that lack it."""
     values = (line.get(key) for line in log)
     return np.array([np.nan if value is None else float(value) for value in values])
 
 
-def _epoch_chart(log: Sequence[dict[str, Any]], series: Sequence[Series], alt: str, **options: Any) -> Html:
-    epochs = _epochs(log)
-    return svg.line_chart(series, alt=alt, x_label="epoch", x_range=(float(epochs[0]), float(epochs[-1])), **options)
-
-
-def _loss_chart(log: Sequence[dict[str, Any]], loss: NDArray[np.float64]) -> Html:
-    alt = f"Training loss over {len(log)} epochs, at last {loss[-1]:.4g}"
-    chart = _epoch_chart(log, [Series("loss", _epochs(log), loss)], alt, y_label="loss")
-    caption = "what training minimises; losses of different methods cannot be compared"
-    caption += ", and with this method the loss may be below 0" if bool((loss < 0).any()) else ""
-    return figure(chart, "Training loss", caption)
-
-
-def _validation_chart(log: Sequence[dict[str, Any]], validation: NDArray[np.float64], assumed: bool) -> Html:
-    epochs, best = _epochs(log), int(np.nanargmax(validation))
-    caption = (
-        "unknown counted as absent: nothing is known to be absent, and epochs must be ranked by something"
-        if assumed
-        else "over known entries; the model is that of the best epoch"
-    )
-    chart = _epoch_chart(
-        log,
-        [Series("mAP", epochs, 100 * validation)],
-        f"Validation mAP, best {points(validation[best])} in epoch {epochs[best]:g}",
-        y_label="mAP",
-        mark=(float(epochs[best]), f"best: {points(validation[best])}"),
-        value_format=".1f",
-    )
-    return figure(chart, "mAP of the held-out images", caption)
-
-
-def _relabelling_chart(log: Sequence[dict[str, Any]]) -> list[Html]:
-    """Draw the share of labelled entries and the rates of pseudo-labels, where the method logged them."""
-    rates = [(key, _column(log, key)) for key in _RATES]
-    rates = [(key, values) for key, values in rates if np.isfinite(values).any()]
-    if not rates:
-        return []
-    series = [Series(_RATES[key], _epochs(log), values, shade) for shade, (key, values) in enumerate(rates, start=1)]
-    alt = "After each relabelling: " + ", ".join(
-        f"{line.name} at last {line.y[np.isfinite(line.y)][-1]:.3f}" for line in series
-    )
-    chart = _epoch_chart(log, series, alt, y_label="share", y_range=(0, 1))
-    caption = "share of all training entries that are known or have a pseudo-label"
-    if any(key in ("tp_rate", "tn_rate") for key, _ in rates):
-        caption += "; rates of the pseudo-labels against the hidden truth"
-    return [figure(chart, "Pseudo-labels of the method", caption, [(f"f{line.shade}", line.name) for line in series])]
+def _chart(
+    title: str,
+    log: Sequence[dict[str, Any]],
+    columns: Mapping[str, NDArray[np.float64]],
+    caption: str = "",
+    **options: Any,
+) -> Html:
+    """Draw named columns of the log over the epochs, several with a legend."""
+    epochs = _column(log, "epoch")
+    series = [Series(name, epochs, values, shade) for shade, (name, values) in enumerate(columns.items(), start=1)]
+    last = [(line.name, line.y[np.isfinite(line.y)][-1:]) for line in series]
+    alt = f"{title} over {len(log)} epochs, at last: " + ", ".join(f"{name} {v:.4g}" for name, end in last for v in end)
+    ends = float(epochs[0]), float(epochs[-1])
+    chart = svg.line_chart(series, alt=alt, x_label="epoch", x_range=ends, **options)
+    legend = [(f"f{line.shade}", line.name) for line in series]
+    return figure(chart, title, caption, legend if len(legend) > 1 else ())
