@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_scenes import CLASSES, scenes, write_folder
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, calibration_tables

@@ -245,5 +245,6 @@ def test_the_environment_names_versions(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_env("cpu")
     content = run.read_json("env.json")
+    assert content["halflabel"] == __version__
     assert content["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert content["device"] == "cpu"

@@ -10,7 +10,7 @@ import pytest
 
 from halflabel.errors import UserError
 from halflabel.runs import predict
-from halflabel.runs.predict import FileList, list_files, predict_files, stream_predictions, write_predictions
+from halflabel.runs.predict import FileList, list_files, predict_files, predict_to_parquet, stream_predictions
 from halflabel.runs.predictor import Predictor, open_model
 from halflabel.system.reporter import Reporter
 
@@ -41,7 +41,7 @@ def test_predictions_come_while_images_are_read(predictor: Predictor, files: Fil
 
 def test_an_interrupted_command_is_continued(predictor: Predictor, files: FileList, tmp_path: Path) -> None:
     uninterrupted, continued = tmp_path / "uninterrupted", tmp_path / "continued"
-    assert write_predictions(predictor, files, uninterrupted, all_scores=True) == (91, 2)
+    assert predict_to_parquet(predictor, files, uninterrupted, all_scores=True) == (91, 2)
     progress: list[int] = []
 
     def stop(done: int, total: int) -> None:
@@ -50,10 +50,10 @@ def test_an_interrupted_command_is_continued(predictor: Predictor, files: FileLi
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_predictions(predictor, files, continued, all_scores=True, reporter=Reporter(stop))
+        predict_to_parquet(predictor, files, continued, all_scores=True, reporter=Reporter(stop))
     assert [path.name for path in sorted(continued.glob("part-*"))] == ["part-00000.parquet", "part-00001.parquet"]
     (continued / "part-00001.parquet").write_bytes(b"damaged")
-    assert write_predictions(predictor, files, continued, all_scores=True, reporter=Reporter(stop)) == (91, 2)
+    assert predict_to_parquet(predictor, files, continued, all_scores=True, reporter=Reporter(stop)) == (91, 2)
     assert progress[3:] == [32, 58]  # of the images after the first part
     for path in uninterrupted.iterdir():
         assert (continued / path.name).read_bytes() == path.read_bytes()
@@ -68,9 +68,9 @@ def test_an_interrupted_command_is_continued(predictor: Predictor, files: FileLi
 
 def test_other_files_are_never_replaced(predictor: Predictor, files: FileList, tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    write_predictions(predictor, files, folder)
+    predict_to_parquet(predictor, files, folder)
     with pytest.raises(UserError, match="of another model or"):
-        write_predictions(predictor.deciding(threshold=0.9), files, folder)
-    assert write_predictions(predictor.deciding(threshold=0.9), files, folder, force=True) == (91, 2)
+        predict_to_parquet(predictor.deciding(threshold=0.9), files, folder)
+    assert predict_to_parquet(predictor.deciding(threshold=0.9), files, folder, force=True) == (91, 2)
     with pytest.raises(UserError, match="holds other files"):
-        write_predictions(predictor, files, tmp_path, force=True)
+        predict_to_parquet(predictor, files, tmp_path, force=True)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +12,6 @@ from run_examples import TABLE, write_folder
 
 from halflabel.errors import UserError
 from halflabel.labels import formats
-from halflabel.runs import store
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.store import RunStore
 from halflabel.system import remote
@@ -111,40 +105,21 @@ def test_what_is_in_the_store_is_checked(server: s3_server.S3Server, place: Path
     client.close()
 
 
-def test_two_machines_cannot_train_one_address(
-    server: s3_server.S3Server, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{server.port}", region_name="us-east-1")
-
-    def mark(seconds_ago: float, host: str = "elsewhere", pid: int = 7) -> None:
-        marker = {"host": host, "pid": pid, "time": time.time() - seconds_ago, "token": "theirs"}
-        client.put_object(Bucket="bucket", Key="runs/shared/training.json", Body=json.dumps(marker).encode())
+def test_a_training_that_lost_its_address_stops_at_its_next_upload(server: s3_server.S3Server, place: Path) -> None:
+    first, second = RunStore(SHARED), RunStore(SHARED)
+    first.folder.mkdir(parents=True)
 
     def is_marked() -> bool:
-        return "Contents" in client.list_objects_v2(Bucket="bucket", Prefix="runs/shared/training.json")
+        return first._files.exists(f"{first._root}/training.json")
 
-    mark(20)
-    assert "by process 7 on elsewhere, last seen 2" in refused("train", "labels.csv", "photos", "--out", SHARED, *HOW)
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    for over in ((400, "elsewhere", 7), (1, socket.gethostname(), gone.pid)):  # killed
-        mark(*over)
-        with RunStore(SHARED).lock():
-            assert is_marked()
-        assert not is_marked()
-
-    monkeypatch.setattr(store, "_BEAT", 0.01)
-    mark(20)
-    first = RunStore(SHARED)
-    first.folder.mkdir(parents=True)
-    first.create(force=True)
     with first.lock():
         first.upload()
-        before = len(server.requests)
-        while ("PUT", "/bucket/runs/shared/training.json") not in server.requests[before:]:  # it shows that it lives
-            time.sleep(0.01)
-        mark(0)  # another one takes the address
-        with pytest.raises(UserError, match="now trained by process 7 on elsewhere"):
-            first.upload()
-    assert is_marked()  # by the other one
-    client.close()
+        with second.lock():
+            with pytest.raises(UserError, match=r"now trained by process \d+ on "):
+                first.upload()
+            second.upload()
+        first._files.invalidate_cache()
+        assert not is_marked()
+    with first.lock():
+        first._files.invalidate_cache()
+        assert is_marked()

@@ -18,7 +18,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.split import group_numbers
 from halflabel.labels.stats import are_nearly_all_positive
 from halflabel.metrics._inputs import row_blocks
-from halflabel.metrics.calibration import Platt, fit_class_platt, fit_platt, has_enough_negatives, recalibrate
+from halflabel.metrics.calibration import Platt, fit_class_platt, fit_platt, has_negatives_to_calibrate, recalibrate
 from halflabel.metrics.positives_only import (
     expected_f1_threshold,
     fit_positives_only,
@@ -91,7 +91,8 @@ def fit_decisions(
     The threshold is the same for all classes: the probability that maximises the expected micro F1.
     """
     x, known = logits.cpu().numpy(), labels.cpu().numpy()
-    platt = _fit_known(logits, labels) if has_representative_negatives(known) else fit_positives_only(x, known)
+    is_like_unknown = bool((known != 0).all()) or has_negatives_to_calibrate(known)
+    platt = _fit_known(logits, labels) if is_like_unknown else fit_positives_only(x, known)
     if control is not None and platt.assumption:
         platt = _correct(platt, logits, known, control)
     if positives_per_image:
@@ -151,11 +152,6 @@ def _fit_classes(logits: Tensor, labels: Tensor) -> Platt:
     column, present = known.nonzero()[:, 1].cpu().numpy(), (labels[known] > 0).cpu().numpy()
     fitted = fit_class_platt(column, logits[known].double().cpu().numpy(), present, labels.shape[1])
     return fitted.as_platt(len(column))
-
-
-def has_representative_negatives(labels: NDArray[Any]) -> bool:
-    """Whether known labels can be calibrated on: all entries are known, or at least as many are absent as present."""
-    return bool((labels != 0).all()) or has_enough_negatives(labels)
 
 
 def evaluate(

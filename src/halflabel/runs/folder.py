@@ -297,8 +297,8 @@ class RunFolder:
     def write_env(self, device: str) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
-        versions = {}
-        for package in ("halflabel", "torch", "torchvision", "timm", "accelerate", "numpy"):
+        versions = {"halflabel": __version__}
+        for package in ("torch", "torchvision", "timm", "accelerate", "numpy"):
             try:
                 versions[package] = version(package)
             except PackageNotFoundError:
@@ -404,7 +404,7 @@ class RunFolder:
     @_first_process_only
     def write_out_of_fold(self, table: LabelTable, logits: NDArray[np.float32], fold: NDArray[np.int8]) -> None:
         """Write the out-of-fold logits (N, C) and folds (N,) of the images of a table."""
-        folder_tables.write_predictions(self.out_of_fold, table.images.array, list(table.classes), logits, fold)
+        folder_tables.write_scores_parquet(self.out_of_fold, table.images.array, list(table.classes), logits, fold)
 
     def read_out_of_fold(self, images: Names) -> tuple[NDArray[np.float32], NDArray[np.int8]] | None:
         """Return out-of-fold logits (N, C), NaN for images the run never had, and folds (N,), −1 for those.
@@ -413,8 +413,7 @@ class RunFolder:
         """
         if not self.out_of_fold.exists():
             return None
-        names, classes, logits = folder_tables.read_predictions(self.out_of_fold)
-        fold = folder_tables.read_folds(self.out_of_fold)
+        names, classes, logits, fold = folder_tables.read_scores_parquet(self.out_of_fold, has_folds=True)
         index = names.index(images.array)
         missing = index < 0
         rows = np.full((len(images), len(classes)), np.nan, np.float32)
@@ -423,11 +422,11 @@ class RunFolder:
 
     @_first_process_only
     def write_predictions(self, images: Sequence[str], classes: Sequence[str], scores: NDArray[np.float32]) -> None:
-        folder_tables.write_predictions(self.predictions, images, classes, scores)
+        folder_tables.write_scores_parquet(self.predictions, images, classes, scores)
 
     def read_predictions(self) -> tuple[Names, list[str], NDArray[np.float32]]:
         """Return (N images, C classes, scores (N, C)) of the held-out images; NaN for unreadable ones."""
-        return folder_tables.read_predictions(self.predictions)
+        return folder_tables.read_scores_parquet(self.predictions)[:3]
 
 
 def model_kind(path: Path) -> Literal["run", "hub", "onnx"]:

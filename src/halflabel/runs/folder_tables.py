@@ -46,7 +46,7 @@ def read_split(path: Path) -> tuple[Names, NDArray[np.int8]]:
     return names, pc.equal(part, "validation").to_numpy(zero_copy_only=False).astype(np.int8)
 
 
-def write_predictions(
+def write_scores_parquet(
     path: Path,
     images: Sequence[str],
     classes: Sequence[str],
@@ -65,8 +65,10 @@ def write_predictions(
         pq.write_table(table, temporary, compression="zstd")
 
 
-def read_predictions(path: Path) -> tuple[Names, list[str], NDArray[np.float32]]:
-    """Return (N images, C classes, scores (N, C)); NaN for images that could not be read."""
+def read_scores_parquet(
+    path: Path, *, has_folds: bool = False
+) -> tuple[Names, list[str], NDArray[np.float32], NDArray[np.int8]]:
+    """Return (N images, C classes, scores (N, C), folds (N,)); scores are NaN for images that could not be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -77,17 +79,7 @@ def read_predictions(path: Path) -> tuple[Names, list[str], NDArray[np.float32]]
         names = Names(table["image"].cast(pa.string()).combine_chunks())
         flat = table["scores"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
         scores = flat.reshape(len(names), len(classes)).astype(np.float32)
+        fold = table["fold"].to_numpy() if has_folds else np.zeros(len(names))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException, UserError) as error:
         raise UserError(f"{path} cannot be read ({error_summary(error)})", "train again") from None
-    return names, classes, scores
-
-
-def read_folds(path: Path) -> NDArray[np.int8]:
-    """Return the fold (N,) of each image of a file that `write_predictions` wrote with folds."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return np.asarray(pq.read_table(path, columns=["fold"])["fold"].to_numpy(), np.int8)
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({error_summary(error)})", "train again") from None
+    return names, classes, scores, fold.astype(np.int8)

@@ -125,7 +125,7 @@ def predict_files(
     return list(stream_predictions(predictor, list_files(images, stdin, items=items), items=items, **options))
 
 
-def write_predictions(
+def predict_to_parquet(
     predictor: Predictor, files: FileList, folder: Path, *, force: bool = False, **options: Any
 ) -> tuple[int, int]:
     """Write predictions to part-00000.parquet, … in a folder; return the number of images and of unreadable ones.

@@ -146,14 +146,10 @@ class Predictor:
         """Return the logits (N, C) of the images of a source; NaN for unreadable ones."""
         if isinstance(source, Items):
             return self._item_logits(source, reporter)
-        if isinstance(source, StoredFeatures):
-            model, features = self._on_features(source)
-            return score_source(model, features, device=self.device, batch_size=256, features=False).logits
-        scorer = self._scorer(source, len(source), reporter)
+        scorer, source = self._scorer(source, len(source), reporter)
         if not goes_to_ray(source):
-            options: dict[str, Any] = {"device": scorer.device, "batch_size": scorer.batch_size}
-            options |= {"mirror": scorer.mirror, "reporter": reporter, "features": False}
-            return score_source(scorer.model, source, **options).logits
+            how: Any = {"device": scorer.device, "batch_size": scorer.batch_size, "mirror": scorer.mirror}
+            return score_source(scorer.model, source, **how, reporter=reporter, features=False).logits
         shape = len(source), len(self.classes)
         logits, first = memory.scratch_zeros(shape, what=f"the scores of {len(source)} images take"), 0
         for block in scorer.stream(source, reporter):
@@ -170,27 +166,24 @@ class Predictor:
         if isinstance(source, Items) or distributed.is_distributed():
             yield self.scores(source, reporter)
             return
-        if isinstance(source, StoredFeatures):
-            model, features = self._on_features(source)
-            scorer = ImageScorer(model, len(self.classes), self.device, 256, False)
-            yield from map(self.platt.scores, scorer.stream(features, reporter))
-            return
-        for logits in self._scorer(source, of or len(source), reporter).stream(source, reporter):
-            yield self.platt.scores(logits)
+        scorer, source = self._scorer(source, of or len(source), reporter)
+        yield from map(self.platt.scores, scorer.stream(source, reporter))
 
-    def _scorer(self, source: Source, images: int, reporter: Reporter) -> ImageScorer:
-        """Return what computes logits; an exported ONNX file has no backbone, runs on the CPU and mirrors images."""
+    def _scorer(self, source: Source, images: int, reporter: Reporter) -> tuple[ImageScorer, Source]:
+        """Return what computes logits, and of what: images or their features; a UserError if features do not fit.
+
+        An exported ONNX file has no backbone, runs on the CPU and mirrors images.
+        """
         is_onnx = self.model.backbone is None
+        if isinstance(source, StoredFeatures):
+            backbone, head = self.model.backbone, self.model.head
+            if not isinstance(backbone, Backbone) or head.needs_maps or self.config.mirror:
+                raise UserError("this model takes images, not features", "name the folder of the images")
+            on_features = ImageScorer(Model(None, head), len(self.classes), self.device, 256, False)
+            return on_features, checked_features(source, backbone)
         device = self.device if is_onnx else engine_device(source, self.device)
         model = self._fastest_model(images, device, reporter)
-        return ImageScorer(model, len(self.classes), device, 32, self.config.mirror and not is_onnx)
-
-    def _on_features(self, source: StoredFeatures) -> tuple[Model, Features]:
-        """Return the head as a model, and the features in place of images; a UserError if they do not fit."""
-        backbone, head = self.model.backbone, self.model.head
-        if not isinstance(backbone, Backbone) or head.needs_maps or self.config.mirror:
-            raise UserError("this model takes images, not features", "name the folder of the images")
-        return Model(None, head), checked_features(source, backbone)
+        return ImageScorer(model, len(self.classes), device, 32, self.config.mirror and not is_onnx), source
 
     def _item_logits(self, source: Items, reporter: Reporter) -> Tensor:
         """Return the logits of items, by the mean of the features of their images."""

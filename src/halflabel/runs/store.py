@@ -12,8 +12,6 @@ import os
 import secrets
 import shutil
 import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -30,7 +28,6 @@ OCCUPIED_FIX = "choose another --out, continue it with --resume, or start it aga
 
 _MANIFEST = "run.json"
 _MARKER = "training.json"
-_BEAT, _STALE = 60.0, 300.0  # seconds: a training writes the time to its marker, and counts as dead without it
 # Rewritten in training, so the store may have a newer one than the manifest says; resumed training writes them again.
 _CHANGING = ("log.jsonl", "log.csv", "env.json", "bad_images.csv")
 
@@ -53,7 +50,6 @@ class RunStore(Callback):
             str, tuple[tuple[int, int], list[int]]
         ] = {}  # path -> size and time of the file, and its entry
         self._token = ""  # of the marker of this training
-        self._force = False
 
     @classmethod
     def of(cls, path: str | Path) -> RunStore | None:
@@ -65,63 +61,32 @@ class RunStore(Callback):
         """Return the working folder for a new run; refuse an address that holds a run, unless `force` is set."""
         if self._read_manifest() is not None and not force:
             raise UserError(f"{self.url} already holds a run", OCCUPIED_FIX)
-        self._force = force
         return self.folder
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the address during a training: another one is refused, unless it may replace this run by --force.
-
-        A training that lost the address, also to one that started at the same moment, ends at its next upload.
-        """
-        stop = threading.Event()
-
-        def beat() -> None:
-            while not stop.wait(_BEAT):
-                with suppress(UserError):
-                    self._check_marker()
-                    self._write_marker()
-
-        distributed.run_on_main(self._take_marker)
-        if distributed.is_main():
-            threading.Thread(target=beat, daemon=True).start()
+        """Take the address for a training; an earlier training that still runs there ends at its next upload."""
+        who = {"host": socket.gethostname(), "pid": os.getpid(), "token": secrets.token_hex(8)}
+        marker = json.dumps(who).encode()
+        distributed.run_on_main(lambda: self._call(_MARKER, lambda path: self._files.pipe_file(path, marker)))
+        self._token = str(who["token"])
         try:
             yield
         finally:
-            stop.set()
             if distributed.is_main():
                 with suppress(UserError):  # the store may have failed, or the address may be another's by now
                     self._check_marker()
                     self._call(_MARKER, self._files.rm_file)
             self._token = ""
 
-    def _take_marker(self) -> None:
-        other = self._read_marker()
-        if other is not None and not self._force and (age := _seconds_alive(other)) is not None:
-            raise UserError(
-                f"{self.url} is being trained by process {other['pid']} on {other['host']}, last seen {age:.0f} s ago",
-                f"choose another --out, or wait until it has ended; if it was killed, try again in {_STALE / 60:.0f} "
-                "minutes, or replace the run by --force",
-            )
-        self._token = secrets.token_hex(8)
-        self._write_marker()
-
-    def _write_marker(self) -> None:
-        who = {"host": socket.gethostname(), "pid": os.getpid(), "time": time.time(), "token": self._token}
-        self._call(_MARKER, lambda path: self._files.pipe_file(path, json.dumps(who).encode()))
-
-    def _read_marker(self) -> dict[str, Any] | None:
-        try:
-            marker = json.loads(self._call(_MARKER, self._files.cat_file))
-            return {**marker, "time": float(marker["time"]), "pid": int(marker["pid"]), "host": str(marker["host"])}
-        except (MissingObject, ValueError, KeyError, TypeError):
-            return None
-
     def _check_marker(self) -> None:
         """Raise a UserError if another training took the address."""
-        marker = self._read_marker() if self._token else None
-        if marker is not None and marker.get("token") != self._token:
-            who = f"process {marker['pid']} on {marker['host']}"
+        try:
+            marker = json.loads(self._call(_MARKER, self._files.cat_file))
+            is_other, who = marker["token"] != self._token, f"process {marker['pid']} on {marker['host']}"
+        except (MissingObject, ValueError, KeyError, TypeError):
+            return
+        if self._token and is_other:
             raise UserError(f"{self.url} is now trained by {who}", "let it end, or train again into another --out")
 
     def clear(self) -> None:
@@ -215,21 +180,6 @@ class RunStore(Callback):
     def _call(self, name: str, call: Callable[[str], _T]) -> _T:
         """Call with the path of an object, several times if it fails."""
         return retry(lambda: call(f"{self._root}/{name}"), f"{self.url}/{name}")
-
-
-def _seconds_alive(marker: Mapping[str, Any]) -> float | None:
-    """Return how long ago a training wrote its marker; None if it has ended: too long ago, or its process is gone."""
-    age = time.time() - marker["time"]
-    if marker["host"] == socket.gethostname():  # a second training on this machine is refused by the working folder
-        try:
-            os.kill(marker["pid"], 0)
-        except ProcessLookupError:
-            return None
-        except PermissionError:
-            pass
-        if marker["pid"] == os.getpid():
-            return None
-    return max(age, 0.0) if age < _STALE else None
 
 
 def _entry(path: Path) -> list[int]:
