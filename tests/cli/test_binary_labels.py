@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from digit_scenes import write_folder
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.data.datasets.digits import write_folder
 from halflabel.labels import formats
 
 

@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from digit_scenes import write_folder
 from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
-from halflabel.data.datasets.digits import write_folder
 from halflabel.experiments.bench import Bench
 from halflabel.experiments.shared_start import OutOfTime
 from halflabel.experiments.sources import ExperimentSources

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import TINY
-
-from halflabel.data.datasets.digits import write_folder
+from digit_scenes import write_folder
 
 pytest.importorskip("ray")
 

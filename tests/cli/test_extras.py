@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from command_line import TINY, flat
-
-from halflabel.data.datasets.digits import write_folder
+from digit_scenes import write_folder
 
 WEB = ("fastapi", "uvicorn", "python_multipart")
 CASES = [  # the package that cannot be imported, its extra, and the command

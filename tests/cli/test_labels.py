@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import TINY, done, flat, refused
-
-from halflabel.data.datasets.digits import CLASSES
+from digit_scenes import CLASSES
 
 
 def test_inspect_prints_counts_and_a_method(data: Path, tmp_path: Path) -> None:

@@ -22,6 +22,19 @@ def test_the_page_of_a_method_is_wrapped_at_the_width_of_the_screen() -> None:
     assert '--relabel-at ""' in done("methods", "curriculum")
 
 
+def test_methods_lists_every_rule_of_auto() -> None:
+    from halflabel.methods.auto import RULES
+
+    listed = " ".join(done("methods", "auto").split())
+    assert listed in " ".join(done("methods").split())
+    assert listed.count(" labels") >= len(RULES)
+    for rule in RULES:
+        _, found, listed = listed.partition(f"{rule.choices[0].method} for {' and '.join(rule.regimes)} labels")
+        assert found, f"not listed, or not in order: {rule}"
+        assert all(condition in listed for condition in rule.conditions())
+    assert "no label regime is called" in refused("methods", "auto", "--regime", "half")
+
+
 def test_methods_lists_all_and_shows_one() -> None:
     from halflabel.methods.base import recipe, recipes
 

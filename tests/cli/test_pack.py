@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from digit_scenes import write_folder
 from PIL import Image
 from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
-from halflabel.data.datasets.digits import write_folder
 from halflabel.data.pack.read import open_pack
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import Reporter

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from command_line import done, flat, refused, run
+from digit_scenes import CLASSES
 
-from halflabel.data.datasets.digits import CLASSES
 from halflabel.runs.folder import RunFolder
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import TINY, CommandProcess, done, flat, refused, run
+from digit_scenes import write_folder
 
-from halflabel.data.datasets.digits import write_folder
 from halflabel.runs.folder import RunFolder
 
 

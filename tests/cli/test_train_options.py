@@ -60,6 +60,17 @@ def test_a_file_that_is_no_config_is_refused(data: Path, tmp_path: Path, content
     assert not (tmp_path / "x").exists()
 
 
+def test_an_unknown_method_of_a_config_is_refused_before_the_labels_are_read(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("method: nosuch")
+    words = ["train", tmp_path / "missing.csv", data / "images", "--config", tmp_path / "c.yaml"]
+    assert "no method is called 'nosuch'" in refused(*words)
+
+
+def test_options_of_methods_may_have_underscores(data: Path) -> None:
+    words = ["train", "--dry-run", data / "train.csv", data / "images", "--method", "em", *TINY]
+    assert "--few-absent 0.3" in flat(done(*words, "--few_absent", "0.3"))
+
+
 def options_in(text: str) -> set[str]:
     return set(re.findall(r"^│ (--[a-z0-9-]+)", text, re.MULTILINE))
 

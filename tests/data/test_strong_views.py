@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from command_line import done
+from digit_scenes import write_folder
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.data.datasets.digits import write_folder
 from halflabel.data.gpu_views import apply_view, draw_parameters
 from halflabel.data.views import Strong, make_views
 from halflabel.errors import UserError

@@ -60,5 +60,5 @@ def test_missing_and_damaged_images_are_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"b\.png cannot be read"):
         dataset[2]
     (folder / "b.png").unlink()
-    with pytest.raises(UserError, match=r"1 of the 3 images .* 'b\.png'"):
+    with pytest.raises(UserError, match=r"1 of 3 images .* 'b\.png'"):
         halflabel.dataset(TABLE, folder)

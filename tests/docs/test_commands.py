@@ -20,6 +20,7 @@ from example_data import write_example_data
 from typer.testing import CliRunner
 
 from halflabel.cli import app
+from halflabel.cli.train import METHOD_OPTIONS
 from halflabel.methods.base import recipe, recipes
 
 # Added to trainings, to make them short; everything else runs as written.
@@ -89,7 +90,8 @@ def check_syntax(words: list[str], place: str) -> None:
         pytest.fail(f"{place}: {' '.join(words)}: {error!r} {getattr(error, 'message', '')}")
     method = context.params.get("method") or "auto"
     known = set() if method == "auto" else {"--" + option.replace("_", "-") for option in recipe(method).options}
-    unknown = [word for word in context.args if word.startswith("--") and word not in known]
+    given = [*context.args, *context.meta.get(METHOD_OPTIONS, ())]
+    unknown = [word for word in given if word.startswith("--") and word not in known]
     assert not unknown, f"{place}: no option {unknown}"
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_scenes import scenes, write_folder
 from estimator_examples import make, solved
 from PIL import Image
 from torch import Tensor
 
 from halflabel import estimator as module
-from halflabel.data.datasets.digits import scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.estimator import HalfLabelClassifier
 from halflabel.methods import REGIMES

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_scenes import scenes, write_folder
 
 from halflabel import metrics
-from halflabel.data.datasets.digits import scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.experiments import Comparison
 from halflabel.experiments.bench import Bench, Trained

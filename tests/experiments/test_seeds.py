@@ -18,7 +18,7 @@ from halflabel.cli import grid
 from halflabel.cli import terminal as terminal_module
 from halflabel.cli.terminal import SafeConsole
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
-from halflabel.experiments.protocol import describe_protocol
+from halflabel.experiments.protocol import describe_comparison
 from halflabel.experiments.result import Comparison, ComparisonRow, TaskScorer, common_seeds, summarise
 from halflabel.experiments.store import Store
 from halflabel.labels.table import LabelTable
@@ -43,7 +43,7 @@ def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str 
             store.write(task, outcomes[task], (strength * LABELS + noise).astype(np.float32))
     scorer = TaskScorer(bench, store)
     result = summarise(grid, outcomes, scorer, bench)
-    return dataclasses.replace(result, protocol=tuple(describe_protocol(grid, bench, scorer, result.rows)))
+    return dataclasses.replace(result, protocol=tuple(describe_comparison(grid, bench, scorer, result.rows)))
 
 
 def test_methods_are_ranked_by_common_seeds(tmp_path: Path) -> None:

@@ -46,6 +46,18 @@ def test_strong_views_change_the_result(
     assert not np.allclose(logits(bench, CONSISTENT), logits(bench, PSEUDO), atol=1e-3)
 
 
+def test_separate_test_images_get_no_strong_views(digits: Any, config: Config, cache: Path) -> None:
+    first, second = (digits.table.subset(np.arange(start, start + 30)) for start in (0, 30))
+    data = split_data(first, digits.images[:30], test=second, test_images=digits.images[30:])
+    bench = Bench(data, config, cache=cache)
+    candidate = Candidate.parse(CONSISTENT, lr=0.01)
+    task = Task(candidate, LabelMask.share(0.3), 0, candidate.lr, candidate.options)
+    parts = bench.sources.features(bench.assembly(task))
+    assert parts.rest.whole.strong
+    assert not parts.test.whole.strong
+    assert np.isfinite(bench.train(task).logits).all()
+
+
 def test_strong_views_count_towards_the_memory_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     actual = np.arange(60, dtype=np.float16).reshape(3, 4, 5)
     np.save(tmp_path / "values.npy", actual)

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from digit_scenes import write_folder
 from typer.testing import CliRunner, Result
 
 import halflabel.training.loop
 from halflabel import metrics
 from halflabel.cli import app
-from halflabel.data.datasets.digits import write_folder
 from halflabel.errors import UserError
 from halflabel.experiments import compare, learning_curve
 from halflabel.experiments.bench import Bench, Trained
-from halflabel.experiments.conclusions import advise, conclude, describe_control
+from halflabel.experiments.conclusions import conclude, conclude_growth, describe_control
 from halflabel.experiments.grid import Task
 from halflabel.experiments.learning_curve import Backtest, Extrapolation, extrapolate, fit_law
 from halflabel.experiments.result import Interval, TaskScore
@@ -243,7 +243,7 @@ def test_intervals_do_not_change_with_numpy() -> None:
 def test_advice_follows_the_interval() -> None:
     def advice(low: float, high: float, backtest: Backtest | None = None) -> str:
         gain = Interval((low + high) / 2, low, high)
-        return advise(Extrapolation((1.0, 0.1, 0.5), (), gain, backtest), 1.0)
+        return conclude_growth(Extrapolation((1.0, 0.1, 0.5), (), gain, backtest), 1.0)
 
     assert "expected to give +0.50 (+0.20 to +0.80) points of mAP" in advice(0.002, 0.008)
     assert "Stop" in advice(0.002, 0.008)

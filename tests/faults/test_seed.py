@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from digit_scenes import scenes
 
-from halflabel.data.datasets.digits import scenes
 from halflabel.labels.drop import partial
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from digit_scenes import CLASSES, scenes, write_folder
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.data.datasets.digits import CLASSES, scenes, write_folder
 from halflabel.errors import UserError
 from halflabel.filling import fill
 from halflabel.filling.control import ControlAnswers, draw_control, plan_present, unknown_curve

@@ -36,9 +36,7 @@ def _trained_run() -> Path:
     from halflabel.runs.train import train
     from halflabel.training.config import Config, Settings
 
-    samples = load_module("fuzz_scenes", TESTS.parent / "src" / "halflabel" / "data" / "datasets" / "digits.py").scenes(
-        12, size=32
-    )
+    samples = load_module("fuzz_scenes", TESTS / "data" / "datasets" / "digit_scenes.py").scenes(12, size=32)
     table = LabelTable.from_dense(samples.labels[:, :3], samples.names, CLASSES)
     rows = Rows.from_table(table)
     source = np.zeros(len(rows.value), np.int32)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from command_line import TINY, CommandProcess
+from digit_scenes import write_folder
 
-from halflabel.data.datasets.digits import write_folder
 from halflabel.data.pack.read import open_pack
 from halflabel.labels import formats
 from halflabel.runs.folder import RunFolder

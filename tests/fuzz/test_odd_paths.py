@@ -125,7 +125,8 @@ def test_an_error_stays_short_whatever_it_quotes() -> None:
 
 def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
     """Images there are trained on, with one that cannot be read."""
-    from halflabel.data.datasets.digits import write_folder
+    from digit_scenes import write_folder
+
     from halflabel.report.run_facts import read_run_facts
     from halflabel.runs.folder import RunFolder
 

@@ -84,7 +84,7 @@ def test_a_missing_package_is_reported(name: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_a_run_of_the_solver_logs_its_evaluation(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    from halflabel.data.datasets.digits import write_folder
+    from digit_scenes import write_folder
 
     write_folder(tmp_path, 40)
     words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--tensorboard"]

@@ -36,7 +36,6 @@ from halflabel.cli.options import (
     LabelFile,
     ReadLabels,
     check_image_folder,
-    check_method,
     is_given,
     panel,
     read_grouped,
@@ -161,9 +160,11 @@ def compare(
 
 
 def _check_methods(methods: str) -> None:
+    from halflabel.methods.base import recipe
+
     for name in split_words(methods):
         if name != "auto":
-            check_method(name.partition(":")[0])
+            recipe(name.partition(":")[0])  # an unknown name is an error before the label file is read
 
 
 def _show_result(result: Comparison, out: Path) -> None:
@@ -221,7 +222,7 @@ def show_comparison(comparison: Comparison) -> None:
             print_table(table)
         unsure = [row for row in comparison.rows if "≈" in _difference(row, row is comparison.best(row.labels))]
         if unsure:
-            few = any(row.seeds < 3 for row in unsure)
+            few = any(row.seeds == 2 for row in unsure)
             more = "; more than 2 seeds narrow the interval"
             show_paragraph(f"[bright_black]≈: not significantly different from the best{more if few else ''}[/]")
         if comparison.memory_kind:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from halflabel.cli import app
-from halflabel.cli.options import Force, PositivesPerImage, RunArgument, Threshold, check_free
+from halflabel.cli.options import Force, PositivesPerImage, RunArgument, Threshold, check_free, check_needs
 from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -89,8 +89,7 @@ def hub(
 
     Example: halflabel export hub runs/first --out birds --push me/birds
     """
-    if private and push is None:
-        raise UserError("--private needs --push", "add --push user/name, or leave --private out")
+    check_needs("--push USER/NAME", {"--private": private and push is None})
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)

@@ -17,6 +17,7 @@ from halflabel.cli.options import (
     ReadLabels,
     check_free,
     check_image_folder,
+    check_needs,
     takes_label_options,
     words_of,
 )
@@ -81,17 +82,14 @@ def fill(
         Path | None, typer.Option(help="Fill these labels instead of those the run was trained on.")
     ] = None,
     rules: Annotated[
-        Path | None,
-        typer.Option(help="Rules that the labels follow: CSV class,rule,class or an Open Images hierarchy (.json)."),
+        Path | None, typer.Option(help="Rules of the labels: CSV class,rule,class or an Open Images hierarchy (.json).")
     ] = None,
     folds: Folds = None,
     control: Annotated[
-        int,
-        typer.Option(help="Positives only: number of random questions whose answers show the precision.", min=30),
+        int, typer.Option(help="Positives only: random questions whose answers show the precision.", min=30)
     ] = 100,
     answers: Annotated[
-        Path | None,
-        typer.Option(help="Positives only: a label file with answers to these questions (default: those of `review`)."),
+        Path | None, typer.Option(help="Positives only: a label file with the answers (default: those of `review`).")
     ] = None,
     assume_random: AssumeRandom = False,
     all_photos: Annotated[
@@ -131,7 +129,7 @@ def fill(
         if distributed.is_main():
             _undo(undo, source, run, retract)
         return
-    _check_only_with_undo(source, retract)
+    check_needs("--undo FILE", {"--source": source is not None, "--retract": retract})
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.control import ControlQuestions
@@ -150,18 +148,16 @@ def fill(
     # A run that learns from answers needs no assumption.
     chosen = ["--precision", f"{precision:g}", *named, *(word for word in again if word != "--assume-random")]
     remember_fill(opened, chosen)
-    of_control = None
-    if not assume_random and has_only_positives(opened, rows):
-        further = unlisted_photos(opened, rows, images) if all_photos else None
-        asking = ControlQuestions(opened, images, rows, further, precision, control)
-        with use_engine(engine):
-            of_control = asking.find_answers_or_ask(people, [*named, *again], from_file=answers is not None)
-        if of_control is None:
-            return
     options: dict[str, Any] = {"labels": rows, "rules": rules, "folds": folds, "precision": precision}
-    options |= {"assume_random": assume_random, "all_photos": all_photos, "confidence": confidence}
-    options |= {"control": of_control, "answers": people}
+    options |= {"assume_random": assume_random, "all_photos": all_photos, "confidence": confidence, "answers": people}
     with use_engine(engine):
+        if not assume_random and has_only_positives(opened, rows):
+            further = unlisted_photos(opened, rows, images) if all_photos else None
+            asking = ControlQuestions(opened, images, rows, further, precision, control)
+            of_control = asking.find_answers_or_ask(people, [*named, *again], from_file=answers is not None)
+            if of_control is None:
+                return
+            options["control"] = of_control
         filling, tally = _fill(opened, images, path, complete, **options)
     _show(filling, tally, top)
     if (tally.present + tally.absent).any():
@@ -208,12 +204,6 @@ def _show_photos(filling: FillPlan, images: Path, all_photos: bool, people: Rows
         )
     if people is not None:
         console.print(f"{counted(len(people), 'answer')} of people kept: nothing was filled there")
-
-
-def _check_only_with_undo(source: str | None, retract: bool) -> None:
-    for flag, is_set in (("--source", source is not None), ("--retract", retract)):
-        if is_set:
-            raise UserError(f"{flag} needs --undo", f"leave {flag} out, or add --undo FILE")
 
 
 def _output_file(run: RunFolder, out: Path | None, labels: Path | None, force: bool) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,7 +130,9 @@ def import_labels(
     label_import = read(labels)
     table = label_import.table()
     if images is not None:
-        _check_files(table.images, images)
+        from halflabel.data.decode import require_images
+
+        require_images(list(table.images), images)
     formats.write(label_import.rows, out)
     show_audit(label_import.audit, table)
     show_written(out, f": {counted(len(label_import.rows), 'row')}")
@@ -227,19 +228,13 @@ def drop(
     from halflabel.labels import drop as protocols
     from halflabel.labels import formats
 
-    if protocol not in protocols.PROTOCOLS:
-        raise UserError(f"no protocol is called {protocol!r}", f"use one of: {', '.join(protocols.PROTOCOLS)}")
-    flags: dict[str, Any] = {
-        "--keep": keep,
-        "--spoil": spoil,
-        "--hide": hide,
-        "--number": count,
-        "--positives": positives,
-        "--negatives": negatives,
-        "--keep-negatives": keep_negatives,
-        "--exact": exact,
-    }
-    options = _protocol_options(protocol, {flag: value for flag, value in flags.items() if value is not None})
+    share = {"noisy": "spoil", "corrupt": "spoil", "semi-supervised": "hide"}.get(protocol, "keep")
+    flags = {"keep": keep, "spoil": spoil, "hide": hide, "number": count, "positives": positives}
+    flags |= {"negatives": negatives, "keep_negatives": keep_negatives, "exact": exact}
+    options = {"share" if name == share else name: value for name, value in flags.items() if value is not None}
+    protocols.check_options(
+        protocol, options, lambda name: "--" + (share if name == "share" else name.replace("_", "-"))
+    )
     check_free(out, force)
     label_import = read(labels)
     before = label_import.table()
@@ -250,32 +245,6 @@ def drop(
     show_counts(after)
     show_written(out)
     show_next("inspect", out)
-
-
-def _protocol_options(protocol: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a protocol from the given flags; a wrong or missing flag is a UserError."""
-    from halflabel.labels.drop import PROTOCOLS
-
-    share = {"noisy": "--spoil", "corrupt": "--spoil", "semi-supervised": "--hide"}.get(protocol, "--keep")
-    takes = list(signature(PROTOCOLS[protocol]).parameters.values())[1:]  # after the table
-    flags = {
-        parameter.name: share if parameter.name == "share" else "--" + parameter.name.replace("_", "-")
-        for parameter in takes
-        if parameter.name != "seed"
-    }
-    allowed = ", ".join(flags.values())
-    for flag in given:
-        if flag not in flags.values():
-            fix = f"it takes {allowed}" if allowed else f"leave {flag} out"
-            raise UserError(f"{flag} cannot be used with {protocol}", fix)
-    for parameter in takes:
-        if parameter.default is parameter.empty and flags[parameter.name] not in given:
-            flag = flags[parameter.name]
-            example = "0.1" if parameter.name == "share" else "20"
-            raise UserError(f"{protocol} needs {flag}", f"add {flag}, such as {flag} {example}")
-    if {"share", "number"} <= flags.keys() and (share in given) == ("--number" in given):
-        raise UserError(f"{protocol} needs either {share} or --number", f"give one of them, such as {share} 0.5")
-    return {name: given[flag] for name, flag in flags.items() if flag in given}
 
 
 def _excel_safe(rows: Rows) -> Rows:
@@ -289,25 +258,11 @@ def _excel_safe(rows: Rows) -> Rows:
 
 def _with_file_names(rows: Rows, folder: Path) -> Rows:
     """The rows with each image named by its file, relative to the folder."""
+    from halflabel.data.decode import require_images
     from halflabel.labels.names import Names
 
-    names = [path.relative_to(folder).as_posix() for path in _check_files(rows.images, folder)]
+    names = [path.relative_to(folder).as_posix() for path in require_images(list(rows.images), folder)]
     return replace(rows, images=Names(names))
-
-
-def _check_files(images: Any, folder: Path) -> list[Path]:
-    """The file of each image; an error if one has none."""
-    from halflabel.data.decode import locate_images
-
-    paths = locate_images(list(images), folder)
-    missing = [name for name, path in zip(images, paths, strict=True) if path is None]
-    if missing:
-        named = ", ".join(repr(name) for name in missing[:3])
-        raise UserError(
-            f"{len(missing)} of {len(images)} images have no file in {folder}, such as {named}",
-            "check the folder, or leave those images out of the label file",
-        )
-    return [path for path in paths if path is not None]
 
 
 def _as_json(label_import: LabelImport, advice: Any) -> dict[str, Any]:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import math
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.terminal import console, paragraphs, show_names_and_texts, show_next, show_paragraph
+from halflabel.cli.terminal import console, show_names_and_texts, show_next, show_paragraph
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
     from halflabel.methods.base import Recipe
 
+_AUTO = "recommended: --method auto takes the first whose conditions the labels meet"
+
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method whose page to show.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A method whose page to show; auto: its rules.")] = None,
     regime: Annotated[
         str | None, typer.Option(help="List only methods for labels of this kind, such as single-positive.")
     ] = None,
@@ -40,21 +42,24 @@ def methods(
 
     if check and name is None:
         raise UserError("--check needs a method", "name it: halflabel methods em --check")
-    if name is not None:
-        _check_method(name) if check else _show_method(name)
-        return
     if regime is not None and regime not in REGIMES:
         raise UserError(f"no label regime is called {regime!r}", f"use one of: {', '.join(REGIMES)}")
+    if name == "auto" and not check:
+        _print_group(_AUTO, _auto_rules(regime))
+        return
+    if name is not None:
+        _show_checks(name) if check else _show_method(name)
+        return
     from halflabel.methods.base import recipes
 
     suitable = [recipe for recipe in recipes().values() if regime is None or regime in recipe.serves]
-    _print_group("recommended: the choice of --method auto, the first that fits the labels", _first_choices(regime))
+    _print_group(_AUTO, _auto_rules(regime))
     for title, needs in _GROUPS.items():
-        _print_group(title, {recipe.name: recipe.summary for recipe in suitable if _needs(recipe) == needs})
+        _print_group(title, [(recipe.name, recipe.summary) for recipe in suitable if _needs(recipe) == needs])
     show_next("methods", "NAME", why="its formula, paper and options")
 
 
-def _check_method(name: str) -> None:
+def _show_checks(name: str) -> None:
     from halflabel.methods.base import recipe
     from halflabel.runs.method_check import check_method
 
@@ -85,19 +90,21 @@ def _needs(recipe: Recipe) -> str:
     return "any" if "positives-only" in recipe.serves else "absent"
 
 
-def _first_choices(regime: str | None) -> dict[str, str]:
-    """Return the first choice of each rule of `--method auto`, with the labels it is for; the common rules only."""
+def _auto_rules(regime: str | None) -> list[tuple[str, str]]:
+    """Return the method of each rule of `--method auto`, with the labels it is for and its options."""
     from halflabel.methods.auto import RULES
 
-    first: dict[str, str] = {}
+    rows = []
     for rule in RULES:
-        served = [name for name in rule.regimes if regime in (None, name)]
-        if served and not rule.unlabelled[0] and math.isinf(rule.negatives[1]):
-            first[rule.choices[0].method] = ", ".join([f"for {' and '.join(served)} labels", *rule.conditions()])
-    return first
+        served, choice = [name for name in rule.regimes if regime in (None, name)], rule.choices[0]
+        options = "".join(f" --{name.replace('_', '-')} {value:g}" for name, value in choice.options.items())
+        if served:
+            conditions = ", ".join([f"for {' and '.join(served)} labels", *rule.conditions()])
+            rows.append((choice.method, conditions + (f";{options}" if options else "")))
+    return rows
 
 
-def _print_group(title: str, group: dict[str, str]) -> None:
+def _print_group(title: str, group: list[tuple[str, str]]) -> None:
     if not group:
         return
     console.print(f"[bold]{title}[/]")
@@ -111,7 +118,8 @@ def _show_method(name: str) -> None:
 
     recipe = find_recipe(name)
     console.print(f"[bold]{recipe.name}[/]  ({escape(recipe.paper)})\n")
-    for line in paragraphs(recipe.page):
+    # A paragraph becomes one line, which the terminal wraps; indented lines are formulas.
+    for line in re.sub(r"(?<=\S)\n(?=\S)", " ", recipe.page).splitlines():
         console.print(escape(line), soft_wrap=line.startswith(" "))  # formulas keep their line breaks
     console.print(f"\n[bold]learns from[/] {', '.join(recipe.serves)} labels")
     console.print(f"[bold]defaults[/] --lr {recipe.lr:g} --weight-decay {recipe.weight_decay:g}")

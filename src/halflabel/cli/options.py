@@ -106,70 +106,38 @@ Meaning = StrEnum("Meaning", ["present", "absent", "unknown", "uncertain"])
 Unlisted = StrEnum("Unlisted", ["unknown", "absent"])
 
 
-def _reading(*names: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=READING, show_default=False, **more)
+# The options that say how to read a label file: type, help, and a word for the value.
+_LABEL_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "format": (str, "The format of the label file (default: detected from its content)."),
+    "unlisted": (Unlisted, "What it means if an image does not list a label."),
+    "minus_one": (Meaning, "What -1 means, if the file does not define it."),
+    "zero": (Meaning, "What 0 means."),
+    "value": (list[str], "What another value means.", "RAW=MEANING"),
+    "difficult": (Meaning, "Pascal VOC: what a difficult object means."),
+    "machine": (float, "Open Images: machine labels of at least this confidence are present."),
+    "image_column": (str, "The column with the image names."),
+    "tag_column": (str, "Lists of tags: the column with the list.", "COLUMN"),
+    "ignore": (list[str], "A column that is not a class.", "COLUMN"),
+    "where": (list[str], "Read only rows with this value.", "COLUMN=VALUE"),
+    "separator": (str, "Lists of tags: the character between two tags; or space, newline, none.", "CHAR"),
+    "merge_names": (bool, "Lists of tags: read tags that differ only in capitals or blanks as one."),
+    "split": (str, "The split to read, if the format has several."),
+    "encoding": (str, "Text encoding (default: UTF-8)."),
+}
+LABEL_OPTIONS = frozenset(_LABEL_OPTIONS)
 
 
-def _label_options(
-    format: Annotated[
-        str, _reading("--format", help="The format of the label file (default: detected from its content).")
-    ] = "auto",
-    unlisted: Annotated[
-        Unlisted | None, _reading("--unlisted", help="What it means if an image does not list a label.")
-    ] = None,
-    minus_one: Annotated[
-        Meaning | None, _reading("--minus-one", help="What -1 means, if the file does not define it.")
-    ] = None,
-    zero: Annotated[Meaning | None, _reading("--zero", help="What 0 means.")] = None,
-    value: Annotated[
-        list[str] | None, _reading("--value", help="What another value means.", metavar="RAW=MEANING")
-    ] = None,
-    difficult: Annotated[
-        Meaning | None, _reading("--difficult", help="Pascal VOC: what a difficult object means.")
-    ] = None,
-    machine: Annotated[
-        float | None,
-        _reading("--machine", help="Open Images: machine labels of at least this confidence are present."),
-    ] = None,
-    image_column: Annotated[str | None, _reading("--image-column", help="The column with the image names.")] = None,
-    tag_column: Annotated[
-        str | None, _reading("--tag-column", help="Lists of tags: the column with the list.", metavar="COLUMN")
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, _reading("--ignore", help="A column that is not a class.", metavar="COLUMN")
-    ] = None,
-    where: Annotated[
-        list[str] | None, _reading("--where", help="Read only rows with this value.", metavar="COLUMN=VALUE")
-    ] = None,
-    separator: Annotated[
-        str | None,
-        _reading(
-            "--separator",
-            help="Lists of tags: the character between two tags; or space, newline, none.",
-            metavar="CHAR",
-        ),
-    ] = None,
-    merge_names: Annotated[
-        bool | None,
-        _reading("--merge-names", help="Lists of tags: read tags that differ only in capitals or blanks as one."),
-    ] = None,
-    split: Annotated[str | None, _reading("--split", help="The split to read, if the format has several.")] = None,
-    encoding: Annotated[str | None, _reading("--encoding", help="Text encoding (default: UTF-8).")] = None,
-) -> None:
-    """A signature only: the options that `takes_label_options` adds to a command."""
-
-
-#: The names of the options that say how to read a label file.
-LABEL_OPTIONS = frozenset(inspect.signature(_label_options).parameters)
+def _label_parameter(name: str, kind: Any, help: str, metavar: str | None = None) -> inspect.Parameter:
+    flag, default = "--" + name.replace("_", "-"), "auto" if name == "format" else None
+    option = typer.Option(flag, help=help, metavar=metavar, rich_help_panel=READING, show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind | None, option]
+    )
 
 
 def takes_label_options(command: Command) -> Command:
     """Add the options on how to read a label file; the command's `read` argument becomes a reader that uses them."""
-    hints = get_type_hints(_label_options, include_extras=True)
-    parameters = [
-        parameter.replace(annotation=hints[name])
-        for name, parameter in inspect.signature(_label_options).parameters.items()
-    ]
+    parameters = [_label_parameter(name, *declared) for name, declared in _LABEL_OPTIONS.items()]
     return _add_parameters(command, "read", parameters, lambda values: functools.partial(_read, **values))
 
 
@@ -292,11 +260,11 @@ def check_free(out: Path | None, force: bool) -> None:
         raise UserError(f"{out} already exists", "choose another name, or add --force to overwrite it")
 
 
-def check_method(name: str) -> None:
-    """Raise if no method has this name; called before the label file is read."""
-    from halflabel.methods.base import recipe
-
-    recipe(name)
+def check_needs(needed: str, given: Mapping[str, bool]) -> None:
+    """Refuse options that are given without the option that they need, such as "--undo FILE"."""
+    for flag, is_given in given.items():
+        if is_given:
+            raise UserError(f"{flag} needs {needed.partition(' ')[0]}", f"add {needed}, or leave {flag} out")
 
 
 def check_image_folder(*folders: Path | None) -> None:

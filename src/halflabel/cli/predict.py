@@ -158,7 +158,7 @@ def predict(
     model_kind(run)
 
     from halflabel.cli.progress import Bar
-    from halflabel.runs.predict import list_files, stream_predictions, write_predictions
+    from halflabel.runs.predict import list_files, predict_to_parquet, stream_predictions
     from halflabel.runs.predictor import open_model
 
     predictor = open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
@@ -166,7 +166,7 @@ def predict(
     options: dict[str, Any] = {"top": top, "all_scores": all_scores, "items": items}
     with Bar("scores") as bar, use_engine(engine):
         if out is not None:
-            count, bad = write_predictions(predictor, files, out, force=force, **options, reporter=Reporter(bar))
+            count, bad = predict_to_parquet(predictor, files, out, force=force, **options, reporter=Reporter(bar))
         else:
             # Lines of output would break a progress bar on the same screen.
             reporter = SILENT if sys.stdout.isatty() and output_format is not OutputFormat.table else Reporter(bar)

@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
+from halflabel.cli.options import check_needs
 from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import (
     after_review,
@@ -115,8 +116,8 @@ def review(
 
     if classes is not None and export is None:
         _start_without_labels(run, images, classes, backbone)
-    elif backbone is not None:
-        raise UserError("--backbone needs --classes", "leave it out: the run has a backbone")
+    else:
+        check_needs("--classes NAMES", {"--backbone": backbone is not None})
     refuse_remote(run)
     opened = RunFolder.open(run)
     if answers is not None and store is not None:
@@ -127,9 +128,7 @@ def review(
     if export is not None:
         _export(opened, place, export, with_labels, force)
         return
-    for flag, is_set in (("--with-labels", with_labels), ("--force", force)):
-        if is_set:
-            raise UserError(f"{flag} needs --export", "add --export FILE")
+    check_needs("--export FILE", {"--with-labels": with_labels, "--force": force})
     if images is None:
         raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/")
     for file in tls or ():

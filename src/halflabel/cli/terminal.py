@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -51,8 +51,6 @@ class SafeConsole(Console):
 
 
 console = SafeConsole(highlight=False)
-
-_WRAP_COLUMN = 105  # a line that reaches this column with the next word was wrapped
 
 PRESENT, ABSENT, UNKNOWN = "green", "red", "bright_black"
 SHADES = {"present": PRESENT, "absent": ABSENT, "unknown": UNKNOWN, "uncertain": UNKNOWN, "retracted": UNKNOWN}
@@ -105,32 +103,6 @@ def warnings_in_a_line() -> Iterator[None]:
 
         warnings.showwarning = show_in_a_line
         yield
-
-
-def paragraphs(text: str) -> list[str]:
-    """The paragraphs of a docstring as one line each: the terminal wraps them.
-
-    Indented lines (formulas), blank lines and lines that end early stay as they are.
-
-    >>> paragraphs("a line of\\ntext:\\n\\n    x = 1\\n    y = 2")
-    ['a line of', 'text:', '', '    x = 1', '    y = 2']
-    >>> len(paragraphs("word " * 22 + "\\nand so on"))
-    1
-    """
-    joined: list[str] = []
-    last = 0  # length of the previous line
-    for line in text.splitlines():
-        if (
-            last + len(line.split(" ")[0]) >= _WRAP_COLUMN
-            and line
-            and not line.startswith(" ")
-            and joined[-1][:1] != " "
-        ):
-            joined[-1] = f"{joined[-1].rstrip()} {line}"
-        else:
-            joined.append(line)
-        last = len(line)
-    return joined
 
 
 def show_audit(audit: Audit, table: LabelTable) -> None:
@@ -245,7 +217,7 @@ def show_advice(advice: Advice, *, all_methods: bool) -> None:
         show_choice(method, why)
     elif advice.methods:
         console.print("\n[bold]suitable methods, best first[/]")
-        show_names_and_texts(dict(advice.methods))
+        show_names_and_texts(advice.methods)
 
 
 def show_choice(method: str, why: str) -> None:
@@ -253,10 +225,10 @@ def show_choice(method: str, why: str) -> None:
     show_paragraph(f"Method: [bold]{method}[/], the first choice for such labels: it {escape(why)}.")
 
 
-def show_names_and_texts(texts: Mapping[str, str]) -> None:
+def show_names_and_texts(texts: Iterable[tuple[str, str]]) -> None:
     """Print a table of names, each with a text."""
     rows = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for name, text in texts.items():
+    for name, text in texts:
         rows.add_row(f"  [bold]{escape(name)}[/]", escape(text))
     console.print(rows)
 

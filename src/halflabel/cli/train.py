@@ -22,7 +22,7 @@ from halflabel.cli.options import (
     GroupedCommand,
     ReadLabels,
     check_image_folder,
-    check_method,
+    check_needs,
     is_given,
     panel,
     read_grouped,
@@ -56,33 +56,34 @@ if TYPE_CHECKING:
     from halflabel.runs.resume import TrainingJob
 
 EARLIER_RUNS = "Start from an earlier run"
+METHOD_OPTIONS = "halflabel.method_options"
 
 
 class TrainCommand(GroupedCommand):
-    """Accepts the options of any method: unknown options and their values are left in `ctx.args`."""
+    """Accepts the options of any method: unknown options and their values are left in `ctx.meta[METHOD_OPTIONS]`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
-        method_words: list[str] = []
-        other_words: list[str] = []
+        others: list[str] = []
+        of_method: dict[str, str | None] = {}  # None: an option without a value
         words = deque(args)
         while words:
             word = words.popleft()
-            if not word.startswith("--") or word.partition("=")[0] in known | {"--", "--help", HELP_ALL}:
-                other_words.append(word)
-                continue
-            method_words.append(word)
-            if "=" not in word and words and not words[0].startswith("--"):
-                method_words.append(words.popleft())
-        super().parse_args(ctx, other_words)
-        ctx.args = [*method_words, *ctx.args]
-        return list(ctx.args)
+            flag, equals, value = word.partition("=")
+            if not word.startswith("--") or flag in known | {"--", "--help", HELP_ALL}:
+                others.append(word)
+            elif equals or not words or words[0].startswith("--"):
+                of_method[flag] = value if equals else None
+            else:
+                of_method[flag] = words.popleft()
+        ctx.meta[METHOD_OPTIONS] = of_method
+        return super().parse_args(ctx, others)
 
 
 _LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
-@app.command(cls=TrainCommand, context_settings={"allow_extra_args": True})
+@app.command(cls=TrainCommand)
 @takes_label_options
 @takes_training_options("train")
 def train(
@@ -145,17 +146,16 @@ def train(
     elif finished is not None:
         moved = _moved_images(labels, images, "--continue")
         _continue(ctx, finished, moved, read, answers, out, force, loggers, engine)
-    elif answers is not None:
-        raise UserError("--answers needs --continue", "add --continue RUN to name the finished run")
     else:
+        check_needs("--continue RUN", {"--answers": answers is not None})
         if labels is None or images is None:
-            _check_unknown_options(ctx, method)
+            _refuse_unknown_options(ctx, method)
             raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
-        if training["decode_on"] == "device" and training["views_on"] != "device":
-            raise UserError("--decode-on device needs --views-on device", "add --views-on device")
+        on_device = training["decode_on"] == "device" and training["views_on"] != "device"
+        check_needs("--views-on device", {"--decode-on device": on_device})
         check_image_folder(images)
         if method != "auto":
-            check_method(method)
+            _refuse_unknown_method(method)
         job = _new_job(ctx, read, labels, images, method, out, force, truth, training, config_file)
         if dry_run:
             _show_job(job, images)
@@ -182,7 +182,7 @@ def _new_job(
     earlier = None if config_file is None else read_config(config_file, "name the config.yaml of a run")
     if earlier is not None and not is_given(ctx, "method"):
         method = str(earlier.get("method"))
-        check_method(method)
+        _refuse_unknown_method(method)
     run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
     label_import, training["group"] = read_grouped(read, labels, training["group"])
     table = label_import.table()
@@ -349,8 +349,8 @@ def _check_no_other_options(ctx: typer.Context, flag: str, allowed: Set[str]) ->
         if name not in allowed and is_given(ctx, name):
             other = parameter.opts[0]
             raise UserError(f"{other} cannot be used with {flag}", f"leave {other} out, or start a new run")
-    if ctx.args:
-        raise UserError(f"{ctx.args[0]} cannot be used with {flag}", "leave it out, or start a new run")
+    for other in ctx.meta[METHOD_OPTIONS]:
+        raise UserError(f"{other} cannot be used with {flag}", "leave it out, or start a new run")
 
 
 def _resume_hint(run: RunFolder) -> str:
@@ -399,52 +399,47 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _check_unknown_options(ctx: typer.Context, method: str) -> None:
+def _refuse_unknown_method(method: str) -> None:
+    """Raise if no method has this name; torch is imported only where a method is named."""
+    from halflabel.methods.base import recipe
+
+    recipe(method)
+
+
+def _refuse_unknown_options(ctx: typer.Context, method: str) -> None:
     """Name an option that neither `train` nor the method has: the parser took the word after it for its value."""
-    if not ctx.args:
+    if not ctx.meta[METHOD_OPTIONS]:
         return
     from halflabel.methods.base import recipe, recipes
 
     methods = [recipe(method)] if method != "auto" else list(recipes().values())
-    flags = {_flag(name) for each in methods for name in each.options}
-    for word in ctx.args:
-        flag = word.partition("=")[0]
-        if flag.startswith("--") and flag not in flags:
-            which = f"the method {method}" if method != "auto" else "any method"
-            raise _unknown_option(ctx, flag, which, sorted(flags) if method != "auto" else [])
-
-
-def _unknown_option(ctx: typer.Context, flag: str, which: str, method_flags: list[str]) -> UserError:
-    flags = [*method_flags, *(word for parameter in ctx.command.params for word in parameter.opts)]
-    close = get_close_matches(flag, flags, 1, cutoff=0.75)
-    hint = f"did you mean {close[0]}? " if close else ""
-    if method_flags:
-        hint += f"the options of {which}: {', '.join(method_flags)}"
-    elif which != "any method":
-        hint += f"{which} has no options"
-    return UserError(f"neither `train` nor {which} has an option {flag}", hint or "see `halflabel train --help`")
+    of_methods = [_flag(name) for each in methods for name in each.options]
+    flag = next((flag for flag in ctx.meta[METHOD_OPTIONS] if flag.replace("_", "-") not in of_methods), None)
+    if flag is None:
+        return
+    which, hint = "any method", ""
+    listed = [word for parameter in ctx.command.params for word in parameter.opts]
+    if method != "auto":
+        which = f"the method {method}"
+        hint = f"the options of {which}: {', '.join(of_methods)}" if of_methods else f"{which} has no options"
+        listed = [*of_methods, *listed]
+    if close := get_close_matches(flag, listed, 1, cutoff=0.75):
+        hint = f"did you mean {close[0]}? {hint}".strip()
+    raise UserError(f"neither `train` nor {which} has an option {flag}", hint or "see `halflabel train --help`")
 
 
 def _method_options(ctx: typer.Context, method: Recipe) -> dict[str, Any]:
-    """The options of the method, which the parser left over as "--name value" or "--name=value"."""
+    """The options of the method among those that the parser set aside."""
     if clashing := sorted({parameter.name for parameter in ctx.command.params} & set(method.options)):
         name = str(clashing[0])
         raise UserError(
             f"{_flag(name)} is an option of `train`, so the option of the same name of {method.name} cannot be set",
             f"rename the option {name!r} of {method.name}",
         )
+    _refuse_unknown_options(ctx, method.name)
     options: dict[str, str] = {}
-    words = deque(ctx.args)
-    while words:
-        flag, equals, value = words.popleft().partition("=")
-        if not flag.startswith("--"):
-            raise UserError(f"{flag!r} is one argument too many", "options start with --")
-        name = flag[2:].replace("-", "_")
-        if name not in method.options:
-            raise _unknown_option(ctx, flag, f"the method {method.name}", [_flag(option) for option in method.options])
-        if not equals:
-            if not words or words[0].startswith("--"):
-                raise UserError(f"the option {flag} has no value", f"write {flag} VALUE")
-            value = words.popleft()
-        options[name] = value
+    for flag, value in ctx.meta[METHOD_OPTIONS].items():
+        if value is None:
+            raise UserError(f"the option {flag} has no value", f"write {flag} VALUE")
+        options[flag[2:].replace("-", "_")] = value
     return method.parse(options)

@@ -351,6 +351,18 @@ def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]
     return [None if path is None else folder / path for path in paths]
 
 
+def require_images(names: Sequence[str], folder: str | Path) -> list[Path]:
+    """Return the file of each image id below `folder`; UserError if one has none."""
+    paths = locate_images(names, folder)
+    if missing := [name for name, path in zip(names, paths, strict=True) if path is None]:
+        raise UserError(
+            f"{len(missing)} of {len(names)} images have no file in {folder}, such as "
+            + ", ".join(map(repr, missing[:3])),
+            "check the folder, or leave those images out of the labels",
+        )
+    return [path for path in paths if path is not None]
+
+
 def none_found_error(names: Sequence[str] | Names, folder: Path) -> NoReadableImage:
     """Return the error for a label file whose images are all missing."""
     return NoReadableImage(

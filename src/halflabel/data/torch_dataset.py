@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from halflabel.data.decode import BadImage, locate_images, read_image
+from halflabel.data.decode import BadImage, read_image, require_images
 from halflabel.errors import UserError
 from halflabel.labels.table import LabelTable
 
@@ -36,16 +36,8 @@ class LabelledImages(Dataset[Any]):
         *,
         with_index: bool = False,
     ) -> None:
-        names = list(table.images)
-        paths = locate_images(names, folder)
-        missing = [name for name, path in zip(names, paths, strict=True) if path is None]
-        if missing:
-            raise UserError(
-                f"{len(missing)} of the {len(names)} images of the table are not in {folder} (first: {missing[0]!r})",
-                "check the folder, or leave them out with table.subset(...)",
-            )
         self.table = table
-        self.paths = [str(path) for path in paths]
+        self.paths = [str(path) for path in require_images(list(table.images), folder)]
         self.transform = transform
         self.with_index = with_index
 

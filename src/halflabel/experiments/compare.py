@@ -14,7 +14,7 @@ from halflabel.experiments.bench import Bench, Select
 from halflabel.experiments.conclusions import conclude_comparison
 from halflabel.experiments.data import without_model_labels
 from halflabel.experiments.grid import NAIVE, Candidate, Grid, LabelMask, Search, Task
-from halflabel.experiments.protocol import describe_protocol
+from halflabel.experiments.protocol import describe_comparison
 from halflabel.experiments.result import Comparison, Failure, LeftOut, TaskScorer, summarise
 from halflabel.experiments.run_grid import run_grid
 from halflabel.experiments.setup import ExperimentOptions, make_bench, open_store
@@ -97,7 +97,7 @@ def compare(
     result = replace(
         result,
         conclusions=conclude_comparison(result.rows),
-        protocol=tuple(describe_protocol(grid, bench, scorer, result.rows)),
+        protocol=tuple(describe_comparison(grid, bench, scorer, result.rows)),
     )
     store.write_csv("comparison.csv", result.columns, [list(line.values()) for line in result.table()])
     store.write_json("comparison.json", result.to_json())

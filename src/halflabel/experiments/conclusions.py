@@ -84,9 +84,11 @@ def _points(value: float) -> str:
     return points(value, 2, signed=True)
 
 
-def advise(law: Extrapolation, worth: float) -> str:
+def conclude_growth(law: Extrapolation, worth: float) -> str:
     """Return the expected gain of twice the labels, and whether it reaches `worth` points."""
     gain, backtest = law.gain, law.backtest
+    if math.isnan(gain.mean):
+        return "Too few runs are finished for a curve: give it more time."
     advice = f"Doubling the labels is expected to give {_between(gain)} points of mAP"
     advice += {
         "no": f": less than the {worth:g} that would make it worth it. Stop labelling more of the same.",

@@ -93,14 +93,9 @@ class LabelMask:
         (('negatives', 30), ('positives', 20))
         """
         name, texts = _parse(text)
-        if name not in drop.PROTOCOLS:
-            raise UserError(f"no protocol is called {name!r}", f"use one of: {', '.join(drop.PROTOCOLS)}")
-        takes = inspect.signature(drop.PROTOCOLS[name], eval_str=True).parameters
+        takes = drop.protocol_options(name)
         options = _options({key: _typed(text, key, value, takes) for key, value in texts.items()})
-        needed = [key for key in takes if key in drop.EXAMPLES and takes[key].default is inspect.Parameter.empty]
-        if missing := [key for key in needed if key not in texts]:
-            example = ":".join([text, *(f"{key}={drop.EXAMPLES[key]}" for key in missing)])
-            raise UserError(f"{name} needs {' and '.join(missing)}", f"give a number, such as {example}")
+        drop.check_options(name, texts)
         return cls(name, options)
 
     @property

@@ -10,7 +10,7 @@ from halflabel.experiments.grid import Grid
 from halflabel.experiments.result import RESAMPLES, ComparisonRow, TaskScorer
 
 
-def describe_protocol(grid: Grid, bench: Bench, scorer: TaskScorer, rows: Sequence[ComparisonRow]) -> list[str]:
+def describe_comparison(grid: Grid, bench: Bench, scorer: TaskScorer, rows: Sequence[ComparisonRow]) -> list[str]:
     """Return sentences that describe how the numbers were obtained."""
     test, known = bench.test, int((scorer.labels != 0).sum())
     source = "with separate labels" if bench.data.has_own_test else "a part of the images that is never trained on"

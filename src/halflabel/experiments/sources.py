@@ -96,7 +96,10 @@ class ExperimentSources:
         kind = str(assembly.feature_kind(self.backbone.channels, classes))
         if kind not in self._features:
             reporter = replace(self.reporter, progress=self._report_features)
-            cached = [assembly.features(self.backbone, raw, classes, self.cache, reporter=reporter) for raw in self.raw]
+            cached = [
+                assembly.features(self.backbone, raw, classes, self.cache, for_training=number == 0, reporter=reporter)
+                for number, raw in enumerate(self.raw)
+            ]
             self._features[kind] = self._parts([_in_memory(features) for features in cached])
         return self._features[kind]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.experiments.bench import Bench
-from halflabel.experiments.conclusions import advise, conclude, describe_control
+from halflabel.experiments.conclusions import conclude, conclude_growth, describe_control
 from halflabel.experiments.data import without_model_labels
 from halflabel.experiments.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.experiments.learning_curve import Extrapolation, extrapolate
@@ -164,7 +164,7 @@ def grow(
         gaps=tuple(gaps),
         **law._asdict(),
         worth=worth,
-        advice=advise(law, worth) if has_curve else "Too few runs are finished for a curve: give it more time.",
+        advice=conclude_growth(law, worth),
         control=describe_control(gaps),
         protocol=(*protocol, *seeds_note(scores, shared)),
         steps=step_gaps(scores, CURVES),

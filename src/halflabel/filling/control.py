@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.filling.plan import FillOptions, FillPlan, image_blocks, make_plan
+from halflabel.filling.plan import FillOptions, FillPlan, make_plan
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
 from halflabel.labels.provenance import calibration_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import ClassPlatt, Platt, Recalibration, recalibrate
+from halflabel.metrics.calibration import ClassPlatt, Platt, Recalibration, image_blocks, recalibrate
 from halflabel.metrics.positives_only import log_odds_of_unknown
 from halflabel.runs.crossfit import Scores
 
@@ -56,9 +56,7 @@ def unknown_curve(platt: Platt, scores: Scores, table: LabelTable) -> ClassPlatt
     """Return P(present) of an unknown entry by its logit: lower than `platt`, as the label was not given."""
     classes = len(table.classes)
     shared = platt.per_class(classes)
-    expected = sum(
-        float(np.nansum(shared.scores(scores.logits[index]))) for index in image_blocks(np.arange(len(table)), classes)
-    )
+    expected = sum(float(np.nansum(shared.scores(scores.logits[index]))) for index in image_blocks(*table.shape))
     positives = np.bincount(table.entries()[0][table.value > 0], minlength=len(table))
     return shared._replace(offset=shared.offset + log_odds_of_unknown(positives, classes, expected))
 
@@ -84,7 +82,7 @@ def draw_control(
     """
     known = table if known is None else known
     curve, parts = unknown_curve(platt, scores, table), []
-    for index in image_blocks(np.arange(len(table)) if among is None else among, len(table.classes)):
+    for index in image_blocks(len(table) if among is None else among, len(table.classes)):
         p = curve.scores(scores.logits[index]).astype(np.float64)
         row, column = np.nonzero((known.rows(index) == 0) & (p >= 0.5))
         parts.append((index[row], column, p[row, column]))

@@ -18,11 +18,9 @@ from halflabel.labels.provenance import RULE_SOURCE, calibration_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import ClassPlatt, fit_class_platt
+from halflabel.metrics.calibration import ClassPlatt, fit_class_platt, image_blocks
 from halflabel.runs.crossfit import Scores
 from halflabel.system.format import group_digits
-
-_BLOCK_ENTRIES = 1 << 21  # entries (image × class) of a block
 
 Mask = NDArray[np.bool_]
 
@@ -104,7 +102,7 @@ class FillPlan:
         The score is the calibrated probability that the value is right. Rows that follow by rules from labels made by
         people have the source "rule" and no score. Rows that follow from a model's label have the source and score of
         the surest such label, whether it is an earlier one or one of this fill.
-        Memory: about 40 bytes per entry of a block of 2 million.
+        Memory: about 40 bytes per entry of a block of 1 million.
         """
         counts = counts if counts is not None else self.empty_counts()
         for index in image_blocks(self.images_to_fill, len(self.table.classes)):
@@ -279,7 +277,7 @@ def make_plan(
     model_labels = _model_labels(known_rows, table, options.source)
     counts = BinCounts.zeros(len(table.classes))
     to_fill = np.ones(len(table), bool) if options.to_fill is None else options.to_fill
-    for index in image_blocks(np.arange(len(table)), len(table.classes)):
+    for index in image_blocks(*table.shape):
         free = _apply_rules(options.rules, table.rows(index), _rows_of_images(model_labels, index), unfillable).free
         counts.add(_probabilities(scores, platts, index), free & to_fill[index, None], evidence.rows(index))
         if options.progress is not None:
@@ -309,12 +307,6 @@ def _check_evidence(present: Mask) -> None:
             f"have a few hundred randomly chosen entries labelled, present and absent, or at least some that are "
             f"{missing}",
         )
-
-
-def image_blocks(images: NDArray[np.int64], classes: int) -> Iterator[NDArray[np.int64]]:
-    step = max(1, _BLOCK_ENTRIES // max(classes, 1))
-    for first in range(0, len(images), step):
-        yield images[first : first + step]
 
 
 def _probabilities(scores: Scores, platts: list[ClassPlatt], index: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ choice. With the same seed, larger shares and numbers contain the smaller ones.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -187,8 +187,7 @@ def semi_supervised(
     return _keep_images(table, order[: len(order) - number])
 
 
-# An example value for each required option, for error messages.
-EXAMPLES = {"share": "0.1", "positives": "20", "negatives": "20"}
+_EXAMPLES = {"share": "0.1", "positives": "20", "negatives": "20"}  # of required options, for error messages
 
 PROTOCOLS: dict[str, Callable[..., LabelTable]] = {
     "partial": partial,
@@ -213,18 +212,31 @@ def protocol_summaries() -> dict[str, str]:
     return {name: (protocol.__doc__ or "").split("\n", 1)[0] for name, protocol in PROTOCOLS.items()}
 
 
-def apply(protocol: str, table: LabelTable, *, seed: int = 0, **options: Any) -> LabelTable:
-    """Run a protocol by name with its options; the error names an option that is wrong or missing."""
+def protocol_options(protocol: str) -> dict[str, inspect.Parameter]:
+    """The options of a protocol besides its seed, by name."""
     if protocol not in PROTOCOLS:
         raise UserError(f"no protocol is called {protocol!r}", f"use one of: {', '.join(PROTOCOLS)}")
-    parameters = dict(list(inspect.signature(PROTOCOLS[protocol]).parameters.items())[1:])
-    parameters.pop("seed")
-    for name in options:
-        if name not in parameters:
-            raise UserError(f"{protocol} has no option {name}", f"it takes: {', '.join(parameters) or 'only a seed'}")
-    for name, parameter in parameters.items():
-        if parameter.default is parameter.empty and name not in options:
-            raise UserError(f"{protocol} needs a {name}", f"give it a value, such as {name}={EXAMPLES[name]}")
+    parameters = inspect.signature(PROTOCOLS[protocol], eval_str=True).parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in ("table", "seed")}
+
+
+def check_options(protocol: str, given: Collection[str], spell: Callable[[str], str] = str) -> None:
+    """Raise UserError for an option that is wrong or missing; `spell` turns its name into what users write."""
+    options = protocol_options(protocol)
+    for name in given:
+        if name not in options:
+            takes = ", ".join(map(spell, options)) or "only a seed"
+            raise UserError(f"{spell(name)} cannot be used with {protocol}", f"leave it out; {protocol} takes {takes}")
+    for name, parameter in options.items():
+        if parameter.default is parameter.empty and name not in given:
+            raise UserError(f"{protocol} needs {spell(name)}", f"add {spell(name)}={_EXAMPLES[name]}, or another value")
+    if {"share", "number"} <= options.keys() and ("share" in given) == ("number" in given):
+        raise UserError(f"{protocol} needs either {spell('share')} or {spell('number')}", "give exactly one of them")
+
+
+def apply(protocol: str, table: LabelTable, *, seed: int = 0, **options: Any) -> LabelTable:
+    """Run a protocol by name with its options; the error names an option that is wrong or missing."""
+    check_options(protocol, options)
     return PROTOCOLS[protocol](table, seed=seed, **options)
 
 

@@ -42,24 +42,26 @@ def column_group(group: str | None, labels: Path) -> str | None:
     return f"{labels}:{group}" if _tables_with(group, labels) else group
 
 
-def image_groups(group: str | None, images: Names, *, required: bool = True) -> list[str | None] | None:
+def image_groups(
+    group: str | None, images: Names, *, required: bool = True, option: str = "--group"
+) -> list[str | None] | None:
     """Return the group of each image, None for an image that belongs to no other; None if no groups are stated.
 
     `group` is FILE or FILE:COLUMN, a CSV or Parquet file with the group in the named or second column and the image in
     another one; or a regular expression, which is searched in the name: its first group, or the whole match, is the
-    group. Groups of no image at all are refused, unless they are not `required`.
+    group. Groups of no image at all are refused, unless they are not `required`. Errors name the `option`.
     """
     if not group:
         return None
     place = _file(group)
-    groups = [_match(group, name) for name in images] if place is None else _read(*place, images)
+    groups = [_match(group, name, option) for name in images] if place is None else _read(*place, images)
     if required and len(images) and not any(each is not None for each in groups):
         raise UserError(
-            f"--group {group} finds the group of no image (first: {images[0]!r})",
+            f"{option} {group} finds the group of no image (first: {images[0]!r})",
             "give a CSV file with columns image and group, FILE:COLUMN, or a regular expression such as '^(p[0-9]+)_'",
         )
     if len(images) > 1 and len(set(groups)) == 1 and groups[0] is not None:
-        raise UserError(f"--group {group} puts all images into one group", "state groups that divide the images")
+        raise UserError(f"{option} {group} puts all images into one group", "state groups that divide the images")
     return groups
 
 
@@ -87,12 +89,12 @@ def _file(group: str) -> tuple[Path, str] | None:
     return (Path(path), column) if path and (Path(path).is_file() or Path(path).is_dir()) else None
 
 
-def _match(pattern: str, name: str) -> str | None:
+def _match(pattern: str, name: str, option: str) -> str | None:
     try:
         match = re.search(pattern, name)
     except re.error as error:
         raise UserError(
-            f"--group {pattern} is neither a file nor a regular expression ({error})",
+            f"{option} {pattern} is neither a file nor a regular expression ({error})",
             "name an existing CSV file, or a pattern such as '^(p[0-9]+)_'",
         ) from None
     return match and match[min(1, match.re.groups)]

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,6 +40,7 @@ class Consequences(NamedTuple):
     contradiction: Mask  # entries both present and absent, by rules or by a rule and a label
 
 
+@dataclass(frozen=True)
 class Rules:
     """The rules of C classes with everything that follows from them, as sparse matrices.
 
@@ -47,18 +49,10 @@ class Rules:
     has 5,000·(d + 1) implied pairs. An exclusion between two groups holds for every pair of their members.
     """
 
-    def __init__(self, implied: Any, excluded: Any, count: int, ignored: int = 0) -> None:
-        self.implied = implied
-        self.excluded = excluded
-        self.count = count  # rules before derivation
-        self.ignored = ignored  # classes of a hierarchy that the labels do not have
-
-    @classmethod
-    def none(cls, classes: int) -> Rules:
-        """Rules without any rule."""
-        from scipy.sparse import csr_array, eye_array
-
-        return cls(eye_array(classes, format="csr", dtype=bool), csr_array((classes, classes), dtype=bool), 0)
+    implied: Any
+    excluded: Any
+    count: int  # rules before derivation
+    ignored: int = 0  # classes of a hierarchy that the labels do not have
 
     def consequences(self, labels: NDArray[np.int8]) -> Consequences:
         """What follows from the labels of a block of images (B, C). All consequences are found in one step:
@@ -192,8 +186,7 @@ def _read_hierarchy(path: Path, classes: Names) -> Rules:
             path,
         )
     pair_rules = [_Rule(first, "implies", second, None) for first, second in sorted(pairs)]
-    rules = _close(pair_rules, classes, path)
-    return Rules(rules.implied, rules.excluded, rules.count, ignored)
+    return replace(_close(pair_rules, classes, path), ignored=ignored)
 
 
 def _numbers_by_id(folder: Path, classes: Names) -> dict[str, int]:

@@ -24,7 +24,7 @@ def are_nearly_all_positive(labels: Any, entries: int) -> bool:
     They are if there is none, or less than a tenth as many as positives. A complete table is the exception: its few
     negatives are all there are. `labels` is an array or a tensor of a table's labels, with or without the unknown
     ones (0); `entries` is the number of images times classes. Calibration needs more negatives, see
-    `metrics.calibration.has_enough_negatives`.
+    `metrics.calibration.has_negatives_to_calibrate`.
     """
     present, absent = int((labels > 0).sum()), int((labels < 0).sum())
     return not absent or (10 * absent < present and present + absent < entries)
@@ -115,36 +115,15 @@ def compute_stats(table: LabelTable) -> Stats:
     )
 
 
-class ConditionalProbabilities(NamedTuple):
-    """P(j | i) and its counts, sparse (C, C), row i and column j: probability = together / seen.
+def count_together(table: LabelTable) -> tuple[Any, Any]:
+    """(together, seen), sparse (C, C): images with i and j present, and with i present and j known.
 
-    A pair that is not stored in `seen` was never observed: its probability is unknown, not 0.
-    """
-
-    probability: Any
-    together: Any
-    seen: Any
-
-
-def conditional_probabilities(table: LabelTable) -> ConditionalProbabilities:
-    """The probability of class j where class i is present, from the images where j is known.
-
-    P(j | i) = #(i present, j present) / #(i present, j known)
-
-    Images where j is unknown do not count, so missing labels do not pull towards absence. In tables without negatives
-    every known j is present and P is 1: use only `together` there. The diagonal is 1.
+    P(j | i) = together / seen. Images where j is unknown do not count, so missing labels do not pull towards absence; a
+    pair that is not stored in `seen` was never observed. In tables without negatives every known j is present and P is
+    1: use only `together` there.
     """
     present = table.matrix(table.value > 0)
-    together = (present.T @ present).tocsr()
-    seen = (present.T @ table.matrix(np.ones(table.known, np.bool_))).tocsr()
-    together, seen = together.astype(np.int64), seen.astype(np.int64)
-    # Where both are present j is known, so all pairs of `together` are in `seen`: divide entry by entry.
-    seen_of_together = seen.multiply(together.astype(np.bool_)).tocsr()
-    for matrix in (together, seen_of_together):
-        matrix.sort_indices()
-    probability = together.astype(np.float64)
-    probability.data /= seen_of_together.data
-    return ConditionalProbabilities(probability, together, seen)
+    return (present.T @ present).tocsr(), (present.T @ table.matrix(np.ones(table.known, np.bool_))).tocsr()
 
 
 class Pair(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ class LabelTable:
             image, column, value = image[known], column[known], value[known]
         start = np.zeros(len(images) + 1, np.int64)
         np.cumsum(np.bincount(image, minlength=len(images)), out=start[1:])
-        column = column.astype(_column_type(len(classes)))
+        column = column.astype(np.int16 if len(classes) <= np.iinfo(np.int16).max else np.int32)
         return cls(images, classes, start, column, value.astype(np.int8), uncertain)
 
     @classmethod
@@ -114,12 +114,6 @@ class LabelTable:
     def known(self) -> int:
         """The number of known entries."""
         return len(self.value)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the table, including the names."""
-        arrays = self.start.nbytes + self.column.nbytes + self.value.nbytes
-        return int(arrays + self.images.array.nbytes + self.classes.array.nbytes)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -252,8 +246,8 @@ class LabelTable:
         sha = hashlib.sha256()
         for names in (self.images, self.classes):
             sha.update(len(names).to_bytes(8, "little"))
-            for words in _with_lengths(*names.parts()):
-                sha.update(words.data)
+            for name in names:
+                sha.update(len(text := name.encode()).to_bytes(4, "little") + text)
         for array, kind in ((self.start, "<i8"), (self.column, "<i4"), (self.value, "<i1")):
             for first in range(0, len(array), _CHUNK):
                 sha.update(np.ascontiguousarray(array[first : first + _CHUNK], kind).data)
@@ -321,23 +315,3 @@ def count_before(mask: NDArray[np.bool_], start: NDArray[np.int64]) -> NDArray[n
         out[inside] = running[start[inside] - first - 1]
         total = int(running[-1])
     return out
-
-
-def _with_lengths(offset: NDArray[Any], text: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
-    """Each name as bytes after its length in 4 little-endian bytes, in chunks."""
-    for first in range(0, len(offset) - 1, 1 << 16):
-        ends = offset[first : first + (1 << 16) + 1].astype(np.int64)
-        length = np.diff(ends)
-        is_text = np.ones(int(length.sum()) + 4 * len(length), bool)
-        length_at = ends[:-1] - ends[0] + 4 * np.arange(len(length))
-        lengths = length.astype("<u4").view(np.uint8).reshape(-1, 4)
-        out = np.empty(len(is_text), np.uint8)
-        length_bytes = length_at[:, None] + np.arange(4)
-        is_text[length_bytes] = False
-        out[length_bytes] = lengths
-        out[is_text] = text[ends[0] : ends[-1]]
-        yield out
-
-
-def _column_type(classes: int) -> type[np.int16] | type[np.int32]:
-    return np.int16 if classes <= np.iinfo(np.int16).max else np.int32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -45,29 +46,13 @@ class CallbackList(Callback):
     def __init__(self, *callbacks: Callback) -> None:
         self.callbacks = callbacks
 
-    def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
+    def _call_each(self, name: str, *values: Any) -> None:
         for callback in self.callbacks:
-            callback.on_epoch_start(epoch, epochs, images)
+            getattr(callback, name)(*values)
 
-    def on_step_end(self, images: int, loss: float | None) -> None:
-        for callback in self.callbacks:
-            callback.on_step_end(images, loss)
 
-    def on_epoch_end(self, log: EpochLog) -> None:
-        for callback in self.callbacks:
-            callback.on_epoch_end(log)
-
-    def on_training_end(self, metrics: Mapping[str, Any]) -> None:
-        for callback in self.callbacks:
-            callback.on_training_end(metrics)
-
-    def on_task_start(self, task: Any, number: int, total: int, seconds_left: float | None) -> None:
-        for callback in self.callbacks:
-            callback.on_task_start(task, number, total, seconds_left)
-
-    def on_task_end(self, task: Any, outcome: Any, number: int, total: int) -> None:
-        for callback in self.callbacks:
-            callback.on_task_end(task, outcome, number, total)
+for _name in [name for name in vars(Callback) if name.startswith("on_")]:
+    setattr(CallbackList, _name, partialmethod(CallbackList._call_each, _name))
 
 
 class TensorBoard(Callback):

@@ -105,7 +105,7 @@ def test_misaligned_files_name_the_pitfall(base: Path) -> None:
     [
         ("a\\1.jpg\nb.jpg\na/1.jpg\n", 3, "'a/1.jpg' is already on line 1"),
         ("a.jpg\n\nb.jpg\n", 2, "has no image"),
-        ("\n", None, "lists no image"),
+        ("\n", None, "lists nothing"),
         ("", None, "empty"),
     ],
 )

@@ -121,7 +121,7 @@ def test_faults_in_the_image_list(main: Path) -> None:
     (main / "trainval.txt").write_bytes(b"000005\n\xff\xfe\n")
     assert refusal(main).line == 2
     (main / "trainval.txt").write_text("\n")
-    assert "lists no image" in str(refusal(main))
+    assert "lists nothing" in str(refusal(main))
 
 
 def test_wrong_folders(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ import io
 import json
 import os
 import warnings
-import weakref
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -53,8 +53,6 @@ INDEX_COLUMNS = {
     "height": np.uint32,
     "crc32": np.uint32,
 }
-_MAX_OPEN_FILES = 128  # data files that stay open; reopening the others is a small part of reading
-_NEAR = 1 << 16  # reads with fewer bytes between them are combined
 
 
 @dataclass(frozen=True)
@@ -169,8 +167,6 @@ class Pack:
 
     def __post_init__(self) -> None:
         self.remote = RemoteFolder.of(self.folder)
-        self._files: dict[int, int] = {}
-        weakref.finalize(self, _close, self._files)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -213,23 +209,11 @@ class Pack:
         return data
 
     def _read_local(self, number: int, shard: int, offset: int, length: int) -> bytes:
-        try:
-            open_file = self._files.get(shard)
-            file = open_file if open_file is not None else self._open(shard)
-            try:
-                return os.pread(file, length, offset)
-            finally:
-                if shard not in self._files:
-                    os.close(file)
+        try:  # opening the file each time is a small part of reading and decoding an image
+            with open(self.folder / self.file_name(shard), "rb", buffering=0) as file:
+                return os.pread(file.fileno(), length, offset)
         except OSError as error:
             raise BadImage(self.folder / self.name(number), f"{self.file_name(shard)}: {error.strerror}") from None
-
-    def _open(self, shard: int) -> int:
-        file = os.open(self.folder / self.file_name(shard), os.O_RDONLY)
-        if len(self._files) < _MAX_OPEN_FILES and self._files.setdefault(shard, file) != file:
-            os.close(file)  # another thread was first
-            return self._files[shard]
-        return file
 
     def image(self, number: int, *, min_side: int = 0, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
         """Read and decode one image: uint8 (3, H, W).
@@ -311,7 +295,7 @@ class Pack:
         return {name: number for number, name in enumerate(self.names.to_pylist())}
 
     def read_ahead(self, numbers: NDArray[np.int64]) -> None:
-        """Advise the system to read these images ahead, neighbours in one read; or fetch them from an object store."""
+        """Advise the system to read these images ahead, in disk order; or fetch them from an object store."""
         if not len(numbers) or not (self.remote is not None or hasattr(os, "posix_fadvise")):
             return
         shard = self.index["shard"][numbers].astype(np.int64)
@@ -321,26 +305,13 @@ class Pack:
             names = [self.file_name(number) for number in shard.tolist()]
             self.remote.read_ahead(zip(names, first.tolist(), lengths, strict=True))
             return
-        order = np.lexsort((first, shard))
-        shard, first = shard[order], first[order]
-        last = first + self.index["length"][numbers].astype(np.int64)[order]
-        gaps = np.flatnonzero((np.diff(shard) != 0) | (first[1:] - last[:-1] > _NEAR)) + 1
-        begins, ends = np.concatenate([[0], gaps]), np.concatenate([gaps, [len(shard)]]) - 1
-        file, current = -1, -1
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            try:
-                if shard[begin] != current:
-                    if file >= 0:
-                        os.close(file)
-                    file, current = -1, int(shard[begin])
-                    file = os.open(self.folder / self.file_name(current), os.O_RDONLY)
-                if file >= 0:
-                    length = int(last[end] - first[begin])
-                    os.posix_fadvise(file, int(first[begin]), length, os.POSIX_FADV_WILLNEED)
-            except OSError:
-                continue  # only a hint: reading the image reports what is wrong
-        if file >= 0:
-            os.close(file)
+        length = self.index["length"][numbers].astype(np.int64)
+        for tar in np.unique(shard).tolist():
+            # Only a hint: reading an image reports what is wrong.
+            with suppress(OSError), open(self.folder / self.file_name(tar), "rb") as file:
+                here = np.flatnonzero(shard == tar)
+                for image in here[np.argsort(first[here])].tolist():
+                    os.posix_fadvise(file.fileno(), int(first[image]), int(length[image]), os.POSIX_FADV_WILLNEED)
 
 
 def _open_again(place: str | Path) -> Pack:
@@ -366,12 +337,6 @@ def decode_jpegs(encoded: Sequence[bytes], device: torch.device | str = "cpu") -
             return images
         except (ImportError, RuntimeError):
             return None
-
-
-def _close(files: dict[int, int]) -> None:
-    for file in files.values():
-        os.close(file)
-    files.clear()
 
 
 def find_packed_image(path: str | Path) -> tuple[Pack, int] | None:

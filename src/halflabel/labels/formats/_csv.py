@@ -26,6 +26,7 @@ from halflabel.labels.formats._parquet import parquet_files, read_parquet
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import quote_option
+from halflabel.system.files import is_utf8
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
 
@@ -126,6 +127,17 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
                 yield line.lstrip("\ufeff") if number == 1 else line
         except UnicodeError:
             raise _not_text("some bytes are", encoding, path, number + 1) from None
+
+
+def distinct_names(names: Iterable[tuple[int, str]], file: Path) -> list[str]:
+    """The names, which come with their lines; LabelError for a name on two lines, or if there is none."""
+    line_of: dict[str, int] = {}
+    for line, name in names:
+        if (before := line_of.setdefault(name, line)) != line:
+            raise LabelError(f"{name!r} is already on line {before}", "give every line its own name", file, line=line)
+    if not line_of:
+        raise LabelError("the file lists nothing", "unpack or download it again", file)
+    return list(line_of)
 
 
 def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
@@ -242,9 +254,22 @@ class CsvTable:
         """Whether a column holds lists, as Parquet and JSON can."""
         return False
 
-    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
-        """A column of lists: all items, the row of each item, and which rows have null instead of a list."""
-        raise self.error("a CSV file has no lists", "use metadata.jsonl", column=name)
+    def lists(self, name: str) -> list[list[str] | None]:
+        """The lists of class names in a column; None where a row has null instead."""
+        values = self._values(name)
+        for row, value in enumerate(values):
+            if not isinstance(value, list | None):
+                message = "this is not a list, as on other lines"
+                raise self.error(message, "write a list on every line: [], or null", row=row, column=name)
+            for item in value or ():
+                if not isinstance(item, str) or not item or not is_utf8(item):
+                    raise self.error(f"{item!r} is not the name of a class", "write its name", row=row, column=name)
+        return values
+
+    def _values(self, name: str) -> list[Any]:
+        """A column as Python values."""
+        values: list[Any] = self.column(name).to_pylist()
+        return values
 
     def image_names(self, name: str, selected: NDArray[np.int64] | None = None) -> Names:
         """The images in a column, of all rows or the selected ones; LabelError for a blank or repeated name."""
@@ -393,17 +418,10 @@ class ParquetTable(CsvTable):
                 column = column.cast(pa.binary())
             return pc.fill_null(_combine(column), "")
 
-    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
-        kind = pa.large_list(pa.string())
+    def _values(self, name: str) -> list[Any]:
         with self._refuse_type(name):
-            column = pa.chunked_array(self.table.column(name).cast(kind).chunks, kind).combine_chunks()
-        items = pc.fill_null(pc.list_flatten(column), "")
-        row = np.asarray(pc.list_parent_indices(column), dtype=np.int64)
-        blank = pc.equal(items, "").to_numpy(zero_copy_only=False)
-        if blank.any():
-            place = int(row[np.argmax(blank)])
-            raise self.error("a class has no name", "write its name", row=place, column=name)
-        return items, row, np.asarray(column.is_null().to_numpy(zero_copy_only=False))
+            values: list[Any] = self.table.column(name).cast(pa.large_list(pa.string())).to_pylist()
+        return values
 
     @contextmanager
     def _refuse_type(self, name: str) -> Iterator[None]:

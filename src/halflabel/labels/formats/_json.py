@@ -11,9 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import CsvTable
@@ -187,25 +185,8 @@ class JsonLines(CsvTable):
             raise self.error("an object or a list cannot be a label", fix, row=row, column=name) from None
         return self._encode(values, "the text", name)
 
-    def lists(self, name: str) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.bool_]]:
-        """A column of lists: all items, the row of each item, and which rows have null instead of a list."""
-        items: list[str] = []
-        lengths = np.zeros(len(self.records), np.int64)
-        null = np.zeros(len(self.records), bool)
-        for row, record in enumerate(self.records):
-            value = record.get(name)
-            if value is None:
-                null[row] = True
-                continue
-            if not isinstance(value, list):
-                message = "this is not a list, as on other lines"
-                raise self.error(message, "write a list on every line: [], or null", row=row, column=name)
-            for item in value:
-                if not isinstance(item, str) or not item:
-                    raise self.error(f"{item!r} is not the name of a class", "write its name", row=row, column=name)
-            items += value
-            lengths[row] = len(value)
-        return self._encode(items, "the text", name), np.repeat(np.arange(len(lengths)), lengths), null
+    def _values(self, name: str) -> list[Any]:
+        return [record.get(name) for record in self.records]
 
     def line(self, row: int) -> int:
         return self.lines[row]

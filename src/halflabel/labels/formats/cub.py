@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import read_lines
+from halflabel.labels.formats._csv import distinct_names, read_lines
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._write import check_names_fit, write_text
 from halflabel.labels.names import Names
@@ -140,23 +140,16 @@ def find_attributes_file(base: Path) -> Path:
 
 def read_numbered_names(file: Path) -> tuple[NDArray[np.int64], list[str]]:
     """The numbers and names of a file with lines of `number name`."""
-    line_of: dict[int | str, int] = {}
-    ids, names = [], []
-    for number, line in enumerate(read_lines(existing_path(file)), 1):
-        if not line.strip():
+    numbered: list[tuple[int, str, str]] = []
+    for line, text in enumerate(read_lines(existing_path(file)), 1):
+        key, name = (*text.split(None, 1), "", "")[:2]
+        if not key:
             continue
-        key, name = (*line.strip().split(None, 1), "")[:2]
         if not (key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS and name and "\x00" not in name):
-            raise LabelError("the line is not a number and a name", "write the line as: 1 name", file, line=number)
-        for key_or_name in (int(key), name):
-            if key_or_name in line_of:
-                message = f"{key_or_name!r} is already on line {line_of[key_or_name]}"
-                raise LabelError(message, "give every line its own number and name", file, line=number)
-            line_of[key_or_name] = number
-        ids.append(int(key))
-        names.append(name)
-    if not names:
-        raise LabelError("the file lists nothing", "take it from the archive again", file)
+            raise LabelError("the line is not a number and a name", "write the line as: 1 name", file, line=line)
+        numbered.append((line, str(int(key)), name.strip()))
+    ids = distinct_names(((line, key) for line, key, _ in numbered), file)
+    names = distinct_names(((line, name) for line, _, name in numbered), file)
     return np.array(ids, np.int64), names
 
 

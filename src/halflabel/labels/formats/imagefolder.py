@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
@@ -155,43 +154,44 @@ def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Pol
     if not negative and policy.unlisted is None:
         message, fix = unlisted_not_stated("the lists say present and nothing says absent")
         raise metadata.error(message, fix, column=positive[0])
-    parts = [(name, -1, *metadata.lists(name)) for name in negative]
-    parts += [(name, 1, *metadata.lists(name)) for name in positive]
-    for name, _, values, row, _ in parts:
-        _refuse_multi_hot(metadata, name, values, row)
-    # Classes of the present lists come first, in any order of the columns.
-    coded = pc.dictionary_encode(pa.concat_arrays([values for _, _, values, _, _ in reversed(parts)]))
-    classes = Names(coded.dictionary)
-    if not len(classes):
+    lists_of_images = {name: metadata.lists(name) for name in (*positive, *negative)}
+    number: dict[str, int] = {}  # of each class: those of the present lists come first, in any order of the columns
+    pairs: dict[str, NDArray[np.int64]] = {}
+    for name, of_images in lists_of_images.items():
+        _refuse_multi_hot(metadata, name, of_images)
+        listed = (
+            (image, number.setdefault(item, len(number)))
+            for image, items in enumerate(of_images)
+            for item in dict.fromkeys(items or ())
+        )
+        pairs[name] = np.fromiter(listed, np.dtype((np.int64, 2)))
+        audit.add(f"in {name}", "present" if name in positive else "absent", len(pairs[name]))
+    if not number:
         raise metadata.error("every list is empty, so there are no classes", "export the labels again")
-    keys = [np.unique(row * len(classes) + classes.index(values)) for _, _, values, row, _ in parts]
-    for (name, sign, *_), key in zip(reversed(parts), reversed(keys), strict=True):
-        audit.add(f"in {name}", "present" if sign > 0 else "absent", len(key))
-    image, column = np.divmod(np.concatenate(keys), len(classes))
-    value = np.repeat(np.array([sign for _, sign, *_ in parts], np.int8), [len(key) for key in keys])
-    rows = Rows.build(images, classes, image, column, value)
+    # Present comes last, so that it wins if a class is in both lists.
+    image, column = np.concatenate([pairs[name] for name in (*negative, *positive)]).T
+    value = np.repeat([-1, 1], [len(image) - len(pairs[positive[0]]), len(pairs[positive[0]])])
+    rows = Rows.build(images, Names(number), image, column, value)
 
-    is_null = parts[-1][-1]
-    null_lists = int(is_null.sum())
-    audit.note_count(null_lists, f"images have null instead of a list: nothing is known of them from {positive[0]}")
+    is_null = np.array([items is None for items in lists_of_images[positive[0]]])
+    audit.note_count(
+        int(is_null.sum()), f"images have null instead of a list: nothing is known of them from {positive[0]}"
+    )
     rows = apply_unlisted_policy(rows, policy, audit, images=~is_null)
     audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")
     return rows
 
 
-def _refuse_multi_hot(metadata: CsvTable, name: str, values: pa.Array, row: NDArray[np.int64]) -> None:
+def _refuse_multi_hot(metadata: CsvTable, name: str, of_images: list[list[str] | None]) -> None:
     """Raise LabelError for lists such as [0, 1, 1, 0], one value per class: repeats tell them from class names."""
-    if not set(pc.unique(values).to_pylist()) <= {*ONE, *ZERO, *MINUS_ONE}:
+    values = {*ONE, *ZERO, *MINUS_ONE}
+    if not all(values.issuperset(items or ()) for items in of_images):
         return
-    codes = pc.dictionary_encode(values).indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    key = row * (int(codes.max(initial=0)) + 1) + codes
-    _, first = np.unique(key, return_index=True)
-    if len(first) < len(key):
-        bad_row = int(row[np.setdiff1d(np.arange(len(key)), first)[0]])
-        message = "the list holds one value per class, not the names of classes"
-        raise metadata.error(
-            message, "write one column per class, or the names of those present", row=bad_row, column=name
-        )
+    for row, items in enumerate(of_images):
+        if items is not None and len(set(items)) < len(items):
+            message = "the list holds one value per class, not the names of classes"
+            fix = "write one column per class, or the names of those present"
+            raise metadata.error(message, fix, row=row, column=name)
 
 
 def _add_missing_images(rows: Rows, folder: Path, audit: Audit) -> Rows:

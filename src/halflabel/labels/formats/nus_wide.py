@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import read_lines
+from halflabel.labels.formats._csv import distinct_names, read_lines
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._write import (
     NOT_IN_FILE_NAMES,
@@ -156,18 +156,11 @@ def _stripped_lines(file: Path) -> list[str]:
 def _image_list(file: Path) -> list[str]:
     """Image names as written, with / for the backslash of the public lists."""
     names = [line.replace("\\", "/") for line in _stripped_lines(file)]
-    line_of: dict[str, int] = {}
     for number, name in enumerate(names, 1):
         if not name or "\x00" in name:
             message = "the line has no image, so all labels after it would shift"
             raise LabelError(message, _FIX_ALIGNMENT, file, line=number)
-        if name in line_of:
-            message = f"image {name!r} is already on line {line_of[name]}"
-            raise LabelError(message, "give every image its own name", file, line=number)
-        line_of[name] = number
-    if not names:
-        raise LabelError("the file lists no image", "unpack the archive again", file)
-    return names
+    return distinct_names(enumerate(names, 1), file)
 
 
 def _read_column(file: Path) -> NDArray[np.int8]:

@@ -54,41 +54,44 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if policy.machine is not None and not 0 < policy.machine <= 1:
         raise UserError(f"--machine {policy.machine:g} is not a confidence", "use a number above 0 and up to 1")
     path = _label_file(Path(path))
-    image, label, source = _CodedColumn(), _CodedColumn(), _CodedColumn()
-    values: list[NDArray[np.int8]] = []
-    scores: list[NDArray[np.float32]] = []
+    parts: dict[str, list[Any]] = {}  # of each block: names with known labels as dictionary arrays, values and scores
     counts: Counter[str] = Counter()
     rows_before = 0
     for block in _blocks(path):
-        confidence = _confidence(path, block, rows_before)
+        confidence = _confidence(path, block.pop("Confidence"), rows_before)
+        rows_before += len(confidence)
         for name in ("ImageID", "LabelName"):
-            _check_not_blank(path, block, name, rows_before)
+            _check_not_blank(path, block[name], name, rows_before - len(confidence))
         value, is_machine = _values(block, confidence, policy, counts)
         known = np.flatnonzero(value)
-        # Images and classes without known labels are kept too.
-        image.add(block["ImageID"], known)
-        label.add(block["LabelName"], known)
-        if "Source" in block:
-            source.add(block["Source"], known)
-        values.append(value[known])
-        # Only machine-generated labels have a score.
-        scores.append(np.where(is_machine, confidence, np.nan)[known].astype(np.float32))
-        rows_before += len(value)
+        # Only machine-generated labels have a score. Dictionaries keep images and classes without known labels.
+        block |= {"value": value, "score": np.where(is_machine, confidence, np.nan).astype(np.float32)}
+        for name, column in block.items():
+            parts.setdefault(name, []).append(column.take(known))
     if not rows_before:
         raise LabelError("the file has a header but no rows", "download or export the file again", path)
 
     audit = _audit(path, policy, counts)
-    value, score = np.concatenate(values), np.concatenate(scores)
-    del values, scores
-    mids, column = label.join()
+    value, score = (np.concatenate(parts.pop(name)) for name in ("value", "score"))
+    sources, source = _join(parts.pop("Source")) if "Source" in parts else (pa.array([""]), np.zeros(len(value)))
+    if message := too_many_sources(len(sources)):
+        raise LabelError(message, "check that Source names the annotator, not each row", path, column="Source")
+    mids, column = _join(parts.pop("LabelName"))
     classes = Names(display_names(path, mids, audit))
-    ids, number = image.join()
+    ids, number = _join(parts.pop("ImageID"))
     images = Names(ids)
     # Arrow keeps the memory of its hash tables: more than a gigabyte for millions of images.
     pa.default_memory_pool().release_unused()
-    rows = _machine_rows_first(Rows.build(images, classes, number, column, value, *_sources(path, source, score)))
+    rows = Rows.build(images, classes, number, column, value, source, score, sources.to_pylist())
+    rows = _machine_rows_first(rows)
     audit.note_count(rows.count_conflicts(), "entries are both present and absent: the last verified row wins")
     return LabelImport(rows, audit)
+
+
+def _join(blocks: list[pa.DictionaryArray]) -> tuple[pa.Array, NDArray[np.int32]]:
+    """(all names by first appearance, the index of each row's name) of blocks with one vocabulary each."""
+    coded = pa.chunked_array(blocks).unify_dictionaries()
+    return coded.chunk(0).dictionary, np.concatenate([part.indices.to_numpy() for part in coded.chunks])
 
 
 def keeps_provenance(rows: Rows) -> NDArray[np.bool_]:
@@ -117,37 +120,6 @@ def write(rows: Rows, path: Path) -> None:
         file.write((",".join(COLUMNS) + "\n").encode())
         for block in record_batches(replace(rows, score=confidence)):
             file.write(csv_text(block.select(["image", "source", "class", "score"])))
-
-
-class _CodedColumn:
-    """A column of strings as numbers, collected block by block with one vocabulary per block and joined at the end.
-
-    The final vocabulary is built once, from the vocabularies of the blocks. Rows of one image are adjacent, so these
-    are hardly longer than the list of images, and no string is looked up in Python.
-    """
-
-    def __init__(self) -> None:
-        self.names: list[pa.Array] = []
-        self.codes: list[NDArray[Any]] = []
-
-    def add(self, column: pa.DictionaryArray, rows: NDArray[np.int64]) -> None:
-        """Add the names of a block and the codes of some of its rows, in the smallest integer type."""
-        codes = column.indices.to_numpy(zero_copy_only=False)[rows]
-        self.names.append(column.dictionary)
-        self.codes.append(codes.astype(np.min_scalar_type(len(column.dictionary))))
-
-    def join(self) -> tuple[pa.Array, NDArray[np.int32]]:
-        """(all names by first appearance, the index of each row's name); frees the blocks on the way."""
-        coded = pa.chunked_array(self.names, pa.string()).dictionary_encode()
-        number = np.concatenate([chunk.indices.to_numpy(zero_copy_only=False) for chunk in coded.chunks])
-        out = np.empty(sum(map(len, self.codes)), np.int32)
-        start = first = 0
-        for block, names in enumerate(self.names):
-            codes, self.codes[block] = self.codes[block], np.zeros(0, np.uint8)
-            out[start : start + len(codes)] = number[first : first + len(names)][codes]
-            start, first = start + len(codes), first + len(names)
-        self.names = []
-        return coded.chunk(0).dictionary, out
 
 
 def _label_files(folder: Path) -> list[Path]:
@@ -222,9 +194,9 @@ def _is_number(text: str) -> bool:
         return text == ""  # blank has its own message
 
 
-def _confidence(path: Path, block: dict[str, Any], rows_before: int) -> NDArray[np.float64]:
+def _confidence(path: Path, column: pa.Array, rows_before: int) -> NDArray[np.float64]:
     """The Confidence of each row; LabelError unless it is in 0 … 1."""
-    confidence = np.asarray(pc.fill_null(block["Confidence"], np.nan).to_numpy(zero_copy_only=False))
+    confidence = np.asarray(pc.fill_null(column, np.nan).to_numpy(zero_copy_only=False))
     is_valid = (confidence >= 0) & (confidence <= 1)
     if not is_valid.all():
         row = int(np.argmin(is_valid))
@@ -239,9 +211,8 @@ def _confidence(path: Path, block: dict[str, Any], rows_before: int) -> NDArray[
     return confidence
 
 
-def _check_not_blank(path: Path, block: dict[str, Any], name: str, rows_before: int) -> None:
+def _check_not_blank(path: Path, column: pa.DictionaryArray, name: str, rows_before: int) -> None:
     """Raise LabelError for a blank name."""
-    column = block[name]
     blank = pc.index(column.dictionary, "").as_py()
     if blank >= 0:
         row = int(np.argmax(column.indices.to_numpy(zero_copy_only=False) == blank))
@@ -261,9 +232,7 @@ def _values(
     value = np.where(confidence > 0, 1, -1).astype(np.int8)
     counts["present"] += int(np.count_nonzero((value > 0) & ~is_machine))
     counts["absent"] += int(np.count_nonzero((value < 0) & ~is_machine))
-    accepted = (
-        is_machine & (confidence >= policy.machine) if policy.machine is not None else np.zeros(len(is_machine), bool)
-    )
+    accepted = is_machine & (confidence >= (2 if policy.machine is None else policy.machine))
     value[is_machine] = 0
     value[accepted] = 1
     counts["accepted"] += int(np.count_nonzero(accepted))
@@ -283,17 +252,6 @@ def _audit(path: Path, policy: Policy, counts: Counter[str]) -> Audit:
         audit.add(f"a machine's guess of {policy.machine:g} or more", "present", counts["accepted"])
         audit.add(f"a machine's guess below {policy.machine:g}", "unknown", counts["ignored"])
     return audit
-
-
-def _sources(
-    path: Path, source: _CodedColumn, score: NDArray[np.float32]
-) -> tuple[NDArray[Any], NDArray[np.float32], tuple[str, ...]]:
-    if not source.names:
-        return np.zeros(len(score), np.int16), score, ("",)
-    names, codes = source.join()
-    if message := too_many_sources(len(names)):
-        raise LabelError(message, "check that Source names the annotator, not each row", path, column="Source")
-    return codes.astype(np.int16), score, tuple(names.to_pylist())
 
 
 def display_names(path: Path, mids: pa.Array, audit: Audit) -> list[str]:

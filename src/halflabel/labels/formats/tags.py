@@ -54,10 +54,7 @@ _FOREIGN_SEPARATORS = "，、；،؛"
 _AROUND_BRACKETS = r"^\s*\[|\]\s*$"
 
 # One tag of a list in brackets and quotes, as Python and JSON write it.
-_LIST_ITEM = re.compile(
-    r"""\s*(?:(?P<double>"(?:[^"\\]|\\.)*")|(?P<single>'(?:[^'\\]|\\.)*'))\s*""",
-    re.DOTALL,
-)
+_LIST_ITEM = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
 
 # Cells without a list, beside lists in brackets.
 _NO_LIST = ("nan", "none", "null", "na", "n/a", "<na>")
@@ -352,29 +349,18 @@ def _parse_list(cell: str, separator: str) -> list[str]:
     text = cell.strip()
     if text[:1] not in ("[", "(", "{"):  # blank, or a word such as nan
         return []
-    text = f"[{text[1:-1]}]"
-    if separator and "..." not in text:
-        return [tag.strip() for tag in re.split(separator, text[1:-1]) if tag.strip()]
-    position, tags = 1, []
-    while text[position:].strip() != "]":
-        item = _LIST_ITEM.match(text, position)
-        tag = _unquote(item) if item is not None else None
-        if item is None or tag is None or text[item.end() : item.end() + 1] not in (",", "]", '"', "'"):
-            raise UserError(f"{shorten_cell(cell)!r} is not a list of tags", "write it like ['dog', 'cat']")
-        tags.append(tag.strip())
-        position = item.end() + (text[item.end()] == ",")
-    return [tag for tag in tags if tag]
-
-
-def _unquote(item: re.Match[str]) -> str | None:
-    """The tag without its quotes; None for invalid escapes."""
+    inner = text[1:-1]
+    if separator and "..." not in inner:
+        return [tag.strip() for tag in re.split(separator, inner) if tag.strip()]
     try:
-        is_double = item["double"] is not None
-        tag = str(json.loads(item["double"], strict=False) if is_double else ast.literal_eval(item["single"]))
-        tag.encode()
-        return tag
-    except (ValueError, SyntaxError):
-        return None
+        if _LIST_ITEM.sub("", inner).replace(",", "").strip():
+            raise ValueError
+        items = _LIST_ITEM.finditer(inner)
+        tags = [str(json.loads(m[0], strict=False) if m[0][0] == '"' else ast.literal_eval(m[0])) for m in items]
+        "".join(tags).encode()
+    except (ValueError, SyntaxError):  # text outside of quotes, or invalid escapes
+        raise UserError(f"{shorten_cell(cell)!r} is not a list of tags", "write it like ['dog', 'cat']") from None
+    return [tag.strip() for tag in tags if tag.strip()]
 
 
 def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ it is unknown unless `policy.difficult` states otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import read_lines
+from halflabel.labels.formats._csv import distinct_names, read_lines
 from halflabel.labels.formats._paths import choose_split, existing_path
 from halflabel.labels.formats._write import (
     NOT_IN_FILE_NAMES,
@@ -117,21 +118,16 @@ def _class_files(main: Path) -> dict[str, dict[str, Path]]:
 
 def _image_list(file: Path) -> list[str]:
     """The images of a split, from the list or from the first field of a class file."""
-    line_of: dict[str, int] = {}
-    for number, line in enumerate(read_lines(file), 1):
-        fields = line.split()
-        if not fields:
-            continue
-        name = fields[0]
-        if "\x00" in line:
-            raise LabelError("byte 0x00 is not allowed in a text file", "download the file again", file, line=number)
-        if name in line_of:
-            message = f"image {name!r} is already on line {line_of[name]}"
-            raise LabelError(message, "leave one line per image", file, line=number)
-        line_of[name] = number
-    if not line_of:
-        raise LabelError("the file lists no image", "download the file again", file)
-    return list(line_of)
+
+    def names() -> Iterator[tuple[int, str]]:
+        for number, line in enumerate(read_lines(file), 1):
+            if "\x00" in line:
+                message = "byte 0x00 is not allowed in a text file"
+                raise LabelError(message, "download the file again", file, line=number)
+            if fields := line.split():
+                yield number, fields[0]
+
+    return distinct_names(names(), file)
 
 
 def _read_flags(file: Path, listing: Path, images: list[str]) -> NDArray[np.int8]:
