@@ -9,8 +9,8 @@ objects count as absent. Strength, similar images, calibration and threshold are
 `fit_decisions` as `halflabel train` does. Methods that the solver cannot fit are left out, and so are those that do
 not serve a regime. `--sgd` trains all methods in batches instead, on the same normalised features: 20 epochs, the
 epoch chosen by the known labels of 20 % of the photos. Regime wrongNN: all labels known, those of NN % of the photos
-exchanged. Regime tenth: all labels of one photo in ten, none of the others. Seed 0 of `single` is the published choice,
-the others are drawn.
+exchanged. Regime positivesNN: NN % of the positives and no negative. Regime tenth: all labels of one photo in ten, none
+of the others. Seed 0 of `single` is the published choice, the others are drawn.
 """
 
 from __future__ import annotations
@@ -56,6 +56,10 @@ REGIMES: dict[str, Callable[[LabelTable, int], LabelTable]] = {
     "30%": lambda table, seed: drop.partial(table, 0.3, seed=seed),
     "50%": lambda table, seed: drop.partial(table, 0.5, seed=seed),
     "tenth": _tenth,
+    **{
+        f"positives{share}": lambda table, seed, share=share: drop.positives(table, share=share / 100, seed=seed)
+        for share in (30, 50)
+    },
     **{
         f"wrong{share}": lambda table, seed, share=share: drop.corrupt(table, share / 100, seed=seed)
         for share in (10, 20, 30, 40, 50)

