@@ -20,18 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from halflabel.filling.control import (
-    FIXED_TARGETS_SPREAD,
-    ControlAnswers,
-    NothingToFill,
-    draw_control,
-    plan_present,
-    unknown_curve,
-)
+from halflabel.filling.control import ControlAnswers, NothingToFill, draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
 from halflabel.labels.rows import Rows
 from halflabel.methods.base import recipe, seeded
-from halflabel.metrics.calibration import SLOPE_SPREAD, Platt
+from halflabel.metrics.calibration import Platt
 from halflabel.runs.crossfit import Scores
 from halflabel.runs.evaluate import fit_decisions
 from halflabel.training.crossfit import crossfit
@@ -55,8 +48,6 @@ class Fill:
             seed=seed,
             device=bench.device,
         )
-        learns_from_scores = not recipe(method).make().relabel.is_static
-        self.spread = SLOPE_SPREAD if learns_from_scores else FIXED_TARGETS_SPREAD
         self.scores = Scores(fitted.logits, fitted.fold, "")
         self.platt: Platt = fit_decisions(torch.from_numpy(fitted.logits), torch.from_numpy(self.known.dense())).platt
 
@@ -76,8 +67,7 @@ class Fill:
 
     def fill(self, answers: ControlAnswers | None) -> Rows:
         options = FillOptions(precision=self.options.precision, confidence=self.options.confidence)
-        rows = Rows.from_table(self.known)
-        return plan_present(self.scores, rows, self.platt, answers, options, slope_spread=self.spread).rows()
+        return plan_present(self.scores, Rows.from_table(self.known), self.platt, answers, options).rows()
 
     def draw(self, seed: int) -> ControlAnswers:
         drawn = draw_control(

@@ -141,7 +141,7 @@ class Bench:
             "regime": regime,
             "seed": seed,
             "method": name,
-            "similar": str(fitted.similar),
+            "similar": fitted.head.similar is not None,
             "strength": fitted.strength,
             "mAP": round(100 * float(metrics.mean_average_precision(logits, self.truth)), 2),
             "out_of_fold": round(100 * fitted.quality, 2),

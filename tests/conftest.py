@@ -139,6 +139,6 @@ def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
     )
     run = RunFolder(folder / "runs" / "solved")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halflabel.training.crossfit._GAIN", -1.0)  # similar images need not help on so few
+        patch.setattr("halflabel.training.crossfit._LARGEST_LOSS", 1.0)  # similar images need not help on so few
         train(table, images, config, run)
     return SolverRun(run, images)

@@ -7,7 +7,7 @@ import shlex
 import shutil
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -70,26 +70,6 @@ def test_the_precision_holds_even_where_the_probabilities_are_wrong(wrong: float
         filled.append(right.sum() / (truth & (known == 0)).sum())
     assert sum(reached) >= 9
     assert np.mean(filled) > 0.3
-
-
-def test_the_slope_of_a_method_that_learns_from_its_scores_is_less_sure(
-    asked: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spreads = []
-
-    def watched(*arguments: Any, slope_spread: float) -> Any:
-        spreads.append(slope_spread)
-        return plan_present(*arguments, slope_spread=slope_spread)
-
-    monkeypatch.setattr("halflabel.filling.control.plan_present", watched)
-    project = asked.copy(tmp_path)
-    table = project.run.read_labels()
-    entries = [(q.image, q.column, 1) for q in read_questions(project.run.control, table)]
-    answers = Rows.build(table.images, table.classes, *np.array(entries).T)
-    for method in ("wan", "splc"):
-        project.run.write_config(project.run.read_config() | {"method": method})
-        fill(project.run, project.images, control=answers)
-    assert spreads == [0.15, 0.3]
 
 
 def test_without_answers_the_assumption_decides() -> None:

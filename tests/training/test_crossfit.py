@@ -110,7 +110,7 @@ def test_similar_images_help_where_labels_follow_clusters_and_are_saved_with_the
     features, table = clustered_data()
     plain = crossfit(features, table, recipe("bce").make, use_similar=False)
     mixed = crossfit(features, table, recipe("bce").make)
-    assert mixed.similar is not None
+    assert mixed.head.similar is not None
     assert mixed.quality > plain.quality
     from halflabel.models.heads import NormalisedLinear
 
@@ -202,7 +202,6 @@ def test_features_in_scratch_files_give_the_same_head(monkeypatch: pytest.Monkey
     monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", 1)
     monkeypatch.setattr("halflabel.training.crossfit._SCORED", 16)
     scratch = crossfit(features, table, recipe("bce").make)
-    assert scratch.similar == in_memory.similar
     np.testing.assert_allclose(scratch.logits, in_memory.logits, atol=1e-5)
     for value, expected in zip(scratch.head.state_dict().values(), in_memory.head.state_dict().values(), strict=True):
         torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-5)
@@ -211,7 +210,7 @@ def test_features_in_scratch_files_give_the_same_head(monkeypatch: pytest.Monkey
 def test_more_images_are_compared_with_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     features, table = make_data()
     monkeypatch.setattr("halflabel.training.crossfit.LARGEST_SEARCH", 150 * 40)
-    monkeypatch.setattr("halflabel.training.crossfit._GAIN", -1.0)  # similar images are always used
+    monkeypatch.setattr("halflabel.training.crossfit._LARGEST_LOSS", 1.0)  # similar images are always used
     fitted = crossfit(features, table, recipe("bce").make, strength=1e-3)
     assert fitted.head.similar is not None
     assert len(fitted.head.similar.keys) == 40

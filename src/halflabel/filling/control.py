@@ -19,16 +19,12 @@ from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logi
 from halflabel.labels.provenance import calibration_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import SLOPE_SPREAD, ClassPlatt, Platt, Recalibration, image_blocks, recalibrate
+from halflabel.metrics.calibration import ClassPlatt, Platt, Recalibration, image_blocks, recalibrate
 from halflabel.metrics.positives_only import log_odds_of_unknown
 from halflabel.runs.crossfit import Scores
 
 FEWEST_ANSWERS = 30
 _STREAM = 0x66696C6C  # random stream of the control questions
-# Standard deviation of the slope before the answers: of the model (a method that learns from its own scores can be too
-# sure of them), and of a curve that was fitted to one label.
-FIXED_TARGETS_SPREAD = 0.15
-_FIT_SPREAD = math.sqrt(10.0)
 _DRAWS = 1000  # of the curve after the answers, for the confidence bound
 
 
@@ -109,22 +105,14 @@ def draw_control(
 
 
 def plan_present(
-    scores: Scores,
-    labels: Rows,
-    platt: Platt,
-    answers: ControlAnswers | None,
-    options: FillOptions = FillOptions(),
-    *,
-    slope_spread: float = SLOPE_SPREAD,
+    scores: Scores, labels: Rows, platt: Platt, answers: ControlAnswers | None, options: FillOptions = FillOptions()
 ) -> FillPlan:
     """Decide which unknown entries to fill as present, so that they reach the precision.
 
     With `answers` the probabilities are corrected by them (`recalibrate`), and the cut is the lowest probability at
     which the precision is reached with the confidence, over the curves that are plausible after the answers; it is
     never below the entries that were asked about. Guaranteed if the share of right fills rises with the probability
-    along such a curve, whose slope differs from that of the calibration by about `slope_spread`, and more where the
-    calibration was fitted to few labels. Without answers the probabilities are taken as they are. Nothing is filled as
-    absent.
+    along such a curve. Without answers the probabilities are taken as they are. Nothing is filled as absent.
     """
     table, people, _ = calibration_tables(labels)
     classes = len(table.classes)
@@ -132,8 +120,7 @@ def plan_present(
     if answers is not None:
         logits = scores.logits[answers.image, answers.column]
         asked = curve.scores(logits, answers.column).astype(np.float64)
-        spread = math.hypot(slope_spread, _FIT_SPREAD / math.sqrt(max(platt.known, 1)))
-        change = recalibrate(asked, answers.present, slope_spread=spread)
+        change = recalibrate(asked, answers.present)
         curve = curve._replace(slope=change.slope * curve.slope, offset=change.slope * curve.offset + change.offset)
         floor = float(change.apply(asked).min(initial=1.0))
         correction = _Correction(change, floor, bin_of(curve.scores(logits, answers.column)))

@@ -60,13 +60,10 @@ def fill(
     `answers` are further labels by people, such as those of `review`: nothing is filled there. They are not evidence,
     because a model may have chosen the questions.
     """
-    from halflabel.filling.control import FIXED_TARGETS_SPREAD, ControlAnswers, plan_present
+    from halflabel.filling.control import ControlAnswers, plan_present
     from halflabel.filling.plan import FillOptions, plan_fill
     from halflabel.labels.rules import read_rules
-    from halflabel.metrics.calibration import SLOPE_SPREAD
     from halflabel.runs import crossfit
-    from halflabel.runs.assembly import Assembly
-    from halflabel.training.config import Config
 
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     further_photos = unlisted_photos(run, labels, Path(images)) if all_photos else None
@@ -108,9 +105,7 @@ def fill(
                 )
             image, column = table.images.index(control.images.array), table.classes.index(control.classes.array)
             checked = ControlAnswers(image[control.image], column[control.column], control.value > 0)
-        learns_from_scores = not Assembly(Config.from_dict(config)).make_method().relabel.is_static
-        spread = SLOPE_SPREAD if learns_from_scores else FIXED_TARGETS_SPREAD
-        plan = plan_present(scores, rows, run.read_calibration(), checked, options, slope_spread=spread)
+        plan = plan_present(scores, rows, run.read_calibration(), checked, options)
     for further in (control, answers):
         if further is not None and len(further):
             rows = _align(rows.append(further), rows.classes)

@@ -26,7 +26,7 @@ _NEWTON_STEPS = 4  # in each of these rounds
 _MAX_STEPS = 50  # of Newton's method in a logistic regression
 _MAX_ENTRIES = 1 << 20  # above that, known entries with similar logits are fitted as one
 _BINS = 1024  # of the logits of a class, then
-SLOPE_SPREAD, _OFFSET_SPREAD = 0.3, 0.5  # before answers correct probabilities
+_PRIOR_SPREAD = np.array([0.25, 0.5])  # of slope and offset, before answers correct probabilities
 _BLOCK_ENTRIES = 1 << 20  # entries of an image block
 
 
@@ -186,14 +186,16 @@ class Recalibration(NamedTuple):
         return generator.multivariate_normal([self.slope, self.offset], self.covariance, count)
 
 
-def recalibrate(p: NDArray[Any], present: NDArray[np.bool_], *, slope_spread: float = SLOPE_SPREAD) -> Recalibration:
+def recalibrate(p: NDArray[Any], present: NDArray[np.bool_], *, keep_slope: bool = False) -> Recalibration:
     """Correct probabilities (n,) by the answers to these n questions, which must be a random sample of entries.
 
     Logistic regression on logit p with a normal prior around no change, so that few answers change little; the
-    uncertainty is that of the normal approximation at the optimum. `slope_spread` is the standard deviation of the
-    slope before the answers.
+    uncertainty is that of the normal approximation at the optimum. `keep_slope`: answers about likely entries alone
+    would change the slope, and with it the unlikely entries, for which they are no evidence.
     """
-    design, prior, strength = _with_ones(_logit(p)), np.array([1.0, 0.0]), 1 / np.square([slope_spread, _OFFSET_SPREAD])
+    design, prior, strength = _with_ones(_logit(p)), np.array([1.0, 0.0]), 1 / _PRIOR_SPREAD**2
+    if keep_slope:
+        strength = np.array([1e9, strength[1]])
     slope, offset = fit_logistic(design, present.astype(np.float64), np.ones(len(p)), prior, strength).tolist()
     curvature = sigmoid(design @ np.array([slope, offset]))
     precision = (design * (curvature * (1 - curvature))[:, None]).T @ design + np.diag(strength)

@@ -18,14 +18,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.split import group_numbers
 from halflabel.labels.stats import are_nearly_all_positive
 from halflabel.metrics._inputs import row_blocks
-from halflabel.metrics.calibration import (
-    SLOPE_SPREAD,
-    Platt,
-    fit_class_platt,
-    fit_platt,
-    has_negatives_to_calibrate,
-    recalibrate,
-)
+from halflabel.metrics.calibration import Platt, fit_class_platt, fit_platt, has_negatives_to_calibrate, recalibrate
 from halflabel.metrics.positives_only import (
     expected_f1_threshold,
     fit_positives_only,
@@ -37,7 +30,6 @@ from halflabel.metrics.registry import own_metrics
 from halflabel.system import memory
 
 _FOLDS = 5  # of the images, in the choice between one curve and one per class
-_FIXED_SLOPE = 1e-4  # spread of a slope that answers cannot change
 _FEWEST_UNLIKELY = 10  # random answers about unlikely entries from which on answers change the slope of the curve
 _COMPARED_ENTRIES = 1 << 22  # entries that this choice uses
 GROUPED = 10  # from this number of classes on, mAP is also computed for five groups of classes
@@ -120,10 +112,8 @@ def _correct(platt: Platt, logits: Tensor, known: NDArray[Any], control: Tensor)
     shift = log_odds_of_unknown(positives, classes, float(np.nansum(p)))
     unknown = lower_odds(p, shift)
     p_answered = unknown[is_answered.numpy()]
-    # Answers about likely entries alone keep the slope: they are no evidence for the unlikely ones.
     is_one_sided = int((p_answered < 0.5).sum()) < _FEWEST_UNLIKELY
-    spread = _FIXED_SLOPE if is_one_sided else SLOPE_SPREAD
-    change = recalibrate(p_answered, (control[is_answered] > 0).numpy(), slope_spread=spread)
+    change = recalibrate(p_answered, (control[is_answered] > 0).numpy(), keep_slope=is_one_sided)
     expected = positives.sum() + float(np.nansum(change.apply(unknown)[known == 0]))
     after = log_odds_of_unknown(positives, classes, expected)
     curves = platt.per_class(classes)

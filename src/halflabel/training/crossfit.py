@@ -8,7 +8,7 @@ thresholds, fill and questions afterwards.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,25 +33,20 @@ FOLDS = 5
 STRENGTHS = (1e-3, 3e-4, 1e-4, 3e-5)
 COMPONENTS = 768  # principal components of the normalised features that heads are fitted on
 WEAKEST, STRONGEST = 1e-6, 3e-2  # how far the path of strengths is extended when its end is best
-_COUNTS, _SHARPNESS, _WEIGHTS = (10, 20, 40, 80), (5.0, 10.0, 20.0), (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+# How many similar images, how sharply their similarity counts, and their weight in the score. Chosen for each training
+# instead, by the known labels, they were on average worse: few labels choose by chance.
+_COUNT, _SHARPNESS, _WEIGHT = 80, 10.0, 0.3
 REFERENCES = 100_000  # images at most that similar ones are searched among: a random choice of more
 LARGEST_SEARCH = 10**10  # pairs of images compared; for more than 100,000 images there are fewer references
 _SCORED = 1 << 16  # images scored at once
-_GAIN = 1e-3  # similar images are used only if they raise the quality by more than this
+# Similar images are left out if they lower the quality by more than this. A small loss can be a gain: they raise
+# present labels that are not known, which the quality takes for mistakes where only positives are known.
+_LARGEST_LOSS = 0.01
 _LARGEST_SAMPLE = 16384  # images that the principal components are computed from
 LARGE = 10**7  # entries (images × classes) from which on there are fewer folds, and a sample of classes chooses
 LARGE_FOLDS = 3
 
 MakeMethod = Callable[[], Method]
-
-
-@dataclass(frozen=True)
-class SimilarChoice:
-    """How many similar images, how sharply their similarity counts, and their weight in the score."""
-
-    count: int
-    sharpness: float
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,6 @@ class CrossFit:
     fold: NDArray[np.int8]  # (N,) the fold of each image
     strength: float
     tried: dict[float, float]  # strength -> quality of the out-of-fold ranking, without similar images
-    similar: SimilarChoice | None
     quality: float
 
     @property
@@ -77,11 +71,12 @@ class CrossFit:
     @property
     def choice(self) -> str:
         """What the out-of-fold scores chose, in words."""
-        similar = self.similar
-        mixed = f", {similar.count} similar images with weight {similar.weight:g}" if similar is not None else ""
-        readable = int(np.count_nonzero(~np.isnan(self.logits[:, 0])))
-        if self.head.similar is not None and (references := len(self.head.similar.keys)) < readable:
-            mixed += f" (among {references:,} training images, chosen at random)"
+        similar, mixed = self.head.similar, ""
+        if similar is not None:
+            mixed = f", {similar.count} similar images with weight {similar.weight:.1g}"
+            readable = int(np.count_nonzero(~np.isnan(self.logits[:, 0])))
+            if (references := len(similar.keys)) < readable:
+                mixed += f" (among {references:,} training images, chosen at random)"
         reduced = ""
         if self.logits.size >= LARGE:
             step = sampling_step(self.logits.shape)
@@ -109,14 +104,14 @@ def crossfit(
 ) -> CrossFit:
     """Fit a linear head to pooled features (N, D), NaN rows for unreadable images, in the order of `table`.
 
-    Strength and similar images are chosen by `ranking_quality` of out-of-fold scores on the labels of `evaluation`, the
-    labels of `table` that people made; by default all of them. The choice of
-    similar images needs guesses that depend neither on the image they come from nor on the image they are passed to:
-    for each pair of folds a model is fitted without both. The final head is fitted on all images.
-    `of_backbone` False is for features that are any numbers (see FeatureTransform).
+    The strength, and whether similar images are used, are chosen by `ranking_quality` of out-of-fold scores on the
+    labels of `evaluation`, the labels of `table` that people made; by default all of them. Out-of-fold scores with
+    similar images need guesses that depend neither on the image they come from nor on the image they are passed to: for
+    each pair of folds a model is fitted without both. The final head is fitted on all images. `of_backbone` False is
+    for features that are any numbers (see FeatureTransform).
 
     Images are divided into `folds`, by default 5. Large tables have 3, of which the first alone chooses the strength,
-    on classes at equal distances, which also choose the similar images: most losses are solved class by class, so that
+    on classes at equal distances, which also decide on similar images: most losses are solved class by class, so that
     a sample of classes chooses like all of them.
     """
     folds = folds or default_folds(table)
@@ -145,30 +140,30 @@ def crossfit(
                 strength, tried = _choose_strength_by_sample(task.sample(), steps)
             one_by_one = (task.solver(fold != number) for number in range(folds))  # all at once would take much memory
             task.out_of_fold = _score_folds(task, one_by_one, strength, steps)
-        logits, similar = task.out_of_fold, None
+        logits, count = task.out_of_fold, 0
         quality = task.quality(logits)
         tried = tried or {strength: quality}
         if use_similar:
-            similar, logits, quality = _choose_similar(task, strength, quality, is_large, steps)
+            logits, count, quality = _mix_similar(task, strength, quality, is_large, steps)
         final = task.solver(torch.ones_like(fold, dtype=torch.bool))
         final.fit(strength)
     steps.done()
     head = NormalisedLinear(transform, len(table.classes))
     head.linear.weight.data = final.weight @ directions.T
     head.linear.bias.data = final.bias
-    if similar is not None:
+    if count:
         # Guesses for new images: known labels, and out-of-fold scores elsewhere.
         head.similar = SimilarImages.build(
             directions[:, :KEY_SIZE],
             task.keys[task.references],
             task.known_or(torch.sigmoid(task.out_of_fold[task.references])),
-            weight=similar.weight,
-            count=similar.count,
-            sharpness=similar.sharpness,
+            weight=_WEIGHT,
+            count=count,
+            sharpness=_SHARPNESS,
         )
     all_logits = np.full(table.shape, np.nan, np.float32)
     all_logits[rows] = logits.cpu().numpy()
-    return CrossFit(head.cpu().eval(), all_logits, fold_of_all, strength, tried, similar, quality)
+    return CrossFit(head.cpu().eval(), all_logits, fold_of_all, strength, tried, quality)
 
 
 def to_components(transform: FeatureTransform, features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -332,57 +327,40 @@ def _score_folds(task: _Task, solvers: Iterable[LinearSolver], strength: float, 
     return logits
 
 
-def _choose_similar(
+def _mix_similar(
     task: _Task, strength: float, quality: float, is_large: bool, steps: _Steps
-) -> tuple[SimilarChoice | None, Tensor, float]:
-    """Return the best use of similar images, or None; the out-of-fold logits with it; and their quality.
+) -> tuple[Tensor, int, float]:
+    """Return the out-of-fold logits with similar images, how many there are per image, and the quality.
 
-    Of a large table a sample of the classes decides, with fewer choices.
+    Where they lower the quality too much, the count is 0. Of a large table a sample of the classes decides.
     """
     fold_sizes = torch.bincount(task.fold[task.references])
-    count = min(max(_COUNTS), int(fold_sizes.sum() - fold_sizes.max()))
-    counts = [number for number in _COUNTS if number <= count] or [count]
-    similarity, index = nearest_images(task.keys, task.fold, task.references, count)
+    count = min(_COUNT, int(fold_sizes.sum() - fold_sizes.max()))
+    similar = nearest_images(task.keys, task.fold, task.references, count)
     sample = task.sample() if is_large else task
-    guesses = _guesses_by_fold(sample, strength, steps)
-    probabilities = torch.sigmoid(sample.out_of_fold)
-    best: tuple[float, SimilarChoice | None] = (quality + _GAIN, None)
-    sharpnesses, weights = (_SHARPNESS[1:2], _WEIGHTS[::2]) if is_large else (_SHARPNESS, _WEIGHTS)
-    counts = counts[1::2] if is_large and len(counts) > 1 else counts
-    for sharpness in sharpnesses:
-        for number, passed_on in _passed_on(task, similarity, index, guesses, sharpness, counts):
-            for weight in weights:
-                reached = sample.quality((1 - weight) * probabilities + weight * passed_on)
-                if reached > best[0]:
-                    best = reached, SimilarChoice(number, sharpness, weight)
-    reached, chosen = best
-    if chosen is None:
-        return None, task.out_of_fold, quality
+    mixed = _mixed(sample, *similar, _guesses_by_fold(sample, strength, steps))
+    reached = sample.quality(mixed)
+    if reached < quality - _LARGEST_LOSS:
+        return task.out_of_fold, 0, quality
     if is_large:
-        guesses = _guesses_by_fold(task, strength, steps)
-    _, passed_on = next(_passed_on(task, similarity, index, guesses, chosen.sharpness, [chosen.count]))
-    mixed = torch.sigmoid(task.out_of_fold).mul_(1 - chosen.weight).add_(passed_on, alpha=chosen.weight)
-    return chosen, torch.logit(mixed.clamp_(1e-7, 1 - 1e-6)), reached
+        mixed = _mixed(task, *similar, _guesses_by_fold(task, strength, steps))
+    return torch.logit(mixed.clamp_(1e-7, 1 - 1e-6)), count, reached
 
 
-def _passed_on(
-    task: _Task, similarity: Tensor, index: Tensor, guesses: Sequence[Tensor], sharpness: float, counts: Sequence[int]
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield (count, (N, C) mean guess of so many similar images of each image, weighted by their similarity).
+def _mixed(task: _Task, similarity: Tensor, index: Tensor, guesses: Sequence[Tensor]) -> Tensor:
+    """Mix the out-of-fold probabilities with the mean guess of similar images (N, k), weighted by their similarity.
 
-    Similar images (N, k) come in falling order, counts in rising order. `guesses` holds those of the references (R, C)
-    for each fold.
+    Similar images come in falling order. `guesses` holds those of the references (R, C) for each fold.
     """
     total = torch.zeros(len(index), guesses[0].shape[1], device=index.device)
     sum_of_shares = torch.zeros(len(index), 1, device=index.device)
-    for column in range(counts[-1]):  # never (N, k, C) at once
-        shares = torch.exp(sharpness * (similarity[:, column, None] - similarity[:, :1]))
+    for column in range(index.shape[1]):  # never (N, k, C) at once
+        shares = torch.exp(_SHARPNESS * (similarity[:, column, None] - similarity[:, :1]))
         sum_of_shares += shares
         for fold, guess in enumerate(guesses):
             rows = task.rows_of_fold[fold]
             total.index_add_(0, rows, shares[rows] * guess[index[rows, column]])
-        if column + 1 in counts:
-            yield column + 1, total / sum_of_shares
+    return torch.sigmoid(task.out_of_fold).mul_(1 - _WEIGHT).add_(total / sum_of_shares, alpha=_WEIGHT)
 
 
 def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor]:
