@@ -26,7 +26,7 @@ _NEWTON_STEPS = 4  # in each of these rounds
 _MAX_STEPS = 50  # of Newton's method in a logistic regression
 _MAX_ENTRIES = 1 << 20  # above that, known entries with similar logits are fitted as one
 _BINS = 1024  # of the logits of a class, then
-_PRIOR_SPREAD = np.array([0.25, 0.5])  # of slope and offset, before answers correct probabilities
+_PRIOR_SPREAD = np.array([0.2, 0.5])  # of slope and offset, before answers correct probabilities
 _BLOCK_ENTRIES = 1 << 20  # entries of an image block
 
 
