@@ -207,6 +207,18 @@ def test_features_in_scratch_files_give_the_same_head(monkeypatch: pytest.Monkey
         torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("largest_loss", [-1.0, 1.0])
+def test_similar_images_are_left_out_where_they_lower_the_quality(
+    largest_loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, table = make_data()
+    plain = crossfit(features, table, recipe("bce").make, strength=1e-3, use_similar=False)
+    monkeypatch.setattr("halflabel.training.crossfit._LARGEST_LOSS", largest_loss)
+    fitted = crossfit(features, table, recipe("bce").make, strength=1e-3)
+    assert (fitted.head.similar is not None) == (largest_loss > 0)
+    assert np.array_equal(fitted.logits, plain.logits) == (largest_loss < 0)
+
+
 def test_more_images_are_compared_with_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     features, table = make_data()
     monkeypatch.setattr("halflabel.training.crossfit.LARGEST_SEARCH", 150 * 40)
