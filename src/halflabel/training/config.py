@@ -222,7 +222,7 @@ class Config:
     similar: Annotated[
         bool,
         Option(
-            "With the solver lbfgs: mix in the labels of similar training images where out-of-fold scores gain by it.",
+            "With the solver lbfgs: mix in the labels of similar training images, unless out-of-fold scores are worse.",
             OPTIMIZATION,
         ),
     ] = True
