@@ -30,7 +30,7 @@ import torch
 from scipy.stats import norm
 
 from halflabel import metrics
-from halflabel.experiments.result import difference
+from halflabel.comparison.result import difference
 
 OUT = Path(__file__).parent / "out" / "coverage.json"
 RESAMPLES, CLASSES_PER_SET, SHARED_NOISE = 400, 20, 0.3

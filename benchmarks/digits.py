@@ -22,22 +22,22 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.data.gpu_views import DeviceImages
-from halflabel.data.sources import Arrays, Source, Subset
-from halflabel.data.views import Plain, Strong, Weak, make_views
+from halflabel.features.backbones import build_backbone
+from halflabel.features.feature_cache import cache_features
+from halflabel.features.heads import Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.gpu_views import DeviceImages
+from halflabel.images.sources import Arrays, Source, Subset
+from halflabel.images.views import Plain, Strong, Weak, make_views
 from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build_backbone
-from halflabel.models.feature_cache import cache_features
-from halflabel.models.heads import Model
-from halflabel.models.scoring import score_source
 from halflabel.system.memory import keep_freed_memory
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "data" / "datasets"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "papers" / "datasets"))
 from digit_scenes import scenes
 
 SIZE = 96  # pixels of the enlarged scenes: enough for the digits, and three times as fast as 160

@@ -102,11 +102,11 @@ def fault_places() -> dict[str, tuple[Any, str, int, bool]]:
     import numpy as np
     import safetensors.torch
 
+    from halflabel.features.backbones import Backbone
+    from halflabel.fitting import checkpoint, loop
+    from halflabel.fitting.step import OptimizerStep
     from halflabel.methods.parts.curriculum import Curriculum
-    from halflabel.models.backbones import Backbone
     from halflabel.runs.folder import RunFolder
-    from halflabel.training import checkpoint, loop
-    from halflabel.training.step import OptimizerStep
 
     return {
         "cache: an image block": (Backbone, "forward", 8, False),

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
-from halflabel.data.decode import find_images
-from halflabel.data.sources import Images
-from halflabel.data.views import make_views
+from halflabel.features import onnx_features
+from halflabel.features.backbones import Backbone, build_backbone
+from halflabel.features.feature_cache import cache_features
+from halflabel.images.decode import find_images
+from halflabel.images.sources import Images
+from halflabel.images.views import make_views
 from halflabel.labels.names import Names
-from halflabel.models import onnx_features
-from halflabel.models.backbones import Backbone, build_backbone
-from halflabel.models.feature_cache import cache_features
 
 
 def cpu_seconds() -> float:

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from halflabel.data.sources import Features
+from halflabel.features.backbones import build_backbone
 from halflabel.filling.plan import FillOptions, plan_fill
+from halflabel.fitting.config import Config, Settings
+from halflabel.images.sources import Features
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
-from halflabel.models.backbones import build_backbone
 from halflabel.runs.crossfit import cross_fit
-from halflabel.training.config import Config, Settings
 from voc_frozen import load_features, read_labels
 
 

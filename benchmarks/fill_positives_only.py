@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.evaluate import fit_decisions
 from halflabel.filling.control import ControlAnswers, NothingToFill, draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
+from halflabel.fitting.crossfit import crossfit
 from halflabel.labels.rows import Rows
 from halflabel.methods.base import recipe, seeded
-from halflabel.metrics.calibration import Platt
 from halflabel.runs.crossfit import Scores
-from halflabel.runs.evaluate import fit_decisions
-from halflabel.training.crossfit import crossfit
 from strong_base import Bench
 
 

@@ -43,7 +43,7 @@ def run_cases(arguments: argparse.Namespace) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # C libraries print to stdout
     logging.disable()
-    sys.path[:0] = [str(FUZZ_MODULES), str(FUZZ_MODULES.parent / "data" / "datasets")]
+    sys.path[:0] = [str(FUZZ_MODULES), str(FUZZ_MODULES.parent / "papers" / "datasets")]
     import fuzz_cases as cases
     import fuzz_kit as kit
     import fuzz_readers as readers

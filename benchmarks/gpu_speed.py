@@ -3,7 +3,7 @@
 python benchmarks/gpu_speed.py [--images voc.safetensors] [--backbones efficientnet-lite0,resnet50] [--batches 32,128]
     [--compile no,inductor] [--size 224] [--precision no]
 
-The loop is `halflabel.training.loop.fit` on images in GPU memory, with crops and mirror images made there (view
+The loop is `halflabel.fitting.loop.fit` on images in GPU memory, with crops and mirror images made there (view
 "weak"), and with two views if a method uses two. The ceiling is forward pass, backward pass and optimizer step,
 repeated on the same random batch and compiled in the same way. The loop's rate is the median of the epochs after the
 first. `voc_tuned.py prepare` writes `voc.safetensors`; without it the images are noise.
@@ -21,16 +21,16 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from halflabel.data.gpu_views import DeviceImages
-from halflabel.data.views import Plain, Strong, Weak
+from halflabel.features.backbones import build_backbone
+from halflabel.features.heads import Model
+from halflabel.fitting.compiled_model import CompiledModel
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.gpu_views import DeviceImages
+from halflabel.images.views import Plain, Strong, Weak
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build_backbone
-from halflabel.models.heads import Model
-from halflabel.training.compiled_model import CompiledModel
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 
 CLASSES = 20
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from halflabel import metrics
+from halflabel.fitting.crossfit import crossfit
 from halflabel.methods.base import Method, recipe
-from halflabel.training.crossfit import crossfit
 from strong_base import Bench, make_parser
 
 SIZE = 3

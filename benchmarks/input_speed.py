@@ -35,18 +35,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from gpu_speed import CLASSES, ceiling, make_model
-from halflabel.data.decode import find_images
-from halflabel.data.pack.read import PackSettings
-from halflabel.data.pack.source import DeviceViews, open_packed_images
-from halflabel.data.pack.write import pack_images
-from halflabel.data.sources import Images, Source
-from halflabel.data.views import Plain, Strong, View, Weak
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.decode import find_images
+from halflabel.images.pack.read import PackSettings
+from halflabel.images.pack.source import DeviceViews, open_packed_images
+from halflabel.images.pack.write import pack_images
+from halflabel.images.sources import Images, Source
+from halflabel.images.views import Plain, Strong, View, Weak
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -36,22 +36,22 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel import metrics
+from halflabel.fitting.crossfit import crossfit
 from halflabel.labels import drop
+from halflabel.labels.answers import AnswerStore
 from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, choosing_table
 from halflabel.labels.rows import Rows
 from halflabel.methods.base import recipe, seeded
+from halflabel.questions.choose import CONTROL, choose_questions
 from halflabel.review.address import new_token
-from halflabel.review.answers import AnswerStore
 from halflabel.review.live import EntryAnswer, LiveReview
 from halflabel.review.live_model import STRENGTH, LiveModel, unknown_weight
-from halflabel.review.questions import CONTROL, choose_questions
-from halflabel.review.scores import ScoredImages
 from halflabel.review.security import TOKEN_HEADER
 from halflabel.review.server import make_app, serve
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
+from halflabel.runs.scores import ScoredImages
 from halflabel.system.sockets import open_socket
-from halflabel.training.crossfit import crossfit
 from strong_base import make_parser, read_labels, read_single
 
 Entries = list[tuple[int, int, str]]  # image, class and why

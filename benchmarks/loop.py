@@ -2,7 +2,7 @@
 
 python benchmarks/loop.py [--steps 12] [--features-only]
 
-1. EfficientNet-Lite0 at 224 px, batch 32: seconds per step, `halflabel.training.loop.fit` against a plain loop.
+1. EfficientNet-Lite0 at 224 px, batch 32: seconds per step, `halflabel.fitting.loop.fit` against a plain loop.
 2. Cached features, 5,717 × 1,280, 20 classes, 10 epochs with an evaluation each: total seconds, the same comparison.
 """
 
@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from halflabel import metrics
-from halflabel.data.sources import Features, FetchedBatch, Plan
+from halflabel.evaluation.evaluate import ValidationMetric
+from halflabel.features.backbones import build_backbone
+from halflabel.features.heads import Linear, Model
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features, FetchedBatch, Plan
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build_backbone
-from halflabel.models.heads import Linear, Model
-from halflabel.runs.evaluate import ValidationMetric
 from halflabel.system.memory import keep_freed_memory
 from halflabel.system.rng import hash_names
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 
 
 class InMemoryImages:

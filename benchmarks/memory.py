@@ -31,13 +31,13 @@ import numpy as np
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.em import APL
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.relabel import Relabeler
-from halflabel.models.heads import Model
 from halflabel.system import memory
 from halflabel.types import Batch, Sweep
 

@@ -28,15 +28,15 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.data.sources import Arrays, Features
+from halflabel.features.heads import Linear, Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Arrays, Features
 from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.heads import Linear, Model
-from halflabel.models.scoring import score_source
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 
 OUT = Path(__file__).parent / "out" / "noise.json"
 MEASURES = ("CP", "CR", "CF1", "OP", "OR", "OF1", "mAP")
@@ -104,12 +104,12 @@ def measure(data: Data, share: float, method: str, epochs: int, seed: int) -> di
 
 def digits(images: int, cache: Path) -> Data:
     """Features of digit scenes, computed once."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "data" / "datasets"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "papers" / "datasets"))
     from digit_scenes import CLASSES, scenes
 
-    from halflabel.data.views import make_views
-    from halflabel.models.backbones import build_backbone
-    from halflabel.models.feature_cache import cache_features
+    from halflabel.features.backbones import build_backbone
+    from halflabel.features.feature_cache import cache_features
+    from halflabel.images.views import make_views
 
     backbone = build_backbone("fast")
     made, other = scenes(images), scenes(max(images // 2, 1), split="test")

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from halflabel.features.backbones import build_backbone
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipes, seeded
-from halflabel.models.backbones import build_backbone
-from halflabel.models.heads import Model
 from halflabel.system.memory import keep_freed_memory
 from halflabel.types import Batch
 

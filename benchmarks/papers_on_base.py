@@ -31,18 +31,18 @@ import torch
 from torch import Tensor
 
 from halflabel import metrics
+from halflabel.features.feature_transform import FeatureTransform, principal_components
+from halflabel.features.heads import Head, Output
+from halflabel.fitting.crossfit import COMPONENTS, crossfit
+from halflabel.fitting.solver import LinearSolver
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, seeded
 from halflabel.methods.parts.curriculum import Curriculum
+from halflabel.methods.parts.gnn_head import GnnHead
 from halflabel.methods.parts.label_graph import from_cooccurrence
 from halflabel.methods.parts.similarity_memory import impute
 from halflabel.methods.parts.similarity_rounds import SimilarityRounds
-from halflabel.models.feature_transform import FeatureTransform, principal_components
-from halflabel.models.gnn_head import GnnHead
-from halflabel.models.heads import Head, Output
-from halflabel.training.crossfit import COMPONENTS, crossfit
-from halflabel.training.solver import LinearSolver
 from strong_base import Bench
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

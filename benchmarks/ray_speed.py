@@ -28,11 +28,11 @@ from PIL import Image
 
 def compute(arguments: argparse.Namespace) -> None:
     """Compute the cache, in a process of its own; print the number of images after each block."""
-    from halflabel.data.sources import Images
-    from halflabel.data.views import Plain
+    from halflabel.features.backbones import build_backbone
+    from halflabel.features.feature_cache import cache_features
+    from halflabel.images.sources import Images
+    from halflabel.images.views import Plain
     from halflabel.labels.names import Names
-    from halflabel.models.backbones import build_backbone
-    from halflabel.models.feature_cache import cache_features
     from halflabel.system.ray_engine import use_engine
     from halflabel.system.reporter import Reporter
 

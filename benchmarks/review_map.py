@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
+from halflabel.labels.answers import AnswerStore
 from halflabel.labels.table import LabelTable
 from halflabel.review import server
 from halflabel.review.address import new_token
-from halflabel.review.answers import AnswerStore
 from halflabel.review.photo_map import lay_out
-from halflabel.review.scores import ScoredImages
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
+from halflabel.runs.scores import ScoredImages
 from halflabel.system.sockets import open_socket
 
 # How long the page draws in each frame.

@@ -239,13 +239,13 @@ class Server:
 
 def small_model(folder: Path, backbone: str) -> Path:
     """A head on a backbone, trained for a moment on digit scenes."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "data" / "datasets"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "papers" / "datasets"))
     from digit_scenes import scenes
 
+    from halflabel.fitting.config import Config, Settings
     from halflabel.labels.table import LabelTable
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
-    from halflabel.training.config import Config, Settings
 
     made = scenes(60, size=64)
     table = LabelTable.from_dense(made.labels, made.names, made.classes)

@@ -69,7 +69,7 @@ class Soak:
         self.seconds = 0.0
 
     def prepare(self) -> None:
-        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "data" / "datasets"))
+        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "papers" / "datasets"))
         from digit_scenes import write_folder
 
         from halflabel.labels import formats
@@ -344,11 +344,11 @@ def import_everything() -> None:
     import torch
 
     import halflabel.cli.progress
+    import halflabel.fitting.callbacks
     import halflabel.runs.model_card
     import halflabel.runs.train
-    import halflabel.training.callbacks
+    from halflabel.features import feature_cache as cache
     from halflabel.methods.base import recipes
-    from halflabel.models import feature_cache as cache
 
     recipes()
     torch.set_num_threads(1)

@@ -90,9 +90,9 @@ def main() -> None:
     torch.set_num_threads(options.cores)
 
     import halflabel
-    from halflabel.data.sources import Features
+    from halflabel.fitting.assembly import Assembly
+    from halflabel.images.sources import Features
     from halflabel.labels.table import LabelTable
-    from halflabel.runs.assembly import Assembly
     from halflabel.system.reporter import Reporter
 
     if options.features:

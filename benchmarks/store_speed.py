@@ -25,11 +25,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "system"))
 
-from halflabel.data.decode import find_images
-from halflabel.data.pack.read import PackSettings
-from halflabel.data.pack.source import open_packed_images
-from halflabel.data.pack.write import pack_images
-from halflabel.data.views import Plain, Weak
+from halflabel.images.decode import find_images
+from halflabel.images.pack.read import PackSettings
+from halflabel.images.pack.source import open_packed_images
+from halflabel.images.pack.write import pack_images
+from halflabel.images.views import Plain, Weak
 from halflabel.labels.names import Names
 from halflabel.system import remote
 

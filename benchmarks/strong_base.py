@@ -29,18 +29,18 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.data.sources import Features, Subset
+from halflabel.evaluation.evaluate import ValidationMetric, fit_decisions
+from halflabel.features.feature_transform import FeatureTransform
+from halflabel.features.heads import Model
+from halflabel.fitting.config import Settings
+from halflabel.fitting.crossfit import crossfit
+from halflabel.fitting.loop import fit
+from halflabel.fitting.solver import can_solve
+from halflabel.images.sources import Features, Subset
 from halflabel.labels import drop
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, recipes, seeded
-from halflabel.models.feature_transform import FeatureTransform
-from halflabel.models.heads import Model
-from halflabel.runs.evaluate import ValidationMetric, fit_decisions
-from halflabel.training.config import Settings
-from halflabel.training.crossfit import crossfit
-from halflabel.training.loop import fit
-from halflabel.training.solver import can_solve
 
 
 def _tenth(table: LabelTable, seed: int) -> LabelTable:

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from halflabel import metrics
+from halflabel.fitting.crossfit import crossfit
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.training.crossfit import crossfit
 from strong_base import Bench, make_parser
 
 

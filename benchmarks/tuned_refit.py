@@ -22,14 +22,14 @@ from safetensors.torch import load_file
 
 import halflabel
 from halflabel import metrics
-from halflabel.data.sources import open_images
+from halflabel.features.scoring import score_source
+from halflabel.fitting.refit import refit_head
+from halflabel.images.sources import open_images
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.models.scoring import score_source
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.new_run import TrainedRun
-from halflabel.training.refit import refit_head
 from strong_base import REGIMES, read_labels
 
 

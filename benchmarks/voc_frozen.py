@@ -23,21 +23,21 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.data.sources import Features, Subset, open_images
-from halflabel.data.views import make_views
+from halflabel.evaluation.evaluate import ValidationMetric
+from halflabel.features.backbones import build_backbone
+from halflabel.features.feature_cache import cache_features
+from halflabel.features.heads import Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features, Subset, open_images
+from halflabel.images.views import make_views
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build_backbone
-from halflabel.models.feature_cache import cache_features
-from halflabel.models.heads import Model
-from halflabel.models.scoring import score_source
-from halflabel.runs.evaluate import ValidationMetric
 from halflabel.system.reporter import Reporter
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 
 
 def read_labels(labels: Path, split: str) -> LabelTable:

@@ -8,7 +8,7 @@ python benchmarks/voc_tuned.py run --labels labels.csv --images voc.safetensors 
 
     method, protocol, lr, seed
     options       of the method
-    settings      fields of `halflabel.training.config.Settings`
+    settings      fields of `halflabel.fitting.config.Settings`
     view          training view: "flip" or "weak"
     linear_init   train the head alone on frozen feature maps before the whole network
     frozen        train only the head, with three fixed strong views per image for methods with two views
@@ -31,18 +31,18 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.data.gpu_views import DeviceImages, load_to_device
-from halflabel.data.sources import Features, Source, Subset, open_images, sequential_plan
-from halflabel.data.views import Plain, Strong, View, Weak, make_views
+from halflabel.evaluation.evaluate import ValidationMetric
+from halflabel.features.backbones import Backbone, Preprocess, build_backbone
+from halflabel.features.heads import Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.gpu_views import DeviceImages, load_to_device
+from halflabel.images.sources import Features, Source, Subset, open_images, sequential_plan
+from halflabel.images.views import Plain, Strong, View, Weak, make_views
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import Backbone, Preprocess, build_backbone
-from halflabel.models.heads import Model
-from halflabel.models.scoring import score_source
-from halflabel.runs.evaluate import ValidationMetric
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 from voc_frozen import hide_labels, read_labels
 
 

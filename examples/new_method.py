@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from halflabel import LabelTable, Loss, Method, Settings, fit, metrics
-from halflabel.data.sources import Features
+from halflabel.features.heads import Linear, Model
+from halflabel.features.scoring import score_source
+from halflabel.images.sources import Features
 from halflabel.labels import drop
 from halflabel.methods.base import method, recipe
 from halflabel.methods.parts.relabel import AssumeNegative
-from halflabel.models.heads import Linear, Model
-from halflabel.models.scoring import score_source
 
 
 class Bounded(Loss):

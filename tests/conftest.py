@@ -118,10 +118,10 @@ def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
     """A run of `train` on 60 digit scenes, half of whose labels are known; its head uses similar images."""
     from digit_scenes import CLASSES, scenes, write_folder
 
+    from halflabel.fitting.config import Config, Settings
     from halflabel.labels.table import LabelTable
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
-    from halflabel.training.config import Config, Settings
 
     folder = tmp_path_factory.mktemp("solver")
     write_folder(folder, 60, size=32)
@@ -139,6 +139,6 @@ def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
     )
     run = RunFolder(folder / "runs" / "solved")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halflabel.training.crossfit._LARGEST_LOSS", 1.0)  # similar images need not help on so few
+        patch.setattr("halflabel.fitting.crossfit._LARGEST_LOSS", 1.0)  # similar images need not help on so few
         train(table, images, config, run)
     return SolverRun(run, images)

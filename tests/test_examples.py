@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import halflabel
-from halflabel.data.datasets import birds
 from halflabel.methods import base as method_module
+from halflabel.papers.datasets import birds
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL: dict[str, dict[str, Any]] = {
@@ -129,7 +129,7 @@ def test_every_public_name_is_there() -> None:
     assert not {"Any", "TYPE_CHECKING", "import_module"} & set(dir(halflabel))
     assert set(halflabel._HOMES) == set(halflabel.__all__) - {"__version__"}
     assert halflabel.read_labels.__module__ == "halflabel.labels.formats"
-    assert isinstance(halflabel.metrics, ModuleType)
+    assert isinstance(halflabel.evaluation, ModuleType)
     # The module and the decorator in it share a name, and the module was there first.
     assert isinstance(halflabel.methods.base, ModuleType)
 

@@ -11,11 +11,11 @@ import torch
 from result_tables import Row, rows_of
 
 from halflabel.errors import UserError
+from halflabel.fitting.auto import RULES, WHOLE_FIRST
+from halflabel.fitting.solver import can_solve
 from halflabel.labels.table import LabelTable
-from halflabel.methods.auto import RULES, WHOLE_FIRST
 from halflabel.methods.base import Recipe, recipes
 from halflabel.methods.loss import loss
-from halflabel.training.solver import can_solve
 
 # Values outside the bounds of any option: the error that a method raises for them states its bounds.
 _OUTSIDE: dict[type, tuple[Any, ...]] = {

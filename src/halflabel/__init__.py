@@ -39,13 +39,16 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from halflabel import metrics
-    from halflabel.data.torch_dataset import LabelledImages as dataset
+    from halflabel import evaluation as metrics
+    from halflabel.comparison.compare import compare
+    from halflabel.comparison.study import grow, study
     from halflabel.errors import UserError
     from halflabel.estimator import HalfLabelClassifier
-    from halflabel.experiments.compare import compare
-    from halflabel.experiments.study import grow, study
+    from halflabel.features.heads import Head
     from halflabel.filling.run import fill
+    from halflabel.fitting.config import Settings
+    from halflabel.fitting.loop import fit
+    from halflabel.images.torch_dataset import LabelledImages as dataset
     from halflabel.labels import drop
     from halflabel.labels.formats import read as read_labels
     from halflabel.labels.formats import write as write_labels
@@ -56,43 +59,40 @@ if TYPE_CHECKING:
     from halflabel.methods.parts.losses import Loss
     from halflabel.methods.parts.relabel import Relabeler
     from halflabel.methods.parts.terms import Term
-    from halflabel.models.heads import Head
-    from halflabel.review.next import next_questions
+    from halflabel.questions.next import next_questions
     from halflabel.runs.new_run import continue_run as continue_training
     from halflabel.runs.new_run import train_run as train
     from halflabel.runs.predictor import evaluate_model as evaluate
     from halflabel.runs.predictor import open_model
-    from halflabel.training.config import Settings
-    from halflabel.training.loop import fit
 
 # Exported name -> "module", "module:other name there", or "module:" for the module itself. Imported on
 # first use: torch takes seconds, and most commands do not need it.
 _HOMES = {
     "HalfLabelClassifier": "estimator",
-    "Head": "models.heads",
+    "Head": "features.heads",
     "LabelTable": "labels.table",
     "Loss": "methods.parts.losses",
     "Method": "methods.base",
     "Policy": "labels.policy",
     "Relabeler": "methods.parts.relabel",
-    "Settings": "training.config",
+    "Settings": "fitting.config",
     "Term": "methods.parts.terms",
     "UserError": "errors",
-    "compare": "experiments.compare",
+    "compare": "comparison.compare",
     "continue_training": "runs.new_run:continue_run",
-    "dataset": "data.torch_dataset:LabelledImages",
+    "dataset": "images.torch_dataset:LabelledImages",
     "drop": "labels.drop:",
     "evaluate": "runs.predictor:evaluate_model",
     "fill": "filling.run",
-    "fit": "training.loop",
-    "grow": "experiments.study",
+    "fit": "fitting.loop",
+    "grow": "comparison.study",
     "loss": "methods.loss",
-    "metrics": "metrics:",
-    "next_questions": "review.next",
+    "metrics": "evaluation:",
+    "next_questions": "questions.next",
     "open_model": "runs.predictor",
     "read_labels": "labels.formats:read",
     "recipes": "methods.base",
-    "study": "experiments.study",
+    "study": "comparison.study",
     "train": "runs.new_run:train_run",
     "write_labels": "labels.formats:write",
 }

@@ -20,28 +20,28 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from halflabel import metrics
-from halflabel.data.estimator_inputs import InputImages, Zero, read_images, read_labels
-from halflabel.data.sources import Arrays, Features, Images
 from halflabel.errors import UserError
+from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.evaluate import Decisions, fit_decisions
+from halflabel.features.backbone_names import DEFAULT
+from halflabel.features.backbones import Backbone
+from halflabel.features.feature_cache import cache_features
+from halflabel.features.heads import Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting.assembly import Assembly
+from halflabel.fitting.auto import Choice, choose
+from halflabel.fitting.callbacks import Callback, EpochLog
+from halflabel.fitting.config import Config
+from halflabel.fitting.device import choose_device
+from halflabel.fitting.loop import fit
+from halflabel.images.estimator_inputs import InputImages, Zero, read_images, read_labels
+from halflabel.images.sources import Arrays, Features, Images
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.methods.auto import Choice, choose
 from halflabel.methods.base import Method, Recipe, recipe
-from halflabel.metrics.calibration import Platt
-from halflabel.models.backbone_names import DEFAULT
-from halflabel.models.backbones import Backbone
-from halflabel.models.feature_cache import cache_features
-from halflabel.models.heads import Model
-from halflabel.models.scoring import score_source
-from halflabel.runs.assembly import Assembly
-from halflabel.runs.evaluate import Decisions, fit_decisions
 from halflabel.runs.new_run import make_config
 from halflabel.system import memory
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.config import Config
-from halflabel.training.device import choose_device
-from halflabel.training.loop import fit
 
 __all__ = ["HalfLabelClassifier"]
 

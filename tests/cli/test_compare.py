@@ -13,9 +13,9 @@ from digit_scenes import write_folder
 from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
-from halflabel.experiments.bench import Bench
-from halflabel.experiments.shared_start import OutOfTime
-from halflabel.experiments.sources import ExperimentSources
+from halflabel.comparison.bench import Bench
+from halflabel.comparison.shared_start import OutOfTime
+from halflabel.comparison.sources import ExperimentSources
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--epochs", "1", "--search", "none"]
 TINY = ["--no-references", *TINY]

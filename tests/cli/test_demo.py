@@ -10,11 +10,11 @@ import pytest
 from command_line import done, refused
 from PIL import Image
 
-from halflabel.data.datasets import birds
-from halflabel.experiments.demo import data as demo_data
-from halflabel.experiments.demo.data import ANSWERS, write_data
-from halflabel.experiments.demo.grid import DecidedPhoto, Decision, write_grid
+from halflabel.cli import demo_data as demo_data
+from halflabel.cli.demo_data import ANSWERS, write_data
+from halflabel.cli.demo_grid import DecidedPhoto, Decision, write_grid
 from halflabel.labels.formats import read
+from halflabel.papers.datasets import birds
 from halflabel.runs import new_run
 
 needs_photos = pytest.mark.skipif(birds.photo_folder() is None, reason="the photos are not installed")

@@ -23,7 +23,7 @@ def test_the_page_of_a_method_is_wrapped_at_the_width_of_the_screen() -> None:
 
 
 def test_methods_lists_every_rule_of_auto() -> None:
-    from halflabel.methods.auto import RULES
+    from halflabel.fitting.auto import RULES
 
     listed = " ".join(done("methods", "auto").split())
     assert listed in " ".join(done("methods").split())

@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
-from halflabel.data.pack.read import open_pack
+from halflabel.images.pack.read import open_pack
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import Reporter
 
@@ -203,7 +203,7 @@ def test_the_review_page_shows_the_photos_of_a_pack(data: Path, tmp_path: Path, 
 
 
 def test_scores_are_cached_until_the_pack_changes(data: Path, runs: Path, tmp_path: Path) -> None:
-    from halflabel.review.scores import cached_scores
+    from halflabel.runs.scores import cached_scores
 
     out = tmp_path / "p"
     done("pack", data / "images", out, "--size", "60", "--store", "png", "--workers", "0")

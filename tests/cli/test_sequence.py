@@ -12,9 +12,9 @@ from command_line import TINY, done, refused
 
 from halflabel.cli.sequence import after_report, after_review, after_train
 from halflabel.labels import formats
-from halflabel.review.answers import Answer, AnswerStore
+from halflabel.labels.answers import Answer, AnswerStore
+from halflabel.questions.choose import read_questions
 from halflabel.review.live_finish import next_run_folder
-from halflabel.review.questions import read_questions
 from halflabel.runs.folder import RunFolder
 
 

@@ -231,7 +231,7 @@ def test_a_training_stopped_before_it_began_wrote_nothing(
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("halflabel.runs.assembly.build_backbone", stop)
+    monkeypatch.setattr("halflabel.fitting.assembly.build_backbone", stop)
     result = run("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *TINY)
     assert result.exit_code == 130
     assert result.stderr.strip() == "Stopped; nothing was written"

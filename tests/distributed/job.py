@@ -21,19 +21,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from halflabel import cli
-from halflabel.data.sources import Arrays, Features
-from halflabel.data.views import Plain, Strong, Weak
 from halflabel.errors import UserError
+from halflabel.features.heads import Head, Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting import fsdp
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.fitting.step import OptimizerStep
+from halflabel.images.sources import Arrays, Features
+from halflabel.images.views import Plain, Strong, Weak
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.parts.losses import BCE
-from halflabel.models.heads import Head, Model
-from halflabel.models.scoring import score_source
 from halflabel.system import distributed, memory
-from halflabel.training import fsdp
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
-from halflabel.training.step import OptimizerStep
 from halflabel.types import Batch, Output
 
 N, SIDE, D, C = 37, 8, 6, 5

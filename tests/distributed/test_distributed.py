@@ -22,10 +22,10 @@ from typer.testing import CliRunner
 from halflabel import cli
 from halflabel.cli import app
 from halflabel.errors import UserError
+from halflabel.fitting.config import Settings
+from halflabel.fitting.engine import make_accelerator
 from halflabel.methods.base import recipes
 from halflabel.system import distributed
-from halflabel.training.config import Settings
-from halflabel.training.engine import make_accelerator
 
 
 def _load_job() -> ModuleType:

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from halflabel.data.datasets import birds
+from halflabel.papers.datasets import birds
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "tutorial.ipynb"
 

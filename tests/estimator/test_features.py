@@ -23,12 +23,12 @@ from sklearn.preprocessing import StandardScaler
 from halflabel import estimator as module
 from halflabel.errors import UserError
 from halflabel.estimator import HalfLabelClassifier
+from halflabel.features.heads import Linear
+from halflabel.fitting.auto import Choice
+from halflabel.fitting.config import Settings
 from halflabel.labels.table import LabelTable
 from halflabel.methods import base as registry
-from halflabel.methods.auto import Choice
 from halflabel.methods.base import recipe, recipes
-from halflabel.models.heads import Linear
-from halflabel.training.config import Settings
 
 # Features
 
@@ -196,7 +196,7 @@ def test_probabilities_out_of_fold_of_a_y_with_unknowns() -> None:
 
 
 OWN = '''
-from halflabel.models.heads import Linear
+from halflabel.features.heads import Linear
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.base import Method, method
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from halflabel import estimator as module
 from halflabel.errors import UserError
 from halflabel.estimator import HalfLabelClassifier
+from halflabel.features.backbones import build_backbone
+from halflabel.features.heads import Head, Linear, pool
 from halflabel.methods import REGIMES
 from halflabel.methods.base import Method, Recipe
 from halflabel.methods.parts.losses import BCE
-from halflabel.models.backbones import build_backbone
-from halflabel.models.heads import Head, Linear, pool
 from halflabel.types import Output
 
 
@@ -87,7 +87,7 @@ def test_a_cache_is_reused(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     expected = tiny().fit(files, labels).predict_proba(files)
     model = tiny(cache=tmp_path).fit(files, labels)
     assert len(list(tmp_path.rglob("values.npy"))) == 1
-    monkeypatch.setattr("halflabel.models.backbones.Backbone.forward", None)
+    monkeypatch.setattr("halflabel.features.backbones.Backbone.forward", None)
     np.testing.assert_array_equal(model.predict_proba(files[::-1])[::-1], expected)
     np.testing.assert_array_equal(tiny(cache=str(tmp_path)).fit(files, labels).predict_proba(files), expected)
     with pytest.raises(TypeError):
@@ -146,7 +146,7 @@ def test_a_fitted_image_classifier_can_be_pickled(folder: Path, monkeypatch: pyt
     files, labels = sorted(folder.iterdir())[:6], scenes(6, size=32).labels
     model = tiny().fit(files, labels)
     expected, pickled = model.predict_proba(files), pickle.dumps(model)
-    monkeypatch.setattr("halflabel.runs.assembly.build_backbone", None)
+    monkeypatch.setattr("halflabel.fitting.assembly.build_backbone", None)
     unpickled = pickle.loads(pickled).set_params(size=64)  # of the next fit
     np.testing.assert_array_equal(unpickled.predict_proba(files), expected)
 

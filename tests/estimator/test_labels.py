@@ -9,8 +9,8 @@ import pytest
 from estimator_examples import NAN, half_labelled, make
 from numpy.typing import NDArray
 
-from halflabel.data.estimator_inputs import read_labels
 from halflabel.errors import UserError
+from halflabel.images.estimator_inputs import read_labels
 from halflabel.labels.table import LabelTable
 
 # What 0 means

@@ -10,8 +10,8 @@ from estimator_examples import make
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from halflabel.estimator import HalfLabelClassifier
+from halflabel.fitting.assembly import Assembly
 from halflabel.labels.table import LabelTable
-from halflabel.runs.assembly import Assembly
 
 # scikit-learn's own checks. They pass multi-label y as an indicator of 0 and 1, which "auto" refuses to guess at.
 

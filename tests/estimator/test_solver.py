@@ -11,8 +11,8 @@ import torch
 from estimator_examples import NAN, half_labelled, solved
 
 from halflabel.errors import UserError
-from halflabel.metrics.positives_only import expected_f1_threshold
-from halflabel.models.heads import Linear, NormalisedLinear
+from halflabel.evaluation.positives_only import expected_f1_threshold
+from halflabel.features.heads import Linear, NormalisedLinear
 
 
 def test_the_solver_learns_from_half_of_the_labels() -> None:

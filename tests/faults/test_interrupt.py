@@ -14,23 +14,23 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from halflabel.data.sources import Features, Images
-from halflabel.data.views import Plain, Weak
+from halflabel.features import feature_cache as cache
+from halflabel.features.backbones import build_backbone
+from halflabel.features.heads import Linear, Model
+from halflabel.fitting import checkpoint
+from halflabel.fitting.callbacks import Callback, EpochLog
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import Fitted, fit
+from halflabel.fitting.step import OptimizerStep
+from halflabel.images.sources import Features, Images
+from halflabel.images.views import Plain, Weak
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
-from halflabel.models import feature_cache as cache
-from halflabel.models.backbones import build_backbone
-from halflabel.models.heads import Linear, Model
 from halflabel.system import signals
 from halflabel.system.signals import Stopped
-from halflabel.training import checkpoint
-from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.config import Settings
-from halflabel.training.loop import Fitted, fit
-from halflabel.training.step import OptimizerStep
 from halflabel.types import Batch, Sweep, Targets
 
 N, D, C = 24, 5, 3

@@ -12,23 +12,23 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from halflabel.data.sources import Arrays, Features, Images
-from halflabel.data.views import Plain
 from halflabel.errors import UserError
+from halflabel.features.backbones import build_backbone
+from halflabel.features.feature_cache import cache_features
+from halflabel.features.heads import Linear, Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting.callbacks import Callback
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import Fitted, fit
+from halflabel.fitting.step import OptimizerStep
+from halflabel.images.sources import Arrays, Features, Images
+from halflabel.images.views import Plain
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
-from halflabel.models.backbones import build_backbone
-from halflabel.models.feature_cache import cache_features
-from halflabel.models.heads import Linear, Model
-from halflabel.models.scoring import score_source
 from halflabel.system.gpu_memory import MicroBatcher
-from halflabel.training.callbacks import Callback
-from halflabel.training.config import Settings
-from halflabel.training.loop import Fitted, fit
-from halflabel.training.step import OptimizerStep
 from halflabel.types import Batch, Targets
 
 N, C = 24, 3
@@ -37,7 +37,7 @@ SETTINGS = Settings(epochs=2, batch_size=8, lr=0.01, schedule="constant", device
 
 @pytest.fixture(autouse=True)
 def quick_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halflabel.training.step._LIMITED_MEMORY", ("cpu",))
+    monkeypatch.setattr("halflabel.fitting.step._LIMITED_MEMORY", ("cpu",))
 
 
 class Small(nn.Module):
@@ -173,7 +173,7 @@ def test_every_method_forgets_a_step_that_failed(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr(step.accelerator, "backward", run_out_once)
             return step
 
-        monkeypatch.setattr("halflabel.training.loop.OptimizerStep", failing_step)
+        monkeypatch.setattr("halflabel.fitting.loop.OptimizerStep", failing_step)
         fit(tuned, method, source, table, SETTINGS)
         return {**tuned.state_dict(), **method.state_dict()}
 
@@ -236,7 +236,7 @@ def test_one_image_too_many_is_an_error_with_advice() -> None:
 
 
 def test_what_cannot_be_split_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halflabel.training.step._LIMITED_MEMORY", ())
+    monkeypatch.setattr("halflabel.fitting.step._LIMITED_MEMORY", ())
     with pytest.raises(UserError, match="for batches of 8") as caught:
         train(model(4), SETTINGS)
     assert "--batch-size" in caught.value.fix

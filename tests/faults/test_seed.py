@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from digit_scenes import scenes
 
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels.drop import partial
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
 
 
 def test_a_methods_own_weights_are_the_seeds(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from digit_scenes import write_folder
 
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
 from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
 
 
 class World(NamedTuple):

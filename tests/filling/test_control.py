@@ -16,23 +16,23 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.errors import UserError
+from halflabel.evaluation.calibration import Platt, recalibrate
+from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.filling import fill
 from halflabel.filling.control import ControlAnswers, draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
 from halflabel.filling.run import control_questions, unlearned_answers
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop, formats
+from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import Platt, recalibrate
-from halflabel.metrics.positives_only import log_odds_of_unknown
-from halflabel.review.answers import Answer, AnswerStore
-from halflabel.review.questions import asked_entries, read_questions
-from halflabel.review.scores import cached_scores
+from halflabel.questions.choose import asked_entries, read_questions
 from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.resume import continue_training
+from halflabel.runs.scores import cached_scores
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
 
 PLATT = Platt(1.0, 0.0, 100, "labels were given at random")
 

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halflabel.data.sources import Features
 from halflabel.errors import NoReadableImage, UserError
+from halflabel.features.scoring import score_source
+from halflabel.fitting.assembly import Assembly
+from halflabel.fitting.config import Config, Settings
+from halflabel.images.sources import Features
 from halflabel.labels.table import LabelTable
-from halflabel.models.scoring import score_source
 from halflabel.runs import crossfit
-from halflabel.runs.assembly import Assembly
 from halflabel.runs.crossfit import cross_fit, score_run
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
-from halflabel.training.config import Config, Settings
 
 CONFIG = Config(method="bn-bce", settings=Settings(epochs=1, batch_size=16, lr=0.05, device="cpu"))
 

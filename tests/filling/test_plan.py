@@ -56,7 +56,7 @@ def test_fill_counts_cover_every_unknown_entry_once() -> None:
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     world = worlds.make_world(2, images=1500, known=0.4)
     whole = plan_fill(world.scores, world.table).rows()
-    monkeypatch.setattr("halflabel.metrics.calibration._BLOCK_ENTRIES", 1000)
+    monkeypatch.setattr("halflabel.evaluation.calibration._BLOCK_ENTRIES", 1000)
     pieces = plan_fill(world.scores, world.table).rows()
     assert len(whole) > 2000
     assert whole.resolve() == pieces.resolve()
@@ -356,7 +356,7 @@ def slow_derived(
 @pytest.mark.parametrize("block", [1 << 21, 8 * 7])
 def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Against a slow loop over every chain: the value, the source and the score of each derived row."""
-    monkeypatch.setattr("halflabel.metrics.calibration._BLOCK_ENTRIES", block)
+    monkeypatch.setattr("halflabel.evaluation.calibration._BLOCK_ENTRIES", block)
     rng = np.random.default_rng(0)
     path = tmp_path / "rules.csv"
     path.write_text("0,implies,1\n1,implies,2\n3,implies,2\n4,excludes,1\n4,excludes,5\n6,implies,5\n")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
+from halflabel.evaluation.calibration import fit_class_platt, sigmoid
 from halflabel.filling.thresholds import (
     BINS,
     BinCounts,
@@ -18,7 +19,6 @@ from halflabel.filling.thresholds import (
     choose_thresholds,
     random_answers_needed,
 )
-from halflabel.metrics.calibration import fit_class_platt, sigmoid
 
 _spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
 assert _spec is not None
@@ -72,7 +72,7 @@ def test_entries_of_like_logits_fitted_as_one_make_the_same_curves(monkeypatch: 
     present = rng.random(len(x)) < sigmoid(0.7 * x + np.linspace(-3, 0, 12)[column])
     grid = np.repeat(np.linspace(-8, 8, 33)[:, None], 12, 1)
     each = fit_class_platt(column, x, present, 12).scores(grid)
-    monkeypatch.setattr("halflabel.metrics.calibration._MAX_ENTRIES", 7_000)
+    monkeypatch.setattr("halflabel.evaluation.calibration._MAX_ENTRIES", 7_000)
     grouped = fit_class_platt(column, x, present, 12).scores(grid)
     assert 0 < np.abs(grouped - each).max() < 1e-3
 

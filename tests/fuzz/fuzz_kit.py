@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from halflabel.data.decode import BadImage
 from halflabel.errors import UserError
+from halflabel.images.decode import BadImage
 
 __all__ = [
     "CLASSES",

@@ -30,13 +30,13 @@ def small_run(folder: Path) -> Any:
 @cache
 def _trained_run() -> Path:
     """A model trained for a moment on 12 digit scenes; a model made one of its labels."""
+    from halflabel.fitting.config import Config, Settings
     from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
-    from halflabel.training.config import Config, Settings
 
-    samples = load_module("fuzz_scenes", TESTS / "data" / "datasets" / "digit_scenes.py").scenes(12, size=32)
+    samples = load_module("fuzz_scenes", TESTS / "papers" / "datasets" / "digit_scenes.py").scenes(12, size=32)
     table = LabelTable.from_dense(samples.labels[:, :3], samples.names, CLASSES)
     rows = Rows.from_table(table)
     source = np.zeros(len(rows.value), np.int32)
@@ -57,9 +57,9 @@ def _trained_run() -> Path:
 def models(place: Path) -> Iterator[Reader]:
     import torch
 
-    from halflabel.models.backbones import build_backbone
+    from halflabel.features.backbones import build_backbone
+    from halflabel.fitting.checkpoint import Checkpoint, save, save_tensors
     from halflabel.runs.export.hub import export_hub
-    from halflabel.training.checkpoint import Checkpoint, save, save_tensors
 
     run = small_run(place / "runs" / "run")
     files = gather(run.folder)
@@ -104,8 +104,8 @@ def _onnx(run: Any) -> bytes:
 
 def read_run(folder: Path, rng: Rng) -> None:
     from halflabel.labels.names import Names
-    from halflabel.review.scores import cached_scores
     from halflabel.runs.folder import RunFolder
+    from halflabel.runs.scores import cached_scores
 
     run = RunFolder.open(folder)
     if rng.random() < 0.6:
@@ -122,7 +122,7 @@ def read_run(folder: Path, rng: Rng) -> None:
 def read_model(folder: Path, rng: Rng, name: str = "") -> None:
     import torch
 
-    from halflabel.data.sources import Arrays
+    from halflabel.images.sources import Arrays
     from halflabel.labels.names import Names
     from halflabel.runs.predictor import open_model
 
@@ -135,7 +135,7 @@ def read_model(folder: Path, rng: Rng, name: str = "") -> None:
 
 
 def read_checkpoint(folder: Path, rng: Rng) -> None:
-    from halflabel.training.checkpoint import load_newest
+    from halflabel.fitting.checkpoint import load_newest
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a damaged one is skipped with a warning
@@ -143,7 +143,7 @@ def read_checkpoint(folder: Path, rng: Rng) -> None:
 
 
 def read_weights(folder: Path, rng: Rng) -> None:
-    from halflabel.models.backbones import build_backbone
+    from halflabel.features.backbones import build_backbone
 
     build_backbone("tiny", weights=folder / rng.choice(("w.pt", "w.safetensors")))
 
@@ -153,12 +153,12 @@ def read_weights(folder: Path, rng: Rng) -> None:
 
 def review_app(place: Path, port: int = 8765) -> Any:
     """The review page over made-up scores of a small table; its answers lie in the folder."""
-    from halflabel.review.answers import AnswerStore
-    from halflabel.review.questions import choose_questions
-    from halflabel.review.scores import ScoredImages
+    from halflabel.labels.answers import AnswerStore
+    from halflabel.questions.choose import choose_questions
     from halflabel.review.server import make_app
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import Thumbnails
+    from halflabel.runs.scores import ScoredImages
 
     table = small_table()
     scores, features = np.random.default_rng(0).random(table.shape, np.float32), np.zeros((4, 64), np.float16)
@@ -176,7 +176,7 @@ def pages(place: Path) -> Iterator[Reader]:
 
     from halflabel.review.security import TOKEN_HEADER
     from halflabel.runs.predictor import open_model
-    from halflabel.runs.serve import Limits, make_app
+    from halflabel.serve import Limits, make_app
 
     app = review_app(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")))
     review = TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: "t" * 43})

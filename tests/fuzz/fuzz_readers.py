@@ -149,9 +149,9 @@ def compare_with_slow_reader(path: Path, result: Any, policy: dict[str, Any]) ->
 
 
 def datasets(place: Path) -> Iterator[Reader]:
-    from halflabel.data.datasets import DATASETS
+    from halflabel.papers.datasets import DATASETS
 
-    dataset_folders = load_module("fuzz_datasets", TESTS / "data" / "datasets" / "dataset_folders.py")
+    dataset_folders = load_module("fuzz_datasets", TESTS / "papers" / "datasets" / "dataset_folders.py")
     writers = {
         "voc2007": partial(dataset_folders.write_voc, year=2007),
         "coco2017": partial(dataset_folders.write_coco, year=2017),
@@ -180,7 +180,7 @@ _OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def read_dataset(name: str, folder: Path, rng: Rng) -> None:
-    from halflabel.data.datasets import RawImages, open_dataset
+    from halflabel.papers.datasets import RawImages, open_dataset
 
     opened = open_dataset(name, folder, **rng.choice(({}, *_OPTIONS.get(name, ()))))
     for split in opened.splits.values():
@@ -223,7 +223,7 @@ def pictures() -> Iterator[Reader]:
 
 
 def read_picture(name: str, folder: Path, rng: Rng) -> None:
-    from halflabel.data.decode import find_images, locate_images, read_image
+    from halflabel.images.decode import find_images, locate_images, read_image
     from halflabel.review.thumbnails import Thumbnails
 
     find_images(folder)
@@ -240,7 +240,7 @@ def read_picture(name: str, folder: Path, rng: Rng) -> None:
 
 
 def lists(place: Path) -> Iterator[Reader]:
-    from halflabel.review.answers import Answer, AnswerStore
+    from halflabel.labels.answers import Answer, AnswerStore
 
     graph = 'to,from,weight\ncat,dog,0.5\ndog,cat,\n"büé, x",cat,2\n'
     rules = 'cat,excludes,dog\n"büé, x",implies,dog\n'
@@ -273,13 +273,13 @@ def read_rules_file(name: str, folder: Path, rng: Rng) -> None:
 
 
 def read_questions_file(folder: Path, rng: Rng) -> None:
-    from halflabel.review.questions import read_questions
+    from halflabel.questions.choose import read_questions
 
     read_questions(folder / "next.csv", small_table())
 
 
 def read_answers(folder: Path, rng: Rng) -> None:
-    from halflabel.review.answers import Answer, AnswerStore, answered_entries
+    from halflabel.labels.answers import Answer, AnswerStore, answered_entries
 
     table = small_table()
     answered_entries(folder / "answers.sqlite", table)

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from halflabel.data.decode import BadImage, read_image
 from halflabel.errors import LabelError, UserError
+from halflabel.features.backbones import build_backbone
+from halflabel.images.decode import BadImage, read_image
 from halflabel.labels import formats
 from halflabel.labels.formats import _parquet as sheet
 from halflabel.labels.policy import Policy
-from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
 
 DEEP = 200_000

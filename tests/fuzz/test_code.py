@@ -17,14 +17,14 @@ import pytest
 import torch
 
 import halflabel
-from halflabel.data.datasets import open_dataset
 from halflabel.errors import UserError
+from halflabel.features.backbones import build_backbone
+from halflabel.fitting.checkpoint import load_newest
 from halflabel.labels import formats
 from halflabel.labels.names import Names
-from halflabel.models.backbones import build_backbone
+from halflabel.papers.datasets import open_dataset
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import open_model
-from halflabel.training.checkpoint import load_newest
 
 SOURCE = Path(halflabel.__file__).parent
 

@@ -10,7 +10,7 @@ import pytest
 from command_line import TINY, CommandProcess
 from digit_scenes import write_folder
 
-from halflabel.data.pack.read import open_pack
+from halflabel.images.pack.read import open_pack
 from halflabel.labels import formats
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from halflabel.models.backbones import build_backbone
+from halflabel.features.backbones import build_backbone
 
 Failed = pytest.fail.Exception
 

@@ -11,8 +11,8 @@ from fuzz_cases import limit
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.data.decode import BadImage, find_images, locate_images, read_image
 from halflabel.errors import LabelError, UserError
+from halflabel.images.decode import BadImage, find_images, locate_images, read_image
 from halflabel.labels import formats
 from halflabel.system.files import read_json, read_text
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from halflabel.data.decode import BadImage, read_image
 from halflabel.errors import UserError
+from halflabel.images.decode import BadImage, read_image
 from halflabel.labels import formats
 from halflabel.labels.formats import _parquet as parquet
 from halflabel.labels.formats import _unlisted as unlisted_policy

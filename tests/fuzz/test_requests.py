@@ -19,7 +19,7 @@ from PIL import Image
 
 from halflabel.review.security import TOKEN_HEADER
 from halflabel.runs.predictor import open_model
-from halflabel.runs.serve import AccessCheck, Limits, make_app
+from halflabel.serve import AccessCheck, Limits, make_app
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from fuzz_models import small_run
 
-from halflabel.data.sources import Arrays
 from halflabel.errors import UserError
+from halflabel.images.sources import Arrays
 from halflabel.labels.names import Names
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import open_model

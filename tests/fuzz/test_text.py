@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halflabel.errors import UserError
+from halflabel.fitting.config import Config
 from halflabel.labels import formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.rules import read_rules
 from halflabel.methods.parts.label_graph import from_file
-from halflabel.review.questions import read_questions
+from halflabel.questions.choose import read_questions
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder import RunFolder
 from halflabel.system.validate import check_fields
-from halflabel.training.config import Config
 
 few = settings(max_examples=40)
 

@@ -10,11 +10,11 @@ import torch
 
 from halflabel import metrics
 from halflabel.errors import UserError
+from halflabel.fitting.assembly import Assembly
+from halflabel.fitting.config import Config
 from halflabel.labels.groups import absolute_group, column_group, image_groups, suggest_groups
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.runs.assembly import Assembly
-from halflabel.training.config import Config
 
 NAMES = Names(["p1_a.jpg", "p1_b.jpg", "p2_a.jpg", "other.jpg"])
 

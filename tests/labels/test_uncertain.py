@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
+from halflabel.fitting.assembly import Assembly
+from halflabel.fitting.config import Config
+from halflabel.fitting.solver import LinearSolver
 from halflabel.labels import formats
 from halflabel.labels.drop import apply as hide
 from halflabel.labels.names import Names
@@ -18,9 +21,6 @@ from halflabel.labels.rows import Rows
 from halflabel.labels.table import UNCERTAIN, LabelTable
 from halflabel.labels.uncertain import decide_uncertain, parse_uncertain
 from halflabel.methods.base import recipe
-from halflabel.runs.assembly import Assembly
-from halflabel.training.config import Config
-from halflabel.training.solver import LinearSolver
 from halflabel.types import Batch
 
 IMAGES, CLASSES = Names(["a", "b", "c"]), Names(["cat", "dog"])

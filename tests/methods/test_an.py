@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Linear, Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe
-from halflabel.models.heads import Linear, Model
 from halflabel.types import Batch, Output
 
 TESTS = Path(__file__).parents[1]

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
+from halflabel.features.heads import Linear, Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe
-from halflabel.models.heads import Linear, Model
 from halflabel.types import Batch, Output, Sweep
 
 OPTIONS = {

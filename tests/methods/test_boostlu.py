@@ -8,9 +8,9 @@ import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
 from halflabel.methods.base import recipe
 from halflabel.methods.boostlu import BoostedMaps
-from halflabel.models.heads import Model
 from halflabel.types import Batch
 
 slow = checks.reference("boostlu")

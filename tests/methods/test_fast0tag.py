@@ -6,13 +6,13 @@ import step_checks
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods import fast0tag as module
 from halflabel.methods.base import recipe
 from halflabel.methods.fast0tag import RankNet
 from halflabel.methods.parts import label_vectors as vectors_module
-from halflabel.models.embedding_heads import LabelVectorHead
-from halflabel.models.heads import Model
+from halflabel.methods.parts.embedding_heads import LabelVectorHead
 from halflabel.types import Batch, Targets
 
 slow = step_checks.reference("fast0tag")

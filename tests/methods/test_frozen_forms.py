@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from halflabel.fitting.solver import LinearSolver, can_solve
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.similarity_memory import impute
-from halflabel.training.solver import LinearSolver, can_solve
 from halflabel.types import Batch, Output, Sweep, Targets
 
 

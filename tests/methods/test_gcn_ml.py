@@ -8,10 +8,10 @@ import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.semantic import GraphClassifier
-from halflabel.models.heads import Model
 from halflabel.types import Batch
 
 slow, shared = checks.reference("gcn_ml"), checks.reference("semantic")

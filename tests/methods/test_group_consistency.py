@@ -6,13 +6,13 @@ import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
+from halflabel.evaluation.calibration import fit_platt
+from halflabel.fitting.assembly import Assembly
+from halflabel.fitting.config import Config
+from halflabel.fitting.solver import can_solve
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.methods.group_consistency import mean_of_others
-from halflabel.metrics.calibration import fit_platt
-from halflabel.runs.assembly import Assembly
-from halflabel.training.config import Config
-from halflabel.training.solver import can_solve
 from halflabel.types import Batch, Sweep
 
 slow, slow_taught = checks.reference("group_consistency"), checks.reference("taught")

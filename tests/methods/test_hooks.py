@@ -14,17 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from halflabel.data.sources import Features
 from halflabel.errors import UserError
+from halflabel.features.heads import Linear, Model
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.fitting.solver import can_solve
+from halflabel.images.sources import Features
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Ignore
 from halflabel.methods.state_watch import StateWatch
-from halflabel.models.heads import Linear, Model
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
-from halflabel.training.solver import can_solve
 from halflabel.types import Batch, Targets
 
 SETTINGS = Settings(epochs=2, batch_size=6, device="cpu")

@@ -10,15 +10,15 @@ import torch
 from imcl_examples import Split, bce_loss, begin, checks, inputs, make, matrix_of, reference_step, slow, step, step_loss
 from torch import nn
 
-from halflabel.data.sources import Features
 from halflabel.errors import UserError
+from halflabel.features.heads import Linear, Model
+from halflabel.fitting.callbacks import Callback
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import seeded
 from halflabel.methods.parts.similarity_memory import ImageVectors, impute
-from halflabel.models.heads import Linear, Model
-from halflabel.training.callbacks import Callback
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 from halflabel.types import Batch, Output
 
 

@@ -8,10 +8,10 @@ import step_checks
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.models.heads import Model
-from halflabel.models.noise_head import LatentNoiseHead, relevance
+from halflabel.methods.parts.noise_head import LatentNoiseHead, relevance
 from halflabel.types import Batch
 
 slow = step_checks.reference("latent_noise")

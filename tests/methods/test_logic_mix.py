@@ -5,9 +5,9 @@ import pytest
 import step_checks as checks
 import torch
 
+from halflabel.features.heads import Linear, Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.models.heads import Linear, Model
 from halflabel.types import Batch, Output
 
 slow = checks.reference("logic_mix")

@@ -14,12 +14,12 @@ from torch import Tensor
 
 import halflabel
 from halflabel.errors import UserError
+from halflabel.features.heads import Linear, Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.loss import MethodLoss
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.terms import Term
-from halflabel.models.heads import Linear, Model
 from halflabel.types import Batch, Output, Targets
 
 IMAGES, CLASSES, EPOCHS = 12, 5, 6

@@ -6,9 +6,9 @@ import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Linear, Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.models.heads import Linear, Model
 from halflabel.types import Batch
 
 slow = checks.reference("mean_teacher")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, recipes, seeded
-from halflabel.models.heads import Model
 from halflabel.types import Batch
 
 TABLES = {

@@ -15,8 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from halflabel.data.sources import Features
 from halflabel.errors import UserError
+from halflabel.features import heads
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features
 from halflabel.labels.table import LabelTable
 from halflabel.methods import base as method
 from halflabel.methods.base import Method, recipe, recipes
@@ -24,11 +27,8 @@ from halflabel.methods.checks import checked_step
 from halflabel.methods.parts import losses
 from halflabel.methods.parts.relabel import Ignore
 from halflabel.methods.parts.terms import Term
-from halflabel.models import heads
 from halflabel.system import plugins
 from halflabel.system.plugins import VARIABLE, load_file
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep, Targets
 
 MINE = '''
@@ -282,7 +282,7 @@ def test_parts_with_wrong_return_values_are_named(make: Callable[[], Method], me
 def test_only_the_first_batch_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     checked_epochs: list[int] = []
     monkeypatch.setattr(
-        "halflabel.training.step.checked_step",
+        "halflabel.fitting.step.checked_step",
         lambda *arguments: (checked_epochs.append(arguments[-1]), checked_step(*arguments))[1],
     )
     method = Method(losses.BCE())
@@ -293,7 +293,7 @@ def test_only_the_first_batch_is_checked(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 WITH_HEAD = '''
-from halflabel.models.heads import Linear
+from halflabel.features.heads import Linear
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.base import Method, method
 

@@ -10,17 +10,17 @@ import step_checks as checks
 import torch
 from torch import nn
 
-from halflabel.data.sources import Features
 from halflabel.errors import UserError
+from halflabel.features.heads import Ensemble, Linear, Model, Weldon
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.curriculum import Curriculum
+from halflabel.methods.parts.gnn_head import GnnHead
 from halflabel.methods.parts.losses import ByShare
 from halflabel.methods.parts.relabel import Ignore
-from halflabel.models.gnn_head import GnnHead
-from halflabel.models.heads import Ensemble, Linear, Model, Weldon
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep, Targets
 
 slow = checks.reference("plcl")

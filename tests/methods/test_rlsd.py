@@ -8,16 +8,16 @@ import step_checks
 import torch
 from torchvision.ops import roi_align
 
-from halflabel.data.sources import Features
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
+from halflabel.methods.parts.recurrent_head import RecurrentHead
 from halflabel.methods.rlsd import Regional, windows
-from halflabel.models.heads import Model
-from halflabel.models.recurrent_head import RecurrentHead
-from halflabel.models.scoring import score_source
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 from halflabel.types import Batch
 
 slow = step_checks.reference("rlsd")

@@ -8,10 +8,10 @@ import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.blending import draw_unknown, quadrants
-from halflabel.models.heads import Model
 from halflabel.types import Batch
 
 shared = checks.reference("semantic")

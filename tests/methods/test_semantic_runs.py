@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from halflabel.data.sources import Features
+from halflabel.features.heads import Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.heads import Model
-from halflabel.models.scoring import score_source
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
-from halflabel.training.loop import fit
 
 SMALL = {"vector_size": 4}
 HEAD = {**SMALL, "width": 8, "rank": 4}
@@ -69,7 +69,7 @@ def blocks(images: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
 @each_method
 def test_unseen_images_are_ranked_well(name: str) -> None:
     """mAP well above chance (0.4) on images it has not seen, from a third of the labels."""
-    from halflabel.metrics import mean_average_precision
+    from halflabel.evaluation import mean_average_precision
 
     maps, labels = blocks(160, 0)
     known = labels * (np.random.default_rng(2).random(labels.shape) < 0.35)

@@ -9,17 +9,17 @@ import pytest
 import step_checks as checks
 import torch
 
-from halflabel.data.sources import Features
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.self_training import SaliencyHead
 from halflabel.methods.srcr import Confident
-from halflabel.models.heads import Model
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 from halflabel.types import Batch, Targets
 
 slow = checks.reference("srcr")

@@ -9,17 +9,17 @@ import step_checks
 import torch
 from rml_examples import make_batch, make_example
 
-from halflabel.data.sources import Features
 from halflabel.errors import UserError
+from halflabel.features.heads import Linear, Model
+from halflabel.fitting.callbacks import Callback
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.propagation import PropagateLabels
 from halflabel.methods.parts.terms import Transductive
-from halflabel.models.heads import Linear, Model
-from halflabel.training.callbacks import Callback
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 from halflabel.types import Batch, Output, Sweep, Targets
 
 slow_propagation = step_checks.reference("ss_rml")

@@ -10,10 +10,10 @@ import step_checks as checks
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model, find_head
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.semantic import LabelAwareHead, SemanticHead
-from halflabel.models.heads import Model, find_head
 from halflabel.types import Batch
 
 slow = checks.reference("semantic")

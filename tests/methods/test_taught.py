@@ -7,11 +7,11 @@ import torch
 from scipy.special import expit
 
 from halflabel.errors import UserError
+from halflabel.evaluation.calibration import fit_platt
+from halflabel.fitting.solver import can_solve
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.methods.taught import class_trust
-from halflabel.metrics.calibration import fit_platt
-from halflabel.training.solver import can_solve
 from halflabel.types import Batch
 
 slow = checks.reference("taught")

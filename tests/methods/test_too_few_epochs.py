@@ -7,12 +7,12 @@ import warnings
 import pytest
 import torch
 
-from halflabel.data.sources import Features
+from halflabel.features.heads import Model
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, recipes, seeded
-from halflabel.models.heads import Model
-from halflabel.training.config import Settings
-from halflabel.training.loop import fit
 
 CASES = [
     ("ss-rml", {}, 5, "label propagation never starts in 5 epochs: .* use --epochs 6 or more, or --start 4"),

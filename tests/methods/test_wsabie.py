@@ -6,10 +6,10 @@ import step_checks
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.models.embedding_heads import Bilinear
-from halflabel.models.heads import Model
+from halflabel.methods.parts.embedding_heads import Bilinear
 from halflabel.types import Batch
 
 slow = step_checks.reference("wsabie")

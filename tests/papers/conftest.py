@@ -12,7 +12,7 @@ import pytest
 from digit_scenes import Scenes, scenes
 from PIL import Image
 
-import halflabel.training.loop
+import halflabel.fitting.loop
 
 SIZE = 32
 BOXABLE = 8  # of the classes of Open Images
@@ -22,7 +22,7 @@ BOXABLE = 8  # of the classes of Open Images
 def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The arguments of each training run, with the weights before ("weights") and after it ("fitted")."""
     runs: list[dict[str, Any]] = []
-    original = halflabel.training.loop.fit
+    original = halflabel.fitting.loop.fit
 
     def fit(model: Any, method: Any, source: Any, table: Any, settings: Any, **more: Any) -> Any:
         weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -32,7 +32,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         runs[-1]["fitted"] = fitted.weights
         return fitted
 
-    monkeypatch.setattr("halflabel.experiments.bench.fit", fit)
+    monkeypatch.setattr("halflabel.comparison.bench.fit", fit)
     return runs
 
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 from paper_examples import figure, run
 
-import halflabel.models.backbones
-import halflabel.training.loop
+import halflabel.features.backbones
+import halflabel.fitting.loop
 from halflabel import metrics
-from halflabel.data.datasets import open_dataset
+from halflabel.comparison.bench import Bench, Trained
+from halflabel.comparison.grid import Task
 from halflabel.errors import UserError
-from halflabel.experiments.bench import Bench, Trained
-from halflabel.experiments.grid import Task
 from halflabel.labels import drop
+from halflabel.papers.datasets import open_dataset
 from halflabel.papers.run import reproduce
 from halflabel.papers.settings import Overrides
 from halflabel.papers.spec import Condition, MaskSpec, PaperMeasure, PaperTable, PaperTraining, TableRow
@@ -197,13 +197,13 @@ def test_s3_random_weights_trials_and_noise(
     cifar10: Path, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[bool] = []
-    original = halflabel.models.backbones.build_backbone
+    original = halflabel.features.backbones.build_backbone
 
     def build(*words: Any, **more: Any) -> Any:
         calls.append(more["pretrained"])
         return original(*words, **more)
 
-    monkeypatch.setattr("halflabel.runs.assembly.build_backbone", build)
+    monkeypatch.setattr("halflabel.fitting.assembly.build_backbone", build)
     monkeypatch.setitem(TABLES, "S3-table1", _small_cifar(TABLES["S3-table1"]))
     monkeypatch.setitem(TABLES, "S3-noise", _small_cifar(TABLES["S3-noise"]))
     overrides = Overrides(backbone="tiny", size=32, epochs=1, batch_size=8, device="cpu", workers=0)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from paper_examples import run
 
-from halflabel.data.datasets import open_dataset
-from halflabel.experiments import bench
+from halflabel.comparison import bench
 from halflabel.labels.drop import semi_supervised
+from halflabel.papers.datasets import open_dataset
 from halflabel.papers.run import reproduce
 from halflabel.papers.settings import Overrides, set_up_cell
 from halflabel.papers.tables import TABLES

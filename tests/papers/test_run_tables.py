@@ -15,9 +15,9 @@ import torch
 from paper_examples import figure, run
 
 from halflabel import metrics
-from halflabel.data.datasets import open_dataset
 from halflabel.errors import UserError
 from halflabel.labels import drop
+from halflabel.papers.datasets import open_dataset
 from halflabel.papers.run import reproduce
 from halflabel.papers.settings import Overrides, set_up_cell
 from halflabel.papers.tables import TABLES

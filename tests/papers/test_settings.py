@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from halflabel.fitting.config import Settings
+from halflabel.fitting.optimizer import learning_rate_factor
 from halflabel.methods.base import recipe, recipes
 from halflabel.papers.settings import CellSetup, Overrides, scale_options, scale_settings, set_up_cell
 from halflabel.papers.spec import PaperTable
 from halflabel.papers.tables import TABLES
-from halflabel.training.config import Settings
-from halflabel.training.optimizer import learning_rate_factor
 
 SCALED = {"apl_from", "apl_to", "cr_from", "every", "prior_epochs", "span", "start", "start_epoch", "warm"}
 NO_EPOCHS = {

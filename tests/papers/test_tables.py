@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from halflabel.data.datasets import DATASETS
-from halflabel.data.views import Weak
 from halflabel.errors import UserError
+from halflabel.fitting.config import Config, Settings
+from halflabel.images.views import Weak
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, recipes
+from halflabel.papers.datasets import DATASETS
 from halflabel.papers.measure import LABEL_METRICS, METRICS, RELABEL_METRICS, label_shares
 from halflabel.papers.spec import Condition, PaperTable, PaperTraining, TableRow
 from halflabel.papers.tables import PRINTED, TABLES, drawn, find_table
-from halflabel.training.config import Config, Settings
 
 ALL = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 
@@ -44,7 +44,7 @@ def test_data_sets_and_masks_accept_their_options(table: PaperTable) -> None:
     small = LabelTable.from_dense([[1, -1], [-1, 1], [1, 1], [-1, -1]] * 10)
     for condition in table.conditions:
         entry = DATASETS[condition.dataset]
-        opener = import_module(f"halflabel.data.datasets.{entry.module}").read
+        opener = import_module(f"halflabel.papers.datasets.{entry.module}").read
         for trial in condition.trials:
             inspect.signature(opener).bind(Path(), **entry.fixed, **condition.dataset_options, **trial)
         overrides = [hiding for row in table.rows if (hiding := row.mask_for(condition)) is not None]

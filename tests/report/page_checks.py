@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from halflabel.evaluation import best_thresholds
+from halflabel.evaluation.evaluate import evaluate
 from halflabel.labels.table import LabelTable
-from halflabel.metrics import best_thresholds
 from halflabel.report.run_page import MAX_PAGE_BYTES
-from halflabel.runs.evaluate import evaluate
 from halflabel.runs.folder import RunFolder
 from halflabel.system.rng import uniform
 

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from halflabel import metrics
 from halflabel.cli import app
+from halflabel.comparison import compare
 from halflabel.errors import UserError
-from halflabel.experiments import compare
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels import formats
 from halflabel.labels.table import LabelTable
 from halflabel.report.comparison_facts import class_gaps, read_comparison
@@ -28,7 +29,6 @@ from halflabel.report.comparison_page import build_comparison
 from halflabel.report.layout import write_page
 from halflabel.report.run_facts import experiment_kind
 from halflabel.system.format import points
-from halflabel.training.config import Config, Settings
 
 
 @pytest.fixture(scope="module")

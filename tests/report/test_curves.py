@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_recall_curve
 
-from halflabel.metrics import calibration_error
+from halflabel.evaluation import calibration_error
 from halflabel.report.curves import precision_recall, reliability, thin
 from halflabel.system.rng import uniform
 

@@ -12,9 +12,10 @@ import torch
 from digit_scenes import CLASSES, scenes, write_folder
 from page_checks import check
 
+from halflabel.features.class_maps import heat_png
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
 from halflabel.labels.table import LabelTable
-from halflabel.models.class_maps import heat_png
 from halflabel.report import gallery
 from halflabel.report.run_facts import read_run_facts
 from halflabel.report.run_page import build_page
@@ -22,7 +23,6 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 from halflabel.system.rng import uniform
-from halflabel.training.config import Config, Settings
 
 
 def entries(rank: np.ndarray, most: int = gallery.TILES) -> list[tuple[int, int]]:

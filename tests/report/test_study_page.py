@@ -17,15 +17,15 @@ from page_checks import HOSTILE, check
 from typer.testing import CliRunner
 
 from halflabel.cli import app
+from halflabel.comparison.study import grow, study
 from halflabel.errors import UserError
-from halflabel.experiments.study import grow, study
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels.table import LabelTable
 from halflabel.report.layout import write_page
 from halflabel.report.run_facts import experiment_kind
 from halflabel.report.study_facts import read_study
 from halflabel.report.study_page import build_study
 from halflabel.system.format import points
-from halflabel.training.config import Config, Settings
 
 BOTH = pytest.mark.parametrize("kind", ["study", "growth"])
 

@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 from digit_scenes import CLASSES, scenes
 
+from halflabel.fitting.config import Config
 from halflabel.labels import drop
+from halflabel.labels.answers import AnswerStore
 from halflabel.labels.table import LabelTable
-from halflabel.review import scores as score_cache
-from halflabel.review.answers import AnswerStore
-from halflabel.review.questions import choose_questions
-from halflabel.review.scores import ScoredImages, cached_scores
+from halflabel.questions.choose import choose_questions
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
+from halflabel.runs import scores as score_cache
 from halflabel.runs.folder import RunFolder
-from halflabel.training.config import Config
+from halflabel.runs.scores import ScoredImages, cached_scores
 
 N = 80
 

@@ -13,10 +13,10 @@ import pytest
 
 from halflabel.errors import UserError
 from halflabel.labels import formats
+from halflabel.labels.answers import Answer, AnswerStore, answered_entries
 from halflabel.labels.names import Names
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.review.answers import Answer, AnswerStore, answered_entries
 
 IMAGES, CLASSES = Names(["a", "b", "c"]), Names(["cat", "dog"])
 
@@ -115,7 +115,7 @@ def test_two_processes_and_many_threads_write_at_once(place) -> None:
 
 KILLED = """
 import sys
-from halflabel.review.answers import Answer, AnswerStore
+from halflabel.labels.answers import Answer, AnswerStore
 store = AnswerStore(sys.argv[1])
 for k in range(100_000):
     store.add([Answer(f"k{k}", f"i{k}", "cat", 1)], "me")

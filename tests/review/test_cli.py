@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from halflabel.cli import app
 from halflabel.cli.sequence import remember_fill, remembered_fill
 from halflabel.labels import formats
-from halflabel.review.answers import Answer, AnswerStore
+from halflabel.labels.answers import Answer, AnswerStore
 
 
 def call(*words: object):

@@ -9,11 +9,11 @@ import torch
 from halflabel import metrics
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
+from halflabel.questions.choose import Question
 from halflabel.review.live import EntryAnswer, LiveReview
 from halflabel.review.live_model import LiveModel
 from halflabel.review.live_quality import fit_probabilities, measure
 from halflabel.review.live_questions import Control, Explorer, control_weight, draw_controls
-from halflabel.review.questions import Question
 
 CLASSES = 6
 

@@ -12,8 +12,8 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium a
 pytest.importorskip("fastapi")
 from page_examples import SHOWN, Server, count, expect, open_page, press, shown  # noqa: E402
 
-from halflabel.review.answers import AnswerStore  # noqa: E402
-from halflabel.review.questions import CONTROL, CONTROL_FILL, choose_questions, write_questions  # noqa: E402
+from halflabel.labels.answers import AnswerStore  # noqa: E402
+from halflabel.questions.choose import CONTROL, CONTROL_FILL, choose_questions, write_questions  # noqa: E402
 
 
 def test_keys_undo_reload_and_two_tabs(server, context) -> None:

@@ -12,7 +12,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium a
 pytest.importorskip("fastapi")
 from page_examples import SHOWN, Server, count, expect, open_page, press, shown  # noqa: E402
 
-from halflabel.review.questions import choose_questions, write_questions  # noqa: E402
+from halflabel.questions.choose import choose_questions, write_questions  # noqa: E402
 
 
 def test_undo_outlives_a_closed_page_and_a_restarted_server(server, project, context) -> None:

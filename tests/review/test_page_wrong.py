@@ -9,7 +9,7 @@ import pytest
 from digit_scenes import CLASSES
 from page_examples import Server, expect
 
-from halflabel.review.answers import AnswerStore
+from halflabel.labels.answers import AnswerStore
 
 FLIPPED = [(3, 0), (5, 1), (8, 1)]  # image, class
 

@@ -15,23 +15,23 @@ import pytest
 from digit_scenes import CLASSES, scenes
 from PIL import Image
 
-from halflabel.data.sources import open_images
 from halflabel.errors import UserError
+from halflabel.features.backbones import build_backbone
+from halflabel.features.heads import Model
+from halflabel.fitting.config import Config, Settings
+from halflabel.images.sources import open_images
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe, seeded
-from halflabel.models.backbones import build_backbone
-from halflabel.models.heads import Model
-from halflabel.review import scores as score_cache
-from halflabel.review.next import next_questions
-from halflabel.review.questions import choose_questions
-from halflabel.review.scores import cached_scores, crossfit_scores
+from halflabel.questions.choose import choose_questions
+from halflabel.questions.next import next_questions
 from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailable, Thumbnails
 from halflabel.runs import crossfit
+from halflabel.runs import scores as score_cache
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
+from halflabel.runs.scores import cached_scores, crossfit_scores
 from halflabel.runs.train import _write_model
-from halflabel.training.config import Config, Settings
 
 SIZE = 64
 
@@ -90,8 +90,8 @@ def test_scores_are_those_of_the_predictor_and_are_cached(small, monkeypatch) ->
 def test_cached_scores_are_read_without_torch(project) -> None:
     code = (
         "import sys; from pathlib import Path; from halflabel.runs.folder import RunFolder\n"
-        "from halflabel.review.scores import cached_scores; from halflabel.review import server, session, thumbnails\n"
-        "from halflabel.review.questions import choose_questions\n"
+        "from halflabel.runs.scores import cached_scores; from halflabel.review import server, session, thumbnails\n"
+        "from halflabel.questions.choose import choose_questions\n"
         "s = cached_scores(RunFolder.open(sys.argv[1]), Path(sys.argv[2]))\n"
         "assert choose_questions(s.scores, s.table, s.thresholds, 20, features=s.features)\n"
         "assert thumbnails.Thumbnails(s.folder, s.paths).jpeg(0, 'small')\n"
@@ -220,7 +220,7 @@ def test_damaged_split_is_an_error(project, rest) -> None:
 
 
 def test_class_maps_have_the_shape_of_the_photo_and_empty_ones_are_reported(small, monkeypatch) -> None:
-    from halflabel.models import class_maps
+    from halflabel.features import class_maps
 
     run, images = small
     thumbnails = Thumbnails(images, [f"train-{k:06}.png" for k in range(24)])

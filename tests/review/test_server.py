@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from server_examples import ask, client_of, step
 
 from halflabel.errors import UserError
-from halflabel.metrics.intervals import wilson
-from halflabel.review.questions import CONTROL_ABSENT, CONTROL_PRESENT
+from halflabel.evaluation.intervals import wilson
+from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT
 from halflabel.review.thumbnails import EmptyClassMap, ImageUnavailable, Thumbnails
 
 
@@ -174,7 +174,7 @@ def test_galleries_show_what_they_say(client, session) -> None:
 
 
 def test_another_process_is_noticed(client, session) -> None:
-    from halflabel.review.answers import Answer, AnswerStore
+    from halflabel.labels.answers import Answer, AnswerStore
 
     question = ask(client, count=1)[0]
     other = AnswerStore(session.answers.place)

@@ -8,8 +8,8 @@ from command_line import CommandProcess
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Chromium and playwright")
 pytest.importorskip("fastapi")
 
-from halflabel.review.answers import AnswerStore  # noqa: E402
-from halflabel.review.questions import choose_questions, write_questions  # noqa: E402
+from halflabel.labels.answers import AnswerStore  # noqa: E402
+from halflabel.questions.choose import choose_questions, write_questions  # noqa: E402
 
 expect = playwright.expect
 SHOWN = "#stage[aria-busy=false] img"

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
 
 N = 24
 CLASSES = ["red", "green", "blue"]

@@ -15,14 +15,15 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.errors import UserError
+from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.evaluate import fit_decisions
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
+from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, calibration_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import Platt
-from halflabel.review.answers import Answer, AnswerStore
-from halflabel.review.next import next_questions
-from halflabel.runs.evaluate import fit_decisions
+from halflabel.questions.next import next_questions
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
@@ -31,7 +32,6 @@ from halflabel.runs.predictor import Predictor, open_model
 from halflabel.runs.resume import continue_training
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
-from halflabel.training.config import Config, Settings
 
 
 @pytest.fixture(scope="module")

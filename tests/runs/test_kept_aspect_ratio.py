@@ -11,18 +11,18 @@ import pytest
 import torch
 from PIL import Image
 
-from halflabel.data.image_list import ImageList, stack_images
-from halflabel.data.sources import open_images
-from halflabel.data.views import Plain, kept_shape
+from halflabel.features.backbones import build_backbone
+from halflabel.features.onnx_features import find_onnx_backbone
+from halflabel.fitting.config import Config, Settings
+from halflabel.images.image_list import ImageList, stack_images
+from halflabel.images.sources import open_images
+from halflabel.images.views import Plain, kept_shape
 from halflabel.labels.table import LabelTable
-from halflabel.models.backbones import build_backbone
-from halflabel.models.onnx_features import find_onnx_backbone
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
 
 CONFIG = Config(method="bce", backbone="tiny", size=64, resize="keep", solver="auto", settings=Settings(device="cpu"))
 QUICK = Settings(epochs=1, batch_size=16, device="cpu")

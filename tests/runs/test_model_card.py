@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from halflabel.evaluation.evaluate import evaluate
 from halflabel.labels.table import LabelTable
-from halflabel.runs.evaluate import evaluate
 from halflabel.runs.model_card import model_card
 
 

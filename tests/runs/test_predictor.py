@@ -10,16 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
+from halflabel.features import onnx_features
+from halflabel.features.heads import Model
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels.table import LabelTable
-from halflabel.models import onnx_features
-from halflabel.models.heads import Model
 from halflabel.runs import predict
 from halflabel.runs import predictor as module
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
 
 CONFIG = Config(method="bn-bce", backbone="tiny", size=32, settings=Settings(epochs=1, device="cpu"))
 

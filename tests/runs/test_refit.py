@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.data.sources import Arrays
+from halflabel.features.heads import Linear, NormalisedLinear
+from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.refit import Refit, refit_head
+from halflabel.fitting.solver_choice import choose_solver
+from halflabel.images.sources import Arrays
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.models.heads import Linear, NormalisedLinear
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
-from halflabel.training.refit import Refit, refit_head
-from halflabel.training.solver_choice import choose_solver
 
 SETTINGS = Settings(epochs=1, batch_size=16, lr=1e-5, device="cpu")  # the tuned head learns next to nothing
 CONFIG = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, tune="all", solver="auto", settings=SETTINGS)
@@ -83,7 +83,7 @@ def test_a_run_interrupted_in_the_refit_is_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("halflabel.runs.assembly.refit_head", stop)
+        patch.setattr("halflabel.fitting.assembly.refit_head", stop)
         with pytest.raises(KeyboardInterrupt):
             go(tmp_path / "run")
     resumed = go(tmp_path / "run", resume=True)
@@ -94,7 +94,7 @@ def test_the_tuned_head_is_kept_where_it_ranks_held_out_images_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "halflabel.runs.assembly.refit_head",
+        "halflabel.fitting.assembly.refit_head",
         lambda *args, **options: dataclasses.replace(refit_head(*args, **options), quality=0.0),
     )
     run = go(tmp_path / "run")

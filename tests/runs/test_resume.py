@@ -10,12 +10,12 @@ import pytest
 from run_examples import ALL, HEAD, LINEAR_INIT, TABLE, go, weights
 
 from halflabel.errors import UserError
+from halflabel.fitting.callbacks import Callback, EpochLog
+from halflabel.fitting.config import Config
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
-from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.config import Config
 
 
 class Break(Callback):

@@ -13,6 +13,7 @@ import torch
 from run_examples import ALL, CLASSES, HEAD, LINEAR_INIT, SETTINGS, TABLE, N, go, paint, weights, write_folder
 
 from halflabel.errors import UserError
+from halflabel.fitting.config import Config
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
@@ -20,7 +21,6 @@ from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
-from halflabel.training.config import Config
 
 
 def test_the_files_of_a_run(tmp_path: Path, folder: Path) -> None:
@@ -293,8 +293,8 @@ def test_fp16_on_a_cpu_warns_that_it_is_float32(tmp_path: Path, folder: Path, fi
 
 
 def test_images_that_were_not_packed_are_listed(tmp_path: Path, first_run: Path) -> None:
-    from halflabel.data.pack.read import PackSettings
-    from halflabel.data.pack.write import pack_images
+    from halflabel.images.pack.read import PackSettings
+    from halflabel.images.pack.write import pack_images
 
     images = write_folder(tmp_path / "images", bad=(3,))
     pack_images(images, tmp_path / "pack", PackSettings(size=32), max_bad=1.0)

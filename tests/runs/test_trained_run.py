@@ -12,8 +12,8 @@ import torch
 from run_examples import CLASSES, HEAD, TABLE, N
 
 from halflabel.errors import UserError
+from halflabel.features.backbones import build_backbone
 from halflabel.labels.table import LabelTable
-from halflabel.models.backbones import build_backbone
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor

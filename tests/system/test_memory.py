@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.data.sources import Features
 from halflabel.errors import UserError
+from halflabel.features.heads import Linear, Model
+from halflabel.features.scoring import score_source
+from halflabel.images.sources import Features
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.relabel import check_size
-from halflabel.models.heads import Linear, Model
-from halflabel.models.scoring import score_source
 from halflabel.system import distributed, memory
 
 Usage = namedtuple("Usage", "total used free")

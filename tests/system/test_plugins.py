@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
+from halflabel.evaluation import registry as metric_registry
+from halflabel.evaluation.evaluate import evaluate
+from halflabel.evaluation.registry import check_own_metrics, metric, shown_metrics
+from halflabel.fitting import registry as training_registry
+from halflabel.fitting.config import Settings
+from halflabel.fitting.optimizer import learning_rate_factor, make_optimizer
 from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
-from halflabel.metrics import registry as metric_registry
-from halflabel.metrics.registry import check_own_metrics, metric, shown_metrics
-from halflabel.runs.evaluate import evaluate
 from halflabel.runs.model_card import model_card
 from halflabel.system import plugins
-from halflabel.training import registry as training_registry
-from halflabel.training.config import Settings
-from halflabel.training.optimizer import learning_rate_factor, make_optimizer
 
 PLUGIN = """
 import sys
@@ -32,8 +32,8 @@ from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import add_format
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.registry import metric
-from halflabel.training.registry import optimizer, schedule
+from halflabel.evaluation.registry import metric
+from halflabel.fitting.registry import optimizer, schedule
 
 @metric("Hamming loss", note="share of wrong decisions; 0 is best")
 def hamming_loss(scores, labels, thresholds):
@@ -75,9 +75,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(metric_registry, table, dict(getattr(metric_registry, table)))
     for name in ("OPTIMIZERS", "SCHEDULES"):
         table_before = dict(getattr(training_registry, name))
-        monkeypatch.setattr(f"halflabel.training.registry.{name}", table_before)
+        monkeypatch.setattr(f"halflabel.fitting.registry.{name}", table_before)
         for module in ("config", "optimizer"):
-            monkeypatch.setattr(f"halflabel.training.{module}.{name}", table_before)
+            monkeypatch.setattr(f"halflabel.fitting.{module}.{name}", table_before)
     monkeypatch.setattr(formats, "_PLUGIN_FORMATS", {})
     plugins.load.cache_clear()
     yield

@@ -1,4 +1,4 @@
-"""The bookkeeping of blocks, without Ray; tests/models/test_feature_blocks.py runs a cluster."""
+"""The bookkeeping of blocks, without Ray; tests/features/test_feature_blocks.py runs a cluster."""
 
 from __future__ import annotations
 

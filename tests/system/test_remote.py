@@ -18,12 +18,12 @@ pytest.importorskip("moto.server", reason="moto, with flask and flask-cors, is n
 from s3_server import S3Server, serve_s3
 
 from halflabel.cli import app
-from halflabel.data.decode import find_images, locate_images, read_image
-from halflabel.data.pack.read import PackSettings, open_pack
-from halflabel.data.pack.source import open_packed_images
-from halflabel.data.pack.write import pack_images
-from halflabel.data.sources import open_images
 from halflabel.errors import UserError
+from halflabel.images.decode import find_images, locate_images, read_image
+from halflabel.images.pack.read import PackSettings, open_pack
+from halflabel.images.pack.source import open_packed_images
+from halflabel.images.pack.write import pack_images
+from halflabel.images.sources import open_images
 from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.system import remote

@@ -14,7 +14,7 @@ from halflabel.cli.terminal import console, show_next
 from halflabel.system.format import counted
 
 if TYPE_CHECKING:
-    from halflabel.models.feature_cache_admin import CacheInfo
+    from halflabel.features.feature_cache_admin import CacheInfo
 
 
 @app.command()
@@ -41,7 +41,7 @@ def cache(
 
     Example: halflabel cache runs --remove older
     """
-    from halflabel.models.feature_cache_admin import find_caches, remove_cache, select_caches
+    from halflabel.features.feature_cache_admin import find_caches, remove_cache, select_caches
 
     caches = find_caches(folder)
     selected = caches if remove is None else select_caches(caches, remove)

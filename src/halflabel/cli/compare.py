@@ -43,13 +43,13 @@ from halflabel.cli.options import (
     takes_training_options,
 )
 from halflabel.cli.terminal import console, plain_table, show_audit, show_next, show_paragraph, show_written
-from halflabel.metrics.registry import shown_metrics
+from halflabel.evaluation.registry import shown_metrics
+from halflabel.fitting.config import COMMON
 from halflabel.system.format import counted, points
 from halflabel.system.reporter import Reporter
-from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
-    from halflabel.experiments import Comparison, ComparisonRow
+    from halflabel.comparison import Comparison, ComparisonRow
 
 _NOT_SHARED = {"labels", "images", "out", "force", "lr"}  # options with another meaning in `train`, or printed anyway
 
@@ -131,7 +131,7 @@ def compare(
     show_audit(label_import.audit, table := label_import.table())
 
     from halflabel.cli.progress import Bar
-    from halflabel.experiments import compare as compare_methods
+    from halflabel.comparison import compare as compare_methods
 
     with resumable_grid(out), GridBar() as task_bar, Bar("features") as bar:
         result = compare_methods(

@@ -122,7 +122,7 @@ class ControlQuestions:
 
     def _asked(self) -> set[tuple[str, str]]:
         """Return image and class of the questions that are written already, without those about other photos."""
-        from halflabel.review.questions import asked_entries
+        from halflabel.questions.choose import asked_entries
 
         asked = set(asked_entries(self.run.control)) if self.run.control.exists() else set()
         if self.further is None and asked:  # an earlier fill may have had --all-photos
@@ -139,7 +139,7 @@ class ControlQuestions:
         """Draw questions, and write them after those that are written already."""
         from halflabel.cli.progress import Bar
         from halflabel.filling.run import control_questions
-        from halflabel.review.questions import CONTROL_FILL, Question, read_questions, write_questions
+        from halflabel.questions.choose import CONTROL_FILL, Question, read_questions, write_questions
 
         with Bar("scores") as bar:
             table, drawn = control_questions(

@@ -19,9 +19,9 @@ from halflabel.system.reporter import Reporter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from halflabel.experiments.demo.data import DemoData
-    from halflabel.experiments.demo.grid import DecidedPhoto
-    from halflabel.experiments.demo.table import Result, TestBench
+    from halflabel.cli.demo_data import DemoData
+    from halflabel.cli.demo_grid import DecidedPhoto
+    from halflabel.cli.demo_table import Result, TestBench
     from halflabel.runs.new_run import TrainedRun
 
 PRECISION = 0.9  # of filled labels
@@ -45,7 +45,7 @@ def demo(
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file", "name a folder with --out")
-    from halflabel.experiments.demo.data import write_data
+    from halflabel.cli.demo_data import write_data
 
     show_paragraph("Every step is followed by its command. To repeat a step by hand, add --force where it writes.")
     data = write_data(out, most=images)
@@ -78,7 +78,7 @@ def _command(*words: str | Path) -> None:
 
 
 def _show_labels(data: DemoData) -> None:
-    from halflabel.experiments.demo.data import ANSWERS
+    from halflabel.cli.demo_data import ANSWERS
 
     _step(1, f"{len(data.known)} photos of birds, with a few labels each")
     classes = data.known.classes
@@ -94,8 +94,8 @@ def _show_labels(data: DemoData) -> None:
 
 
 def _train(data: DemoData) -> tuple[TrainedRun, TestBench]:
+    from halflabel.cli.demo_table import TestBench
     from halflabel.cli.progress import Bar
-    from halflabel.experiments.demo.table import TestBench
     from halflabel.runs.new_run import train_run
 
     _step(2, "Train")
@@ -119,8 +119,8 @@ def _show_test(data: DemoData, run: TrainedRun, result: Result) -> None:
 
 
 def _decide(data: DemoData, bench: TestBench, run: TrainedRun) -> None:
-    from halflabel.data.datasets.birds import CREDIT
-    from halflabel.experiments.demo.grid import write_grid
+    from halflabel.cli.demo_grid import write_grid
+    from halflabel.papers.datasets.birds import CREDIT
 
     photos = _decided_photos(data, bench, run)
     _step(3, "Decide what new photos show")
@@ -142,7 +142,7 @@ def _decided_photos(data: DemoData, bench: TestBench, run: TrainedRun) -> list[D
 
     The decisions of a photo are the classes that are called present or that were missed, most probable first.
     """
-    from halflabel.experiments.demo.grid import DecidedPhoto, Decision
+    from halflabel.cli.demo_grid import DecidedPhoto, Decision
 
     scores, is_present = bench.test_scores(run.model), data.test.dense() > 0
     mistakes = ((scores >= run.model.thresholds).numpy() != is_present).sum(1)
@@ -189,10 +189,10 @@ def _fill(data: DemoData, run: TrainedRun) -> None:
 def _ask(data: DemoData, bench: TestBench, run: TrainedRun, before: Result) -> None:
     import numpy as np
 
-    from halflabel.experiments.demo.data import write_labels
+    from halflabel.cli.demo_data import write_labels
     from halflabel.labels.table import LabelTable
-    from halflabel.review.next import next_questions
-    from halflabel.review.questions import write_questions
+    from halflabel.questions.choose import write_questions
+    from halflabel.questions.next import next_questions
     from halflabel.runs.new_run import continue_run
 
     _step(5, f"Ask the {QUESTIONS} questions that are worth most")
@@ -239,8 +239,8 @@ def _report(data: DemoData, run: TrainedRun) -> None:
 
 
 def _compare(data: DemoData, bench: TestBench, seeds: int, first: Result) -> None:
+    from halflabel.cli.demo_table import AUTO, COMPLETE, NAIVE
     from halflabel.cli.progress import Bar
-    from halflabel.experiments.demo.table import AUTO, COMPLETE, NAIVE
 
     show_paragraph("\n[bold]Why not simply read “not labelled” as “absent”?[/]")
     rows = plain_table("training labels", numbers=("mAP on test photos", "F1 on test photos"))

@@ -37,13 +37,13 @@ def embed(
     """
     check_image_folder(images)
     from halflabel.cli.progress import Bar
-    from halflabel.data.decode import find_images
-    from halflabel.data.sources import Images
+    from halflabel.features.embed import write_features
+    from halflabel.fitting.assembly import Assembly
+    from halflabel.fitting.config import Config
+    from halflabel.images.decode import find_images
+    from halflabel.images.sources import Images
     from halflabel.labels.names import Names
-    from halflabel.models.embed import write_features
-    from halflabel.runs.assembly import Assembly
     from halflabel.system.remote import local_folder
-    from halflabel.training.config import Config
 
     config = Config.from_options(training)
     assembly = Assembly(config)

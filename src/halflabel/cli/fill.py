@@ -134,7 +134,7 @@ def fill(
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.control import ControlQuestions
     from halflabel.filling.run import has_only_positives, unlisted_photos
-    from halflabel.review.answers import review_answers
+    from halflabel.labels.answers import review_answers
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
@@ -193,7 +193,7 @@ def _fill(run: RunFolder, images: Path, path: Path, complete: bool, **options: A
 
 def _show_photos(filling: FillPlan, images: Path, all_photos: bool, people: Rows | None) -> None:
     """Print how many photos were filled, or how many the labels do not name, and the answers of people that stay."""
-    from halflabel.data.decode import unlisted_images
+    from halflabel.images.decode import unlisted_images
 
     if all_photos:
         console.print(f"{counted(len(filling.images_to_fill), 'photo')}, listed in the labels or not")

@@ -19,14 +19,14 @@ from rich.table import Table
 from halflabel.cli.options import panel
 from halflabel.cli.terminal import SafeConsole, console, warnings_in_a_line
 from halflabel.errors import UserError
+from halflabel.fitting.callbacks import Callback, EpochLog
+from halflabel.fitting.config import COMMON
 from halflabel.system.format import duration, group_digits, points
-from halflabel.training.callbacks import Callback, EpochLog
-from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
-    from halflabel.experiments import Task
-    from halflabel.experiments.grid import Outcome
-    from halflabel.training.config import Config
+    from halflabel.comparison import Task
+    from halflabel.comparison.grid import Outcome
+    from halflabel.fitting.config import Config
 
 
 UNLIMITED_WIDTH = 10_000  # columns
@@ -137,9 +137,9 @@ def grid_config(training: dict[str, Any], images: int, **for_solver: Any) -> Con
 
     `for_solver` replaces options in the choice of the solver.
     """
-    from halflabel.methods.auto import epochs_for
-    from halflabel.training.config import Config
-    from halflabel.training.solver_choice import choose_solver
+    from halflabel.fitting.auto import epochs_for
+    from halflabel.fitting.config import Config
+    from halflabel.fitting.solver_choice import choose_solver
 
     solver = choose_solver({**training, **for_solver})
     epochs = training["epochs"] or epochs_for(images, training["tune"])

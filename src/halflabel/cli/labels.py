@@ -57,9 +57,9 @@ def inspect(
 
     Example: halflabel inspect labels.csv --minus-one absent --zero unknown
     """
+    from halflabel.fitting.advice import advise
     from halflabel.labels.groups import suggest_groups
     from halflabel.labels.stats import top_pairs
-    from halflabel.methods.advice import advise
 
     label_import = read(labels)
     table = label_import.table()
@@ -94,11 +94,11 @@ def inspect(
 def _near_copies(table: LabelTable, images: Path) -> str | None:
     """The warning of nearly identical photos; their features are cached where `train` looks for them."""
     from halflabel.cli.progress import Bar
-    from halflabel.data.sources import open_images
-    from halflabel.models.near_copies import describe_near_copies
-    from halflabel.runs.assembly import Assembly, pooled_features
+    from halflabel.features.near_copies import describe_near_copies
+    from halflabel.fitting.assembly import Assembly, pooled_features
+    from halflabel.fitting.config import Config
+    from halflabel.images.sources import open_images
     from halflabel.system.reporter import Reporter
-    from halflabel.training.config import Config
 
     assembly = Assembly(config := Config())
     backbone = assembly.make_backbone()
@@ -130,7 +130,7 @@ def import_labels(
     label_import = read(labels)
     table = label_import.table()
     if images is not None:
-        from halflabel.data.decode import require_images
+        from halflabel.images.decode import require_images
 
         require_images(list(table.images), images)
     formats.write(label_import.rows, out)
@@ -258,7 +258,7 @@ def _excel_safe(rows: Rows) -> Rows:
 
 def _with_file_names(rows: Rows, folder: Path) -> Rows:
     """The rows with each image named by its file, relative to the folder."""
-    from halflabel.data.decode import require_images
+    from halflabel.images.decode import require_images
     from halflabel.labels.names import Names
 
     names = [path.relative_to(folder).as_posix() for path in require_images(list(rows.images), folder)]

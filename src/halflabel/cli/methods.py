@@ -61,7 +61,7 @@ def methods(
 
 def _show_checks(name: str) -> None:
     from halflabel.methods.base import recipe
-    from halflabel.runs.method_check import check_method
+    from halflabel.testing.method_check import check_method
 
     broken = count = 0
     for result in check_method(recipe(name)):
@@ -92,7 +92,7 @@ def _needs(recipe: Recipe) -> str:
 
 def _auto_rules(regime: str | None) -> list[tuple[str, str]]:
     """Return the method of each rule of `--method auto`, with the labels it is for and its options."""
-    from halflabel.methods.auto import RULES
+    from halflabel.fitting.auto import RULES
 
     rows = []
     for rule in RULES:

@@ -59,8 +59,8 @@ def next_command(
     """
     from halflabel.labels.formats._csv import first_line
     from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
-    from halflabel.review.next import next_questions
-    from halflabel.review.questions import write_questions
+    from halflabel.questions.choose import write_questions
+    from halflabel.questions.next import next_questions
     from halflabel.runs.folder import RunFolder
 
     refuse_remote(run)

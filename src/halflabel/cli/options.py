@@ -1,6 +1,6 @@
 """Options that several commands share, each declared once.
 
-`takes_training_options` adds the options that `training.config` declares, `takes_label_options` those that say how to
+`takes_training_options` adds the options that `fitting.config` declares, `takes_label_options` those that say how to
 read a label file.
 """
 
@@ -17,8 +17,8 @@ import typer
 from typer.core import TyperCommand
 
 from halflabel.errors import UserError
+from halflabel.fitting.config import COMMON, IMAGES, MODEL, OPTIMIZATION, SPEED, DeclaredOption, declared_options
 from halflabel.system.files import absolute_path
-from halflabel.training.config import COMMON, IMAGES, MODEL, OPTIMIZATION, SPEED, DeclaredOption, declared_options
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport

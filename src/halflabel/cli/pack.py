@@ -71,7 +71,7 @@ def pack(
     """
     check_image_folder(images)
     shard_bytes = _bytes(file_size)
-    from halflabel.data.pack.read import PackSettings
+    from halflabel.images.pack.read import PackSettings
 
     # typer has checked these against their enums; mypy cannot know.
     choices: dict[str, Any] = {"resize": resize.value, "store": store.value, "shuffle": shuffle.value}
@@ -79,8 +79,8 @@ def pack(
     rows = None if labels is None else read(labels).rows
 
     from halflabel.cli.progress import Bar
-    from halflabel.data.pack.parquet import unpacked_parquet
-    from halflabel.data.pack.write import pack_images
+    from halflabel.images.pack.parquet import unpacked_parquet
+    from halflabel.images.pack.write import pack_images
 
     try:
         with Bar("packing") as bar, unpacked_parquet(images, out) as (folder, parquet_rows):

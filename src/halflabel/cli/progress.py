@@ -9,8 +9,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from halflabel.cli.terminal import console
+from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.system.format import duration, group_digits, plain_number, points
-from halflabel.training.callbacks import Callback, EpochLog
 
 _LINE_SECONDS = 10.0  # between two lines of progress in a file or a pipe
 

@@ -16,9 +16,9 @@ from halflabel.cli.options import GroupedCommand, RunArgument, panel, takes_trai
 from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console, plain_table, show_written
 from halflabel.errors import UserError
+from halflabel.fitting.config import COMMON
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
-from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
     from halflabel.papers.result import Reproduction, TableFigure
@@ -123,7 +123,7 @@ def _run_table(
 
 
 def _show_tables() -> None:
-    from halflabel.data.datasets import DATASETS
+    from halflabel.papers.datasets import DATASETS
     from halflabel.papers.tables import TABLES, caption_of, paper_of
 
     shown = plain_table("table", "paper", "what", "data sets", "rows")
@@ -142,7 +142,7 @@ def _show_tables() -> None:
 
 def _show_table(id: str) -> None:
     """Print what a table needs: its protocol, its rows and its data."""
-    from halflabel.data.datasets import dataset_layout
+    from halflabel.papers.datasets import dataset_layout
     from halflabel.papers.describe import describe_table
     from halflabel.papers.tables import caption_of, find_table, paper_of
 

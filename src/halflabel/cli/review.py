@@ -29,11 +29,11 @@ from halflabel.system.format import counted, decimal, percent
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
+    from halflabel.labels.answers import CurrentAnswer
     from halflabel.labels.names import Names
-    from halflabel.review.answers import CurrentAnswer
-    from halflabel.review.questions import Question
-    from halflabel.review.scores import ScoredImages
+    from halflabel.questions.choose import Question
     from halflabel.runs.folder import RunFolder
+    from halflabel.runs.scores import ScoredImages
 
 
 @app.command()
@@ -184,8 +184,8 @@ def _login() -> str:
 
 def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, force: bool) -> None:
     from halflabel.labels import formats
-    from halflabel.review.agreement import group_by_entry, holding_answers
-    from halflabel.review.answers import AnswerStore
+    from halflabel.labels.agreement import group_by_entry, holding_answers
+    from halflabel.labels.answers import AnswerStore
 
     if isinstance(place, Path) and not place.exists():
         raise UserError(
@@ -217,7 +217,7 @@ def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, for
 
 def _show_agreement(groups: Sequence[Sequence[CurrentAnswer]]) -> None:
     """Print how people agree who answered the same questions; nothing if there are none."""
-    from halflabel.review.agreement import expected_errors, is_conflict, measure_agreement
+    from halflabel.labels.agreement import expected_errors, is_conflict, measure_agreement
 
     agreement = measure_agreement(groups)
     if not agreement:
@@ -254,14 +254,14 @@ def _serve(
     precision: float,
     label: str | None,
 ) -> None:
+    from halflabel.labels.answers import AnswerStore
     from halflabel.report.run_page import write_report
     from halflabel.review import server
     from halflabel.review.address import Address, keep_address, new_token, read_address
-    from halflabel.review.answers import AnswerStore
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
-    from halflabel.review.scores import cached_scores
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import ClassMaps, Thumbnails
+    from halflabel.runs.scores import cached_scores
     from halflabel.system.remote import local_folder
     from halflabel.system.sockets import is_loopback, open_socket
 
@@ -346,7 +346,7 @@ def _next_command(
     run: RunFolder, images: Path, place: str | Path, questions: Sequence[Question], *, all_photos: bool
 ) -> str:
     """Return the command that uses the answers to these questions, which are stored in `place`."""
-    from halflabel.review.questions import CONTROL_FILL
+    from halflabel.questions.choose import CONTROL_FILL
 
     is_control = bool(questions) and all(question.why == CONTROL_FILL for question in questions)
     if place != run.answers:
@@ -356,9 +356,9 @@ def _next_command(
 
 def _read_questions(run: RunFolder, images: Path, path: Path) -> tuple[list[Question], Names | None]:
     """Return the questions of a file, and those of its photos that the labels of the run do not list, if any."""
-    from halflabel.data.decode import unlisted_images
+    from halflabel.images.decode import unlisted_images
     from halflabel.labels.names import Names
-    from halflabel.review.questions import asked_entries, read_questions
+    from halflabel.questions.choose import asked_entries, read_questions
 
     rows = run.read_rows()
     asked = list(dict.fromkeys(image for image, _ in asked_entries(path)))
@@ -371,8 +371,8 @@ def _read_questions(run: RunFolder, images: Path, path: Path) -> tuple[list[Ques
 
 def _choose_questions(scored: ScoredImages, place: str | Path, is_live: bool) -> list[Question]:
     """Choose 200 questions that have no answer yet."""
-    from halflabel.review.answers import answered_entries
-    from halflabel.review.questions import choose_questions
+    from halflabel.labels.answers import answered_entries
+    from halflabel.questions.choose import choose_questions
 
     return choose_questions(
         scored.scores,

@@ -73,7 +73,7 @@ def serve(
     check_image_folder(images)
     model_kind(model)
     with open_socket(host, port) as listening:
-        from halflabel.runs import serve as server
+        from halflabel import serve as server
         from halflabel.runs.predictor import open_model
 
         bytes_per_file = int(max_mb * 1e6)

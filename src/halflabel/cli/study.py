@@ -36,12 +36,12 @@ from halflabel.cli.options import (
     takes_training_options,
 )
 from halflabel.cli.terminal import console, plain_table, show_audit, show_next, show_written
+from halflabel.fitting.config import COMMON
 from halflabel.system.format import counted, group_digits, points
 from halflabel.system.reporter import Reporter
-from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
-    from halflabel.experiments.study_result import Growth, Study
+    from halflabel.comparison.study_result import Growth, Study
 
 
 @app.command(cls=GroupedCommand)
@@ -96,7 +96,7 @@ def study(
     show_audit(label_import.audit, table)
 
     from halflabel.cli.progress import Bar
-    from halflabel.experiments import study as studies
+    from halflabel.comparison import study as studies
 
     folder = out if out is not None else Path("runs") / ("growth" if grow else "study")
     options: dict[str, Any] = {
@@ -152,7 +152,7 @@ def _show(study: Study | Growth) -> None:
         console.print(f"[yellow]not run within the time limit:[/] {counted(study.left_out, 'run')}")
     if not study.points:
         return
-    from halflabel.experiments.study_result import Growth
+    from halflabel.comparison.study_result import Growth
 
     if isinstance(study, Growth):
         console.print(f"\n[bold]{escape(study.advice)}[/]")

@@ -18,15 +18,15 @@ from rich.table import Table
 from rich.text import Text
 
 from halflabel.errors import UserError
-from halflabel.metrics.registry import shown_metrics
+from halflabel.evaluation.registry import shown_metrics
 from halflabel.system.format import counted, decimal, group_digits, percent, points, printable
 
 if TYPE_CHECKING:
+    from halflabel.evaluation.evaluate import Evaluation
+    from halflabel.fitting.advice import Advice
     from halflabel.labels.audit import Audit
     from halflabel.labels.stats import Pair, Stats
     from halflabel.labels.table import LabelTable
-    from halflabel.methods.advice import Advice
-    from halflabel.runs.evaluate import Evaluation
 
 
 class SafeConsole(Console):

@@ -41,13 +41,13 @@ from halflabel.cli.terminal import (
     warnings_in_a_line,
 )
 from halflabel.errors import UserError
+from halflabel.fitting.config import COMMON
 from halflabel.system import distributed, signals
 from halflabel.system.files import absolute_path
 from halflabel.system.format import counted
 from halflabel.system.ray_engine import use_engine
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import Reporter
-from halflabel.training.config import COMMON
 
 if TYPE_CHECKING:
     from halflabel.labels.rows import Rows
@@ -188,15 +188,15 @@ def _new_job(
     table = label_import.table()
     show_audit(label_import.audit, table)
 
-    from halflabel.methods.auto import choose
+    from halflabel.fitting.auto import choose
+    from halflabel.fitting.config import Config
     from halflabel.methods.base import recipe
     from halflabel.runs.new_run import change_config, make_config
     from halflabel.runs.resume import TrainingJob
-    from halflabel.training.config import Config
 
     choice = choose(table.stats(), tune=training["tune"], method=None if method == "auto" else method)
     if method == "auto":
-        from halflabel.methods.advice import describe_labels
+        from halflabel.fitting.advice import describe_labels
 
         show_paragraph(describe_labels(table.stats()))
         show_choice(choice.method, choice.why)
@@ -212,9 +212,9 @@ def _new_job(
 
 def _show_job(job: TrainingJob, images: Path) -> None:
     """Print what a training would do, and the command that does it."""
-    from halflabel.data.sources import open_images
+    from halflabel.fitting.assembly import Assembly
+    from halflabel.images.sources import open_images
     from halflabel.labels.provenance import training_and_evaluation_tables
-    from halflabel.runs.assembly import Assembly
 
     config, run = job.config, job.run
     table, _ = training_and_evaluation_tables(job.labels)
@@ -253,7 +253,7 @@ def _continue(
     engine: str,
 ) -> None:
     """Start a new run from a finished one, with more labels."""
-    from halflabel.review.answers import review_answers
+    from halflabel.labels.answers import review_answers
     from halflabel.review.live_finish import next_run_folder
     from halflabel.runs.folder import RunFolder
 
@@ -279,7 +279,7 @@ def _continue(
 def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
     """Train with progress bars, then print the evaluation and the next step."""
     from halflabel.cli.progress import Bar, TrainingBar
-    from halflabel.training.callbacks import Callback, CallbackList, make_loggers
+    from halflabel.fitting.callbacks import Callback, CallbackList, make_loggers
 
     epoch_bar, head_bar = TrainingBar(), TrainingBar("head")
     callback: Callback = epoch_bar

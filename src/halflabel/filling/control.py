@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.evaluation.calibration import ClassPlatt, Platt, Recalibration, image_blocks, recalibrate
+from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.filling.plan import FillOptions, FillPlan, make_plan
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
 from halflabel.labels.provenance import calibration_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import ClassPlatt, Platt, Recalibration, image_blocks, recalibrate
-from halflabel.metrics.positives_only import log_odds_of_unknown
 from halflabel.runs.crossfit import Scores
 
 FEWEST_ANSWERS = 30

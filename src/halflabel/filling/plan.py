@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.evaluation.calibration import ClassPlatt, fit_class_platt, image_blocks
 from halflabel.filling.sampling_bias import positives_only, sampling_warnings
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds, random_answers_needed
 from halflabel.labels.provenance import RULE_SOURCE, calibration_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import ClassPlatt, fit_class_platt, image_blocks
 from halflabel.runs.crossfit import Scores
 from halflabel.system.format import group_digits
 

@@ -162,7 +162,7 @@ def has_only_positives(run: RunFolder, labels: Rows | None = None) -> bool:
 
 def unlisted_photos(run: RunFolder, labels: Rows | None, folder: Path) -> Names:
     """Return the photos of the folder that neither run nor `labels` name."""
-    from halflabel.data.decode import unlisted_images
+    from halflabel.images.decode import unlisted_images
 
     names = run.read_rows().images
     return Names(unlisted_images(list(names if labels is None else names.union(labels.images)), folder))

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Head, HeadMaker, Linear, Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods import REGIMES as REGIMES  # exported for methods
 from halflabel.methods.parts.losses import Loss, Reduce, over_entries
 from halflabel.methods.parts.relabel import Ignore, Relabeler
 from halflabel.methods.parts.terms import Term
-from halflabel.models.heads import Head, HeadMaker, Linear, Model
 from halflabel.system import distributed
 from halflabel.system.plugin_sources import remember
 from halflabel.types import Batch
@@ -87,7 +87,7 @@ class Method(nn.Module):
         if not isinstance(head, Head):
             raise UserError(
                 f"head= of {type(self).__name__} makes a {type(head).__name__}, and must make a Head",
-                "derive it from halflabel.models.heads.Head",
+                "derive it from halflabel.features.heads.Head",
             )
         return head
 

@@ -7,11 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from halflabel.features.heads import Head, pool
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.large_loss import LargeLoss
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import AssumeNegative, Relabeler
-from halflabel.models.heads import Head, pool
 from halflabel.system.validate import at_least, between, one_of
 from halflabel.types import Output
 

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
 from halflabel.methods.base import Method
 from halflabel.methods.parts.relabel import Relabeler
-from halflabel.models.heads import Model
 from halflabel.system import distributed
 from halflabel.types import Batch, Output, Sweep, Targets
 

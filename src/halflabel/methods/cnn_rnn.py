@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from halflabel.features.heads import HeadMaker, Model, find_head
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.models.heads import HeadMaker, Model, find_head
-from halflabel.models.recurrent_head import RecurrentHead, path_loss
+from halflabel.methods.parts.recurrent_head import RecurrentHead, path_loss
 from halflabel.system.validate import MAX_SIZE, below_one, between, one_of
 from halflabel.types import Batch, Output, at_least_float32
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model, find_head
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.embedding_heads import LabelVectorHead
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.models.embedding_heads import LabelVectorHead
-from halflabel.models.heads import Model, find_head
 from halflabel.system.gpu_memory import in_chunks
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Targets, at_least_float32

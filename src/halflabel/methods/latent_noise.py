@@ -6,8 +6,8 @@ from functools import partial
 
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
+from halflabel.methods.parts.noise_head import LatentNoiseHead
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.models.noise_head import LatentNoiseHead
 from halflabel.system.validate import at_least, one_of
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from halflabel.features.heads import Model
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.models.heads import Model
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch
 

@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Linear
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, Recipe, recipe, seeded
 from halflabel.methods.parts.relabel import FewAbsent, Relabeler
 from halflabel.methods.parts.terms import Term
-from halflabel.models.heads import Linear
 from halflabel.types import Batch, Output
 
 _INSTEAD = "use halflabel.train, halflabel.fit or HalfLabelClassifier, which train with the whole method"

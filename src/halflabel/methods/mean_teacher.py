@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from halflabel.features.ema import ModelEma
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.models.ema import ModelEma
-from halflabel.models.heads import Model
 from halflabel.system.validate import at_least, below_one, between
 from halflabel.types import Batch
 

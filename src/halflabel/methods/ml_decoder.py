@@ -6,8 +6,8 @@ from functools import partial
 
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE, over_known
+from halflabel.methods.parts.query_head import QueryHead
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.models.query_head import QueryHead
 from halflabel.system.validate import MAX_SIZE, below_one, between
 
 
@@ -25,7 +25,7 @@ def ml_decoder(
     Use it if objects are small or many in a picture, with many labelled images or --tune all. It needs features with
     places (maps). Its class maps show the attention of each class.
 
-        o_k = decoder layer of query k over the places,   x_c = w_c · o_k + b_c      (`halflabel.models.query_head`)
+        o_k = decoder layer of query k over the places,   x_c = w_c · o_k + b_c   (`halflabel.methods.parts.query_head`)
         L = BCE on known labels, divided by their number in the batch
 
     queries: 0 = one per class (Query2Label); otherwise classes share so many (ML-Decoder uses 100 from 100 classes on).

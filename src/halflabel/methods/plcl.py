@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Ensemble, Head, Linear, Weldon
 from halflabel.methods.base import Method, method
 from halflabel.methods.partial_bce import PAPER, partial_bce
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
+from halflabel.methods.parts.gnn_head import GnnHead
 from halflabel.methods.parts.losses import BCE, ByShare
-from halflabel.models.gnn_head import GnnHead
-from halflabel.models.heads import Ensemble, Head, Linear, Weldon
 from halflabel.system.validate import MAX_SIZE, above, at_least, between, one_of
 
 _THETAS = {"a": (1.0, 5.0), "b": (0.2, 0.5), "c": (1.0, 2.0), "d": (1.0, 5.0), "e": (0.1, 0.5)}  # beside the defaults

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from halflabel.features.heads import Model
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import AssumeNegative
 from halflabel.methods.parts.terms import UnknownScores
-from halflabel.models.heads import Model
 from halflabel.system import distributed
 from halflabel.system.validate import at_least, one_of
 from halflabel.types import Batch

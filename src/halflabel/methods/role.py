@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.label_estimates import LabelEstimates, teach
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.terms import ExpectedPositives
-from halflabel.models.heads import Model
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, at_least_float32
 

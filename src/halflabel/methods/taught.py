@@ -7,13 +7,13 @@ import torch
 from scipy.special import logit
 from torch import Tensor
 
+from halflabel.evaluation.calibration import fit_platt, has_negatives_to_calibrate
+from halflabel.evaluation.positives_only import fit_positives_only
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler, check_size
 from halflabel.methods.parts.teacher_scores import teacher_probabilities
-from halflabel.metrics.calibration import fit_platt, has_negatives_to_calibrate
-from halflabel.metrics.positives_only import fit_positives_only
 from halflabel.system.validate import between
 from halflabel.types import Batch, Targets, at_least_float32
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.parts.embedding_heads import Bilinear
 from halflabel.methods.parts.ranking import Ranking, UnknownAs, ranking_method
-from halflabel.models.embedding_heads import Bilinear
 from halflabel.system.validate import MAX_SIZE, at_least, between
 
 

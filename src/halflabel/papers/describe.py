@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from halflabel.experiments.grid import LabelMask
-from halflabel.experiments.shared_start import Start
+from halflabel.comparison.grid import LabelMask
+from halflabel.comparison.shared_start import Start
+from halflabel.fitting.config import Settings
 from halflabel.papers.measure import LABEL_METRICS, METRICS, RELABEL_METRICS
 from halflabel.papers.spec import InitialModel, PaperMeasure, PaperTable, TableRow
 from halflabel.system.format import counted
-from halflabel.training.config import Settings
 
 _OPTIONS = {
     ("kind", "sklearn"): "not interpolated",

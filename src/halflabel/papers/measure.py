@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from halflabel import metrics
-from halflabel.experiments.bench import Bench
-from halflabel.experiments.grid import Outcome, Task
-from halflabel.experiments.store import Store
+from halflabel.comparison.bench import Bench
+from halflabel.comparison.grid import Outcome, Task
+from halflabel.comparison.store import Store
+from halflabel.evaluation import Kind
 from halflabel.labels.table import LabelTable
-from halflabel.metrics import Kind
 from halflabel.papers.spec import PaperTable, TableRow
 
 METRICS = {

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from halflabel.comparison.grid import Candidate, Grid, LabelMask
 from halflabel.errors import UserError
-from halflabel.experiments.grid import Candidate, Grid, LabelMask
 from halflabel.papers.settings import CellSetup, Overrides, set_up_cell
 from halflabel.papers.spec import Cell, Condition, PaperTable, TableRow
 from halflabel.system.files import to_json_value

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from halflabel.experiments.grid import LabelMask
+from halflabel.comparison.grid import LabelMask
 from halflabel.papers.spec import Condition, PaperMeasure, PaperTable, TableRow
 from halflabel.papers.tables import PRINTED
 from halflabel.system.files import to_json_value, write_csv, write_json

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from halflabel import __version__
-from halflabel.data.datasets import DATASETS, Dataset, Split, dataset_layout, open_dataset
+from halflabel.comparison.bench import Bench
+from halflabel.comparison.data import split_data
+from halflabel.comparison.grid import LabelMask, Outcome, Task, deadline_of
+from halflabel.comparison.run_grid import run_grid
+from halflabel.comparison.store import Store
 from halflabel.errors import UserError
-from halflabel.experiments.bench import Bench
-from halflabel.experiments.data import split_data
-from halflabel.experiments.grid import LabelMask, Outcome, Task, deadline_of
-from halflabel.experiments.run_grid import run_grid
-from halflabel.experiments.store import Store
+from halflabel.fitting.callbacks import Callback, CallbackList
+from halflabel.papers.datasets import DATASETS, Dataset, Split, dataset_layout, open_dataset
 from halflabel.papers.describe import describe_masks, describe_measure, describe_training, group_lines
 from halflabel.papers.measure import RELABEL_METRICS, measure_task
 from halflabel.papers.plan import RunGroup, build_grid, plan_groups, select_by_name, with_reference_rows
@@ -24,7 +25,6 @@ from halflabel.papers.settings import Overrides
 from halflabel.papers.spec import Condition, PaperTable, TableRow
 from halflabel.papers.tables import PRINTED, caption_of, find_table, paper_of
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.training.callbacks import Callback, CallbackList
 
 _NO_NUMBERS = "the paper draws a figure: there are no published numbers"
 

@@ -9,11 +9,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
-from halflabel.experiments.shared_start import Start
+from halflabel.comparison.shared_start import Start
+from halflabel.features.feature_cache import copies_for
+from halflabel.fitting.config import STRONG_VIEW_FIELDS, Config, Settings
 from halflabel.methods.base import Recipe, recipe
-from halflabel.models.feature_cache import copies_for
 from halflabel.papers.spec import Cell
-from halflabel.training.config import STRONG_VIEW_FIELDS, Config, Settings
 
 # Settings for training a whole network. A head on frozen features needs other steps: where the paper tunes the whole
 # network and this run does not, the library's own values are used, and the method's learning rate and weight decay.

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from halflabel.data.datasets import dataset_options
+from halflabel.papers.datasets import dataset_options
 
 if TYPE_CHECKING:
-    from halflabel.experiments.grid import LabelMask
+    from halflabel.comparison.grid import LabelMask
 
 
 class Column(NamedTuple):
@@ -106,7 +106,7 @@ class MaskSpec:
 
     def label_mask(self) -> LabelMask:
         """The same mask in the form that experiments use."""
-        from halflabel.experiments.grid import LabelMask  # imports torch
+        from halflabel.comparison.grid import LabelMask  # imports torch
 
         return LabelMask(self.protocol, tuple(sorted(self.options.items())))
 

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel import metrics
+from halflabel.comparison.result import RESAMPLES, ComparisonRow, Failure, Interval, LeftOut, difference
 from halflabel.errors import UserError
-from halflabel.experiments.result import RESAMPLES, ComparisonRow, Failure, Interval, LeftOut, difference
 from halflabel.labels.table import LabelTable
 from halflabel.report.layout import nan_for_null, read_experiment
 from halflabel.runs.redact import shown_name, shown_options, without_folders

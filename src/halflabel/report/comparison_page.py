@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.experiments.result import ComparisonRow
-from halflabel.metrics.registry import shown_metrics
+from halflabel.comparison.result import ComparisonRow
+from halflabel.evaluation.registry import shown_metrics
 from halflabel.report import svg
 from halflabel.report.comparison_facts import ComparisonFacts, class_gaps, read_comparison
 from halflabel.report.layout import (

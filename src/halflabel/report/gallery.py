@@ -28,7 +28,7 @@ from halflabel.system.rng import bits, hash_names
 if TYPE_CHECKING:
     import torch
 
-    from halflabel.data.sources import Images
+    from halflabel.images.sources import Images
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.predictor import Predictor
 
@@ -76,7 +76,7 @@ def rank_contradicted(scores: NDArray[Any], labels: NDArray[Any], thresholds: ND
 
     Where hardly any label is known to be absent, a present one must be below the lower limit of `present_limits`.
     """
-    from halflabel.review.doubtful_labels import present_limits
+    from halflabel.questions.doubtful_labels import present_limits
 
     if are_nearly_all_positive(labels, labels.size):
         is_present = labels > 0
@@ -110,7 +110,7 @@ def score_images(
 
     Of more training images a random sample is scored, which depends only on the image names.
     """
-    from halflabel.data.sources import Subset
+    from halflabel.images.sources import Subset
 
     training = facts.training
     if facts.is_out_of_fold:
@@ -140,7 +140,7 @@ def galleries(
     `maps` draws where the model sees the class, which takes a pass through the network per photo. Where precision can
     only be estimated, the questions that would tell most come first.
     """
-    from halflabel.data.sources import open_images
+    from halflabel.images.sources import open_images
     from halflabel.runs.predictor import Predictor
 
     predictor = Predictor.from_run(run)
@@ -199,7 +199,7 @@ def _wrong_text(labels: NDArray[Any]) -> tuple[str, str]:
 
 def _question_entries(facts: RunFacts, scored: GalleryScores) -> list[GalleryEntry]:
     """Return the unknown entries whose answers would tell most, one per image, if precision is only estimated."""
-    from halflabel.review.questions import choose_questions
+    from halflabel.questions.choose import choose_questions
 
     results = facts.held_out
     if results is None or results.knows_absence or not len(results.images):
@@ -273,7 +273,7 @@ class _TileMaker:
 
     def _photo(self, row: int, columns: Sequence[int]) -> _Photo | None:
         """Read a photo, shrink it and compute its class maps; None where it cannot be read."""
-        from halflabel.data.decode import BadImage, read_image
+        from halflabel.images.decode import BadImage, read_image
 
         number = int(self.scored.images[row])
         try:
@@ -316,7 +316,7 @@ class _TileMaker:
 
     def _class_maps(self, image: torch.Tensor, columns: Sequence[int]) -> dict[int, str]:
         """Return class maps as data URLs of small transparent images; empty where the head has none."""
-        from halflabel.models.class_maps import heat_png, photo_heat_maps
+        from halflabel.features.class_maps import heat_png, photo_heat_maps
 
         predictor = self.predictor
         try:

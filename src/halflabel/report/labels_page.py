@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.evaluation.calibration import has_negatives_to_calibrate
 from halflabel.labels.stats import top_pairs
 from halflabel.labels.table import LabelTable
-from halflabel.metrics.calibration import has_negatives_to_calibrate
 from halflabel.report import svg
 from halflabel.report.layout import (
     WrittenPage,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.metrics.registry import shown_metrics
+from halflabel.evaluation.registry import shown_metrics
 from halflabel.report import gallery, svg
 from halflabel.report.labels_page import cooccurrence_section, known_labels_section
 from halflabel.report.layout import (

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from halflabel.experiments.learning_curve import Backtest
-from halflabel.experiments.result import Interval
-from halflabel.experiments.study_result import Gap, Growth, Point, Study
+from halflabel.comparison.learning_curve import Backtest
+from halflabel.comparison.result import Interval
+from halflabel.comparison.study_result import Gap, Growth, Point, Study
 from halflabel.report.layout import nan_for_null, read_experiment
 from halflabel.runs.redact import shown_command, shown_name, without_folders
 from halflabel.system.validate import check_fields

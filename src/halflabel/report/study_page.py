@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.experiments.conclusions import MEANING, points_below_chart, verdict
-from halflabel.experiments.result import Interval
-from halflabel.experiments.study_result import Gap, Growth, Point, Study
+from halflabel.comparison.conclusions import MEANING, points_below_chart, verdict
+from halflabel.comparison.result import Interval
+from halflabel.comparison.study_result import Gap, Growth, Point, Study
 from halflabel.report import svg
 from halflabel.report.layout import (
     ENOUGH_SEEDS,

@@ -15,7 +15,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import logit
 
-from halflabel.metrics.positives_only import log_odds_of_unknown
+from halflabel.evaluation.evaluate import fit_decisions
+from halflabel.evaluation.positives_only import log_odds_of_unknown
+from halflabel.questions.choose import Question
 from halflabel.review.live_model import LiveModel
 from halflabel.review.live_quality import Quality, fit_probabilities, measure
 from halflabel.review.live_questions import (
@@ -27,8 +29,6 @@ from halflabel.review.live_questions import (
     control_weight,
     draw_controls,
 )
-from halflabel.review.questions import Question
-from halflabel.runs.evaluate import fit_decisions
 
 _NEIGHBOUR_COMPONENTS = 64  # principal components by which photos are similar
 

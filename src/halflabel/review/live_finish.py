@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from halflabel.errors import UserError
-from halflabel.review.answers import AnswerStore
+from halflabel.labels.answers import AnswerStore
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import absolute_path
 
@@ -54,9 +54,9 @@ def finish_review(
     """
     from halflabel.filling import fill, write_filled
     from halflabel.filling.run import has_only_positives
+    from halflabel.fitting.config import Config
     from halflabel.review.live_model import unknown_weight
     from halflabel.runs.train import train
-    from halflabel.training.config import Config
 
     rows = run.read_rows()
     with closing(AnswerStore(answers)) as store:

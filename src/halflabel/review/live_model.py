@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from halflabel.features.feature_transform import Classifier, FeatureTransform, principal_components
+from halflabel.fitting.solver import LinearSolver
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe
-from halflabel.models.feature_transform import Classifier, FeatureTransform, principal_components
 from halflabel.system.threads import use_free_cores
-from halflabel.training.solver import LinearSolver
 
 FOLDS = 3
 STRENGTH = 2e-3  # of a review that starts without labels

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.metrics.calibration import fit_logistic, sigmoid
-from halflabel.metrics.intervals import wilson
-from halflabel.metrics.positives_only import expected_f1_threshold
+from halflabel.evaluation.calibration import fit_logistic, sigmoid
+from halflabel.evaluation.intervals import wilson
+from halflabel.evaluation.positives_only import expected_f1_threshold
 from halflabel.review.live_questions import Control
 
 _PRIOR = np.array([20.0, 4.0])  # how strongly slope and offset are held at those before any control answer

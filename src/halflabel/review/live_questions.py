@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.labels.table import LabelTable
-from halflabel.review.questions import CONTROL_ABSENT, CONTROL_PRESENT, Question, choose_questions
+from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT, Question, choose_questions
 
 CONTROL_SHARE = 0.1  # share of the queue that is drawn at random
 QUEUE = 200

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.data.decode import list_images
-from halflabel.data.sources import group_images, open_images
 from halflabel.errors import UserError
+from halflabel.features.backbone_names import DEFAULT
+from halflabel.fitting.assembly import Assembly, pooled_features
+from halflabel.fitting.config import Config
+from halflabel.images.decode import list_images
+from halflabel.images.sources import group_images, open_images
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.table import LabelTable
-from halflabel.models.backbone_names import DEFAULT
 from halflabel.review.live import LiveReview
 from halflabel.review.live_model import STRENGTH, LiveModel
-from halflabel.runs.assembly import Assembly, pooled_features
 from halflabel.runs.crossfit import run_features
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import absolute_path
-from halflabel.training.config import Config
 
 
 def read_class_names(text: str) -> list[str]:

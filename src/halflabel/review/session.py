@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.review.agreement import SETTLED
-from halflabel.review.answers import Answer, AnswerStore
-from halflabel.review.doubtful_labels import doubtful_labels
-from halflabel.review.questions import Question, likely_positives
-from halflabel.review.scores import ScoredImages
+from halflabel.labels.agreement import SETTLED
+from halflabel.labels.answers import Answer, AnswerStore
+from halflabel.questions.choose import Question, likely_positives
+from halflabel.questions.doubtful_labels import doubtful_labels
 from halflabel.review.team_answers import TeamAnswers, estimate_from_controls
+from halflabel.runs.scores import ScoredImages
 
 LEASE_SECONDS = 90.0  # a question is reserved this long for the tab that shows it
 _GALLERY_ENTRIES = 240  # that a gallery can show

@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from halflabel.labels.table import LabelTable
-from halflabel.metrics.intervals import wilson
-from halflabel.review.agreement import (
+from halflabel.evaluation.intervals import wilson
+from halflabel.labels.agreement import (
     SETTLED,
     expected_errors,
     group_by_entry,
@@ -17,8 +16,9 @@ from halflabel.review.agreement import (
     is_conflict,
     measure_agreement,
 )
-from halflabel.review.answers import AnswerStore, CurrentAnswer
-from halflabel.review.questions import CONTROL_ABSENT, CONTROL_FILL, CONTROL_PRESENT, Question
+from halflabel.labels.answers import AnswerStore, CurrentAnswer
+from halflabel.labels.table import LabelTable
+from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_FILL, CONTROL_PRESENT, Question
 
 
 class TeamAnswers:

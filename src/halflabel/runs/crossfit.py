@@ -10,28 +10,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halflabel.data.decode import locate_images, none_found_error
-from halflabel.data.pack.read import is_pack, open_pack
-from halflabel.data.pack.source import open_packed_images
-from halflabel.data.quarantine import Quarantine
-from halflabel.data.sources import Features, Images, Source, Subset, group_images, open_images
-from halflabel.data.stored_features import holds_features
 from halflabel.errors import NoReadableImage, UserError
+from halflabel.features.backbones import Backbone
+from halflabel.features.heads import Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting.assembly import Assembly
+from halflabel.fitting.config import Config
+from halflabel.fitting.crossfit import FOLDS
+from halflabel.fitting.loop import fit
+from halflabel.images.decode import locate_images, none_found_error
+from halflabel.images.pack.read import is_pack, open_pack
+from halflabel.images.pack.source import open_packed_images
+from halflabel.images.quarantine import Quarantine
+from halflabel.images.sources import Features, Images, Source, Subset, group_images, open_images
+from halflabel.images.stored_features import holds_features
 from halflabel.labels.names import Names
 from halflabel.labels.split import assign_parts, group_numbers
 from halflabel.labels.table import LabelTable
-from halflabel.models.backbones import Backbone
-from halflabel.models.heads import Model
-from halflabel.models.scoring import score_source
-from halflabel.runs.assembly import Assembly
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import memory
 from halflabel.system.remote import local_folder, local_path
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.training.config import Config
-from halflabel.training.crossfit import FOLDS
-from halflabel.training.loop import fit
 
 
 class Scores(NamedTuple):

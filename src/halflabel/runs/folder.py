@@ -38,10 +38,10 @@ from halflabel.system.files import (
 )
 
 if TYPE_CHECKING:
+    from halflabel.evaluation.calibration import Platt
     from halflabel.labels.names import Names
     from halflabel.labels.rows import Rows
     from halflabel.labels.table import LabelTable
-    from halflabel.metrics.calibration import Platt
 
 
 _START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash", "split.parquet")
@@ -262,7 +262,7 @@ class RunFolder:
 
     def read_calibration(self) -> Platt:
         """Return the calibration that turns logits into probabilities."""
-        from halflabel.metrics.calibration import Platt
+        from halflabel.evaluation.calibration import Platt
 
         verify_checksum(self / "calibration.json")
         values = self.read_json("calibration.json")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halflabel.metrics.registry import shown_metrics
+from halflabel.evaluation.registry import shown_metrics
 from halflabel.system.format import decimal, points
 
 if TYPE_CHECKING:
+    from halflabel.evaluation.evaluate import Evaluation
     from halflabel.labels.table import LabelTable
-    from halflabel.runs.evaluate import Evaluation
 
 
 def model_card(

@@ -16,17 +16,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from halflabel.data.stored_features import describe_features, holds_features
 from halflabel.errors import UserError
+from halflabel.evaluation.evaluate import Evaluation
+from halflabel.features.embed import config_of_features
+from halflabel.fitting.auto import Choice, choose
+from halflabel.fitting.config import Config, declared_options
+from halflabel.fitting.solver_choice import choose_solver
+from halflabel.images.stored_features import describe_features, holds_features
 from halflabel.labels.formats import read
 from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.methods.auto import Choice, choose
 from halflabel.methods.base import Recipe, recipe
-from halflabel.models.embed import config_of_features
-from halflabel.runs.evaluate import Evaluation
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.resume import continue_training
@@ -35,8 +37,6 @@ from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.training.config import Config, declared_options
-from halflabel.training.solver_choice import choose_solver
 
 
 class TrainedRun(NamedTuple):

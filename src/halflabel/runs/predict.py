@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from halflabel.data.decode import find_images
-from halflabel.data.items import Items
-from halflabel.data.pack.read import images_not_packed
-from halflabel.data.sources import Images
-from halflabel.data.stored_features import StoredFeatures, holds_features, stored_names
 from halflabel.errors import UserError
+from halflabel.images.decode import find_images
+from halflabel.images.items import Items
+from halflabel.images.pack.read import images_not_packed
+from halflabel.images.sources import Images
+from halflabel.images.stored_features import StoredFeatures, holds_features, stored_names
 from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.runs.predictor import Predictor

@@ -16,26 +16,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.data.items import Items, pool_items
-from halflabel.data.sources import Features, Images, Source, group_images, open_images
-from halflabel.data.stored_features import StoredFeatures
-from halflabel.data.views import Plain, View
 from halflabel.errors import UserError, error_summary
+from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.evaluate import Evaluation, evaluate
+from halflabel.evaluation.positives_only import expected_f1_threshold, expected_threshold, match_positives_per_image
+from halflabel.features.backbones import LARGEST, SMALLEST, Backbone, build_backbone
+from halflabel.features.embed import checked_features
+from halflabel.features.feature_blocks import engine_device, goes_to_ray
+from halflabel.features.feature_cache import cache_features
+from halflabel.features.heads import Model, NormalisedLinear
+from halflabel.features.onnx_features import find_onnx_backbone
+from halflabel.features.scoring import ImageScorer, score_source
+from halflabel.fitting.checkpoint import load_state
+from halflabel.fitting.config import Config
+from halflabel.fitting.device import choose_device
+from halflabel.images.items import Items, pool_items
+from halflabel.images.sources import Features, Images, Source, group_images, open_images
+from halflabel.images.stored_features import StoredFeatures
+from halflabel.images.views import Plain, View
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
-from halflabel.metrics.calibration import Platt
-from halflabel.metrics.positives_only import expected_f1_threshold, expected_threshold, match_positives_per_image
-from halflabel.models.backbones import LARGEST, SMALLEST, Backbone, build_backbone
-from halflabel.models.embed import checked_features
-from halflabel.models.feature_blocks import engine_device, goes_to_ray
-from halflabel.models.feature_cache import cache_features
-from halflabel.models.heads import Model, NormalisedLinear
-from halflabel.models.onnx_features import find_onnx_backbone
-from halflabel.models.scoring import ImageScorer, score_source
-from halflabel.runs.evaluate import Evaluation, evaluate
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder import RunFolder, model_kind
 from halflabel.runs.folder_integrity import verify_checksum
@@ -43,9 +46,6 @@ from halflabel.system import distributed, memory
 from halflabel.system.files import read_json
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.validate import check_fields
-from halflabel.training.checkpoint import load_state
-from halflabel.training.config import Config
-from halflabel.training.device import choose_device
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PureWindowsPath
 from typing import Any
 
-from halflabel.training.config import Settings
+from halflabel.fitting.config import Settings
 
 # An allow-list: a new setting is private until it is added here.
 _SHOWN = (

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from halflabel.evaluation.evaluate import Evaluation
+from halflabel.fitting.callbacks import Callback
+from halflabel.fitting.config import Config
 from halflabel.labels.provenance import CONTROL_SOURCE
 from halflabel.labels.rows import Rows
 from halflabel.labels.table import LabelTable
-from halflabel.runs.evaluate import Evaluation
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.training.callbacks import Callback
-from halflabel.training.config import Config
 
 
 class TrainingJob(NamedTuple):

@@ -19,10 +19,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from halflabel.errors import UserError
+from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.system import distributed
 from halflabel.system.files import file_crc32, remote_url
 from halflabel.system.remote import MissingObject, StoreError, cache_folder, check_length, file_system, retry
-from halflabel.training.callbacks import Callback, EpochLog
 
 OCCUPIED_FIX = "choose another --out, continue it with --resume, or start it again with --force"
 

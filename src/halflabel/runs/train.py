@@ -16,36 +16,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.data.gpu_views import load_to_device
-from halflabel.data.pack.source import DeviceViews
-from halflabel.data.quarantine import TooManyBadImages
-from halflabel.data.sources import Arrays, Features, Images, Source, Subset, group_images, open_images
-from halflabel.data.stored_features import StoredFeatures
 from halflabel.errors import UserError, error_summary
+from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
+from halflabel.evaluation.registry import check_own_metrics
+from halflabel.features.heads import Head, Model
+from halflabel.features.near_copies import describe_near_copies
+from halflabel.features.scoring import score_source
+from halflabel.fitting.assembly import Assembly, pooled_features
+from halflabel.fitting.callbacks import Callback, CallbackList, EpochLog
+from halflabel.fitting.checkpoint import load_newest, load_state, save_tensors
+from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.device import choose_device
+from halflabel.fitting.loop import fit
+from halflabel.fitting.refit import Refit
+from halflabel.images.gpu_views import load_to_device
+from halflabel.images.pack.source import DeviceViews
+from halflabel.images.quarantine import TooManyBadImages
+from halflabel.images.sources import Arrays, Features, Images, Source, Subset, group_images, open_images
+from halflabel.images.stored_features import StoredFeatures
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables, choosing_table, training_and_evaluation_tables
 from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import LabelTable
 from halflabel.labels.uncertain import describe_reading
-from halflabel.metrics.registry import check_own_metrics
-from halflabel.models.heads import Head, Model
-from halflabel.models.near_copies import describe_near_copies
-from halflabel.models.scoring import score_source
-from halflabel.runs.assembly import Assembly, pooled_features
-from halflabel.runs.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.folder_integrity import verify_checksum, write_checksums
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.training.callbacks import Callback, CallbackList, EpochLog
-from halflabel.training.checkpoint import load_newest, load_state, save_tensors
-from halflabel.training.config import Config, Settings
-from halflabel.training.device import choose_device
-from halflabel.training.loop import fit
-from halflabel.training.refit import Refit
 
 _OUT_OF_FOLD = "out-of-fold scores"  # protocol of an evaluation without held-out images
 

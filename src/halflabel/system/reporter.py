@@ -26,7 +26,7 @@ class Reporter:
 
     progress: Callable[[int, int], None] = _ignore  # (images done, images in all)
     message: Callable[[str], None] = _ignore  # one line for the user
-    callback: Any = None  # a halflabel.training.callbacks.Callback, for trainings
+    callback: Any = None  # a halflabel.fitting.callbacks.Callback, for trainings
     deadline: float | None = None  # when to stop, on the clock of time.monotonic()
     fits: Callable[[int, int], None] = _ignore  # (heads fitted by the solver, heads in all)
 

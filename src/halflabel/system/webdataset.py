@@ -1,6 +1,6 @@
 """WebDataset folders: tar files in which KEY.jpg, KEY.json, … are the parts of one sample.
 
-Only the headers of the tars are read here; `data/pack` reads the images and `labels/formats/webdataset.py` the labels.
+Only headers of tars are read here; `images/pack` reads the images and `labels/formats/webdataset.py` the labels.
 A tar that is written with the same content has the same bytes, whenever that is.
 """
 

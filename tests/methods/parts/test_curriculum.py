@@ -11,10 +11,10 @@ import step_checks
 import torch
 
 from halflabel.errors import UserError
+from halflabel.evaluation import completion_rates
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
-from halflabel.metrics import completion_rates
 from halflabel.system import memory
 from halflabel.system.rng import hash_names
 from halflabel.types import Batch, Sweep

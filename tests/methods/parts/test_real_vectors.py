@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from halflabel.features.heads import Model
 from halflabel.labels.names import Names
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.label_vectors import from_file, label_vectors
-from halflabel.models.heads import Model
 
 ANIMALS = ["bird", "cat", "cow", "dog", "horse", "sheep"]
 VEHICLES = ["aeroplane", "bicycle", "boat", "bus", "car", "motorbike", "train"]

@@ -14,6 +14,7 @@ from digit_scenes import write_folder
 from typer.testing import CliRunner
 
 from halflabel.cli import app
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import LabelTable
@@ -21,7 +22,6 @@ from halflabel.papers.figures.score_distributions import score_densities
 from halflabel.report.run_facts import read_run_facts
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
 
 CLASSES = ["a$^$b", "one_$", *(f"digit {i}" for i in range(2, 10))]
 

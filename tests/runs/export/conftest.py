@@ -11,10 +11,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from halflabel.cli import app
+from halflabel.fitting.config import Config, Settings
 from halflabel.labels.table import LabelTable
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
-from halflabel.training.config import Config, Settings
 
 CLASSES = ["red", "green", "büé|x"]
 

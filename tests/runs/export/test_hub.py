@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.errors import UserError
+from halflabel.fitting.config import Config
 from halflabel.labels.table import LabelTable
 from halflabel.runs.export.hub import FILES, export_hub, push
 from halflabel.runs.export.metadata import ModelMetadata
@@ -25,7 +26,6 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor, open_model
 from halflabel.runs.train import train
-from halflabel.training.config import Config
 
 
 @pytest.fixture(scope="module")

@@ -17,22 +17,22 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.data.views import Plain
 from halflabel.errors import UserError
+from halflabel.evaluation.calibration import Platt
+from halflabel.features.backbones import build_backbone
+from halflabel.features.feature_transform import FeatureTransform, principal_components
+from halflabel.features.heads import Ensemble, Head, Linear, Model, NormalisedLinear, Weldon
+from halflabel.features.onnx_features import parity_images
+from halflabel.features.similar_images import SimilarImages
+from halflabel.images.views import Plain
 from halflabel.methods.boostlu import BoostedMaps
+from halflabel.methods.parts.embedding_heads import Bilinear
+from halflabel.methods.parts.gnn_head import GnnHead
+from halflabel.methods.parts.noise_head import LatentNoiseHead
+from halflabel.methods.parts.recurrent_head import RecurrentHead
 from halflabel.methods.parts.self_training import SaliencyHead
 from halflabel.methods.parts.semantic import GraphClassifier, LabelAwareHead, SemanticHead
 from halflabel.methods.rlsd import Regional
-from halflabel.metrics.calibration import Platt
-from halflabel.models.backbones import build_backbone
-from halflabel.models.embedding_heads import Bilinear
-from halflabel.models.feature_transform import FeatureTransform, principal_components
-from halflabel.models.gnn_head import GnnHead
-from halflabel.models.heads import Ensemble, Head, Linear, Model, NormalisedLinear, Weldon
-from halflabel.models.noise_head import LatentNoiseHead
-from halflabel.models.onnx_features import parity_images
-from halflabel.models.recurrent_head import RecurrentHead
-from halflabel.models.similar_images import SimilarImages
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import (
     ExportedGraph,

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from halflabel.features.heads import Model, find_head
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.feature_bank import Prototypes
 from halflabel.methods.parts.semantic import LabelFeatures, SemanticHead, SemanticMethod, label_features
 from halflabel.methods.parts.transfer import WarmUp, contrastive_loss
-from halflabel.models.heads import Model, find_head
 from halflabel.types import Batch, Output, Targets
 
 

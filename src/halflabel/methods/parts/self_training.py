@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from halflabel.features.heads import Head, Model, pool
 from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
-from halflabel.models.heads import Head, Model, pool
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
 

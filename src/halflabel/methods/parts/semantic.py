@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear
 
 from halflabel.errors import UserError, WrongHead
+from halflabel.features.heads import Head, Model, find_head, pool
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
 from halflabel.methods.parts.label_graph import Edges, read_edges
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import BCE, over_known
-from halflabel.models.heads import Head, Model, find_head, pool
 from halflabel.system.gpu_memory import in_chunks
 from halflabel.system.validate import MAX_SIZE, below_one, between
 from halflabel.types import Output, at_least_float32

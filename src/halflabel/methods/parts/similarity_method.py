@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method
 from halflabel.methods.parts.label_graph import LabelGraph, read_edges
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.matching_pursuit import Part, Similar, joint_omp
 from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory, group_numbers, impute
-from halflabel.models.heads import Model
 from halflabel.types import Batch
 
 _QUERIES = 512  # images searched for together, when a whole set is searched

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, softplus
 
 from halflabel.errors import UserError
+from halflabel.features.heads import Model
 from halflabel.labels.table import LabelTable
 from halflabel.methods.parts.feature_bank import SMALLEST_NORM, FeatureBank, Prototypes, check_bytes
 from halflabel.methods.parts.losses import ASL
 from halflabel.methods.parts.relabel import Ignore, never_starts
 from halflabel.methods.parts.semantic import LabelFeatures, SemanticMethod, label_features, semantic_parts
-from halflabel.models.heads import Model
 from halflabel.system.validate import MAX_SIZE, at_least, between
 from halflabel.types import Batch, Output, Targets, at_least_float32
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from halflabel.errors import UserError, missing_package
+from halflabel.fitting.config import Config
 from halflabel.methods.imcl import Interactive
 from halflabel.papers.figures import score_distributions
 from halflabel.papers.figures.inputs import FigureInputs, FigureUnavailable
@@ -21,7 +22,6 @@ from halflabel.papers.figures.neighbours import (
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import write_csv, write_json
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.training.config import Config
 
 SOURCES = {
     "densities": "After Zhou 2022 (Acknowledging the Unknown), further analysis: how far the scores of true positives "

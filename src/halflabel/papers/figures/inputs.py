@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from halflabel.data.decode import BadImage, read_image
-from halflabel.data.sources import Images, Subset, open_images
 from halflabel.errors import UserError, error_summary
+from halflabel.features.heads import Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting import checkpoint
+from halflabel.images.decode import BadImage, read_image
+from halflabel.images.sources import Images, Subset, open_images
 from halflabel.labels.table import LabelTable
 from halflabel.methods.base import Method, recipe, seeded
-from halflabel.models.heads import Model
-from halflabel.models.scoring import score_source
 from halflabel.report.run_facts import HeldOutResults, read_run_facts
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
-from halflabel.training import checkpoint
 from halflabel.types import Sweep
 
 PHOTO_SIDE = 320  # pixels of a photo's longer side

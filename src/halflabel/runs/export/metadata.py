@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from halflabel import __version__
-from halflabel.data.views import Plain, kept_shapes
 from halflabel.errors import UserError
-from halflabel.metrics.calibration import Platt
+from halflabel.evaluation.calibration import Platt
+from halflabel.images.views import Plain, kept_shapes
 from halflabel.runs.redact import shown_options
 
 if TYPE_CHECKING:

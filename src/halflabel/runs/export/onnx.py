@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halflabel.data.image_list import ImageList
-from halflabel.data.views import Plain, kept_shapes
 from halflabel.errors import UserError, error_summary
+from halflabel.evaluation.calibration import Platt
+from halflabel.features.heads import Head, Model, NormalisedLinear
+from halflabel.features.onnx_features import parity_images, quiet_exporter
+from halflabel.images.image_list import ImageList
+from halflabel.images.views import Plain, kept_shapes
 from halflabel.methods.base import recipe
-from halflabel.metrics.calibration import Platt
-from halflabel.models.heads import Head, Model, NormalisedLinear
-from halflabel.models.onnx_features import parity_images, quiet_exporter
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.system.files import atomic_write
 from halflabel.types import Output

@@ -1,0 +1,98 @@
+"""The table of the demo: three readings of the same photos, evaluated on photos whose labels were never used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halflabel.cli.demo_data import DemoData, hide_labels
+from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.evaluate import evaluate, fit_decisions
+from halflabel.features.feature_transform import Classifier
+from halflabel.features.heads import Head
+from halflabel.fitting.assembly import Assembly, pooled_features
+from halflabel.fitting.auto import choose
+from halflabel.fitting.config import Config
+from halflabel.images.sources import open_images
+from halflabel.labels.table import LabelTable
+from halflabel.runs.new_run import make_config
+from halflabel.runs.predictor import Predictor
+from halflabel.system.reporter import SILENT, Reporter
+
+NAIVE = "not labelled = absent"
+AUTO = "halflabel: not labelled = unknown"
+COMPLETE = "all labels known (the limit)"
+
+
+class Result(NamedTuple):
+    """Metrics on the test photos."""
+
+    mAP: float
+    f1: float  # micro F1: all decisions together
+
+
+@dataclass(frozen=True)
+class TestBench:
+    """Cached features of training and test photos, by which heads are fitted and evaluated in seconds."""
+
+    data: DemoData
+    classifier: Classifier | None
+    training: Tensor  # (N, D)
+    test: Tensor  # (M, D)
+
+    @classmethod
+    def open(cls, data: DemoData, config: Config, cache: Path, reporter: Reporter = SILENT) -> TestBench:
+        """Read the features that a run uses from its cache; compute those that the cache does not have."""
+        assembly = Assembly(config)
+        backbone = assembly.make_backbone()
+        views = config.views(backbone)
+        training, test = (
+            pooled_features(
+                assembly.features(
+                    backbone,
+                    open_images(table.images, data.photos, views),
+                    len(table.classes),
+                    cache,
+                    reporter=reporter,
+                )
+            )
+            for table in (data.truth, data.test)
+        )
+        return cls(data, backbone.classifier, training, test)
+
+    def measure(self, reading: str, seed: int) -> Result:
+        """Fit a head as `halflabel train` does, to the labels that a reading takes for known, and evaluate it."""
+        table = self.data.truth if reading == COMPLETE else hide_labels(self.data.truth, seed=seed)
+        if reading == NAIVE:
+            table = _unknown_as_absent(table)
+        config = make_config(choose(table.stats()), {"solver": "auto", "seed": seed}, {}, "")
+        fitted = Assembly(config).solve(self.training, table, self.classifier)
+        platt, thresholds = fit_decisions(torch.from_numpy(fitted.logits), torch.from_numpy(table.dense()))
+        return self._evaluate(fitted.head, platt, thresholds)
+
+    def evaluate_run(self, predictor: Predictor) -> Result:
+        """Evaluate a run on the test photos, as `halflabel evaluate` does."""
+        return self._evaluate(predictor.model.head, predictor.platt, predictor.thresholds)
+
+    @torch.no_grad()
+    def test_scores(self, predictor: Predictor) -> Tensor:
+        """Return the calibrated probabilities (M, C) of the test photos."""
+        return predictor.platt.scores(predictor.model.head(self.test).logits)
+
+    @torch.no_grad()
+    def _evaluate(self, head: Head, platt: Platt, thresholds: Tensor) -> Result:
+        labels = torch.from_numpy(self.data.test.dense())
+        overall = evaluate(
+            head(self.test).logits, labels, self.data.test.classes, thresholds=thresholds, platt=platt
+        ).overall
+        return Result(overall["mAP"], overall["micro_f1"])
+
+
+def _unknown_as_absent(table: LabelTable) -> LabelTable:
+    values = np.where(table.dense() > 0, 1, -1).astype(np.int8)
+    return LabelTable.from_dense(values, table.images, table.classes)

@@ -1,0 +1,28 @@
+"""Experiments: several methods × seeds × label masks on one data set, evaluated alike.
+
+compare.py         `compare`: which method is best for these labels
+study.py           `study` and `grow`: how to spend labels, and whether more labels pay
+study_result.py    points, paired differences and files of a study
+conclusions.py     sentences that the intervals of a comparison or study support
+learning_curve.py  the power law of `grow`
+grid.py            candidates, label masks, tasks, and the order in which they are run
+run_grid.py        runs the tasks within a time budget, skipping finished ones
+setup.py           options that all experiments share
+data.py            training, test and validation images; model-made labels are left out
+sources.py         the images and their features, opened once
+bench.py           trains one task on the data, as `train` would
+shared_start.py    a model that is trained once and that all tasks start from
+store.py           the folder with the finished tasks
+source_digest.py   digests of methods and metrics: what was edited is trained or measured again
+result.py          intervals, paired differences and the table
+protocol.py        how the numbers were obtained, in sentences
+meter.py           seconds and memory
+"""
+
+from __future__ import annotations
+
+from halflabel.comparison.compare import compare
+from halflabel.comparison.grid import Candidate, Grid, LabelMask, Task
+from halflabel.comparison.result import Comparison, ComparisonRow
+
+__all__ = ["Candidate", "Comparison", "ComparisonRow", "Grid", "LabelMask", "Task", "compare"]

@@ -1,0 +1,207 @@
+"""`compare`: train several methods with several seeds and label masks, and evaluate all on the same test images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Unpack, get_args
+
+from torch import Tensor
+
+from halflabel.comparison.bench import Bench, Select
+from halflabel.comparison.conclusions import conclude_comparison
+from halflabel.comparison.data import without_model_labels
+from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Search, Task
+from halflabel.comparison.protocol import describe_comparison
+from halflabel.comparison.result import Comparison, Failure, LeftOut, TaskScorer, summarise
+from halflabel.comparison.run_grid import run_grid
+from halflabel.comparison.setup import ExperimentOptions, make_bench, open_store
+from halflabel.errors import UserError
+from halflabel.fitting.auto import short_list, suited
+from halflabel.labels.rows import Rows
+from halflabel.labels.split import group_numbers
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import recipe
+from halflabel.system.reporter import SILENT
+
+
+def compare(
+    labels: LabelTable | Rows,
+    images: str | Path | Tensor,
+    methods: str | Sequence[str] = "auto",
+    *,
+    out: str | Path,
+    shares: Sequence[float] = (),
+    protocols: Sequence[str] = (),
+    seeds: int = 3,
+    select: Select = "known",
+    search: Search = "small",
+    references: bool = True,
+    **options: Unpack[ExperimentOptions],
+) -> Comparison:
+    """Train every method with every seed and label mask, and evaluate all on the same test images.
+
+    Labels made by a model are left out: they are never used for evaluation. `methods` are names, with options as in
+    "em:alpha=0.05"; "auto" stands for a short list that suits the labels. `shares` keep a share of the labels of each
+    image, `protocols` name other protocols of `halflabel.labels.drop`, as in "positives:number=2"; without both, no
+    label is hidden. `select="hidden"` selects epochs and settings on the hidden labels, and the result says so.
+    `search="small"` also tries values of the most important option and, for methods that are trained in batches, other
+    learning rates, with the first seed. `references` adds two rows: `an`, the naive reading that unknown is absent, and
+    where labels were hidden also a method for full labels that knows all of them. Further `options`: see
+    `ExperimentOptions`.
+
+    Calling again with the same folder `out` continues. Methods, shares and seeds may then be added; everything else
+    has to be the same.
+    """
+    out = Path(out)
+    label_masks = _label_masks(shares, protocols)
+    _check(select, search, label_masks)
+    table = without_model_labels(labels, options.get("reporter", SILENT))
+    bench = make_bench(table, images, out, options, select=select)
+    if not 0 < bench.config.held_out < 1:
+        raise UserError("without validation images no epoch can be selected", "use --held-out 0.2")
+    candidates, reasons = _candidates(methods, options.get("lr"), bench, label_masks)
+    for name, reason in reasons.items():
+        bench.reporter.message(f"auto: {name}: {reason}")
+    candidates, unsolved = _with_solvers(candidates, bench)
+    unfit = {(c, mask): reason for c, reason in unsolved.items() for mask in label_masks}
+    unfit |= _unfit(candidates, label_masks, bench)
+    further = _references(candidates, label_masks, bench, options.get("lr")) if references else ()
+    grid = Grid(candidates, label_masks, seeds, search, frozenset(unfit), further)
+    store = open_store(out, "comparison", bench, options)
+    store.write_csv("split.csv", ["image", "part", "group"], _split(bench))
+    store.write_test(bench.test)
+    try:
+        outcomes, not_run = run_grid(grid, bench, store, bench.reporter)
+    finally:
+        if bad := bench.bad_images():
+            store.write_csv("bad_images.csv", ["image", "path", "reason"], bad)
+    failures = [Failure(mask.name, candidate.name, "all", reason) for (candidate, mask), reason in unfit.items()]
+    failures += [
+        Failure(task.label_mask.name, task.candidate.name, task.describe(), outcome.error)
+        for task, outcome in outcomes.items()
+        if outcome.error
+    ]
+    scorer = TaskScorer(bench, store)
+    result = summarise(
+        grid,
+        outcomes,
+        scorer,
+        bench,
+        failures=tuple(failures),
+        left_out=_left_out(not_run),
+        chosen_by=reasons,
+        waiting=bench.sources.unfinished_features,
+    )
+    result = replace(
+        result,
+        conclusions=conclude_comparison(result.rows),
+        protocol=tuple(describe_comparison(grid, bench, scorer, result.rows)),
+    )
+    store.write_csv("comparison.csv", result.columns, [list(line.values()) for line in result.table()])
+    store.write_json("comparison.json", result.to_json())
+    return result
+
+
+def _label_masks(shares: Sequence[float], protocols: Sequence[str]) -> tuple[LabelMask, ...]:
+    masks = [*map(LabelMask.parse, protocols), *map(LabelMask.share, shares)]
+    return tuple(dict.fromkeys(masks)) or (LabelMask(),)
+
+
+def _check(select: str, search: str, label_masks: Sequence[LabelMask]) -> None:
+    if select not in get_args(Select):
+        raise UserError(
+            f"epochs cannot be selected by {select!r}",
+            "use known: the known labels of the validation images; or hidden: their hidden labels, reported as such",
+        )
+    if search not in get_args(Search):
+        raise UserError(f"no search is called {search!r}", "use small or none")
+    if select == "hidden" and not any(mask.protocol for mask in label_masks):
+        raise UserError("no label is hidden, so none can be selected by", "leave select out, or hide some by --shares")
+
+
+def _candidates(
+    methods: str | Sequence[str], lr: float | None, bench: Bench, label_masks: Sequence[LabelMask]
+) -> tuple[tuple[Candidate, ...], dict[str, str]]:
+    """Return the candidates, and for each method of "auto" the reason why it is one."""
+    names = [methods] if isinstance(methods, str) else list(methods)
+    candidates: dict[str, Candidate] = {}
+    reasons: dict[str, str] = {}
+    for name in names:
+        if name != "auto":
+            candidates.setdefault(name.strip(), Candidate.parse(name, lr=lr))
+            continue
+        for choice in short_list(*(bench.stats(label_mask) for label_mask in label_masks)):
+            candidate = Candidate.of_choice(choice, lr=lr)
+            if candidate.name not in candidates:
+                candidates[candidate.name], reasons[candidate.name] = candidate, choice.why
+    if not candidates:
+        raise UserError("no method is named", "use --methods auto, or names such as bce,em")
+    return tuple(candidates.values()), reasons
+
+
+def _with_solvers(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[Candidate, ...], dict[Candidate, str]]:
+    """Return the candidates, each with the solver that `train` would use; and why some cannot have the wanted one."""
+    chosen, reasons = [], {}
+    for candidate in candidates:
+        try:
+            chosen.append(bench.choose_solver(candidate))
+        except UserError as error:
+            chosen.append(candidate)
+            reasons[candidate] = error.message
+    return tuple(chosen), reasons
+
+
+def _references(
+    candidates: Iterable[Candidate], label_masks: Sequence[LabelMask], bench: Bench, lr: float | None
+) -> tuple[tuple[Candidate, LabelMask], ...]:
+    """Return the naive method for each set of labels with unknown ones, and one without a label mask if all mask."""
+    pairs = []
+    if not any(candidate.method == NAIVE for candidate in candidates):
+        naive = replace(bench.choose_solver(Candidate.parse(NAIVE, lr=lr)), role="naive")
+        serves = recipe(NAIVE).serves
+        regimes = {mask: bench.stats(mask).regime for mask in label_masks}
+        pairs += [(naive, mask) for mask, regime in regimes.items() if regime != "full" and regime in serves]
+    if LabelMask() not in label_masks:
+        stats = bench.stats(LabelMask())
+        choice = next(iter(suited(stats)), None)
+        if choice is not None and stats.regime in recipe(choice.method).serves:
+            oracle = bench.choose_solver(Candidate.of_choice(choice, lr=lr))
+            pairs.append((replace(oracle, role="oracle"), LabelMask()))
+    return tuple(pairs)
+
+
+def _unfit(
+    candidates: Iterable[Candidate], label_masks: Iterable[LabelMask], bench: Bench
+) -> dict[tuple[Candidate, LabelMask], str]:
+    """Return the pairs whose method cannot learn from such labels, with the reason."""
+    unfit = {}
+    for label_mask in label_masks:
+        regime = bench.stats(label_mask).regime
+        for candidate in candidates:
+            try:
+                recipe(candidate.method).check_regime(regime)
+            except UserError as error:
+                unfit[candidate, label_mask] = error.message
+    return unfit
+
+
+def _left_out(tasks: Sequence[Task]) -> tuple[LeftOut, ...]:
+    by_row: dict[tuple[str, str], list[Task]] = {}
+    for task in tasks:
+        by_row.setdefault((task.label_mask.name, task.candidate.name), []).append(task)
+    return tuple(
+        LeftOut(labels, method, len(left), tuple(sorted({task.seed for task in left})))
+        for (labels, method), left in by_row.items()
+    )
+
+
+def _split(bench: Bench) -> list[tuple[str, str, int]]:
+    """Return the image, the part and the number of the group of each image."""
+    parts = (("train", bench.rest.images, bench.groups), ("test", bench.test.images, bench.data.test_groups))
+    return [
+        (name, part, group)
+        for part, names, groups in parts
+        for name, group in zip(names, group_numbers(groups, len(names)).tolist(), strict=True)
+    ]

@@ -1,0 +1,332 @@
+"""The grid of an experiment: candidates × label masks × seeds, the search for settings, and the order of the tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Literal
+
+from halflabel.errors import UserError
+from halflabel.fitting.auto import Choice
+from halflabel.labels import drop
+from halflabel.labels.table import LabelTable
+from halflabel.labels.uncertain import parse_uncertain
+from halflabel.methods.base import recipe
+
+Options = tuple[tuple[str, Any], ...]
+Search = Literal["small", "none"]
+
+NAIVE = "an"  # the method that takes every unknown label as absent
+_RATES = (1 / 3, 3.0)  # tried besides the learning rate of the method
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method with options, written as "em" or "em:alpha=0.05:…"."""
+
+    name: str
+    method: str
+    options: Options
+    lr: float  # 0 for the solver lbfgs, which has none
+    weight_decay: float
+    solver: Literal["lbfgs", "sgd"] = "sgd"
+    role: Literal["", "naive", "oracle"] = ""  # of a reference that is compared with the given methods
+    uncertain: str = ""  # how it trains on uncertain labels, if not as the others
+
+    @classmethod
+    def parse(cls, text: str, *, lr: float | None = None) -> Candidate:
+        """
+        >>> Candidate.parse("em:alpha=0.05").options
+        (('alpha', 0.05),)
+        """
+        name, texts = _parse(text)
+        method = recipe(name)
+        uncertain = texts.pop("uncertain", "")
+        if uncertain:
+            parse_uncertain(uncertain)
+        options = method.parse(texts)
+        method.make(**options)  # raises an error for values that the method does not take
+        lr = method.lr if lr is None else lr
+        return cls(text.strip(), name, _options(options), lr, method.weight_decay, uncertain=uncertain)
+
+    @classmethod
+    def of_choice(cls, choice: Choice, *, lr: float | None = None) -> Candidate:
+        """Return the method of a rule of `auto`; epochs and similar settings are the same for all methods."""
+        options = "".join(f":{option}={value}" for option, value in choice.options.items())
+        return cls.parse(choice.method + options, lr=choice.settings.get("lr") if lr is None else lr)
+
+    def trials(self) -> tuple[str, tuple[Any, ...]]:
+        """Return the main hyper-parameter and other values to try; none if it was given, or has no effect."""
+        return ("", ()) if self.role else _trials(self.method, self.options)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The factors of other learning rates to try."""
+        return () if self.role or self.solver == "lbfgs" else _RATES
+
+
+@dataclass(frozen=True)
+class LabelMask:
+    """Hides labels from training: a protocol of `halflabel.labels.drop` and its options; "" hides nothing."""
+
+    protocol: str = ""
+    options: Options = ()
+
+    @classmethod
+    def share(cls, share: float) -> LabelMask:
+        """Keep a share of the labels of every image; 1 keeps all."""
+        if not 0 < share <= 1:
+            raise UserError(f"the share {share:g} is not in (0, 1]", "give shares such as 0.1,0.3,1")
+        return cls("partial", (("share", float(share)),)) if share < 1 else cls()
+
+    @classmethod
+    def parse(cls, text: str) -> LabelMask:
+        """
+        >>> LabelMask.parse("per-class:positives=20:negatives=30").options
+        (('negatives', 30), ('positives', 20))
+        """
+        name, texts = _parse(text)
+        takes = drop.protocol_options(name)
+        options = _options({key: _typed(text, key, value, takes) for key, value in texts.items()})
+        drop.check_options(name, texts)
+        return cls(name, options)
+
+    @property
+    def name(self) -> str:
+        """
+        >>> LabelMask().name, LabelMask.share(0.1).name, LabelMask.parse("positives:number=2").name
+        ('all', '10 %', 'positives:number=2')
+        """
+        if not self.protocol:
+            return "all"
+        if self.protocol == "partial" and len(self.options) == 1:
+            return f"{100 * self.kept:g} %"
+        return ":".join([self.protocol, *(f"{name}={value}" for name, value in self.options)])
+
+    @property
+    def kept(self) -> float:
+        """The share of the labels of each image that is kept, for the protocol "partial"; else NaN."""
+        if not self.protocol:
+            return 1.0
+        return float(dict(self.options)["share"]) if self.protocol == "partial" else math.nan
+
+    def apply(self, table: LabelTable, seed: int) -> LabelTable:
+        return drop.apply(self.protocol, table, seed=seed, **dict(self.options)) if self.protocol else table
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training run: a candidate with a label mask, a seed and settings."""
+
+    candidate: Candidate
+    label_mask: LabelMask
+    seed: int
+    lr: float
+    options: Options
+
+    @property
+    def pair(self) -> tuple[Candidate, LabelMask]:
+        return self.candidate, self.label_mask
+
+    @property
+    def key(self) -> str:
+        """A readable and unique file name."""
+        candidate, label_mask = self.candidate, self.label_mask
+        content = [candidate.method, label_mask.protocol, label_mask.options, self.seed, self.lr, self.options]
+        content += [candidate.weight_decay, *([candidate.uncertain] if candidate.uncertain else [])]
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
+        words = re.sub(r"[^A-Za-z0-9.+=-]+", "_", f"{self.candidate.method}-{self.label_mask.name}-seed{self.seed}")
+        return f"{words[:80]}-{digest}"
+
+    def describe(self) -> str:
+        parts = [self.candidate.name, f"labels {self.label_mask.name}", f"seed {self.seed}"]
+        parts += [f"lr {self.lr:.2g}"] if self.candidate.solver == "sgd" else []
+        parts += [f"{name} {value}" for name, value in self.options if name not in dict(self.candidate.options)]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a task besides its test scores; `error` is the reason if it failed."""
+
+    select: float = math.nan  # the validation metric of the best epoch, or that of the out-of-fold scores
+    measure: str = ""  # "mAP", or "assumed_mAP" if unknown labels count as absent
+    best_epoch: int = 0  # 0 for the solver lbfgs
+    known: float = math.nan  # the share of the training entries that are known
+    seconds: float = 0.0  # of all epochs, validation included
+    wall: float = 0.0  # with everything before and after the epochs
+    memory: int | None = None  # bytes
+    memory_kind: str = ""
+    log: tuple[Mapping[str, Any], ...] = ()
+    strength: float = math.nan  # of the solver lbfgs, chosen by out-of-fold scores
+    CF1: float = math.nan  # on the test images, at the thresholds of the run
+    OF1: float = math.nan
+    own_metrics: Mapping[str, float] = field(default_factory=dict)  # those of plugins
+    error: str = ""
+
+    @property
+    def rank(self) -> float:
+        """The value to select settings by; failed runs and runs without validation come last."""
+        return -math.inf if self.error or math.isnan(self.select) else self.select
+
+
+Results = Mapping[Task, Outcome]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All tasks of an experiment; `unfit` pairs, whose method cannot learn from such labels, have none.
+
+    `references` are further pairs, which are trained with default settings.
+    """
+
+    candidates: tuple[Candidate, ...]
+    label_masks: tuple[LabelMask, ...]
+    seeds: int
+    search: Search = "small"
+    unfit: frozenset[tuple[Candidate, LabelMask]] = frozenset()
+    references: tuple[tuple[Candidate, LabelMask], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise UserError(f"{self.seeds} seeds give no result", "use 1 or more")
+
+    @property
+    def pairs(self) -> list[tuple[Candidate, LabelMask]]:
+        pairs = [(c, h) for h in self.label_masks for c in self.candidates if (c, h) not in self.unfit]
+        return [*pairs, *self.references]
+
+    def runs(self, candidate: Candidate) -> int:
+        """Return the number of tasks of a candidate per label mask."""
+        return self.seeds + (len(candidate.rates) + len(candidate.trials()[1]) if self.search == "small" else 0)
+
+    @property
+    def total(self) -> int:
+        return sum(self.runs(candidate) for candidate, _ in self.pairs)
+
+    def tasks(self, outcomes: Results) -> Iterator[Task]:
+        """Yield the tasks in order; `outcomes` must have the outcome of each before the next one is requested.
+
+        In rounds over all pairs: first every candidate with its default settings and seed 0; then the search, other
+        learning rates and, at the best of them, other values of the main hyper-parameter; then the selected settings
+        with seed 1, and so on. No candidate gets a second seed before all have had their first.
+        """
+        for pair in self.pairs:
+            yield self._default(*pair)
+        if self.search == "small":
+            for rate in _RATES:
+                for pair in self.pairs:
+                    first = self._default(*pair)
+                    if rate in pair[0].rates:
+                        yield replace(first, lr=first.lr * rate)
+            most = max((len(candidate.trials()[1]) for candidate, _ in self.pairs), default=0)
+            for number in range(most):
+                for pair in self.pairs:
+                    yield from self._option_tasks(*pair, outcomes)[number : number + 1]
+        for seed in range(1, self.seeds):
+            for pair in self.pairs:
+                yield replace(self.chosen(*pair, outcomes), seed=seed)
+
+    def tried(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> list[Task]:
+        """Return the tasks of the search of a pair that were run, in order."""
+        tasks = [self._default(candidate, label_mask)]
+        if self.search == "small":
+            tasks = [*self._rated(candidate, label_mask), *self._option_tasks(candidate, label_mask, outcomes)]
+        return [task for task in tasks if task in outcomes]
+
+    def chosen(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> Task:
+        """Return the task of seed 0 with the best validation metric; of equal ones the first."""
+        return _best(self.tried(candidate, label_mask, outcomes), outcomes) or self._default(candidate, label_mask)
+
+    def finished(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> dict[int, Task]:
+        """Return the finished task of each seed with the chosen settings, without those that failed."""
+        chosen = self.chosen(candidate, label_mask, outcomes)
+        tasks = {seed: replace(chosen, seed=seed) for seed in range(self.seeds)}
+        return {seed: task for seed, task in tasks.items() if task in outcomes and not outcomes[task].error}
+
+    def _default(self, candidate: Candidate, label_mask: LabelMask) -> Task:
+        return Task(candidate, label_mask, 0, candidate.lr, candidate.options)
+
+    def _rated(self, candidate: Candidate, label_mask: LabelMask) -> list[Task]:
+        """Return the default task, and those with other learning rates."""
+        first = self._default(candidate, label_mask)
+        return [first, *(replace(first, lr=first.lr * rate) for rate in candidate.rates)]
+
+    def _option_tasks(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> list[Task]:
+        """Return tasks with other values of the main hyper-parameter at the best learning rate."""
+        rated = self._rated(candidate, label_mask)
+        best = _best([task for task in rated if task in outcomes], outcomes) or rated[0]
+        name, values = candidate.trials()
+        return [replace(best, options=_options({**dict(best.options), name: value})) for value in values]
+
+
+@cache
+def _trials(method: str, options: Options) -> tuple[str, tuple[Any, ...]]:
+    method_recipe = recipe(method)
+    for name, values in method_recipe.tunes(dict(options)).items():
+        if name not in dict(options):
+            default = method_recipe.options[name].default
+            return name, tuple(value for value in values if value != default)
+    return "", ()
+
+
+def _best(tasks: Sequence[Task], outcomes: Results) -> Task | None:
+    return max(tasks, key=lambda task: outcomes[task].rank, default=None)
+
+
+def parse_budget(text: str) -> float:
+    """Return the seconds of "90s", "30m", "2h" or "1h30m".
+
+    >>> parse_budget("1h30m")
+    5400.0
+    """
+    number = r"(\d*\.?\d+)"
+    match = re.fullmatch(rf"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
+    parts = [float(part or 0) for part in match.groups()] if match else [0.0] * 3
+    seconds = sum(part * unit for part, unit in zip(parts, (3600, 60, 1), strict=True))
+    if seconds <= 0:
+        raise UserError(f"{text!r} is not a duration", "write a budget such as 90s, 30m, 2h or 1h30m")
+    return seconds
+
+
+def deadline_of(budget: float | str | None) -> float | None:
+    """Return when a budget, in seconds or as text, ends, by `time.monotonic`; None without a budget."""
+    seconds = parse_budget(budget) if isinstance(budget, str) else budget
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def _parse(text: str) -> tuple[str, dict[str, str]]:
+    """Return the parts of "name:key=value:key=value"."""
+    name, *pairs = text.strip().split(":")
+    texts = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UserError(f"{pair!r} in {text!r} is not an option", "write NAME:option=value, such as em:alpha=0.05")
+        texts[key.strip().replace("-", "_")] = value.strip()
+    return name, texts
+
+
+def _typed(text: str, key: str, value: str, takes: Mapping[str, inspect.Parameter]) -> Any:
+    """Return the value of an option of a protocol, with the type in its signature."""
+    if key not in takes or key in ("table", "seed"):
+        names = [name for name in takes if name not in ("table", "seed")]
+        raise UserError(f"{text.split(':')[0]} takes no {key}", f"it takes: {', '.join(names) or 'no options'}")
+    kind = str(takes[key].annotation)
+    try:
+        if "bool" in kind:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
+        return int(value) if "int" in kind else float(value)
+    except (KeyError, ValueError):
+        raise UserError(f"{value!r} is not a value for {key} in {text!r}", "give a number, or true or false") from None
+
+
+def _options(values: Mapping[str, Any]) -> Options:
+    return tuple(sorted(values.items()))

@@ -1,0 +1,185 @@
+"""The folder of a comparison or study, with one file per finished task. Only this module knows its file names."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.comparison.grid import Outcome, Task
+from halflabel.comparison.source_digest import method_digest, metrics_digest
+from halflabel.errors import UserError
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import recipe
+from halflabel.system.files import atomic_write, read_json, to_json_value, write_csv, write_json
+
+What = Literal["comparison", "study"]
+
+_STUDY = ("study.csv", "study.json")
+_FLOATS = tuple(column.name for column in fields(Outcome) if column.type == "float")  # null in JSON: not a number
+_REASONS = {
+    "resolved_options": "an option of {} has another default now",
+    "source": "the code that trains {} was edited",
+    "metrics": "a metric was added, removed or edited",
+}
+_DAMAGED = "its files are damaged"
+
+
+class StoredRun(NamedTuple):
+    """The outcome of a finished task; None if there is none to use, with the reason if there was one."""
+
+    outcome: Outcome | None
+    reason: str = ""
+
+
+class Store:
+    """The folder of a comparison or study, in which it can be continued.
+
+    config.json        what all results depend on         tasks/KEY.json   the outcome of a finished task
+    split.csv          which images are for the test      tasks/KEY.npy    its logits of the test images, float32
+    comparison.csv     the table                          unfinished/      checkpoints of the running task
+    comparison.json    the table and its details          bad_images.csv
+    test.parquet       the test labels, for the page of the comparison
+    study.csv, study.json   instead of comparison.* in the folder of a study
+    """
+
+    def __init__(self, folder: Path, what: What = "comparison") -> None:
+        self.folder, self.what = folder, what
+
+    def start(self, identity: Mapping[str, Any], *, force: bool = False) -> bool:
+        """Create the folder or continue in it; returns True if it existed.
+
+        Results of other settings are refused, unless `force` removes them.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"{self.folder} is a file", "name a folder for the results with --out")
+        wanted = to_json_value(dict(identity))
+        path = self.folder / "config.json"
+        if (self.folder / "config.yaml").exists():
+            raise UserError(f"{self.folder} holds a training run", "choose another --out")
+        if path.exists():
+            stored = self._read_config()
+            if not force:
+                _check_same(self.folder, self.what, stored, wanted)
+                return True
+            # The new settings are written last, so that an interruption leaves the old ones.
+            for name in ("tasks", "unfinished"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            for name in (
+                "comparison.csv",
+                "comparison.json",
+                "split.csv",
+                "bad_images.csv",
+                "test.parquet",
+                "report.html",
+                *_STUDY,
+            ):
+                (self.folder / name).unlink(missing_ok=True)
+        write_json(path, {"what": self.what, **wanted})
+        return False
+
+    def _read_config(self) -> dict[str, Any]:
+        content = read_json(self.folder / "config.json", "choose another --out")
+        if not isinstance(content, dict) or content.pop("what", None) != self.what:
+            raise UserError(f"{self.folder} holds something other than a {self.what}", "choose another --out")
+        return content
+
+    def read(self, task: Task, shape: tuple[int, int]) -> StoredRun:
+        """Return the outcome of a finished task, or why it must be run again."""
+        try:
+            content = json.loads(self._json(task).read_text(encoding="utf-8"))
+            for name, value in _made_by(task).items():
+                if content.get(name, "") != value:
+                    return StoredRun(None, _REASONS[name].format(task.candidate.method))
+            values = content["outcome"]
+            numbers = {name: math.nan for name in _FLOATS if values[name] is None}
+            outcome = Outcome(**{**values, **numbers, "log": tuple(values["log"])})
+            if outcome.error:
+                return StoredRun(None, "it failed before")
+            if np.load(self._npy(task), mmap_mode="r", allow_pickle=False).shape != shape:
+                return StoredRun(None, _DAMAGED)
+        except FileNotFoundError:
+            return StoredRun(None)
+        except (OSError, ValueError, KeyError, TypeError, EOFError):
+            return StoredRun(None, _DAMAGED)
+        return StoredRun(outcome)
+
+    def write(self, task: Task, outcome: Outcome, logits: NDArray[np.float32] | None) -> None:
+        """Write the logits, then the JSON file: its presence means that the task is finished."""
+        if logits is not None:
+            with atomic_write(self._npy(task)) as temporary, open(temporary, "wb") as file:
+                np.save(file, logits.astype(np.float32, copy=False))
+        about = {
+            "method": task.candidate.method,
+            "contender": task.candidate.name,
+            "labels": task.label_mask.name,
+            "seed": task.seed,
+            "lr": task.lr,
+            "weight_decay": task.candidate.weight_decay,
+            "options": dict(task.options),
+            **_made_by(task),
+        }
+        write_json(self._json(task), {**about, "outcome": asdict(outcome)})
+        shutil.rmtree(self.unfinished(task), ignore_errors=True)
+
+    def logits(self, task: Task) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = np.load(self._npy(task), allow_pickle=False)
+        return logits
+
+    def unfinished(self, task: Task) -> Path:
+        """Return the folder for the checkpoints of the running task."""
+        return self.folder / "unfinished" / task.key
+
+    def write_csv(self, name: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        write_csv(self.folder / name, header, rows)
+
+    def write_json(self, name: str, content: Any) -> None:
+        write_json(self.folder / name, content)
+
+    def write_test(self, table: LabelTable) -> None:
+        """Write the test labels, which are the same for all tasks, unless they are already written."""
+        from halflabel.labels import formats
+
+        if not (self.folder / "test.parquet").exists():
+            formats.write(table, self.folder / "test.parquet")
+
+    def _json(self, task: Task) -> Path:
+        return self.folder / "tasks" / f"{task.key}.json"
+
+    def _npy(self, task: Task) -> Path:
+        return self.folder / "tasks" / f"{task.key}.npy"
+
+
+def _made_by(task: Task) -> dict[str, Any]:
+    """Return what a stored run must have in common with its task, besides the values in its file name."""
+    method = recipe(task.candidate.method)
+    defaults = {name: option.default for name, option in method.options.items()}
+    return {
+        "resolved_options": to_json_value({**defaults, **dict(task.options)}),
+        "source": method_digest(method.name, task.candidate.solver),
+        "metrics": metrics_digest(),
+    }
+
+
+def _check_same(folder: Path, what: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    changed = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
+    if changed:
+        named = ", ".join(_change(name, stored.get(name), wanted.get(name)) for name in changed)
+        raise UserError(
+            f"{folder} holds a {what} with other settings: {named}",
+            "give the same options, choose another --out, or add --force to start again",
+        )
+
+
+def _change(name: str, before: Any, now: Any) -> str:
+    """Describe one setting that differs, without digests."""
+    if any(isinstance(value, str) and len(value) == 64 for value in (before, now)):
+        return f"the {name} changed"
+    return f"{name.replace('_', ' ')} was {before}, is {now}"

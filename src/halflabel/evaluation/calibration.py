@@ -1,0 +1,288 @@
+"""Calibration: from logits to probabilities, fitted on known labels.
+
+`fit_platt` fits one curve for all classes, `fit_class_platt` one per class; `positives_only` has those for labels of
+which only positives are known. Imports no torch: the review page, which uses it, starts without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit
+
+from halflabel.system.validate import check_fields
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Floats = NDArray[np.float64]
+
+_EM_ROUNDS = 12  # updates of the spread of the classes
+_NEWTON_STEPS = 4  # in each of these rounds
+_MAX_STEPS = 50  # of Newton's method in a logistic regression
+_MAX_ENTRIES = 1 << 20  # above that, known entries with similar logits are fitted as one
+_BINS = 1024  # of the logits of a class, then
+_PRIOR_SPREAD = np.array([0.2, 0.5])  # of slope and offset, before answers correct probabilities
+_BLOCK_ENTRIES = 1 << 20  # entries of an image block
+
+
+class Platt(NamedTuple):
+    """p = σ(slope_c · z' + offset_c), with z = slope · x + offset and z' = z, or bend · z above 0 (Platt 1999).
+
+    Fitted on `known` labels. `assumption` says in words under which assumption p holds; "" where the known labels
+    include enough negatives. Without `class_slope` and `class_offset` all classes share one curve, p = σ(z').
+    """
+
+    slope: float = 1.0
+    offset: float = 0.0
+    known: int = 0
+    assumption: str = ""
+    bend: float = 1.0
+    class_slope: tuple[float, ...] = ()  # (C,) > 0
+    class_offset: tuple[float, ...] = ()  # (C,)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], classes: int) -> Platt:
+        """Read the values of `_asdict` from JSON; raise ValueError if they are not a calibration of so many classes."""
+        numbers = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        platt = cls(**check_fields(cls, numbers))
+        sizes = {len(platt.class_slope), len(platt.class_offset)}
+        parameters = (platt.slope, platt.offset, platt.bend, *platt.class_slope, *platt.class_offset)
+        if sizes not in ({0}, {classes}) or not all(map(math.isfinite, parameters)):
+            raise ValueError("the calibration does not fit the classes")
+        return platt
+
+    def per_class(self, classes: int) -> ClassPlatt:
+        """Return the same curves with a slope and an offset of each class: the reverse of `ClassPlatt.as_platt`."""
+        slope, offset = np.array(self.class_slope or np.ones(classes)), np.array(self.class_offset or np.zeros(classes))
+        return ClassPlatt(slope, offset, (self.slope, self.offset), (1.0, self.bend))
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Logits (…, C) -> probabilities (…, C)."""
+        z = self.slope * logits + self.offset
+        if self.bend != 1:
+            z = z.clamp(max=0) + self.bend * z.clamp(min=0)
+        if self.class_slope:
+            z = z * z.new_tensor(self.class_slope) + z.new_tensor(self.class_offset)
+        return z.sigmoid()
+
+
+def fit_platt(logits: Tensor, labels: Tensor) -> Platt:
+    """Fit the pair that maximises the likelihood of the known labels.
+
+    Returns (1, 0) where one sign is missing, or where the scores rank the known labels backwards: probabilities keep
+    the order of the logits. Targets are (n⁺ + 1)/(n⁺ + 2) and 1/(n⁻ + 2) instead of 1 and 0, as Platt proposes, so that
+    perfectly separated labels do not drive the slope to infinity.
+    """
+    known = (labels != 0) & ~logits.isnan()
+    x, present = logits[known].double().cpu().numpy(), (labels[known] > 0).cpu().numpy()
+    positives = int(present.sum())
+    negatives = len(x) - positives
+    if not positives or not negatives:
+        return Platt()
+    target = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+    weight = np.full(len(x), 1 / len(x))
+    slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), np.zeros(2)).tolist()
+    return Platt(slope, offset, len(x)) if slope > 0 and math.isfinite(slope) and math.isfinite(offset) else Platt()
+
+
+class ClassPlatt(NamedTuple):
+    """p = σ(slope_c · bent(slope · x + offset) + offset_c), where bent(z) = low · z below 0 and high · z above."""
+
+    slope: Floats  # (C,) > 0
+    offset: Floats  # (C,)
+    shared: tuple[float, float] = (1.0, 0.0)  # slope > 0 and offset of all classes
+    bend: tuple[float, float] = (1.0, 1.0)  # low, high > 0
+
+    def as_platt(self, known: int) -> Platt:
+        """Return the same curves as a calibration of a model, fitted on `known` labels."""
+        low, high = self.bend
+        slope, offset = tuple((low * self.slope).tolist()), tuple(self.offset.tolist())
+        return Platt(*self.shared, known, bend=high / low, class_slope=slope, class_offset=offset)
+
+    def scores(self, logits: NDArray[Any], column: NDArray[Any] | None = None) -> NDArray[np.float32]:
+        """Logits (B, C) -> probabilities (B, C); with `column`, of single entries (n,) of these classes. NaN stays."""
+        classes: Any = slice(None) if column is None else column
+        z = _bent(self.shared[0] * np.asarray(logits, np.float64) + self.shared[1], self.bend)
+        return sigmoid(self.slope[classes] * z + self.offset[classes]).astype(np.float32)
+
+
+def fit_class_platt(column: NDArray[Any], logits: NDArray[Any], present: NDArray[np.bool_], classes: int) -> ClassPlatt:
+    """Fit one Platt pair per class, shrunk towards the fit of all classes: more so the fewer labels a class has.
+
+        z = slope · x + offset and then z' = bent(z), fitted to all known entries;   p = σ((1 + a_c) z' + b_c)
+        minus log posterior of a class = Σ_known log loss + a_c² / 2 s_a² + b_c² / 2 s_b²
+
+    The bend gives confident positives and confident negatives different slopes; a single logistic curve would follow
+    the many negatives alone. The spreads s_a and s_b are fitted to the classes (expectation-maximisation with a
+    normal approximation, "empirical Bayes"): where classes are alike, all share one curve, and a class without known
+    labels gets the shared curve. Where one sign is missing there is nothing to fit, and p = σ(x).
+
+    column, logits, present: one per known entry (n,). Above a million entries, those of a class in one of 1,024 ranges
+    of logits count as one entry with their mean and number. Memory: about 60 bytes per entry that is then left, 100
+    per class, and 32 per class and range.
+    """
+    a, b = np.zeros(classes), np.zeros(classes)
+    if present.all() or not present.any():
+        return ClassPlatt(a + 1, b)
+    if len(logits) > _MAX_ENTRIES:
+        column, x, target, weight = _grouped(column, logits, present, classes)
+    else:
+        x, target, weight = np.asarray(logits, np.float64), present.astype(np.float64), np.ones(len(logits))
+    slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), np.array([0.01, 1e-4]))
+    if slope <= 0:  # the scores rank the known labels backwards: probabilities keep the order of the logits
+        return ClassPlatt(a + 1, b)
+    z = slope * x + offset
+    design = np.stack([np.minimum(z, 0), np.maximum(z, 0), np.ones_like(z)], 1)
+    low, high, _ = fit_logistic(design, target, weight, np.array([1.0, 1.0, 0.0]), np.ones(3))
+    bend = (max(float(low), 0.2), max(float(high), 0.2))
+    z = _bent(z, bend)
+    spread_a, spread_b = 0.3, 1.0
+    has_labels = np.bincount(column, minlength=classes) > 0
+
+    def class_sums(values: Floats) -> Floats:
+        return np.asarray(np.bincount(column, values, classes), np.float64)
+
+    for _ in range(_EM_ROUNDS):
+        for _ in range(_NEWTON_STEPS):
+            p = sigmoid((1 + a[column]) * z + b[column])
+            residual, curvature = weight * (p - target), weight * p * (1 - p)
+            gradient_a, gradient_b = class_sums(residual * z) + a / spread_a**2, class_sums(residual) + b / spread_b**2
+            aa = class_sums(curvature * z * z) + 1 / spread_a**2
+            ab = class_sums(curvature * z)
+            bb = class_sums(curvature) + 1 / spread_b**2
+            determinant = aa * bb - ab * ab
+            # Steps are limited: far from the optimum, where the curvature is small, a full step may overshoot.
+            a -= np.clip((bb * gradient_a - ab * gradient_b) / determinant, -0.5, 0.5)
+            b -= np.clip((aa * gradient_b - ab * gradient_a) / determinant, -1.0, 1.0)
+            a = np.maximum(a, -0.8)  # probabilities keep the order of the logits
+        spread_a = float(np.sqrt(np.mean((a**2 + bb / determinant)[has_labels]).clip(0.02**2, 1.0)))
+        spread_b = float(np.sqrt(np.mean((b**2 + aa / determinant)[has_labels]).clip(0.05**2, 9.0)))
+    return ClassPlatt(1 + a, b, (float(slope), float(offset)), bend)
+
+
+class Recalibration(NamedTuple):
+    """How answers to random questions correct probabilities: logit p' = slope · logit p + offset."""
+
+    slope: float
+    offset: float
+    covariance: Floats  # (2, 2) of slope and offset after the answers
+    check: str = ""  # what the answers say about the probabilities, in words
+
+    def apply(self, p: NDArray[Any]) -> Floats:
+        return sigmoid(self.slope * _logit(p) + self.offset)
+
+    def undo(self, logits: Floats) -> Floats:
+        """Return the logits before the correction of the logits after it."""
+        return (logits - self.offset) / self.slope
+
+    def draws(self, count: int) -> Floats:
+        """Return pairs of slope and offset that are plausible after the answers, (count, 2)."""
+        generator = np.random.default_rng(0)
+        return generator.multivariate_normal([self.slope, self.offset], self.covariance, count)
+
+
+def recalibrate(p: NDArray[Any], present: NDArray[np.bool_], *, keep_slope: bool = False) -> Recalibration:
+    """Correct probabilities (n,) by the answers to these n questions, which must be a random sample of entries.
+
+    Logistic regression on logit p with a normal prior around no change, so that few answers change little; the
+    uncertainty is that of the normal approximation at the optimum. `keep_slope`: answers about likely entries alone
+    would change the slope, and with it the unlikely entries, for which they are no evidence.
+    """
+    design, prior, strength = _with_ones(_logit(p)), np.array([1.0, 0.0]), 1 / _PRIOR_SPREAD**2
+    if keep_slope:
+        strength = np.array([1e9, strength[1]])
+    slope, offset = fit_logistic(design, present.astype(np.float64), np.ones(len(p)), prior, strength).tolist()
+    curvature = sigmoid(design @ np.array([slope, offset]))
+    precision = (design * (curvature * (1 - curvature))[:, None]).T @ design + np.diag(strength)
+    expected, spread = float(np.sum(p)), math.sqrt(float(np.sum(p * (1 - p)))) or 1.0
+    deviation = (int(present.sum()) - expected) / spread
+    agrees = "agree with" if abs(deviation) < 2 else f"are {'fewer' if deviation < 0 else 'more'} than"
+    check = f"{int(present.sum())} of {len(p)} control answers are yes and {agrees} the {expected:.1f} expected before"
+    return Recalibration(slope, offset, np.asarray(np.linalg.inv(precision), np.float64), check)
+
+
+def has_negatives_to_calibrate(labels: NDArray[Any]) -> bool:
+    """Return whether shares of known labels tell about unknown ones: at least as many are absent as present.
+
+    Where people mostly note what they see, known entries are mostly present and unknown ones mostly absent: a
+    probability fitted on the known ones is far too high for the others. To rank scores fewer negatives are enough, see
+    `evaluation.ranking_quality.has_negatives_to_rank`.
+    """
+    return int((labels < 0).sum()) >= max(int((labels > 0).sum()), 1)
+
+
+def image_blocks(images: int | NDArray[np.int64], classes: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the numbers of so many images, or these numbers, in blocks: all entries would not fit into memory."""
+    numbers = np.arange(images) if isinstance(images, int) else images
+    step = max(1, _BLOCK_ENTRIES // max(classes, 1))
+    for first in range(0, len(numbers), step):
+        yield numbers[first : first + step]
+
+
+def sigmoid(x: NDArray[Any]) -> Floats:
+    """1 / (1 + exp(−x)) without overflow."""
+    return np.asarray(expit(np.asarray(x, np.float64)))
+
+
+def fit_logistic(design: Floats, target: Floats, weight: Floats, prior: Floats, strength: Floats) -> Floats:
+    """Fit a logistic regression by Newton's method with step halving: design (n, k) -> coefficients (k,).
+
+    Minimises Σ weight · log loss + ½ Σ strength · (coefficients − prior)², beginning at `prior`.
+    """
+    coefficients = prior.copy()
+    damping = np.diag(strength + 1e-9)  # the damping keeps a flat curvature invertible
+
+    def loss(w: Floats) -> float:
+        z = design @ w
+        return float(weight @ (np.logaddexp(0, z) - target * z) + 0.5 * np.sum(strength * (w - prior) ** 2))
+
+    current = loss(coefficients)
+    for _ in range(_MAX_STEPS):
+        p = sigmoid(design @ coefficients)
+        gradient = design.T @ (weight * (p - target)) + strength * (coefficients - prior)
+        move = np.linalg.solve((design * (weight * p * (1 - p))[:, None]).T @ design + damping, gradient)
+        size = 1.0
+        while (after := loss(coefficients - size * move)) > current and size > 1e-6:
+            size /= 2
+        coefficients, current = coefficients - size * move, after
+        if float(np.abs(size * move).max()) < 1e-9:
+            break
+    return coefficients
+
+
+def _logit(p: NDArray[Any]) -> Floats:
+    inside: Floats = np.clip(np.asarray(p, np.float64), 1e-7, 1 - 1e-7)
+    return np.log(inside / (1 - inside))
+
+
+def _with_ones(x: Floats) -> Floats:
+    return np.stack([x, np.ones_like(x)], 1)
+
+
+def _bent(z: Floats, bend: tuple[float, float]) -> Floats:
+    return bend[0] * np.minimum(z, 0) + bend[1] * np.maximum(z, 0)
+
+
+def _grouped(
+    column: NDArray[Any], logits: NDArray[Any], present: NDArray[np.bool_], classes: int
+) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
+    """(class, mean logit, share present, number) of the entries in each non-empty range of logits of each class."""
+    low, high = np.quantile(logits[:: 1 + len(logits) // _MAX_ENTRIES], (0.001, 0.999)).astype(np.float64)
+    # Outlying logits get ranges too, but a few huge ones do not widen all others.
+    low, high = max(float(logits.min()), 2 * low - high), min(float(logits.max()), 2 * high - low)
+    counts, sums, positives = np.zeros((3, classes * _BINS))
+    for first in range(0, len(logits), _MAX_ENTRIES):
+        block = slice(first, first + _MAX_ENTRIES)
+        x = logits[block].astype(np.float64)
+        cell = np.clip((x - low) * (_BINS / max(high - low, 1e-9)), 0, _BINS - 1).astype(np.int64)
+        cell += column[block].astype(np.int64) * _BINS
+        for totals, values in ((counts, None), (sums, x), (positives, present[block])):
+            totals += np.bincount(cell, values, len(totals))
+    filled = np.flatnonzero(counts)
+    count = counts[filled]
+    return filled // _BINS, sums[filled] / count, positives[filled] / count, count

@@ -1,0 +1,275 @@
+"""Evaluation of scores on known labels, with a description of the protocol."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halflabel import metrics
+from halflabel.evaluation._inputs import row_blocks
+from halflabel.evaluation.calibration import Platt, fit_class_platt, fit_platt, has_negatives_to_calibrate, recalibrate
+from halflabel.evaluation.positives_only import (
+    expected_f1_threshold,
+    fit_positives_only,
+    log_odds_of_unknown,
+    lower_odds,
+    match_positives_per_image,
+)
+from halflabel.evaluation.registry import own_metrics
+from halflabel.labels.names import Names
+from halflabel.labels.split import group_numbers
+from halflabel.labels.stats import are_nearly_all_positive
+from halflabel.system import memory
+
+_FOLDS = 5  # of the images, in the choice between one curve and one per class
+_FEWEST_UNLIKELY = 10  # random answers about unlikely entries from which on answers change the slope of the curve
+_COMPARED_ENTRIES = 1 << 22  # entries that this choice uses
+GROUPED = 10  # from this number of classes on, mAP is also computed for five groups of classes
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics over all classes, and one row per class with its interval and its number of known labels."""
+
+    overall: dict[str, float]
+    per_class: list[dict[str, Any]]
+    protocol: str
+
+    def noting_excluded(self, count: int, *, with_answers: bool = False) -> Evaluation:
+        """Return a copy whose protocol says that `count` labels made by a model, or answers, were not used."""
+        kind = "labels made by a model or asked for in a review" if with_answers else "labels made by a model"
+        note = f"; {count} {kind} are not used" if count else ""
+        return replace(self, protocol=self.protocol + note)
+
+
+class ValidationMetric:
+    """Computes the metric of validation logits after each epoch; `select` picks the best epoch; higher is better.
+
+    With known negatives it is the mAP over known entries. If only positives are known, every ranking of the known
+    entries is perfect, so unknown entries then count as absent: biased, but it still ranks epochs, and it needs no
+    hidden labels.
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels
+        self.assumes_absent = not bool((labels < 0).any())
+
+    def __call__(self, logits: Tensor) -> dict[str, float]:
+        readable = ~torch.isnan(logits).any(1)
+        labels = self.labels[readable]
+        if self.assumes_absent:
+            labels = torch.where(labels > 0, 1, -1).to(torch.int8)
+        value = metrics.mean_average_precision(logits[readable], labels)
+        return {"assumed_mAP" if self.assumes_absent else "mAP": value, "select": value}
+
+
+class Decisions(NamedTuple):
+    """How a model decides: a class is present where its calibrated probability reaches its threshold."""
+
+    platt: Platt  # from logits to probabilities, with the assumption under which they hold
+    thresholds: Tensor  # (C,)
+
+
+def fit_decisions(
+    logits: Tensor, labels: Tensor, *, control: Tensor | None = None, positives_per_image: float = 0.0
+) -> Decisions:
+    """Fit calibration and thresholds to logits (N, C) by models that did not see these labels; NaN rows are left out.
+
+    Where enough negatives are known the calibration is fitted on the known labels: one curve for all classes, or one
+    per class shrunk towards it, whichever predicts known labels of other images better. Where labels are positives
+    only, or mostly, unknown entries are not like the known ones: probabilities then rest on an assumption about which
+    present labels were given, see `metrics.positives_only`, or on the number of `positives_per_image` that somebody
+    states. Answers to random questions in `control` (N, C) correct these probabilities and check the assumption.
+    The threshold is the same for all classes: the probability that maximises the expected micro F1.
+    """
+    x, known = logits.cpu().numpy(), labels.cpu().numpy()
+    is_like_unknown = bool((known != 0).all()) or has_negatives_to_calibrate(known)
+    platt = _fit_known(logits, labels) if is_like_unknown else fit_positives_only(x, known)
+    if control is not None and platt.assumption:
+        platt = _correct(platt, logits, known, control)
+    if positives_per_image:
+        platt = match_positives_per_image(x, platt, positives_per_image)
+    threshold = expected_f1_threshold(platt.scores(logits).cpu().numpy())
+    return Decisions(platt, torch.full((labels.shape[1],), threshold))
+
+
+def _correct(platt: Platt, logits: Tensor, known: NDArray[Any], control: Tensor) -> Platt:
+    """Correct a calibration from positives by answers (N, C) to random questions about unknown entries."""
+    is_answered = (control != 0) & ~logits.isnan()
+    if not bool(is_answered.any()):
+        return platt
+    p = platt.scores(logits.double()).numpy()
+    positives, classes = (known > 0).sum(1), known.shape[1]
+    # The correction is that of unknown entries, whose odds are lower: they were not given.
+    shift = log_odds_of_unknown(positives, classes, float(np.nansum(p)))
+    unknown = lower_odds(p, shift)
+    p_answered = unknown[is_answered.numpy()]
+    is_one_sided = int((p_answered < 0.5).sum()) < _FEWEST_UNLIKELY
+    change = recalibrate(p_answered, (control[is_answered] > 0).numpy(), keep_slope=is_one_sided)
+    expected = positives.sum() + float(np.nansum(change.apply(unknown)[known == 0]))
+    after = log_odds_of_unknown(positives, classes, expected)
+    curves = platt.per_class(classes)
+    offset = change.slope * (curves.offset + shift) + change.offset - after
+    return platt._replace(
+        assumption=f"{platt.assumption}; {change.check}",
+        class_slope=tuple((change.slope * curves.slope).tolist()),
+        class_offset=tuple(offset.tolist()),
+    )
+
+
+def _fit_known(logits: Tensor, labels: Tensor) -> Platt:
+    """Fit one curve for all classes, or one per class if that has a lower log loss in five folds of the images.
+
+    The mean loss of an image must be lower by two standard errors: otherwise fewer parameters are as good.
+    """
+    step = max(1, -(-labels.numel() // _COMPARED_ENTRIES))
+    x, known = logits[::step], labels[::step]
+    fold = torch.arange(len(x)) % _FOLDS
+    loss = torch.zeros(2, len(x), dtype=torch.float64)
+    for number in range(_FOLDS):
+        inside, outside = fold != number, fold == number
+        judged, present = (known[outside] != 0) & ~x[outside].isnan(), (known[outside] > 0).double()
+        for kind, fit in enumerate((fit_platt, _fit_classes)):
+            p = fit(x[inside], known[inside]).scores(x[outside].double().nan_to_num())
+            entry = torch.nn.functional.binary_cross_entropy(p, present, reduction="none")
+            loss[kind, outside] = (entry * judged).sum(1)
+    gain = loss[0] - loss[1]
+    is_better = len(x) > 1 and float(gain.mean()) > 2 * float(gain.std()) / math.sqrt(len(x))
+    return (_fit_classes if is_better else fit_platt)(logits, labels)
+
+
+def _fit_classes(logits: Tensor, labels: Tensor) -> Platt:
+    """Fit one curve per class, shrunk towards the curve of all classes."""
+    known = (labels != 0) & ~logits.isnan()
+    column, present = known.nonzero()[:, 1].cpu().numpy(), (labels[known] > 0).cpu().numpy()
+    fitted = fit_class_platt(column, logits[known].double().cpu().numpy(), present, labels.shape[1])
+    return fitted.as_platt(len(column))
+
+
+def evaluate(
+    logits: Tensor,
+    labels: Tensor,
+    classes: Names,
+    *,
+    thresholds: Tensor | float = 0.5,
+    platt: Platt | None = None,
+    annotations: NDArray[np.int64] | None = None,
+    groups: Sequence[object] | NDArray[np.int64] | None = None,
+) -> Evaluation:
+    """Evaluate logits (N, C) on labels (N, C): known entries only, without images that could not be read.
+
+    A class without known negatives has no AP and is left out of mAP, because every ranking of its known entries is
+    perfect. If no class has known negatives, no decision can be a false positive either: all metrics but recall are
+    NaN, and the protocol says so. `thresholds` is one value for all classes or one per class, (C,). With the number of
+    known training labels per class in `annotations` (C,), mAP is also computed for five groups of classes, from G1
+    (fewest labels) to G5. Intervals resample images, or whole `groups` (N,) of them.
+    """
+    readable = torch.cat([torch.zeros(0, dtype=torch.bool), *(~logits[r].isnan().any(1) for r in row_blocks(logits))])
+    group = group_numbers(groups, len(labels))[readable.cpu().numpy()]
+    if not readable.all():
+        logits, labels = _take_rows(logits, readable), labels[readable]
+    scores = memory.scratch_zeros(logits.shape, what=f"the scores of {len(logits)} images take")
+    for rows in row_blocks(logits):
+        scores[rows] = (platt or Platt()).scores(logits[rows])
+    overall = metrics.summary(scores, labels, thresholds)
+    overall |= own_metrics(scores, labels, torch.as_tensor(thresholds).expand(len(classes)))
+    intervals = metrics.bootstrap(logits, labels, n=400, groups=group)
+    overall["mAP"] = intervals.mean  # from logits, like every AP: probabilities near 1 round to ties
+    overall["mAP_low"], overall["mAP_high"] = intervals.mean_low, intervals.mean_high
+    if annotations is not None and len(classes) >= GROUPED:
+        groups = metrics.group_means(intervals.ap, annotations).groups.tolist()
+        overall |= {f"G{number}": value for number, value in enumerate(groups, 1)}
+    overall["images"] = float(len(labels))
+    counts = metrics.decision_counts(scores, labels, thresholds)
+    threshold_of = np.broadcast_to(np.asarray(thresholds), (len(classes),))
+    present, absent = (labels > 0).sum(0).tolist(), (labels < 0).sum(0).tolist()
+    per_class: list[dict[str, Any]] = [
+        {
+            "class": name,
+            "present": present[c],
+            "absent": absent[c],
+            "AP": float(intervals.ap[c]),
+            "AP_low": float(intervals.ap_low[c]),
+            "AP_high": float(intervals.ap_high[c]),
+            "threshold": float(threshold_of[c]),
+            "precision": float(counts.precision[c]),
+            "recall": float(counts.recall[c]),
+        }
+        for c, name in enumerate(classes)
+    ]
+    unreadable = int((~readable).sum())
+    protocol = (
+        f"known entries only; {int((labels != 0).sum())} of {labels.numel()} entries known; "
+        f"AP non-interpolated, tied scores together; {sum(not math.isnan(row['AP']) for row in per_class)} of "
+        f"{len(classes)} classes have a known positive and a known negative; 95 % intervals from 400 resamples of the "
+        f"{'images' if groups is None else 'groups of images'}, wider where known positives are few; present or absent "
+        "by "
+        + (
+            f"one threshold of {threshold_of[0]:.2g}"
+            if len(np.unique(threshold_of)) == 1
+            else "the threshold of each class"
+        )
+    )
+    if are_nearly_all_positive(labels, labels.numel()):
+        recall = counts.hits.double() / counts.positives  # NaN for a class without known positives
+        overall = dict.fromkeys(overall, math.nan) | {"images": overall["images"]}
+        overall |= {"CR": float(recall.nanmean()), "OR": float(counts.hits.sum() / counts.positives.sum())}
+        overall["classes"] = float((counts.positives > 0).sum())
+        overall |= _estimate_precision(scores, labels, thresholds, group)
+        unmeasured = dict.fromkeys(("AP", "AP_low", "AP_high", "precision"), math.nan)
+        per_class = [row | unmeasured | {"recall": float(recall[c])} for c, row in enumerate(per_class)]
+        count = sum(absent)
+        few = f"only {count} labels are known to be absent" if count else "no label is known to be absent"
+        assumption = platt.assumption if platt is not None and platt.assumption else "scores are probabilities"
+        protocol += f"; {few}, so recall is measured and precision is estimated, assuming that {assumption}"
+    if unreadable:
+        protocol += f"; {unreadable} of these {len(readable)} images could not be read and are left out"
+    return Evaluation(overall, per_class, protocol)
+
+
+def _take_rows(table: Tensor, wanted: Tensor) -> Tensor:
+    """Return some rows of a table (N, C), in a scratch file if they are large."""
+    rows = wanted.nonzero()[:, 0]
+    taken = memory.scratch_zeros((len(rows), table.shape[1]), what=f"the logits of {len(rows)} images take")
+    for block in row_blocks(taken):
+        taken[block] = table[rows[block]]
+    return taken
+
+
+def _estimate_precision(
+    scores: Tensor, labels: Tensor, thresholds: Tensor | float, group: NDArray[np.int64]
+) -> dict[str, float]:
+    """Expected precision, recall and micro F1 of the decisions if scores (N, C) are probabilities.
+
+    Known labels count as certain. The 95 % interval of the precision comes from 400 resamples of the groups (N,) of
+    images: it says nothing about the assumption.
+    """
+    p = torch.where(labels == 0, scores.double(), (labels > 0).double()).cpu().numpy()
+    called = (scores >= torch.as_tensor(thresholds)).cpu().numpy()
+    per_image = np.stack([(p * called).sum(1), called.sum(1), p.sum(1)], 1)  # expected hits, called, expected present
+    generator = np.random.default_rng(0)
+    images = max(len(p), 1)
+    number = np.unique(group, return_inverse=True)[1].reshape(-1)
+    per_group = np.stack([np.bincount(number, column) for column in per_image.T], 1)
+    drawn = (generator.integers(0, max(len(per_group), 1), len(per_group)) for _ in range(400))
+    resampled = np.stack([per_group[groups].sum(0) for groups in drawn])
+    with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "All-NaN slice")  # nothing is called present
+        low, high = np.nanpercentile(resampled[:, 0] / resampled[:, 1], (2.5, 97.5))
+        hits, count, present = per_image.sum(0)
+        return {
+            "estimated_precision": float(hits / count),
+            "estimated_precision_low": float(low),
+            "estimated_precision_high": float(high),
+            "estimated_recall": float(hits / present),
+            "estimated_f1": float(2 * hits / (count + present)),
+            "called_present": float(count / images),
+        }

@@ -1,0 +1,121 @@
+"""The metrics that are shown: one table, read by `evaluate`, `compare`, the report and the model card.
+
+A metric of your own is a function of scores (N, C), labels (N, C) in {−1, 0, +1} and thresholds, in a file that
+HALFLABEL_PLUGINS lists:
+
+    from halflabel.evaluation.registry import metric
+
+    @metric("Hamming loss", note="share of wrong decisions; 0 is best")
+    def hamming_loss(scores, labels, thresholds):
+        known = labels != 0
+        return float(((scores >= thresholds) != (labels > 0))[known].float().mean())
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from halflabel.errors import UserError
+from halflabel.system.format import decimal, points
+from halflabel.system.plugin_sources import remember
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Compute = Callable[["Tensor", "Tensor", "Tensor"], float]
+
+
+class Metric(NamedTuple):
+    """A metric as it is shown: its title, whether in points of 100, and a note for the report."""
+
+    title: str
+    note: str
+    is_share: bool = False
+    compute: Compute | None = None  # None for those of `metrics.summary`
+
+
+class Shown(NamedTuple):
+    """The value of a metric as text."""
+
+    title: str
+    value: str
+    note: str
+
+
+_TABLE: dict[str, Metric] = {
+    "micro_f1": Metric("micro F1", "all entries together; 100 is best", is_share=True),
+    "macro_f1": Metric("macro F1", "mean over classes; 100 is best", is_share=True),
+    "ECE": Metric("calibration error", "how far scores are off; 0 is best"),
+}
+
+
+def metric(title: str, *, note: str = "", is_share: bool = False) -> Callable[[Compute], Compute]:
+    """Register a function of (scores, labels, thresholds) under its own name.
+
+    scores (N, C) are calibrated probabilities, labels (N, C) are −1, 0 (unknown) or +1, thresholds (C,). The score of
+    an unknown entry should not change the result; NaN means that nothing can be measured. `is_share`: from 0 to 1,
+    shown in points of 100.
+    """
+
+    def register(compute: Compute) -> Compute:
+        name = compute.__name__
+        earlier = _TABLE.get(name)
+        if earlier is not None and (earlier.compute is None or earlier.compute.__module__ != compute.__module__):
+            raise ValueError(f"two metrics are called {name!r}")
+        remember(compute)
+        _TABLE[name] = Metric(title, note, is_share, compute)
+        return compute
+
+    return register
+
+
+def own_functions() -> dict[str, Compute]:
+    """Return the functions of the metrics that plugins have registered, by name."""
+    return {name: each.compute for name, each in sorted(_all().items()) if each.compute is not None}
+
+
+def own_metrics(scores: Tensor, labels: Tensor, thresholds: Tensor) -> dict[str, float]:
+    """Compute the metrics that plugins have registered."""
+    values = {}
+    for name, compute in own_functions().items():
+        try:
+            values[name] = float(compute(scores, labels, thresholds))
+        except Exception as error:  # any error of the user's function
+            raise UserError(
+                f"the metric {name} fails: {type(error).__name__}: {error}",
+                f"it takes scores, labels and thresholds and returns one number: see {compute.__code__.co_filename}",
+            ) from error
+    return values
+
+
+def check_own_metrics() -> None:
+    """Try the metrics of plugins on a small example, so that a training does not end in their error."""
+    import torch
+
+    labels = torch.tensor([[1, -1], [0, 1]], dtype=torch.int8)
+    own_metrics(torch.tensor([[0.9, 0.2], [0.3, 0.8]]), labels, torch.tensor([0.5, 0.5]))
+
+
+def shown_metrics(values: Mapping[str, float]) -> list[Shown]:
+    """Return the metrics of the table that `values` has, as text."""
+    return [
+        Shown(each.title, points(values[name]) if each.is_share else decimal(values[name]), each.note)
+        for name, each in _all().items()
+        if name in values
+    ]
+
+
+def mean_of(outcomes: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over runs; NaN where a run lacks it."""
+    runs = list(outcomes)
+    names = dict.fromkeys(name for run in runs for name in run)
+    return {name: sum(run.get(name, math.nan) for run in runs) / len(runs) for name in names}
+
+
+def _all() -> Mapping[str, Metric]:
+    from halflabel.system import plugins
+
+    plugins.load()
+    return _TABLE

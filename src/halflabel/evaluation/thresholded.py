@@ -1,0 +1,247 @@
+"""Metrics of decisions against known labels: present or absent, by a threshold or by the top k of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.evaluation._inputs import ArrayLike, as_pair, as_tensor, row_blocks
+from halflabel.evaluation.ranking import mean_average_precision, mean_known
+
+
+class Counts(NamedTuple):
+    """Counts of known entries per class, each (C,) int64: true positives, predicted positives, positives, negatives.
+
+    Rates are NaN for a class without a known positive or without a known negative: there is nothing to find, or no
+    possible false alarm, and predicting "present" everywhere would be perfect.
+    """
+
+    hits: Tensor
+    predicted: Tensor
+    positives: Tensor
+    negatives: Tensor
+
+    @property
+    def precision(self) -> Tensor:
+        """hits / predicted (C,): 0 with nothing predicted."""
+        return self._share(self.hits, self.predicted)
+
+    @property
+    def recall(self) -> Tensor:
+        """hits / positives (C,)."""
+        return self._share(self.hits, self.positives)
+
+    @property
+    def f1(self) -> Tensor:
+        """2 hits / (predicted + positives) (C,)."""
+        return self._share(2 * self.hits, self.predicted + self.positives)
+
+    @property
+    def judged(self) -> Tensor:
+        """Classes with a known positive and a known negative: bool (C,)."""
+        return (self.positives > 0) & (self.negatives > 0)
+
+    def total(self) -> Counts:
+        """Return the counts of all classes together, as one class."""
+        return Counts(*(column.sum(0, keepdim=True) for column in self))
+
+    def _share(self, part: Tensor, whole: Tensor) -> Tensor:
+        return (part.double() / whole.clamp(min=1)).masked_fill_(~self.judged, torch.nan)
+
+
+class PrecisionRecallF1(NamedTuple):
+    """Precision, recall and F1 averaged over classes (C-, macro) and overall (O-, micro).
+
+    `classes` is the number of classes with a known positive and a known negative, over which CP, CR and macro_f1 are
+    averaged.
+    """
+
+    CP: float
+    CR: float
+    CF1: float
+    OP: float
+    OR: float
+    OF1: float
+    macro_f1: float
+    micro_f1: float
+    classes: int
+
+
+def precision_recall_f1(
+    scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5, *, top_k: int | None = None
+) -> PrecisionRecallF1:
+    """Precision, recall and F1 of decisions over known entries (Durand 2019, supplementary A.3).
+
+    Per class c: P_c = hits_c / predicted_c, R_c = hits_c / positives_c, F1_c = 2 hits_c / (predicted_c + positives_c).
+      CP, CR, macro_f1   means of P_c, R_c, F1_c over the classes with a known positive and a known negative
+      CF1                2 CP CR / (CP + CR), which is not macro_f1
+      OP, OR, OF1        the same from hits, predicted and positives summed over all classes; micro_f1 = OF1
+    Conventions: a class without a known positive is left out of CP, CR and macro_f1, but its false alarms count in OP.
+    A class without a known negative, for which "present" cannot be wrong, is left out too, but its entries count in OP
+    and OR. The precision of a class with nothing predicted is 0 (some papers leave such a class out, which rewards
+    predicting nothing). CF1 is 0 where CP and CR are. Without any known positive or any known negative, all are NaN.
+
+    Arguments and decisions as in `decision_counts`.
+    """
+    return rates(decision_counts(scores, labels, thresholds, top_k=top_k))
+
+
+def rates(counts: Counts) -> PrecisionRecallF1:
+    """Compute precision, recall and F1 from the counts of each class: see `precision_recall_f1`."""
+    total = counts.total()
+    cp, cr = mean_known(counts.precision), mean_known(counts.recall)
+    of1 = float(total.f1)
+    return PrecisionRecallF1(
+        CP=cp,
+        CR=cr,
+        CF1=0.0 if cp + cr == 0 else 2 * cp * cr / (cp + cr),
+        OP=float(total.precision),
+        OR=float(total.recall),
+        OF1=of1,
+        macro_f1=mean_known(counts.f1),
+        micro_f1=of1,
+        classes=int(counts.judged.sum()),
+    )
+
+
+def decision_counts(
+    scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5, *, top_k: int | None = None
+) -> Counts:
+    """Count hits, predicted, positives and negatives of each class over known entries.
+
+    scores, labels: (N, C); labels in {-1, 0, +1}, 0 skipped. An entry is predicted present where score >= threshold,
+    one number or (C,), rounded to the scores' type; or, with `top_k`, where it is among the k highest scores of its
+    image, equal scores by lower class index. The top k is taken among all classes, and only its known entries count:
+    with `top_k` alone the score of an unknown entry matters, because it can take one of the k places.
+    """
+    table, known = as_pair(scores, labels)
+    counts = torch.zeros(len(Counts._fields), table.shape[1], dtype=torch.int64, device=table.device)
+    for rows, decided in _decisions(table, thresholds, top_k):
+        present, absent = known[rows] > 0, known[rows] < 0
+        parts = (decided & present, decided & (present | absent), present, absent)
+        counts += torch.stack([part.sum(0) for part in parts])
+    return Counts(*counts)
+
+
+def exact_match(
+    scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5, *, top_k: int | None = None
+) -> float:
+    """Return the 0-1 exact match: the share of images whose known entries are all right (Durand 2019, eq. 16).
+
+    Images without a known entry are left out; NaN if none is left. Arguments and decisions as in `decision_counts`.
+    """
+    table, known = as_pair(scores, labels)
+    right = images = 0
+    for rows, decided in _decisions(table, thresholds, top_k):
+        labelled = known[rows] != 0
+        wrong = labelled & (decided != (known[rows] > 0))
+        counted = labelled.any(1)
+        images += int(counted.sum())
+        right += int((counted & ~wrong.any(1)).sum())
+    return right / images if images else float("nan")
+
+
+def accuracy(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Return the share of images whose highest score is that of their one positive; for single-label data.
+
+    One positive implies that all other classes are absent, so that the highest score is taken among all classes,
+    labelled -1 or not; of equal scores, that of the lower class index. Images without a positive are left out, NaN if
+    none is left; an image with two positives raises UserError.
+
+    scores, labels: (N, C).
+    """
+    table, known = as_pair(scores, labels)
+    right = images = 0
+    for rows in row_blocks(table):
+        present = known[rows] > 0
+        number = present.sum(1)
+        if bool((number > 1).any()):
+            image = int((number > 1).nonzero()[0])
+            raise UserError(
+                f"image {rows.start + image} has {int(number[image])} positives",
+                "accuracy is for single-label data: use mean_average_precision or precision_recall_f1",
+            )
+        labelled = number == 1
+        if bool(labelled.any()):
+            best = table[rows][labelled].argmax(1, keepdim=True)
+            right += int(present[labelled].gather(1, best).sum())
+            images += int(labelled.sum())
+    return right / images if images else float("nan")
+
+
+def calibration_error(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
+    """Return the expected calibration error of probabilities over known entries, in equal bins (Guo 2017, eq. 3).
+
+    ECE = sum over bins b of n_b / n * | share of +1 in b - mean score in b |
+
+    Bin b contains b/bins <= score < (b+1)/bins, the last one also 1. NaN without a known entry. A score of a known
+    entry outside [0, 1] raises UserError.
+
+    scores, labels: (N, C).
+    """
+    if bins < 1:
+        raise UserError(f"{bins} bins are not possible", "use at least 1")
+    table, known = as_pair(scores, labels)
+    sums = torch.zeros(3, bins, dtype=torch.float64, device=table.device)
+    for rows in row_blocks(table):
+        labelled = known[rows] != 0
+        score = table[rows][labelled].double()
+        if score.numel() and (float(score.min()) < 0 or float(score.max()) > 1):
+            raise UserError(
+                f"scores range from {float(score.min()):g} to {float(score.max()):g}",
+                "pass probabilities: apply a sigmoid to the logits",
+            )
+        number = (score * bins).long().clamp_(max=bins - 1)
+        present = (known[rows][labelled] > 0).double()
+        for total, weight in zip(sums, (torch.ones_like(score), score, present), strict=True):
+            total += torch.bincount(number, weight, minlength=bins)
+    entries, score_sum, present_sum = sums
+    return float((present_sum - score_sum).abs().sum() / entries.sum())
+
+
+def summary(scores: ArrayLike, labels: ArrayLike, thresholds: float | ArrayLike = 0.5) -> dict[str, float]:
+    """Return all single-number metrics of probabilities (N, C) against labels (N, C), over known entries.
+
+    "classes" is the number of classes with a known positive and a known negative, over which mAP, CP, CR and macro_f1
+    are averaged.
+    """
+    return {
+        "mAP": mean_average_precision(scores, labels),
+        **{name: float(value) for name, value in precision_recall_f1(scores, labels, thresholds)._asdict().items()},
+        "exact_match": exact_match(scores, labels, thresholds),
+        "ECE": calibration_error(scores, labels),
+    }
+
+
+def _decisions(scores: Tensor, thresholds: float | ArrayLike, top_k: int | None) -> Iterator[tuple[slice, Tensor]]:
+    """Yield blocks of images with their decisions, bool (n, C)."""
+    classes = scores.shape[1]
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top_k is {top_k}", "ask for at least 1 class per image")
+    limits = (
+        as_tensor(thresholds)
+        if not isinstance(thresholds, int | float)
+        else torch.tensor([thresholds], dtype=torch.float64)
+    )
+    if limits.numel() != 1 and limits.shape != (classes,):
+        raise UserError(
+            f"thresholds have the shape {tuple(limits.shape)}", f"give one number, or one per class: ({classes},)"
+        )
+    if bool(limits.isnan().any()):
+        raise UserError("a threshold is NaN", "give every class a number, such as 0.5")
+    limits = limits.reshape(-1).to(scores)
+    for rows in row_blocks(scores):
+        yield rows, scores[rows] >= limits if top_k is None else _top(scores[rows], top_k)
+
+
+def _top(scores: Tensor, k: int) -> Tensor:
+    """Return which entries are among the k highest of their row, equal ones by lower class index: bool (n, C)."""
+    if k >= scores.shape[1]:
+        return torch.ones_like(scores, dtype=torch.bool)
+    lowest = scores.topk(k, dim=1).values[:, -1:]
+    above, tied = scores > lowest, scores == lowest
+    return above | (tied & (tied.cumsum(1) <= k - above.sum(1, keepdim=True)))

@@ -1,1 +1,0 @@
-"""The data, the picture and the table of `halflabel demo`."""

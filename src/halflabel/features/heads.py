@@ -1,0 +1,219 @@
+"""Heads, which turn a backbone's features or maps into logits, and the model that joins backbone and head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from halflabel.errors import UserError, WrongHead
+from halflabel.features.feature_transform import FeatureTransform
+from halflabel.features.similar_images import SimilarImages
+from halflabel.images.image_list import ImageList
+from halflabel.types import Output, at_least_float32
+
+
+def pool(features: Tensor) -> Tensor:
+    """Mean over places: (B, D, h, w) -> (B, D); pooled features (B, D) are returned unchanged."""
+    return features.mean(dim=(2, 3)) if features.ndim == 4 else features
+
+
+class Head(nn.Module):
+    """(B, D) pooled features or (B, D, h, w) maps -> Output."""
+
+    needs_maps = False  # True: pooled features are not enough
+
+    def forward(self, features: Tensor) -> Output:
+        raise TypeError(f"{type(self).__name__} does not define forward")
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        """Evidence per place and class, for heat maps: (B, D, h, w) -> (B, C, h, w)."""
+        raise TypeError(f"{type(self).__name__} has no class maps")
+
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        """Start from a linear classifier x = W f + b, W (C, D), b (C,); heads without such a start ignore it."""
+
+
+HeadMaker = Callable[[int, int], Head]  # (D, C) -> head
+H = TypeVar("H", bound=Head)
+
+
+class Linear(Head):
+    """x = W · (mean of the features over places) + b. Memory: 4·D bytes per class."""
+
+    def __init__(self, channels: int, classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.linear = nn.Linear(channels, classes)
+
+    def forward(self, features: Tensor) -> Output:
+        pooled = pool(features)
+        return Output(self.linear(self.dropout(pooled)), pooled)
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        return torch.einsum("cd,bdhw->bchw", self.linear.weight, maps) + self.linear.bias.view(1, -1, 1, 1)
+
+    @torch.no_grad()
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        self.linear.weight.copy_(weight)
+        self.linear.bias.copy_(bias)
+
+
+class NormalisedLinear(Head):
+    """x = W · transform(mean over places of the features) + b, optionally mixed with similar training images.
+
+    `fitting.crossfit` fits all parts: the transform on the training features, W and b by a solver, the similar images
+    from out-of-fold scores. Memory: 4·D′ bytes per class beside that of its parts.
+    """
+
+    def __init__(self, transform: FeatureTransform, classes: int, similar: SimilarImages | None = None) -> None:
+        super().__init__()
+        self.transform = transform
+        self.linear = nn.Linear(transform.out_channels, classes)
+        self.similar = similar
+
+    def forward(self, features: Tensor) -> Output:
+        pooled = pool(features)
+        normalised = self.transform(pooled)
+        logits = self.linear(normalised)
+        return Output(logits if self.similar is None else self.similar(normalised, logits), pooled)
+
+    @classmethod
+    def from_shapes(cls, state: Mapping[str, Tensor], prefix: str = "") -> NormalisedLinear | None:
+        """Return an empty head with the shapes of a state dict, or None if the state belongs to another head."""
+        names = [f"{prefix}transform.class_weight", f"{prefix}linear.weight"]
+        if not all(name in state for name in names):
+            return None
+        (pretraining, channels), (classes, _) = (state[name].shape for name in names)
+        transform = FeatureTransform(channels, pretraining)
+        keys = state.get(f"{prefix}similar.keys")
+        similar = None if keys is None else SimilarImages(len(keys), transform.out_channels, classes)
+        return cls(transform, classes, similar)
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        batch, _, height, width = maps.shape
+        places = maps.permute(0, 2, 3, 1).flatten(0, 2)
+        logits: Tensor = self.linear(self.transform(places))
+        return logits.view(batch, height, width, -1).permute(0, 3, 1, 2)
+
+
+class Weldon(Head):
+    """x = ½ (mean of the k⁺ highest cells + mean of the k⁻ lowest cells) of each class map. Durand 2016 (WELDON).
+
+    Class maps A = 1×1 convolution of the features, after dropout of single elements. k < 1 is a share of the cells
+    (rounded, at least one), k ≥ 1 a number of cells (at most all). With k⁻ = 0, x is the mean of the highest cells.
+    (B, D, h, w) -> logits (B, C), maps (B, C, h, w). Pooled features (B, D) are maps of one cell, on which the head is
+    linear. Memory: 4·(D + 1) bytes per class.
+    """
+
+    needs_maps = True
+
+    def __init__(
+        self, channels: int, classes: int, k_plus: float = 0.1, k_minus: float = 0.1, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.k_plus = k_plus
+        self.k_minus = k_minus
+        self.dropout = nn.Dropout(dropout)
+        self.conv = nn.Conv2d(channels, classes, 1)
+
+    def forward(self, features: Tensor) -> Output:
+        places = features if features.ndim == 4 else features[:, :, None, None]
+        maps = self.class_maps(self.dropout(places))
+        return Output(self._score(maps.flatten(2)), pool(features), maps)
+
+    def _score(self, cells: Tensor) -> Tensor:
+        """(B, C, h·w) -> (B, C)."""
+        high = cells.topk(_cells(self.k_plus, cells.shape[2]), dim=2, sorted=False).values.mean(2)
+        if self.k_minus == 0:
+            return high
+        low = cells.topk(_cells(self.k_minus, cells.shape[2]), dim=2, largest=False, sorted=False).values.mean(2)
+        return high / 2 + low / 2  # halved first: the sum could overflow in half precision
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        scored: Tensor = self.conv(maps)
+        return scored
+
+
+def _cells(k: float, cells: int) -> int:
+    """The number of cells that k, a share or a number, stands for."""
+    return min(max(round(k * cells), 1) if k < 1 else int(k), cells)
+
+
+def run_head(head: nn.Module, features: Tensor) -> Output:
+    """Run a head on features or maps; an error if it does not return an Output."""
+    output = head(features)
+    if isinstance(output, Output):
+        return output
+    raise UserError(
+        f"the head {type(head).__name__} returns a {type(output).__name__}, not an Output",
+        "return halflabel.types.Output(logits, features)",
+    )
+
+
+class Ensemble(Head):
+    """Heads on the same features, each with its own initial weights; x = the mean of their logits.
+
+    Output.members (K, B, C) are the logits of each head, Output.maps the mean of their maps if all have maps.
+    Memory: the sum over the members.
+    """
+
+    def __init__(self, members: Sequence[Head]) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(members)
+        self.needs_maps = any(head.needs_maps for head in members)
+
+    def forward(self, features: Tensor) -> Output:
+        outputs = [run_head(head, features) for head in self.heads]
+        members = torch.stack([output.logits for output in outputs])
+        maps = [output.maps for output in outputs if output.maps is not None]
+        mean_maps = torch.stack(maps).mean(0) if len(maps) == len(outputs) else None
+        return Output(members.mean(0), pool(features), mean_maps, members)
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        return torch.stack([cast(Head, head).class_maps(maps) for head in self.heads]).mean(0)
+
+
+def find_head(model: nn.Module, kind: type[H]) -> H:
+    """The first head of class `kind` in a model, also inside the wrappers of training."""
+    for part in model.modules():
+        if isinstance(part, kind):
+            return part
+    raise WrongHead(f"the step needs a {kind.__name__}", "use the head that the method makes")
+
+
+class Model(nn.Module):
+    """Backbone and head. Without a backbone, the input is cached features or maps."""
+
+    def __init__(self, backbone: nn.Module | None, head: Head) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def features(self, view: Tensor | ImageList) -> Tensor:
+        """The input of the head: (B, D) or (B, D, h, w); (B, D) for images of different shapes."""
+        if self.backbone is None:
+            return view  # type: ignore[return-value]  # an exported file takes images of any shapes
+        if isinstance(view, ImageList):
+            return view.apply(lambda images: pool(self.features(images)))
+        features: Tensor = self.backbone(view)
+        return features
+
+    def run(self, other: Model, view: Tensor) -> Output:
+        """The output of another model, such as an average of this one, for the views of a training batch.
+
+        With several processes it has the rows of all of them, as the output of this model has.
+        """
+        output: Output = other(view)
+        return output
+
+    def take(self, view: Tensor, order: Tensor) -> Tensor:
+        """The views of other images of the batch: row i is that of image order[i], with several processes of any."""
+        return view[order]
+
+    def forward(self, view: Tensor) -> Output:
+        """The output of the head, in float32 at least, so that methods compute alike in every precision."""
+        output = run_head(self.head, self.features(view))
+        return Output(*(None if part is None else at_least_float32(part) for part in output))  # type: ignore[arg-type]

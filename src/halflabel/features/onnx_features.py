@@ -1,0 +1,232 @@
+"""Pooled features of a frozen backbone on a CPU by ONNX Runtime, which runs convolutions about twice as fast as torch.
+
+Used by the feature cache and by predictors. Both ways agree within `TOLERANCE`, which is checked each time a network is
+opened, so their features share one cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halflabel.errors import UserError
+from halflabel.features.backbones import Backbone, fingerprint
+from halflabel.features.heads import pool
+from halflabel.images.views import View
+from halflabel.system.files import atomic_write
+from halflabel.system.reporter import SILENT, Reporter
+from halflabel.system.threads import free_cores
+
+TOLERANCE = 1e-4  # largest |x − y| allowed between ONNX Runtime and torch, as a share of the largest |x|
+FEWEST_IMAGES = 100  # with fewer images, torch is done before the network is exported, opened and checked
+
+_SILENT = 4  # the runtime's log level
+
+
+Shape = tuple[int, int]  # height and width
+
+
+class OnnxBackbone(nn.Module):
+    """Map images (B, 3, H, W) uint8 to pooled features (B, D) float32, on the CPU.
+
+    The network of each shape is a file of its own, which is quicker than one file for all. Those of further shapes come
+    from `folder`, or `pooled` is exported when the first such image is met; torch runs what cannot be exported.
+    """
+
+    def __init__(
+        self, name: str, contents: dict[Shape, bytes], pooled: _Pooled | None = None, folder: Path | None = None
+    ) -> None:
+        super().__init__()
+        self.name, self.contents, self.pooled, self.folder = name, contents, pooled, folder
+        self.sessions = {shape: _start_session(content) for shape, content in contents.items()}
+
+    def __reduce__(self) -> Any:
+        return OnnxBackbone, (self.name, self.contents, self.pooled, self.folder)
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        if (height, width) not in self.sessions and self.pooled is not None:
+            self._add_shape((height, width), self.pooled)
+        session = self.sessions[height, width]
+        if session is None:
+            assert self.pooled is not None
+            return self.pooled(images)  # type: ignore[no-any-return]
+        (features,) = session.run(None, {"images": images.contiguous().numpy()})
+        return torch.from_numpy(features)
+
+    def _add_shape(self, shape: Shape, pooled: _Pooled) -> None:
+        try:
+            network = _load(pooled, shape, self.folder)
+        except Exception:  # as in `find_onnx_backbone`
+            self.sessions[shape] = None
+        else:
+            self.contents |= network.contents
+            self.sessions |= network.sessions
+
+
+def _start_session(content: bytes) -> Any:
+    """Open the content of an .onnx file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = min(torch.get_num_threads(), free_cores())
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # decoding needs the cores meanwhile
+    options.log_severity_level = _SILENT
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+class _Pooled(nn.Module):
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, images: Tensor) -> Tensor:
+        return pool(self.backbone(images))
+
+
+def find_onnx_backbone(
+    backbone: Backbone,
+    view: View,
+    folder: Path | None = None,
+    *,
+    images: int,
+    device: torch.device | str = "cpu",
+    reporter: Reporter = SILENT,
+) -> OnnxBackbone | None:
+    """The backbone for images of a plain `view`, run by ONNX Runtime; None where torch is to be used.
+
+    That is on a GPU, for fewer than FEWEST_IMAGES `images`, for images that are not RGB, and for networks that are not
+    mostly convolutions, such as ViTs, which gain nothing; and, with a message, without the packages or where the
+    exported network computes something else. The exported file is kept in `folder` under a digest of weights and
+    preprocessing, and checked when it is opened. It uses as many threads as cores are free, and no more than torch may
+    use.
+    """
+    is_rgb = len(backbone.mean) == 3
+    if torch.device(device).type != "cpu" or images < FEWEST_IMAGES or not is_rgb or not _is_convolutional(backbone):
+        return None
+    pooled = _Pooled(backbone).eval()
+    try:
+        network = _load(pooled, (view.size, view.size), folder)
+        if getattr(view, "resize", "") == "keep":
+            network.pooled, network.folder = copy.deepcopy(pooled).to(memory_format=torch.contiguous_format), folder
+        return network
+    except ImportError as error:
+        reason = f"the package {error.name} is not installed"
+    # Exporter and runtime raise many unrelated types, which all mean the same: torch can do it too.
+    except Exception as error:
+        reason = f"ONNX Runtime cannot run {backbone.name}: {str(error).strip().partition(chr(10))[0][:120]}"
+    reporter.message(f"features are computed by torch, slower than by ONNX Runtime ({reason})")
+    return None
+
+
+def _is_convolutional(backbone: Backbone) -> bool:
+    """Whether convolutions hold at least half of the weights."""
+    layers = [layer for layer in backbone.modules() if isinstance(layer, nn.Conv2d)]
+    in_convolutions = sum(layer.weight.numel() for layer in layers)
+    return 2 * in_convolutions >= sum(parameter.numel() for parameter in backbone.parameters())
+
+
+def _load(pooled: _Pooled, shape: Shape, folder: Path | None) -> OnnxBackbone:
+    """Open the network in `folder`; it is exported if the file is missing, damaged or of another network."""
+    height, width = shape
+    pixels = f"{width}px" if height == width else f"{width}x{height}px"
+    name = f"{pooled.backbone.name.replace('/', '_')}-{pixels}-{fingerprint(pooled.backbone)}.onnx"
+    if folder is not None:
+        with contextlib.suppress(Exception):  # the runtime has one exception type per fault
+            return _open((folder / name).read_bytes(), pooled, shape)
+    content = _export(pooled, shape, simplified=True)
+    try:
+        network = _open(content, pooled, shape)
+    except Exception:  # its simplified graph works for one batch size only
+        content = _export(pooled, shape, simplified=False)
+        network = _open(content, pooled, shape)
+    if folder is not None:
+        with contextlib.suppress(UserError), atomic_write(folder / name) as temporary:  # a read-only or full disk
+            temporary.write_bytes(content)
+    return network
+
+
+def _export(pooled: _Pooled, shape: Shape, *, simplified: bool) -> bytes:
+    """The network as the content of an .onnx file.
+
+    The exporter based on TorchScript takes one second, the one based on torch.export ten. With `simplified`, ONNX
+    Runtime simplifies the graph for one fixed shape, so that paddings computed from the image size become constants,
+    and the batch is made variable afterwards. Networks that reshape by the batch, as GroupNorm does, do not allow that.
+    """
+    import onnx
+    import onnxruntime
+
+    # A copy, because the caller's network may be in another memory layout.
+    plain = copy.deepcopy(pooled).cpu().float().to(memory_format=torch.contiguous_format)
+    variable = {} if simplified else {"images": {0: "batch"}, "features": {0: "batch"}}
+    with TemporaryDirectory() as folder:
+        file = str(Path(folder) / "exported.onnx")
+        with torch.no_grad(), quiet_exporter():
+            torch.onnx.export(
+                plain,
+                (torch.zeros(1, 3, *shape, dtype=torch.uint8),),
+                file,
+                input_names=["images"],
+                output_names=["features"],
+                dynamic_axes=variable,
+                dynamo=False,
+            )
+        if simplified:
+            options = onnxruntime.SessionOptions()
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+            options.log_severity_level = _SILENT
+            options.optimized_model_filepath = file
+            onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        proto = onnx.load(file)
+    del proto.graph.value_info[:]
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+def _open(content: bytes, pooled: _Pooled, shape: Shape) -> OnnxBackbone:
+    """Open an exported network; a ValueError if its features differ from torch's."""
+    network = OnnxBackbone(pooled.backbone.name, {shape: content})
+    noise, scene = parity_images(shape, 1)["noise"], parity_images(shape, 3)["scene"]
+    for images in (noise, scene):
+        with torch.inference_mode():
+            expected = pooled(images)
+            difference = float((network(images) - expected).abs().max() / expected.abs().max())
+        if not difference <= TOLERANCE:  # also refuses NaN
+            raise ValueError(f"its features differ by {difference:.2g} of their largest value")
+    return network
+
+
+def parity_images(shape: Shape, batch: int) -> dict[str, Tensor]:
+    """Return images to compare on: noise, which excites every channel, and smooth shapes with edges, as in photos."""
+    generator = torch.Generator().manual_seed(batch)
+    noise = torch.randint(0, 256, (batch, 3, *shape), generator=generator, dtype=torch.uint8)
+    coarse = torch.rand(batch, 3, 5, 5, generator=generator) * 255
+    scene = nn.functional.interpolate(coarse, shape, mode="bicubic", align_corners=False)
+    height, width = shape
+    scene[:, :, height // 4 : height // 2, width // 2 :] = coarse[:, :, :1, :1]
+    return {"noise": noise, "scene": scene.round().clamp(0, 255).to(torch.uint8)}
+
+
+@contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Silence the exporter's log messages and warnings, which a user cannot act on."""
+    previous_level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous_level)

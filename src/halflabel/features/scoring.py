@@ -1,0 +1,165 @@
+"""Score all images of a source with a model, in one process or in several together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from halflabel.errors import NoReadableImage
+from halflabel.features.feature_blocks import goes_to_ray, map_images
+from halflabel.features.heads import Model, run_head
+from halflabel.images.sources import Images, Source, sequential_plan, share_unreadable
+from halflabel.system import distributed, memory
+from halflabel.system.gpu_memory import MicroBatcher
+from halflabel.system.reporter import SILENT, Reporter
+from halflabel.system.rng import bits
+from halflabel.types import Output, Sweep
+
+PASSES = 3  # a tag that separates the random numbers of dropout passes from others
+
+
+def score_source(
+    model: Model,
+    source: Source,
+    *,
+    device: torch.device | str = "cpu",
+    batch_size: int = 64,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    passes: int = 0,
+    seed: int = 0,
+    mirror: bool = False,
+    reporter: Reporter = SILENT,
+    batcher: MicroBatcher | None = None,
+    features: bool = True,
+) -> Sweep:
+    """Logits and features of the plain view of every image, in evaluation mode; NaN if an image cannot be read.
+
+    With `mirror`, logits are the mean over the image and its mirror image (images, not cached features). `passes` is
+    the number of Monte-Carlo dropout passes of the head, seeded by `seed`. Several processes score different batches,
+    and each gets the scores of all. If the GPU runs out of memory, `batcher` makes batches smaller from then on.
+    Without `features`, the features of the result have no columns.
+
+    Memory: 4·C bytes per image for the logits, 4·D for the features, 4·C each for mean and spread of the passes; each
+    process keeps each of these tables of 256 MB or more in a scratch file.
+    """
+    distributed.initialize()
+    if mirror and model.backbone is None:
+        raise ValueError("cached features have no mirror image")
+    batcher = MicroBatcher() if batcher is None else batcher
+    was_training = model.training
+    model.eval()
+    tables: dict[str, Tensor] = {}
+    unreadable = [np.arange(0)]
+
+    def store(name: str, rows: Tensor, values: Tensor) -> None:
+        if name not in tables:
+            shape = len(source), values.shape[1]
+            tables[name] = memory.scratch_zeros(shape, what=f"the {name} of {len(source)} images take")
+        tables[name][rows] = values.float().cpu()
+
+    with torch.no_grad():  # not inference mode: a relabeler may keep the result, and train against it
+        plan = sequential_plan(len(source), batch_size)
+        numbers = range(len(plan))[distributed.rank() :: distributed.world_size()]
+        fetched = source.fetch([plan[number] for number in numbers], ("plain",))
+        for number, (images, views) in zip(numbers, fetched, strict=True):
+            reporter.progress(min((number + distributed.world_size()) * batch_size, len(source)), len(source))
+            unreadable.append(np.setdiff1d(plan[number], images, assume_unique=True))
+            if not len(images):
+                continue
+            rows = torch.from_numpy(images)
+            view = views[0].to(device, non_blocking=True)
+            with autocast():
+                head_input, output = _run_model(model, view, mirror, batcher)
+            store("logits", rows, output.logits)
+            if features:
+                store("features", rows, output.features)
+            if passes:
+                seed_generators(int(bits(seed, PASSES, number)[0] >> np.uint64(1)), torch.device(device))
+                with autocast(), _dropout_on(model.head):
+                    drawn = torch.stack([model.head(head_input).logits.float() for _ in range(passes)])
+                store("mean", rows, drawn.mean(0))
+                store("spread", rows, drawn.std(0, correction=0))
+    model.train(was_training)
+    for values in tables.values():  # at the end: filling all rows with NaN first would write the whole scratch file
+        values[torch.from_numpy(np.concatenate(unreadable))] = math.nan
+    share_unreadable(source)
+    tables = distributed.merge_rows(tables, plan)
+    if not tables:
+        raise NoReadableImage("not one image could be read", "check the image folder")
+    return Sweep(**{"features": torch.zeros(len(source), 0), **tables})
+
+
+def _run_model(model: Model, view: Tensor, mirror: bool, batcher: MicroBatcher) -> tuple[Tensor, Output]:
+    """Return the input of the head and its output; with `mirror`, the logits are the mean of both mirror images."""
+    head_input = batcher.run(model.features, view)
+    output = run_head(model.head, head_input)
+    if mirror:
+        mirrored = model.head(batcher.run(model.features, view.flip(-1))).logits
+        output = output._replace(logits=(output.logits + mirrored) / 2)
+    return head_input, output
+
+
+class LogitBlock(NamedTuple):
+    """The logits (B, C) of some images, NaN for unreadable ones; and by number, why these could not be read."""
+
+    logits: NDArray[np.float32]
+    bad: dict[int, tuple[str, str, str]]
+
+
+@dataclass
+class ImageScorer:
+    """Logits of images, batch by batch, in memory that does not grow with the images; Ray's workers hold a copy."""
+
+    model: Model
+    classes: int
+    device: torch.device | str
+    batch_size: int
+    mirror: bool
+
+    def stream(self, source: Source, reporter: Reporter = SILENT) -> Iterator[Tensor]:
+        """Yield the logits (B, C) of all images, in order; NaN for unreadable images."""
+        if isinstance(source, Images) and goes_to_ray(source):
+            for planned, scored in map_images(self, source, self.batch_size):
+                reporter.progress(int(planned[-1]) + 1, len(source))
+                yield torch.from_numpy(scored.logits.copy())
+            return
+        model, batcher = self.model.to(self.device).eval(), MicroBatcher()
+        plan = sequential_plan(len(source), self.batch_size)
+        for planned, (images, views) in zip(plan, source.fetch(plan, ("plain",)), strict=True):
+            logits = torch.full((len(planned), self.classes), math.nan)
+            if len(images):
+                with torch.no_grad():
+                    output = _run_model(model, views[0].to(self.device), self.mirror, batcher)[1]
+                logits[torch.from_numpy(images - planned[0])] = output.logits.float().cpu()
+            reporter.progress(int(planned[-1]) + 1, len(source))
+            yield logits
+
+    def __call__(self, part: Images) -> LogitBlock:
+        """Return the logits of all images of a part."""
+        return LogitBlock(torch.cat(list(self.stream(part))).numpy(), part.bad)
+
+
+@contextmanager
+def _dropout_on(head: nn.Module) -> Iterator[None]:
+    """Dropout layers in training mode, all others in evaluation mode."""
+    layers = [layer for layer in head.modules() if isinstance(layer, nn.modules.dropout._DropoutNd)]
+    for layer in layers:
+        layer.train()
+    yield
+    for layer in layers:
+        layer.eval()
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the CPU and this device; faster than torch.manual_seed, which tries all kinds of devices."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

@@ -1,0 +1,224 @@
+"""Assemble what a configuration trains: recipe → method → head → features → fit.
+
+Used by `train`, cross-fitting, comparisons and the estimator, so that a configuration means the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.evaluation.ranking_quality import ranking_quality
+from halflabel.features.backbones import Backbone, build_backbone
+from halflabel.features.embed import checked_features
+from halflabel.features.feature_cache import cache_features, copies_for
+from halflabel.features.feature_transform import Classifier
+from halflabel.features.heads import Head, Model, pool
+from halflabel.features.scoring import score_source
+from halflabel.fitting.config import Config
+from halflabel.fitting.crossfit import FOLDS, CrossFit, crossfit
+from halflabel.fitting.device import choose_device
+from halflabel.fitting.refit import Refit, refit_head
+from halflabel.fitting.solver import can_solve
+from halflabel.images.items import Items, pool_items
+from halflabel.images.sources import Arrays, Features, Images, Source
+from halflabel.images.stored_features import StoredFeatures
+from halflabel.labels.table import LabelTable
+from halflabel.labels.uncertain import decide_uncertain
+from halflabel.methods.base import Method, Recipe, recipe, seeded
+from halflabel.system import memory
+from halflabel.system.reporter import SILENT, Reporter
+
+LARGEST_SOLVE = 2 * 10**8  # entries (images × classes) up to which the solver holds all scores at once
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts that a configuration names; made anew by each call, from the seed alone."""
+
+    config: Config
+    given_recipe: Recipe | None = None  # of a method that may not be registered in this process
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.given_recipe or recipe(self.config.method)
+
+    @property
+    def device(self) -> Literal["cpu", "cuda", "mps"]:
+        return choose_device(self.config.settings.device, fall_back=True)
+
+    def make_method(self) -> Method:
+        """Build the method; some methods have weights, which depend on the seed alone."""
+        method = seeded(self.config.settings.seed, lambda: self.recipe.make(**self.config.options))
+        if method.relabel.needs_group:
+            if not self.config.group:
+                raise UserError(
+                    f"the method {self.config.method!r} needs groups of images",
+                    "state them by --group, a CSV file of images and groups or a regular expression on image names",
+                )
+            method.relabel.group = self.config.group
+        return method
+
+    def make_head(self, method: Method, channels: int, classes: int) -> Head:
+        return seeded(self.config.settings.seed, lambda: method.head(channels, classes))
+
+    def make_backbone(self, *, pretrained: bool = True) -> Backbone:
+        weights = Path(self.config.weights) if self.config.weights else None
+        config = self.config
+        return build_backbone(
+            config.backbone, weights=weights, pretrained=pretrained, size=config.size, bands=config.channels
+        )
+
+    def uses_solver(self, table: LabelTable) -> bool:
+        """Return whether L-BFGS fits the head: on a frozen backbone, for methods and tables that allow it."""
+        config = self.config
+        if config.solver == "sgd":
+            return False
+        hindrance = "the whole network is tuned" if config.tune == "all" else None
+        hindrance = hindrance or solver_hindrance(self.make_method(), config.method, table)
+        if hindrance is not None and config.solver == "lbfgs":
+            raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use the solver auto or sgd")
+        return hindrance is None
+
+    def training_table(self, table: LabelTable) -> LabelTable:
+        """Return the labels to train on: uncertain ones as the configuration states."""
+        return decide_uncertain(table, self.config.uncertain)
+
+    def feature_kind(self, channels: int, classes: int) -> tuple[bool, int]:
+        """Return whether the head needs maps instead of pooled features, and the number of strong views to cache."""
+        method = self.make_method()
+        if self.config.solver != "sgd" and self.config.tune == "head" and can_solve(method):
+            method = method.on_frozen_features()
+        is_map = self.make_head(method, channels, classes).needs_maps
+        return is_map, copies_for(method.views, self.config.copies)
+
+    def features(
+        self,
+        backbone: Backbone,
+        source: Images | Arrays,
+        classes: int,
+        folder: Path,
+        *,
+        for_training: bool = True,
+        reporter: Reporter = SILENT,
+    ) -> Features:
+        """Return the cached features of a source; with `for_training` also the strong views that the method uses."""
+        maps, copies = self.feature_kind(backbone.channels, classes)
+        if isinstance(source, StoredFeatures):
+            if maps:
+                raise UserError(
+                    f"the method {self.config.method!r} looks at places of images, and the features are pooled",
+                    "give the images, or use another method",
+                )
+            return checked_features(source, backbone)
+        is_items = isinstance(source, Items)
+        features = cache_features(
+            backbone,
+            source.images if isinstance(source, Items) else source,
+            folder,
+            maps=maps,
+            copies=copies if for_training and not is_items else 0,
+            device=self.device,
+            reporter=reporter,
+        )
+        return pool_items(source, features) if isinstance(source, Items) else features
+
+    def solve(
+        self,
+        features: Features | Tensor,
+        table: LabelTable,
+        classifier: Classifier | None,
+        *,
+        evaluation: LabelTable | None = None,
+        of_backbone: bool = True,
+        groups: Sequence[object] | NDArray[np.int64] | None = None,
+        folds: int | None = None,
+        reporter: Reporter = SILENT,
+    ) -> CrossFit:
+        """Fit the head by L-BFGS on pooled features, with out-of-fold scores of every image.
+
+        Only the labels of `evaluation` choose strength and similar images; by default all labels do. Images of the same
+        group are in the same fold. `of_backbone` False is for features that are any numbers.
+        """
+        config = self.config
+        return crossfit(
+            pooled_features(features) if isinstance(features, Features) else features,
+            self.training_table(table),
+            self.make_method,
+            classifier=classifier,
+            strength=config.l2_strength,
+            use_similar=config.similar,
+            evaluation=table if evaluation is None else evaluation,
+            of_backbone=of_backbone,
+            groups=groups,
+            folds=folds,
+            seed=config.settings.seed,
+            device=self.device,
+            progress=reporter.fits,
+        )
+
+    def refit(
+        self,
+        tuned: Model,
+        source: Source,
+        table: LabelTable,
+        held_out: NDArray[np.int64],
+        *,
+        evaluation: LabelTable,
+        reporter: Reporter = SILENT,
+    ) -> Refit | None:
+        """Fit the head of a tuned network again by L-BFGS; None if that ranks the held-out images no better.
+
+        None also with the solver sgd, with mirror images, which have features of their own, where L-BFGS cannot fit the
+        method, and where the head changes the features.
+        """
+        config, table = self.config, self.training_table(table)
+        training = table.subset(np.setdiff1d(np.arange(len(table)), held_out))
+        if config.solver == "sgd" or config.mirror or tuned.backbone is None:
+            return None
+        if solver_hindrance(self.make_method(), config.method, training) is not None:
+            return None
+        reporter.message("fitting the head again by L-BFGS on the features of the tuned network")
+        scored = score_source(tuned, source, device=self.device, reporter=reporter)
+        if scored.features.shape[1] != tuned.backbone.channels:
+            return None
+        refitted = refit_head(
+            scored.features, table, self.make_method, held_out, evaluation=evaluation, device=self.device
+        )
+        labels = torch.from_numpy(evaluation.subset(held_out).dense())
+        before = ranking_quality(scored.logits[torch.from_numpy(held_out)], labels)
+        qualities = f"ranking quality of the held-out images {before:.4f} before, {refitted.quality:.4f} after"
+        if refitted.quality <= before:
+            reporter.message(f"the tuned head is kept: {qualities}")
+            return None
+        reporter.message(f"the head fitted again is used: {qualities}, strength {refitted.strength:g}")
+        return refitted
+
+
+def solver_hindrance(method: Method, name: str, table: LabelTable) -> str | None:
+    """Return why L-BFGS cannot fit a head by this method on this table, or None if it can."""
+    images, classes = table.shape
+    if not can_solve(method):
+        return f"{name} needs batches, several views or a head of its own"
+    if images * classes > LARGEST_SOLVE:
+        return f"{images} images × {classes} classes are too many scores at once"
+    return f"{images} images are too few for {FOLDS} folds" if images < 4 * FOLDS else None
+
+
+def pooled_features(features: Features) -> Tensor:
+    """Return the features (N, D) with NaN for images that could not be read: float32; large ones stay in their file."""
+    values = features.values
+    if not isinstance(values, Tensor):
+        values = torch.from_numpy(values if values.flags.writeable else np.array(values))
+    stays = values.ndim == 2 and memory.is_large(4 * values.numel())
+    pooled = values if stays else pool(values).float().clone()
+    pooled[torch.from_numpy(features.bad)] = torch.nan
+    return pooled

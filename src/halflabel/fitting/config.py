@@ -1,0 +1,421 @@
+"""Every training option, declared once: name, type, bounds, default and help text.
+
+`Config` says what to train, `Settings` how to optimize it. All else follows from the fields declared here: the checks
+of values given in Python and of a run's config.yaml, the options of `train`, `compare`, `study` and `reproduce`, and
+the command in repro.sh. To add an option, add a field. This module must not import torch, so that `--help` stays fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+from annotated_types import Ge, Le
+
+from halflabel.errors import UserError
+from halflabel.features.backbone_names import DEFAULT, full_name
+from halflabel.fitting.registry import OPTIMIZERS, SCHEDULES, check_name
+from halflabel.labels.groups import absolute_group
+from halflabel.labels.uncertain import parse_uncertain
+from halflabel.system.validate import FieldError, check_fields
+
+if TYPE_CHECKING:
+    from halflabel.features.backbones import Backbone
+    from halflabel.images.views import View
+
+COMMON = "Common options"
+MODEL = "Model and starting weights"
+IMAGES = "Images and views"
+OPTIMIZATION = "Optimization"
+SPEED = "Speed and memory"
+
+TRAIN = ("train",)
+TRAIN_AND_COMPARE = ("train", "compare")
+EXPERIMENTS = ("train", "compare", "study")
+EVERY_COMMAND = ("train", "compare", "study", "reproduce")
+WITH_EMBED = (*EVERY_COMMAND, "embed")
+
+Share = Annotated[float, Ge(0), Le(1)]
+Amount = Annotated[float, Ge(0)]
+Count = Annotated[int, Ge(0)]
+Positive = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field appears on the command line."""
+
+    help: str
+    group: str
+    commands: tuple[str, ...] = TRAIN
+    decided_by: str = ""  # who chooses the value where the user gives none, such as "the method"
+    command_default: Any = None  # the commands' default where it is not the field's
+    is_path: bool = False  # a path, stored as an absolute one
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to optimize. Learning rates are used as given: they are never scaled by the batch size or otherwise."""
+
+    epochs: Annotated[
+        Positive,
+        Option("Passes over the training images.", OPTIMIZATION, EVERY_COMMAND, decided_by="by the number of images"),
+    ] = 10
+    batch_size: Annotated[Positive, Option("Images per step.", OPTIMIZATION, EVERY_COMMAND)] = 32
+    lr: Annotated[
+        Amount, Option("Learning rate of the head.", OPTIMIZATION, EVERY_COMMAND, decided_by="chosen by the method")
+    ] = 1e-3
+    backbone_lr: Annotated[
+        Amount,
+        Option("Learning rate of the backbone, as a fraction of --lr.", OPTIMIZATION, decided_by="0.1"),
+    ] = 0.1
+    optimizer: Annotated[
+        str, Option("Optimizer: adamw, adam, sgd, rmsprop, or one of a plugin.", OPTIMIZATION, EXPERIMENTS)
+    ] = "adamw"
+    weight_decay: Annotated[Amount, Option("Weight decay.", OPTIMIZATION, decided_by="chosen by the method")] = 1e-4
+    momentum: Annotated[Share, Option("Momentum of sgd.", OPTIMIZATION)] = 0.9
+    schedule: Annotated[
+        str,
+        Option("Schedule of the learning rate: cosine, step, plateau, constant, or one of a plugin.", OPTIMIZATION),
+    ] = "cosine"
+    step_epochs: Annotated[
+        Positive, Option("With --schedule step: epochs between two reductions of the learning rate.", OPTIMIZATION)
+    ] = 10
+    step_factor: Annotated[
+        Share,
+        Option(
+            "With --schedule step or plateau: the factor of each reduction. plateau reduces the learning rate when the "
+            "validation metric falls.",
+            OPTIMIZATION,
+        ),
+    ] = 0.1
+    warmup: Annotated[Amount, Option("Epochs of linear warm-up.", OPTIMIZATION)] = 0.0
+    ema: Annotated[
+        Share,
+        Option(
+            "Decay of the exponential moving average of the weights, which is evaluated and saved; 0 turns it off.",
+            OPTIMIZATION,
+            TRAIN_AND_COMPARE,
+            decided_by="0",
+        ),
+    ] = 0.0
+    precision: Annotated[
+        Literal["no", "bf16", "fp16"], Option("Mixed precision; no means float32.", SPEED, EVERY_COMMAND)
+    ] = "no"
+    clip: Annotated[Amount, Option("Largest gradient norm; 0 means no clipping.", OPTIMIZATION, EXPERIMENTS)] = 0.0
+    accumulate: Annotated[Positive, Option("Batches per optimizer step.", OPTIMIZATION)] = 1
+    channels_last: Annotated[bool, Option("Channels-last memory layout for convolutions; usually faster.", SPEED)] = (
+        True
+    )
+    compile: Annotated[
+        Literal["no", "inductor"],
+        Option("inductor: compile the model by torch.compile, which takes a minute.", SPEED),
+    ] = "no"
+    shard: Annotated[
+        bool,
+        Option("With torchrun: shard the weights over the processes (FSDP), for large backbones.", SPEED),
+    ] = False
+    deterministic: Annotated[
+        bool,
+        Option("On a GPU: use deterministic algorithms where torch has them. Slower.", SPEED),
+    ] = False
+    patience: Annotated[
+        Count,
+        Option(
+            "Stop after this many epochs without a better validation metric; 0 means never.",
+            OPTIMIZATION,
+            TRAIN_AND_COMPARE,
+        ),
+    ] = 0
+    save_every: Annotated[
+        Count,
+        Option("Optimizer steps between checkpoints within an epoch; 0 saves only after each epoch.", SPEED),
+    ] = 0
+    seed: Annotated[int, Option("Random seed. The same seed gives the same result.", COMMON)] = 0
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "mps"],
+        Option("Where to compute; auto uses a GPU if there is one.", COMMON, WITH_EMBED),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        _validate(self)
+        check_name("optimizer", OPTIMIZERS, self.optimizer)
+        check_name("schedule", SCHEDULES, self.schedule)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to train; with its `settings`, everything that a run's config.yaml holds."""
+
+    method: str = "bce"
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of the method
+    backbone: Annotated[
+        str,
+        Option(
+            "efficientnet-lite2, which comes with the package; fast: efficientnet-lite0, half the time, about 2 mAP "
+            "less; or any timm model, downloaded once: docs/backbones.md names good ones and what they cost.",
+            COMMON,
+            WITH_EMBED,
+        ),
+    ] = DEFAULT
+    weights: Annotated[
+        str | None, Option("A local file with the backbone's weights.", MODEL, WITH_EMBED, is_path=True)
+    ] = None
+    begin_from: Annotated[
+        str | None, Option("A finished run whose weights training starts from.", MODEL, is_path=True)
+    ] = None
+    size: Annotated[
+        int | None,
+        Option("Image size in pixels.", IMAGES, WITH_EMBED, decided_by="the size that suits the backbone"),
+    ] = None
+    channels: Annotated[
+        Positive,
+        Option(
+            "Bands of each image: other than 3, images are .npy arrays or TIFF files, and the backbone's first "
+            "convolution is adapted.",
+            IMAGES,
+            (*EXPERIMENTS, "embed"),
+        ),
+    ] = 3
+    resize: Annotated[
+        Literal["squash", "crop", "keep"],
+        Option(
+            "keep: the whole image in about its aspect ratio, with as many pixels as the square; squash: squeezed to "
+            "the square; crop: the centre square. Where squares are needed (--tune all, heads on maps, ViTs), keep is "
+            "squash.",
+            IMAGES,
+            (*EXPERIMENTS, "embed"),
+        ),
+    ] = "keep"
+    tune: Annotated[
+        Literal["head", "all"],
+        Option(
+            "head: freeze the backbone and train the head on cached features, fast on a CPU; all: the whole network.",
+            COMMON,
+            EVERY_COMMAND,
+        ),
+    ] = "head"
+    solver: Annotated[
+        Literal["auto", "lbfgs", "sgd"],
+        Option(
+            "lbfgs: fit the head on all images at once, with out-of-fold scores instead of held-out images; sgd: in "
+            "epochs of batches; auto: lbfgs where the backbone is frozen, the method allows it and no option of sgd, "
+            "such as --epochs or --lr, is given. After --tune all, auto fits the head again by lbfgs and keeps the "
+            "better one; sgd does not.",
+            OPTIMIZATION,
+            EXPERIMENTS,
+            command_default="auto",
+        ),
+    ] = "sgd"
+    l2_strength: Annotated[
+        Annotated[float | None, Ge(0)],
+        Option(
+            "With the solver lbfgs: strength of the L2 regularisation.",
+            OPTIMIZATION,
+            decided_by="by out-of-fold scores of known labels",
+        ),
+    ] = None
+    similar: Annotated[
+        bool,
+        Option(
+            "With the solver lbfgs: mix in the labels of similar training images, unless out-of-fold scores are worse.",
+            OPTIMIZATION,
+        ),
+    ] = True
+    linear_init: Annotated[
+        Count,
+        Option(
+            "With --tune all: epochs of training the head alone first.", OPTIMIZATION, decided_by="chosen by the method"
+        ),
+    ] = 0
+    linear_lr: Annotated[
+        Annotated[float | None, Ge(0)],
+        Option("Learning rate of the epochs of --linear-init.", OPTIMIZATION, decided_by="--lr"),
+    ] = None
+    crop: Annotated[
+        Annotated[float, Ge(0.05), Le(1)],
+        Option(
+            "Smallest share of the image that a random crop shows; 1 only mirrors images.", IMAGES, decided_by="0.8"
+        ),
+    ] = 0.8
+    strong_ops: Annotated[
+        Annotated[int, Ge(0), Le(10)],
+        Option("Strong views: number of RandAugment operations.", IMAGES, TRAIN_AND_COMPARE),
+    ] = 2
+    strong_magnitude: Annotated[
+        Annotated[int, Ge(0), Le(30)],
+        Option("Strong views: magnitude of each RandAugment operation.", IMAGES, TRAIN_AND_COMPARE),
+    ] = 9
+    cutout: Annotated[
+        Share,
+        Option("Strong views: largest side of the grey square, as a share of the image's.", IMAGES, TRAIN_AND_COMPARE),
+    ] = 0.5
+    held_out: Annotated[
+        Annotated[float, Ge(0), Le(0.9)],
+        Option(
+            "Share of the images held out for validation; a choice of sgd.", OPTIMIZATION, EXPERIMENTS, decided_by="0.2"
+        ),
+    ] = 0.2
+    group: Annotated[
+        str | None,
+        Option(
+            "Images that belong together, such as those of one patient: folds, splits and intervals never separate "
+            "them. A column of the label file, a CSV file of images and groups, FILE:COLUMN, or a regular expression "
+            "on the image names.",
+            OPTIMIZATION,
+            EXPERIMENTS,
+        ),
+    ] = None
+    uncertain: Annotated[
+        str,
+        Option(
+            "Train on uncertain labels as ignore, present, absent or soft (targets from 0.55 to 0.85; soft=LOW-HIGH "
+            'states others); per class: "Edema=present,*=ignore". They are never evaluated.',
+            OPTIMIZATION,
+            EXPERIMENTS,
+        ),
+    ] = "ignore"
+    positives_per_image: Annotated[
+        Annotated[float, Ge(0)],
+        Option(
+            "Present classes of an image, on average: probabilities are made to agree with it.",
+            COMMON,
+            decided_by="estimated from the labels",
+        ),
+    ] = 0.0
+    max_bad: Annotated[
+        Share, Option("Stop if more than this share of the images cannot be read.", IMAGES, EXPERIMENTS)
+    ] = 0.01
+    workers: Annotated[Count, Option("Processes that decode images.", SPEED, WITH_EMBED, command_default=2)] = 0
+    hold: Annotated[
+        Literal["files", "device"],
+        Option("device: with --tune all, decode images once and keep them on the GPU.", SPEED, ("train", "reproduce")),
+    ] = "files"
+    views_on: Annotated[
+        Literal["workers", "device"],
+        Option("device: with --tune all, workers only decode; the GPU computes crops and colours.", SPEED),
+    ] = "workers"
+    decode_on: Annotated[
+        Literal["workers", "device"],
+        Option("device: with --views-on device, the GPU also decodes the JPEGs of a pack.", SPEED),
+    ] = "workers"
+    mirror: Annotated[
+        bool,
+        Option(
+            "Average the scores of each image and its mirror image: takes twice the time.",
+            IMAGES,
+            decided_by="only where --method auto tunes the whole network",
+        ),
+    ] = False
+    copies: Annotated[
+        Positive, Option("Strong views cached per image on a frozen backbone, for methods that use them.", SPEED)
+    ] = 4
+    settings: Settings = field(default_factory=Settings)
+    images: str = ""  # the image folder, for resuming
+
+    def __post_init__(self) -> None:
+        _validate(self)
+        object.__setattr__(self, "backbone", full_name(self.backbone))
+        object.__setattr__(self, "group", absolute_group(self.group))
+        parse_uncertain(self.uncertain)  # raises for what cannot be read
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of config.yaml."""
+        return {**dataclasses.asdict(self), "options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Config:
+        """The reverse of `as_dict`; content that does not fit is a UserError."""
+        try:
+            return cls(**{**content, "settings": Settings(**content["settings"])})
+        except (TypeError, KeyError, AttributeError, UserError) as error:
+            reason, fix = (error.message, error.fix) if isinstance(error, UserError) else (str(error), "train again")
+            raise UserError(f"the run's config.yaml does not fit this version ({reason})", fix) from None
+
+    @classmethod
+    def from_options(cls, values: Mapping[str, Any]) -> Config:
+        """A config from fields of Config and Settings in one mapping; None means the default."""
+        stated = {name: value for name, value in values.items() if value is not None}
+        names = {each.name for each in dataclasses.fields(Settings)}
+        settings = Settings(**{name: value for name, value in stated.items() if name in names})
+        return cls(**{name: value for name, value in stated.items() if name not in names}, settings=settings)
+
+    def as_arguments(self) -> list[str]:
+        """The options of `halflabel train` that give this config."""
+        values = {**vars(self.settings), **vars(self)}
+        words = ["--method", self.method]
+        for name, declared in declared_options().items():
+            value = values[name]
+            if declared.type is bool:
+                words.append(declared.flag if value else declared.flag.replace("--", "--no-", 1))
+            elif value is not None:
+                words += [declared.flag, os.path.abspath(value) if declared.option.is_path else str(value)]
+        for name, value in self.options.items():
+            words += ["--" + name.replace("_", "-"), str(value)]
+        return words
+
+    def views(self, backbone: Backbone) -> dict[str, View]:
+        """The plain, weak and strong views of images, at the size that suits the backbone if none is stated."""
+        from halflabel.images.views import make_views
+
+        takes_squares = self.tune == "all" or hasattr(backbone.model, "pos_embed")
+        resize = "squash" if self.resize == "keep" and takes_squares else self.resize
+        strong: dict[str, Any] = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
+        preprocess = backbone.preprocess
+        strong |= {"crop": self.crop, "channels": self.channels}
+        return make_views(self.size or preprocess.size, resize, preprocess.interpolation, preprocess.crop_pct, **strong)
+
+
+STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")
+
+
+@dataclass(frozen=True)
+class DeclaredOption:
+    """A field of Config or Settings that is an option of commands."""
+
+    name: str
+    type: Any
+    default: Any
+    minimum: Any
+    maximum: Any
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+@cache
+def declared_options() -> dict[str, DeclaredOption]:
+    """Every option of `train` that is a field of Config or Settings, by name, in the order of declaration."""
+    declared = {}
+    for kind in (Config, Settings):
+        hints = get_type_hints(kind, include_extras=True)
+        for each in dataclasses.fields(kind):
+            metadata = getattr(hints[each.name], "__metadata__", ())
+            if not metadata or not isinstance(metadata[-1], Option):
+                continue
+            minimum = next((bound.ge for bound in metadata if isinstance(bound, Ge)), None)
+            maximum = next((bound.le for bound in metadata if isinstance(bound, Le)), None)
+            declared[each.name] = DeclaredOption(
+                each.name, hints[each.name].__origin__, each.default, minimum, maximum, metadata[-1]
+            )
+    return declared
+
+
+def _validate(config: Config | Settings) -> None:
+    """Check every field; numbers of NumPy become plain ones."""
+    values = {
+        field.name: value.item() if hasattr(value := getattr(config, field.name), "item") else value
+        for field in dataclasses.fields(config)
+    }
+    try:
+        checked = check_fields(type(config), values)
+    except FieldError as error:
+        raise UserError(str(error), error.fix) from None
+    for name, value in checked.items():
+        object.__setattr__(config, name, value)

@@ -1,0 +1,261 @@
+"""Data parallelism in which the method still sees whole batches.
+
+Every process runs the model on its slice of a batch and receives the outputs of all slices. So each process computes
+the same loss from the same numbers: methods need no code for several processes, sums and ranks over the batch are
+exact, and the state of a method is equal in all processes. In the backward pass each process computes the gradient of
+its own rows, times the number of processes: the mean over processes is the gradient of the whole batch, and terms of
+the loss that depend on the weights directly, which all processes compute alike, count once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from halflabel.images.sources import FetchedBatch, Plan, Source
+from halflabel.system import distributed
+from halflabel.system.rng import bits
+from halflabel.types import Output, at_least_float32
+
+_BUCKET = 1 << 24  # gradient entries per all-reduce
+
+
+class WholeBatchParallel(nn.Module):
+    """The model that a method calls in one of several processes.
+
+    `fetch` yields this process's views and the numbers of all images of a batch. Called with these views (or with k
+    views one after the other), the model returns the outputs of all images, in the order of these numbers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.counts: list[int] = []  # images of the current batch in each process
+        self.calls = 0  # calls of the model in the current batch
+
+    def fetch(
+        self, source: Source, plan: Plan, views: Sequence[str], *, seed: int, epoch: int
+    ) -> Iterator[FetchedBatch]:
+        """For each batch, the numbers of all images that could be read, and the views of this process's slice."""
+        slices = [np.array_split(batch, distributed.world_size())[distributed.rank()] for batch in plan]
+        fetched = iter(source.fetch([images for images in slices if len(images)], views, seed=seed, epoch=epoch))
+        for batch, images in zip(plan, slices, strict=True):
+            local = next(fetched) if len(images) else FetchedBatch(images, ())
+            yield self._exchange_numbers(local, -(-len(batch) // distributed.world_size()))
+
+    def _exchange_numbers(self, local: FetchedBatch, max_images: int) -> FetchedBatch:
+        """Gather from all processes which images could be read, at most `max_images` each."""
+        sent = torch.full((max_images,), -1)
+        sent[: len(local.images)] = torch.from_numpy(local.images)
+        received = [torch.empty_like(sent) for _ in range(distributed.world_size())]
+        dist.all_gather(received, sent)
+        images = [numbers[numbers >= 0] for numbers in received]
+        self.counts, self.calls = [len(numbers) for numbers in images], 0
+        views = local.views
+        if min(self.counts) == 0 < max(self.counts):
+            # A process without images must run the model too, or the others would wait for it. It runs on a blank
+            # row, which is not sent, counted or learned from.
+            shapes = distributed.all_gather([(view.shape[1:], view.dtype) for view in views])
+            if not len(local.images):
+                like = next(shape for shape, count in zip(shapes, self.counts, strict=True) if count)
+                views = tuple(torch.zeros((1, *shape), dtype=dtype) for shape, dtype in like)
+        return FetchedBatch(torch.cat(images).numpy(), views)
+
+    def forward(self, view: Tensor) -> Output:
+        return self.run(self.model, view)
+
+    def run(self, other: nn.Module, view: Tensor) -> Output:
+        with ExitStack() as contexts:
+            if self.training:
+                self.calls += 1
+                contexts.enter_context(_process_seed(view.device, self.calls))
+                contexts.enter_context(_SyncBatchNorm(self.counts))
+            output: Output = other(view)
+        return Output(
+            **{
+                name: self._gather(value, 1 if name == "members" else 0)
+                for name, value in output._asdict().items()
+                if value is not None
+            }
+        )
+
+    def take(self, view: Tensor, order: Tensor) -> Tensor:
+        """Row i of this process's slice of the batch becomes the view of image order[i], of any process."""
+        first, count = sum(self.counts[: distributed.rank()]), self.counts[distributed.rank()]
+        whole = self._gather(view, 0)
+        return whole[order[first : first + count]] if count else view  # without images: the blank row
+
+    def _gather(self, value: Tensor, axis: int) -> Tensor:
+        whole: Tensor = _Gather.apply(value.movedim(axis, 0), self.counts)
+        return whole.movedim(0, axis)
+
+    def average_gradients(self) -> None:
+        """Replace all gradients by their mean over processes: the gradient of the whole batch."""
+        pending: list[Tensor] = []
+        for parameter in self.model.parameters():
+            if parameter.grad is None:
+                continue
+            if pending and (parameter.grad.dtype != pending[0].dtype or sum(map(Tensor.numel, pending)) >= _BUCKET):
+                _average(pending)
+                pending = []
+            pending.append(parameter.grad)
+        if pending:
+            _average(pending)
+
+
+def _average(gradients: list[Tensor]) -> None:
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= distributed.world_size()
+    for gradient, part in zip(gradients, torch.split(flat, [each.numel() for each in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+class _Gather(torch.autograd.Function):
+    """k blocks of n local rows -> k blocks of N rows of all processes; gradient: that of the local rows, scaled."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, counts: list[int]) -> Tensor:
+        rows = counts[distributed.rank()]
+        blocks = local.reshape(-1, max(rows, 1), *local.shape[1:])
+        padded = local.new_zeros(len(blocks), max(counts), *local.shape[1:])
+        padded[:, :rows] = blocks[:, :rows]
+        # As bytes: not every communication library supports every dtype.
+        sent = padded.view(-1).view(torch.uint8)
+        received = [torch.empty_like(sent) for _ in counts]
+        dist.all_gather(received, sent)
+        whole = torch.cat(
+            [part.view(local.dtype).view_as(padded)[:, :count] for part, count in zip(received, counts, strict=True)], 1
+        )
+        ctx.counts, ctx.shape, ctx.local_shape = counts, whole.shape, local.shape
+        return whole.flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        count, first = ctx.counts[distributed.rank()], sum(ctx.counts[: distributed.rank()])
+        if not count:
+            return gradients[0].new_zeros(ctx.local_shape), None
+        rows = gradients[0].reshape(ctx.shape)[:, first : first + count].flatten(0, 1)
+        return rows * distributed.world_size(), None
+
+
+@contextmanager
+def _process_seed(device: torch.device, call: int) -> Iterator[None]:
+    """Another seed in each process, for dropout; random numbers drawn after the context are equal in all processes."""
+    seed = int(bits(torch.default_generator.initial_seed(), distributed.rank(), call)[0] >> np.uint64(1))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+class _SyncBatchNorm(TorchFunctionMode):
+    """Batch norm in training takes its statistics from the slices of all processes.
+
+    All batch norm layers call `F.batch_norm`, which this replaces, so no layer has to be exchanged; unlike
+    nn.SyncBatchNorm it also works on CPUs. `counts`: the images of each process; a process without images runs on a
+    blank row, which does not count.
+    """
+
+    def __init__(self, counts: list[int]) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.batch_norm:
+            return self._batch_norm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _batch_norm(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training:
+            return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+        count = self.counts[distributed.rank()]
+        per_image = x.numel() // x.shape[1] // max(count, 1)  # numbers per channel of one image
+        size = per_image * sum(self.counts)
+        if size < 2:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
+        mean, var = _statistics(x.detach(), [per_image * images for images in self.counts])
+        with torch.no_grad():
+            if running_mean is not None:
+                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            if running_var is not None:
+                running_var.lerp_((var * (size / (size - 1))).to(running_var.dtype), momentum)
+        weight = torch.ones_like(mean) if weight is None else weight
+        bias = torch.zeros_like(mean) if bias is None else bias
+        normed: Tensor = _Normalize.apply(x, weight, bias, mean, torch.rsqrt(var + eps), size, count > 0)
+        return normed
+
+
+def _statistics(x: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
+    """Mean and variance (C,) of (B, C, …) over the slices of all processes, which have `sizes` numbers per channel.
+
+    From the mean m_r and the sum of squared deviations q_r of each slice of n_r numbers:
+    mean = Σ n_r m_r / n,  var = Σ (q_r + n_r (m_r − mean)²) / n. The mean of squares would lose precision.
+    """
+    local = at_least_float32(x).transpose(0, 1).flatten(1)
+    m = local.mean(1)
+    sent = torch.stack([m, (local - m[:, None]).square().sum(1)])
+    received = [torch.empty_like(sent) for _ in sizes]
+    dist.all_gather(received, sent)
+    # Slices without images are left out: they hold the statistics of a blank row.
+    full = [number for number, size in enumerate(sizes) if size]
+    n = torch.tensor([[sizes[number]] for number in full], dtype=m.dtype).to(m.device, non_blocking=True)
+    means, squares = torch.stack([received[number] for number in full], 1)
+    mean = (n * means).sum(0) / sum(sizes)
+    return mean, (squares + n * (means - mean).square()).sum(0) / sum(sizes)
+
+
+class _Normalize(torch.autograd.Function):
+    """z = w y + b, y = (x − mean) s, with mean and s of the whole batch of n numbers per channel.
+
+    With g the gradient of z: that of x is w s (g − Σ g / n − y Σ g y / n), Σ over all processes; those of w and b are
+    Σ g y and Σ g over the local slice, as `average_gradients` combines the gradients of weights later.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, s: Tensor, size: int, has_images: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, mean, s)
+        ctx.size, ctx.has_images, ctx.shape = size, has_images, (1, -1, *[1] * (x.ndim - 2))
+        y = _centred(x, mean, s, ctx.shape)
+        return (y * weight.view(ctx.shape) + bias.view(ctx.shape)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, s = ctx.saved_tensors
+        g, y = at_least_float32(gradients[0]), _centred(x, mean, s, ctx.shape)
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        local = torch.stack([g.sum(axes), (g * y).sum(axes)])
+        if not ctx.has_images:
+            local.zero_()
+        total = local.clone()
+        dist.all_reduce(total)
+        mean_g, mean_gy = (part.view(ctx.shape) / ctx.size for part in total)
+        x_grad = (g - mean_g - y * mean_gy) * (s * weight).view(ctx.shape)
+        if not ctx.has_images:  # a blank row takes no part in the mean
+            x_grad.zero_()
+        return x_grad.to(x.dtype), local[1].to(weight.dtype), local[0].to(weight.dtype), None, None, None, None
+
+
+def _centred(x: Tensor, mean: Tensor, s: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return (at_least_float32(x) - mean.view(shape)) * s.view(shape)

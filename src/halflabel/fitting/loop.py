@@ -1,0 +1,348 @@
+"""The training loop.
+
+The order of images, augmentation and dropout are functions of (seed, epoch, image or step), never of a stream of
+random numbers: a run that is killed and resumed ends with the same weights, bit for bit, as an uninterrupted one. With
+several processes (`torchrun`) each one trains on its slice of every batch, and the result is that of one process: see
+data_parallel.py.
+
+loop.py            `fit`: epochs, validation, relabelling, callbacks
+step.py            one optimizer step
+checkpointer.py    save and resume
+distribution.py    one process, data parallel, or sharded weights
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.evaluation import completion_rates
+from halflabel.features.heads import Model
+from halflabel.features.scoring import PASSES, score_source, seed_generators
+from halflabel.fitting.callbacks import Callback, EpochLog
+from halflabel.fitting.checkpointer import Checkpointer
+from halflabel.fitting.config import Settings
+from halflabel.fitting.distribution import distribute, place_model
+from halflabel.fitting.engine import deterministic_algorithms, make_accelerator
+from halflabel.fitting.optimizer import learning_rate_factor
+from halflabel.fitting.state import TrainingState
+from halflabel.fitting.step import OptimizerStep
+from halflabel.images.sources import Plan, Source, preferred_order, share_unreadable
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method
+from halflabel.methods.checks import absorbed
+from halflabel.methods.state_watch import StateWatch
+from halflabel.system import distributed, signals
+from halflabel.system.gpu_memory import MicroBatcher
+from halflabel.system.rng import bits
+from halflabel.types import Sweep
+
+_DIVERGED = 1e6  # times the first loss
+_LOSS_INTERVAL = 20  # batches between two readings of the loss
+_ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
+
+
+class Judge(Protocol):
+    """Computes metrics from validation logits (N, C). `select` picks the best epoch; higher is better."""
+
+    def __call__(self, logits: Tensor) -> dict[str, float]: ...
+
+
+@dataclass
+class Fitted:
+    """The result of training: the weights to use, the epoch they come from, and the log."""
+
+    weights: dict[str, Tensor]
+    best_epoch: int
+    log: list[EpochLog]
+
+
+def fit(
+    model: Model,
+    method: Method,
+    source: Source,
+    table: LabelTable,
+    settings: Settings,
+    *,
+    validation: Source | None = None,
+    judge: Judge | None = None,
+    callback: Callback | None = None,
+    truth: LabelTable | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+) -> Fitted:
+    """Train `model` by `method` on the images of `source` and the labels of `table` (same images, same order).
+
+    With `validation` and `judge`, the weights of the best epoch are returned, else those of the last. `truth` holds
+    labels of the same images that the method never sees: the method's guesses are compared with them in the log.
+    Checkpoints are written to `folder`; `resume` continues from the newest one.
+    """
+    if len(source) != len(table):
+        raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
+    accelerator = make_accelerator(settings)
+    plain = place_model(model, settings, accelerator.device)
+    method.plan(settings.epochs)
+    method.start(table, plain)
+    method.to(accelerator.device)
+    distribution = distribute(plain, settings, accelerator.device)  # after method.start, which may set weights
+    step = OptimizerStep(accelerator, method, distribution, table, settings)
+    checked = None if validation is None or judge is None else (validation, judge)
+    callback = callback if callback is not None and distributed.is_main() else Callback()
+    return Loop(step, source, checked, truth, callback, folder).run(resume)
+
+
+def plan_epoch(source: Source, settings: Settings, epoch: int) -> Plan:
+    """The batches of an epoch; their order depends only on seed, epoch and image names, or is the source's own."""
+    order = preferred_order(source, settings.seed, epoch)
+    if order is None:
+        order = np.argsort(bits(settings.seed, _ORDER, epoch, source.hashes), kind="stable")
+    size = settings.batch_size
+    return [order[first : first + size] for first in range(0, len(order), size)]
+
+
+@dataclass(eq=False)
+class Loop:
+    """The epochs of one call of `fit`; `step` holds model, method, labels and settings."""
+
+    step: OptimizerStep
+    source: Source
+    validation: tuple[Source, Judge] | None
+    truth: LabelTable | None
+    callback: Callback
+    folder: Path | None
+
+    def __post_init__(self) -> None:
+        step = self.step
+        self.method, self.settings, self.distribution = step.method, step.settings, step.distribution
+        self.state = TrainingState(torch.zeros((), device=step.device))
+        self.batches_per_epoch = math.ceil(len(self.source) / step.settings.batch_size)
+        self.checkpointer = Checkpointer(self.folder, self.state, step, self.batches_per_epoch)
+        self.scoring_batches = MicroBatcher()
+        self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
+        self.first_loss: float | None = None
+        self.watch = StateWatch(self.method)
+
+    def run(self, resume: bool) -> Fitted:
+        try:
+            with deterministic_algorithms() if self.settings.deterministic else nullcontext():
+                return self._run(resume)
+        except KeyboardInterrupt:
+            # The state is consistent, so save it. Sharded weights cannot be saved: other processes may have ended.
+            if not (signals.are_deferred() or self.distribution.is_sharded or self.checkpointer.is_current):
+                self.checkpointer.save()
+            raise
+        finally:
+            signals.cancel_deferral()
+
+    def _run(self, resume: bool) -> Fitted:
+        state = self.state
+        signals.defer_signals()
+        self.checkpointer.start(resume)
+        signals.release_signals()
+        if state.position == (1, 0) and self.method.relabel.wants_sweep_first():
+            absorbed(self.method.relabel, self._sweep(0), 0)
+            distributed.synchronize(self.method.state_dict().values())
+        while state.epoch <= self.settings.epochs and not self._is_stalled():
+            self._train_epoch()
+            log = self._finish_epoch()
+            state.start_next_epoch()
+            self.checkpointer.save()
+            self.callback.on_epoch_end(log)
+            signals.release_signals()
+        if not state.best_weights:
+            state.best_weights, state.best_epoch = self._evaluated_weights(), state.epoch - 1
+        self.distribution.plain.load_state_dict(state.best_weights)
+        self.distribution.finish()
+        distributed.all_gather(None)  # wait until the last checkpoint is written
+        return Fitted(state.best_weights, state.best_epoch, state.log)
+
+    def _train_epoch(self) -> None:
+        plan = plan_epoch(self.source, self.settings, self.state.epoch)
+        self.callback.on_epoch_start(self.state.epoch, self.settings.epochs, sum(map(len, plan)))
+        self.distribution.model.train()
+        self.method.train()
+        self.started, self.images_seen = time.perf_counter(), 0
+        while self.state.batches_done < len(plan):
+            try:
+                self._train_batches(plan)
+            except torch.OutOfMemoryError:
+                pass  # the exception keeps its tensors alive until here, so recover after the handler
+            else:
+                break
+            self.step.undo()  # then continue from the last complete step
+
+    def _train_batches(self, plan: Plan) -> None:
+        """Train on the rest of the plan. Between optimizer steps, everything a checkpoint holds is consistent."""
+        settings, state, step = self.settings, self.state, self.step
+        step_seeds = (bits(settings.seed, _STEP, state.epoch, np.arange(len(plan))) >> np.uint64(1)).tolist()
+        batches = self.distribution.fetch(
+            self.source, plan[state.batches_done :], self.method.views, seed=settings.seed, epoch=state.epoch
+        )
+        for number, (images, views) in enumerate(batches, state.batches_done):
+            if number % settings.accumulate == 0:
+                signals.defer_signals()
+                loss_before = state.loss_sum.clone()
+                step.begin()
+            seed_generators(step_seeds[number], step.device)
+            is_last = number + 1 == len(plan)
+            step.set_learning_rate(
+                state.lr_factor * learning_rate_factor((state.epoch - 1) + number / len(plan), settings)
+            )
+            if len(images):  # 0 if no file of the batch could be read
+                try:
+                    state.loss_sum += step.backward(images, views, state.epoch, self._share(plan, number))
+                except torch.OutOfMemoryError:
+                    state.loss_sum = loss_before
+                    raise
+            updates = (number + 1) % settings.accumulate == 0 or is_last
+            if updates:
+                step.update()
+                state.steps += 1
+                state.batches_done = number + 1
+                self._warn_of_hidden_state()
+            self.images_seen += len(images)
+            # Save only after an update: a checkpoint holds no gradients.
+            saves = updates and not is_last and settings.save_every > 0 and state.steps % settings.save_every == 0
+            self._report_step(number, len(images), read_now=is_last or saves)
+            if saves:
+                self.checkpointer.save()
+            if updates:
+                signals.release_signals()
+
+    def _report_step(self, number: int, images: int, read_now: bool) -> None:
+        """Call the callback with the mean loss, where it is read; stop if the loss diverges."""
+        if not read_now and number % _LOSS_INTERVAL:  # reading the loss waits for the device
+            self.callback.on_step_end(images, None)
+            return
+        loss = float(self.state.loss_sum) / (number + 1)
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        if not math.isfinite(loss) or loss > _DIVERGED * max(1.0, self.first_loss):
+            problem = f"has grown to {loss:.3g}" if math.isfinite(loss) else "is not finite"
+            raise UserError(
+                f"the loss {problem} (epoch {self.state.epoch}, by batch {number + 1}): the training diverges",
+                f"lower --lr (now {self.settings.lr:g}), or add --clip 1",
+            )
+        self.callback.on_step_end(images, loss)
+
+    def _warn_of_hidden_state(self) -> None:
+        """Warn of attributes of the method that training changes and no checkpoint holds."""
+        for name in self.watch.newly_changed() if distributed.is_main() else ():
+            warnings.warn(
+                f"{name} changes during training and is not in the method's state: a resumed run continues without it; "
+                "keep it in a buffer (register_buffer), or list it in the class attribute `recomputed` if each step "
+                "computes it anew",
+                stacklevel=2,
+            )
+
+    def _share(self, plan: Plan, number: int) -> float:
+        """The batch's share of the images of its optimizer step, so that the step equals that of one large batch."""
+        first = number - number % self.settings.accumulate
+        return len(plan[number]) / sum(map(len, plan[first : first + self.settings.accumulate]))
+
+    def _finish_epoch(self) -> EpochLog:
+        """Relabel, validate, remember the best weights, and add a line to the log."""
+        state = self.state
+        log = self._start_log()
+        # First everything that takes long and changes nothing: a signal during it finds a consistent state to save.
+        share_unreadable(self.source)
+        distributed.synchronize(self._shared_tensors())
+        relabel = self.method.relabel
+        sweep = self._sweep(state.epoch) if relabel.wants_sweep(state.epoch) else None
+        logits = None if self.validation is None else self._score(self._evaluated_model(), self.validation[0]).logits
+        signals.defer_signals()
+        if sweep is not None:
+            log.update(self._relabel(sweep))
+            distributed.synchronize(self.method.state_dict().values())
+            self._warn_of_hidden_state()
+        if self.validation is not None and logits is not None:
+            judge = self.validation[1]
+            log.update(distributed.run_on_main(lambda: judge(logits)))
+            value = log.get("select", math.nan)
+            if self.settings.schedule == "plateau" and value < state.previous:
+                state.lr_factor *= self.settings.step_factor
+            state.record_validation(value, self._evaluated_weights() if value > state.best else None)
+        log["seconds"] = time.perf_counter() - self.started
+        state.log.append(log)
+        return log
+
+    def _start_log(self) -> EpochLog:
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        log = EpochLog(epoch=self.state.epoch, loss=float(self.state.loss_sum) / max(self.batches_per_epoch, 1))
+        log["lr"] = self.step.optimizer.param_groups[0]["lr"]
+        log["images_per_s"] = self.images_seen / seconds
+        if self.step.micro_batches.limit:
+            log["images_at_once"] = self.step.micro_batches.limit
+        return log
+
+    def _relabel(self, sweep: Sweep) -> dict[str, float]:
+        """Let the method relabel; returns its numbers and, if its guesses changed, how many of them are true."""
+        relabel = self.method.relabel
+        before = self._guesses()
+        numbers = absorbed(relabel, sweep, self.state.epoch)
+        self.step.check_next_batch = True  # the method may compute its loss differently from now on
+        guesses = self._guesses()
+        if self.truth is None or guesses is None:
+            return numbers
+        if not numbers and before is not None and torch.equal(before, guesses):
+            return numbers
+        return numbers | completion_rates(guesses, self.truth.dense(), self.step.table.dense())._asdict()
+
+    def _guesses(self) -> Tensor | None:
+        """A copy of the method's guessed labels; None without `truth` to compare them with."""
+        guesses = self.method.relabel.guesses() if self.truth is not None else None
+        return None if guesses is None else guesses.cpu().clone()
+
+    def _sweep(self, epoch: int) -> Sweep:
+        """Score all training images after this epoch, for the method."""
+        relabel = self.method.relabel
+        seed = int(bits(self.settings.seed, PASSES, epoch)[0])
+        model = self.distribution.whole_model()
+        return self._score(model, self.source, relabel.passes, seed, relabel.wants_features)
+
+    def _score(self, model: Model, source: Source, passes: int = 0, seed: int = 0, features: bool = False) -> Sweep:
+        size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
+        with self.distribution.on_device_for_scoring(model):
+            return score_source(
+                model,
+                source,
+                device=self.step.device,
+                batch_size=size,
+                autocast=self.step.autocast,
+                passes=passes,
+                seed=seed,
+                batcher=self.scoring_batches,
+                features=features,
+            )
+
+    def _evaluated_model(self) -> Model:
+        """The model that is validated and kept: the weight average if there is one, else the method's choice."""
+        if self.step.ema is not None:
+            return self.step.ema.model
+        return self.method.evaluated(self.distribution.whole_model())
+
+    def _evaluated_weights(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self._evaluated_model().state_dict().items()}
+
+    def _shared_tensors(self) -> Iterator[Tensor]:
+        """All tensors that training changes, which must be equal in all processes."""
+        modules: tuple[Any, ...] = (self.distribution.whole_model(), self.method, self.step.ema)
+        for module in modules:
+            yield from module.state_dict().values() if module is not None else ()
+        if self.distribution.is_sharded:
+            return
+        for slots in self.step.optimizer.state.values():
+            yield from (value for value in slots.values() if isinstance(value, Tensor))
+
+    def _is_stalled(self) -> bool:
+        return bool(self.settings.patience) and self.state.epochs_since_best >= self.settings.patience

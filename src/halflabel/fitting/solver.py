@@ -1,0 +1,390 @@
+"""Fit a linear head on normalised features by full-batch L-BFGS: a regularisation strength, no learning rate."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from halflabel.features.heads import Head, Linear, Model
+from halflabel.fitting.lbfgs import minimise_each
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method
+from halflabel.methods.parts.losses import BCE, Loss, Reduce, over_known
+from halflabel.methods.parts.ranking import UnknownAs
+from halflabel.methods.parts.relabel import Relabeler
+from halflabel.methods.parts.terms import EntryTerm
+from halflabel.types import Batch, Output, Sweep, Targets
+
+ROUNDS = 4  # solves of a method that relabels by its scores
+TOLERANCE = 0.03  # of the gradient of each class, as a share of the gradient where all images score the same
+_ITERATIONS = 60  # at most, of a solve
+_JOINT_ITERATIONS = 30  # of a loss that ties the classes of an image together
+_ROUND_ITERATIONS = 8  # of each round of such a loss with relabelling
+_LAST_ITERATIONS = 20  # of its last round
+_WITHOUT_VARIANCE = 4  # times as many iterations where the features are not known to be uncorrelated
+_CURVATURE = 0.4  # typical second derivative of such a loss by its logit, for the preconditioner
+_LEAST_CURVATURE = 0.01  # of a class, however rare
+_LARGEST_BIAS = 7.0  # of the start
+_BLOCK_ENTRIES = 2**20  # logits computed at once
+_SPARSE = 0.3  # losses are computed entry by entry where fewer than this share of the entries have one
+
+
+def can_solve(method: Method) -> bool:
+    """Return whether L-BFGS can fit the method: one view, a linear head, no weights of its own, the ordinary step."""
+    method = method.on_frozen_features()
+    return (
+        type(method).step is Method.step
+        and type(method).after_step is Method.after_step
+        and type(method).evaluated is Method.evaluated
+        and method.make_head is Linear
+        and len(method.views) == 1
+        and not any(True for _ in method.parameters())
+        and method.relabel.passes == 0
+    )
+
+
+def is_separable(method: Method) -> bool:
+    """Return whether the loss of an entry depends on its own logit alone, so that each class has its own solution."""
+    has_entry_terms = all(isinstance(term, EntryTerm) for term in method.terms)
+    return type(method.loss).forward is Loss.forward and has_entry_terms and _is_linear(method.reduce)
+
+
+def _is_linear(reduce: Reduce) -> bool:
+    """Return whether a reduction is a weighted sum of the losses, as those of the package are; tried on random ones."""
+    random = torch.rand(4, 64, 8, generator=torch.Generator().manual_seed(0))
+    first, second, targets = random[0], random[1], Targets((random[2] < 0.3).float(), (random[3] < 0.3).float())
+    try:
+        both, apart = reduce(first + second, targets), reduce(first, targets) + reduce(second, targets)
+    except RuntimeError:  # a reduction of a user may need more images
+        return False
+    return torch.allclose(both, apart, rtol=1e-4)
+
+
+class _FixedTargets(Relabeler):
+    """Targets that stay the same during one solve."""
+
+    def __init__(self, targets: Targets) -> None:
+        super().__init__()
+        self.targets = targets
+
+    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+        return self.targets
+
+
+class _PreconditionedLinear(Head):
+    """A linear head with weights V · scale: L-BFGS takes its steps in V."""
+
+    scale: Tensor
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.steps = nn.Parameter(torch.zeros(classes, channels))
+        self.bias = nn.Parameter(torch.zeros(classes))
+        self.register_buffer("scale", torch.ones(channels))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.steps * self.scale
+
+    @torch.no_grad()
+    def rescale(self, scale: Tensor) -> None:
+        """Change the scale without changing the weights."""
+        self.steps.mul_(self.scale / scale)
+        self.scale.copy_(scale)
+
+    def forward(self, features: Tensor) -> Output:
+        return Output(linear(features, self.weight, self.bias), features)
+
+
+class LinearSolver:
+    """Minimise C / a · loss(W, b) + strength / 2 · ‖W‖² over all training images at once.
+
+    `loss` is the method's step on one batch of all images, and a its value if every entry cost 1: so one strength means
+    the same for every method, number of classes and share of known labels. A method that relabels is solved in rounds:
+    its targets are fixed during a solve, then it relabels by the new scores; each round starts from the last solution.
+    Repeated calls of `fit` with falling strengths start from the last solution too. Deterministic.
+
+    Where the loss of an entry depends on its own logit alone, each class is a problem of its own, with its own
+    curvature, steps and end. All of them are solved at once, block by block of images, and classes that have converged
+    are left out. Other losses, such as rankings of the classes of an image, are solved for all classes jointly.
+
+    `variance` (D,) is that of uncorrelated features, such as principal components: the curvature along feature d is
+    then about c · variance_d + strength, and L-BFGS in units of its root needs a quarter of the iterations.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        features: Tensor,
+        table: LabelTable,
+        *,
+        variance: Tensor | None = None,
+        rounds: int = ROUNDS,
+        tolerance: float = TOLERANCE,
+        start: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        """Take normalised features (N, D) without NaN, in the order of the table.
+
+        `start` holds the weights (C, D) and biases (C,) that the first solve starts from, zeros by default.
+        """
+        self.tolerance = tolerance
+        method = method.on_frozen_features()
+        self.variance = variance
+        self.base: LinearSolver | None = None  # of cross-entropy, where the method starts from it
+        self.method = method
+        self.features = features
+        self.table = table
+        self.rounds = 1 if method.relabel.is_static else rounds
+        self.head = _PreconditionedLinear(features.shape[1], len(table.classes))
+        self.model = Model(None, self.head).to(features.device)
+        if start is not None:
+            self.head.steps.data.copy_(start[0])
+            self.head.bias.data.copy_(start[1])
+        self.gradients: _ClassGradients | None = None
+        self.size: Tensor | None = None  # (C,) norms of the gradients where all images score the same
+        index = torch.arange(len(features))
+        soft = table.soft_targets(index.numpy())
+        self.batch = Batch(
+            index.to(features.device),
+            (features,),
+            torch.from_numpy(table.dense()).to(features.device),
+            None if soft is None else torch.from_numpy(soft).to(features.device),
+        )
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights (C, D) of the last solution."""
+        return self.head.weight.detach()
+
+    @property
+    def bias(self) -> Tensor:
+        return self.head.bias.detach()
+
+    def fit(self, strength: float, iterations: int | None = None) -> None:
+        """Solve for one strength, in at most so many iterations per round.
+
+        It starts from the last solution, or, if `Method.starts_from_bce`, from that of cross-entropy on known labels.
+        """
+        relabel = self.method.relabel
+        if self.gradients is not None and relabel.is_static:
+            self._solve_classes(self.gradients, strength, iterations or _ITERATIONS)
+            return
+        if self.method.starts_from_bce:
+            self._start_from_bce(strength, iterations)
+        with warnings.catch_warnings():  # a schedule in epochs that never starts is not an error of the user here
+            warnings.filterwarnings("ignore", ".* never starts in ")
+            self.method.plan(self.rounds)
+        self.method.start(self.table, self.model)
+        self.method.to(self.features.device)
+        for epoch in range(1, self.rounds + 1):
+            self.gradients = None  # of the last round: frees its targets
+            with torch.no_grad():
+                logits = self.model(self.features).logits.float()
+                if relabel.wants_sweep_first() if epoch == 1 else relabel.wants_sweep(epoch - 1):
+                    relabel.absorb(Sweep(logits, self.features), epoch - 1)
+                targets = relabel(self.batch, logits, epoch)
+                del logits
+            if is_separable(self.method):
+                self.gradients = _ClassGradients.of(self.method, self.features, targets)
+                del targets
+                self._solve_classes(self.gradients, strength, iterations or _ITERATIONS)
+            else:
+                self._solve_jointly(targets, strength, epoch, iterations or self._iterations(epoch))
+
+    def _start_from_bce(self, strength: float, iterations: int | None) -> None:
+        if self.base is None:
+            bce = Method(BCE(), UnknownAs("auto"), reduce=over_known)
+            self.base = LinearSolver(bce, self.features, self.table, variance=self.variance, tolerance=self.tolerance)
+        self.base.fit(strength, iterations)
+        self.head.rescale(self.base.head.scale)
+        self.head.load_state_dict(self.base.head.state_dict())
+
+    @torch.no_grad()
+    def score(self, features: Tensor) -> Tensor:
+        """Return the logits (N, C) of normalised features."""
+        self.model.eval()
+        logits: Tensor = self.model(features).logits.float()
+        return logits
+
+    def _iterations(self, epoch: int) -> int:
+        factor = _WITHOUT_VARIANCE if self.variance is None else 1
+        if self.rounds == 1:
+            return factor * _JOINT_ITERATIONS
+        return factor * (_LAST_ITERATIONS if epoch == self.rounds else _ROUND_ITERATIONS)
+
+    @torch.no_grad()
+    def _solve_classes(self, gradients: _ClassGradients, strength: float, iterations: int) -> None:
+        """Solve each class on its own: the loss of an entry depends on its own logit alone."""
+        if gradients.is_empty:  # nothing is known: every solution is as good
+            return
+        variance = torch.ones_like(self.features[0]) if self.variance is None else self.variance
+        constant, curvature = gradients.constant()
+        scale = (curvature[:, None] * variance + strength).rsqrt()
+        bias_scale = curvature.rsqrt()
+        problem = gradients.scaled(torch.cat([scale, bias_scale[:, None]], 1), strength)
+        zero = torch.cat([torch.zeros_like(scale), (constant / bias_scale)[:, None]], 1)
+        if self.size is None:
+            self.size = problem(zero).norm(dim=1)
+        bias = self.bias if bool(self.weight.any()) else constant
+        begin = torch.cat([self.weight / scale, (bias / bias_scale)[:, None]], 1)
+        solution = minimise_each(problem, begin, self.size, tolerance=self.tolerance, iterations=iterations)
+        self.head.rescale(torch.ones_like(self.head.scale))
+        self.head.steps.copy_(solution[:, :-1] * scale)
+        self.head.bias.copy_(solution[:, -1] * bias_scale)
+
+    def _solve_jointly(self, targets: Targets, strength: float, epoch: int, iterations: int) -> None:
+        """Solve all classes at once, for losses that tie the classes of an image together."""
+        with torch.no_grad():
+            charge = float(self.method.reduce((targets.pos + targets.neg).float(), targets))
+        if not charge > 0:  # nothing is known: every solution is as good
+            return
+        if self.variance is not None:
+            self.head.rescale((_CURVATURE * self.variance + strength).rsqrt())
+        factor = len(self.table.classes) / charge
+        optimizer = torch.optim.LBFGS(
+            [self.head.steps, self.head.bias],
+            max_iter=iterations,
+            history_size=10,
+            tolerance_grad=1e-5,
+            tolerance_change=1e-9,
+            line_search_fn="strong_wolfe",
+        )
+        self.model.train()
+
+        def objective() -> Tensor:
+            optimizer.zero_grad()
+            loss = factor * self.method.step(self.model, self.batch, epoch)
+            loss = loss + strength / 2 * self.head.weight.square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        relabel, self.method.relabel = self.method.relabel, _FixedTargets(targets)
+        try:
+            optimizer.step(objective)  # type: ignore[no-untyped-call]
+        finally:
+            self.method.relabel = relabel
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The targets of some images, each times the weight of its entry in the loss."""
+
+    features: Tensor  # (B, D)
+    targets: Targets  # (B, C), or (n,) of the entries in `index`
+    index: Tensor | None  # (n,) places of the entries with a target, in the flattened block
+
+    def entry_slopes(self, logits: Tensor, slope: Callable[[Tensor, Targets], Tensor]) -> Tensor:
+        """Return the derivative (B, C) of the loss by each logit."""
+        if self.index is None:
+            return slope(logits, self.targets)
+        slopes = torch.zeros_like(logits)
+        slopes.view(-1)[self.index] = slope(logits.view(-1)[self.index], self.targets)
+        return slopes
+
+    def select(self, classes: Tensor, count: int) -> _Block:
+        if self.index is None:
+            return _Block(self.features, Targets(*(part[:, classes] for part in self.targets)), None)
+        place = torch.full((count,), -1, device=classes.device)
+        place[classes] = torch.arange(len(classes), device=classes.device)
+        column = place[self.index % count]
+        is_selected = column >= 0
+        index = (self.index // count * len(classes) + column)[is_selected]
+        return _Block(self.features, Targets(*(part[is_selected] for part in self.targets)), index)
+
+
+@dataclass(frozen=True)
+class _ClassGradients:
+    """The gradient of each class's loss by its own weights, block by block of images."""
+
+    method: Method
+    blocks: list[_Block]
+    entry_weight: float  # of an entry in a term that is a mean over entries
+    positive: Tensor  # (C,) sums of the targets
+    negative: Tensor
+    untargeted: Tensor  # (C,) numbers of entries without a target
+    scale: Tensor | None = None  # (C, D + 1): gradients are by the weights and the bias, divided by this
+    strength: float = 0.0
+
+    @classmethod
+    def of(cls, method: Method, features: Tensor, targets: Targets) -> _ClassGradients:
+        """Fold the method's reduction, which is linear in the losses, into the targets (N, C)."""
+        classes = targets.pos.shape[1]
+        with torch.enable_grad():
+            losses = torch.zeros_like(targets.pos, requires_grad=True)
+            weights = torch.autograd.grad(method.reduce(losses, targets), losses)[0]
+        size = max(1, _BLOCK_ENTRIES // classes)
+        parts = list(zip(*(torch.split(part, size) for part in (features, weights, *targets)), strict=True))
+        positive = torch.stack([(weight * pos).sum(0) for _, weight, pos, _ in parts]).sum(0)
+        negative = torch.stack([(weight * neg).sum(0) for _, weight, _, neg in parts]).sum(0)
+        factor = classes / max(float((positive + negative).sum()), 1e-30)
+        blocks = []
+        for rows, weight, *weighted in parts:
+            pos, neg = (factor * weight * part for part in weighted)
+            index = ((pos != 0) | (neg != 0)).view(-1).nonzero()[:, 0]
+            if method.terms or len(index) > _SPARSE * pos.numel():
+                blocks.append(_Block(rows, Targets(pos, neg), None))
+            else:
+                blocks.append(_Block(rows, Targets(pos.view(-1)[index], neg.view(-1)[index]), index))
+        untargeted = ((targets.pos == 0) & (targets.neg == 0)).sum(0)
+        entry_weight = factor / max(targets.pos.numel(), 1)
+        return cls(method, blocks, entry_weight, factor * positive, factor * negative, untargeted)
+
+    @property
+    def is_empty(self) -> bool:
+        return not bool((self.positive + self.negative > 0).any())
+
+    def constant(self) -> tuple[Tensor, Tensor]:
+        """Return the best bias (C,) of each class without weights, and the second derivative of the loss there."""
+        low, high = torch.full_like(self.positive, -_LARGEST_BIAS), torch.full_like(self.positive, _LARGEST_BIAS)
+        for _ in range(20):
+            middle = (low + high) / 2
+            is_falling = self._slope_of_constant(middle) < 0
+            low, high = torch.where(is_falling, middle, low), torch.where(is_falling, high, middle)
+        bias = (low + high) / 2
+        difference = self._slope_of_constant(bias + 0.1) - self._slope_of_constant(bias - 0.1)
+        return bias, (difference / 0.2).clamp(min=_LEAST_CURVATURE)
+
+    def _slope_of_constant(self, bias: Tensor) -> Tensor:
+        """Return the derivative of each class's loss if all its images have the same logit."""
+        slope = self.method.loss.slope(bias, Targets(self.positive, self.negative))
+        nothing = Targets(torch.zeros_like(bias), torch.zeros_like(bias))
+        for term in self.method.terms:
+            slope = slope + self.entry_weight * self.untargeted * cast(EntryTerm, term).slope(bias, nothing)
+        return slope
+
+    def scaled(self, scale: Tensor, strength: float) -> _ClassGradients:
+        return replace(self, scale=scale, strength=strength)
+
+    def __call__(self, parameters: Tensor) -> Tensor:
+        assert self.scale is not None
+        solution = parameters * self.scale
+        weight, bias = solution[:, :-1], solution[:, -1]
+        result = torch.cat([self.strength * weight, torch.zeros_like(bias)[:, None]], 1)
+        for block in self.blocks:
+            slopes = block.entry_slopes(torch.addmm(bias, block.features, weight.T), self._slope)
+            result[:, :-1].addmm_(slopes.T, block.features)
+            result[:, -1] += slopes.sum(0)
+        return result * self.scale
+
+    def select(self, functions: Tensor) -> _ClassGradients:
+        assert self.scale is not None
+        return replace(
+            self,
+            blocks=[block.select(functions, len(self.scale)) for block in self.blocks],
+            positive=self.positive[functions],
+            negative=self.negative[functions],
+            untargeted=self.untargeted[functions],
+            scale=self.scale[functions],
+        )
+
+    def _slope(self, logits: Tensor, targets: Targets) -> Tensor:
+        slope = self.method.loss.slope(logits, targets)
+        for term in self.method.terms:
+            slope += self.entry_weight * cast(EntryTerm, term).slope(logits, targets)
+        return slope

@@ -1,0 +1,160 @@
+"""One optimizer step: forward and backward passes of its batches, then the update of weights and weight average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halflabel.errors import UserError
+from halflabel.features.ema import ModelEma
+from halflabel.fitting.config import Settings
+from halflabel.fitting.distribution import Distribution
+from halflabel.fitting.optimizer import make_optimizer, parameter_groups
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import Method
+from halflabel.methods.checks import checked_step
+from halflabel.system.gpu_memory import MicroBatcher, Snapshot, out_of_gpu_memory
+from halflabel.types import Batch
+
+_DENSE_ENTRIES = 1 << 26  # a label table of at most so many entries is kept dense on the device
+_LIMITED_MEMORY = ("cuda", "xpu")  # devices that run out of memory; on a CPU the snapshots would be wasted
+
+
+@dataclass(eq=False)
+class OptimizerStep:
+    """Computes gradients and updates the weights.
+
+    A batch that does not fit into the GPU's memory is split: `undo` restores the state before the step, and the step
+    is repeated with half as many images at once.
+    """
+
+    accelerator: Any
+    method: Method
+    distribution: Distribution
+    table: LabelTable
+    settings: Settings
+
+    def __post_init__(self) -> None:
+        method, distribution, table, settings = self.method, self.distribution, self.table, self.settings
+        self.groups = parameter_groups(distribution.trained, method, settings)
+        # Not wrapped by the accelerator: its wrapper looks for packages on the disk at every step.
+        self.optimizer = make_optimizer(self.groups, settings)
+        self.ema = ModelEma(distribution.plain, settings.ema) if settings.ema else None
+        self.autocast: Callable[[], AbstractContextManager[Any]] = (
+            nullcontext if settings.precision == "no" else self.accelerator.autocast
+        )
+        # Looking up labels in a dense table is faster; a large table stays sparse.
+        is_small = len(table) * len(table.classes) <= _DENSE_ENTRIES
+        self.dense_labels = torch.from_numpy(table.dense()).to(self.device) if is_small else None
+        self.micro_batches = MicroBatcher()
+        can_split = distribution.can_split_batches and self.device.type in _LIMITED_MEMORY
+        self.snapshot = Snapshot(distribution.plain, method) if can_split else None
+        self.check_next_batch = True  # whether to check the shapes and values that the method returns
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.accelerator.device
+        return device
+
+    def begin(self) -> None:
+        """Remember the state before a step, for `undo`."""
+        if self.snapshot is not None:
+            self.snapshot.save()
+
+    def undo(self) -> None:
+        """Restore the state before a step that ran out of memory; from now on split batches into smaller parts."""
+        if self.snapshot is None:
+            size = self.settings.batch_size
+            raise out_of_gpu_memory(
+                f"for batches of {size}; with several processes or --compile, batches cannot be split"
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        self.snapshot.restore()
+        note = (
+            ", added up before each step; batch norm, and methods that rank or count within a batch, see only the parts"
+        )
+        self.micro_batches.halve(self.settings.batch_size, note)
+
+    def set_learning_rate(self, factor: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor
+
+    def backward(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int, share: float) -> Tensor:
+        """Add the gradient of a batch, in as many parts as memory needs; returns the loss of the batch.
+
+        `share` is the batch's share of the images of the optimizer step.
+        """
+        parts = self.micro_batches.pieces(len(images))
+        if parts == 1:
+            return self._backward_part(images, views, epoch, share)
+        loss = torch.zeros((), device=self.device)
+        for part in np.array_split(np.arange(len(images)), parts):
+            rows = slice(int(part[0]), int(part[-1]) + 1)
+            part_views = tuple(view[rows] for view in views)
+            part_share = len(part) / len(images)
+            loss += part_share * self._backward_part(images[rows], part_views, epoch, share * part_share)
+        return loss
+
+    def _backward_part(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int, share: float) -> Tensor:
+        device = self.device
+        moved = tuple(self._to_layout(view.to(device, non_blocking=True)) for view in views)
+        index = torch.from_numpy(images).to(device, non_blocking=True)
+        if self.dense_labels is not None:
+            labels = self.dense_labels[index]
+        else:
+            labels = torch.from_numpy(self.table.rows(images)).to(device)
+        soft = self.table.soft_targets(images)
+        batch = Batch(index, moved, labels, None if soft is None else torch.from_numpy(soft).to(device))
+        # Typed as a model for the methods; with several processes it is a wrapper with the same interface.
+        model: Any = self.distribution.model
+        try:
+            with self.autocast():
+                if self.check_next_batch:
+                    loss = checked_step(self.method, model, batch, epoch)
+                    self.check_next_batch = False
+                else:
+                    loss = self.method.step(model, batch, epoch)
+            self.accelerator.backward(loss if share == 1 else loss * share)
+        except RuntimeError as error:
+            if not self.distribution.is_sharded or "DTensor" not in str(error):
+                raise
+            raise UserError(
+                f"{type(self.method).__name__} computes with the weights of the model, of which --shard keeps only a "
+                "part in each process",
+                "train without --shard; in a method, halflabel.system.distributed.full_tensor completes weight sums",
+            ) from error
+        return loss.detach()
+
+    def _to_layout(self, view: Tensor) -> Tensor:
+        if self.settings.channels_last and view.ndim == 4:
+            return view.contiguous(memory_format=torch.channels_last)
+        return view
+
+    def update(self) -> None:
+        """Update the weights by the gradients added so far, then the weight average."""
+        scaler = self.accelerator.scaler
+        self.distribution.average_gradients()
+        if self.settings.clip:
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
+            parameters = [parameter for group in self.groups for parameter in group["params"]]
+            self.distribution.clip_gradients(parameters, self.settings.clip)
+        try:
+            if scaler is not None:
+                scaler.step(self.optimizer)
+                scaler.update()
+            else:
+                self.optimizer.step()
+        except torch.OutOfMemoryError:  # some weights may be updated already, and fewer images would not help
+            raise out_of_gpu_memory(f"for the state of {self.settings.optimizer}") from None
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update(self.distribution.plain)
+        self.method.after_step(self.distribution.trained)

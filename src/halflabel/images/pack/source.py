@@ -1,0 +1,280 @@
+"""Packs as image sources: decoded by worker processes, or on the GPU; and views made on the GPU for any source."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from halflabel.errors import UserError
+from halflabel.images.decode import BadImage, none_found_error
+from halflabel.images.gpu_views import make_view
+from halflabel.images.pack.read import Pack, decode_jpegs, open_pack
+from halflabel.images.sources import FetchedBatch, Images, Plan
+from halflabel.images.views import Plain, View, Weak, view_keys
+from halflabel.labels.names import Names
+from halflabel.system.remote import local_folder
+from halflabel.system.rng import bits
+
+_ORDER = 0x6F726472  # separates the random numbers of the reading order from all others
+_BLOCK = 128  # neighbouring images that are read together
+_WINDOW = 32  # blocks whose images are shuffled together
+_AHEAD = 2048  # images that the system reads ahead
+
+
+class PackedImages(Images):
+    """The images of a pack, decoded and augmented by worker processes like `Images`.
+
+    A JPEG that is stored larger than all views need is decoded at a half, a quarter or an eighth of its size. An image
+    whose bytes do not match their checksum is unreadable. Memory: 8 bytes per image besides its name and its hash.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        positions: NDArray[np.int64],
+        names: Names,
+        views: Mapping[str, View],
+        **options: Any,
+    ) -> None:
+        super().__init__((), names, views, **options)
+        self.pack = pack
+        self.positions = positions  # (N,) numbers in the pack, −1 for an image that is not there
+        self.paths = ImagePaths(pack.folder, names)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64] | None:
+        """Return all images in a random order of blocks, with the images of several blocks shuffled together.
+
+        A disk reads a block at once; a full shuffle would make it seek for each image. The order depends on seed, epoch
+        and pack only. None if the pack was not written for this: any order will do.
+        """
+        if self.pack.settings.shuffle != "blocks" or not len(self):
+            return None
+        block = np.maximum(self.positions, 0) // _BLOCK
+        blocks = int(block.max()) + 1
+        block_rank = np.empty(blocks, np.int64)
+        block_rank[np.argsort(bits(seed, _ORDER, epoch, np.arange(blocks)), kind="stable")] = np.arange(blocks)
+        return np.lexsort((bits(seed, _ORDER, epoch, self.hashes), block_rank[block] // _WINDOW))
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        return super().fetch(_ReadAheadPlan(plan, self.pack, self.positions), views, seed=seed, epoch=epoch)
+
+    def read(self, plan: Plan) -> Iterator[tuple[NDArray[np.int64], list[bytes | BadImage]]]:
+        """Yield the stored bytes of the images of a plan, batch by batch, read by threads a few batches ahead."""
+
+        def read_batch(index: NDArray[np.int64]) -> list[bytes | BadImage]:
+            stored: list[bytes | BadImage] = []
+            for number in index.tolist():
+                position = int(self.positions[number])
+                try:
+                    if position < 0:
+                        raise BadImage(self.paths[number], "not in the pack")
+                    stored.append(self.pack.read(position))
+                except BadImage as bad:
+                    stored.append(bad)
+            return stored
+
+        threads = max(1, self.workers)
+        with ThreadPoolExecutor(threads) as pool:
+            waiting: deque[tuple[NDArray[np.int64], Future[list[bytes | BadImage]]]] = deque()
+            try:
+                for index in _ReadAheadPlan(plan, self.pack, self.positions):
+                    waiting.append((index, pool.submit(read_batch, index)))
+                    if len(waiting) > 2 * threads:
+                        first, ready = waiting.popleft()
+                        yield first, ready.result()
+                while waiting:
+                    first, ready = waiting.popleft()
+                    yield first, ready.result()
+            finally:  # an interrupted pass must not continue to read
+                for _, ready in waiting:
+                    ready.cancel()
+
+    def part(self, index: NDArray[np.int64]) -> Images:
+        options: dict[str, Any] = {"max_bad": 1.0, "max_pixels": self.max_pixels}
+        return PackedImages(self.pack, self.positions[index], self.names.take(index), self.views, **options)
+
+    def stamp(self) -> bytes:
+        """Return bytes that change when any image changes."""
+        return self.pack.stamp.encode() + self.positions.tobytes()
+
+    def group_copies(self) -> NDArray[np.int64]:
+        """Return the group of each image (N,): images with the same stored bytes are in one group."""
+        is_packed = self.positions >= 0
+        key = -1 - np.arange(len(self.positions))
+        index = self.positions[is_packed]
+        length = self.pack.index["length"][index]
+        if "crc32" in self.pack.index:
+            crc = self.pack.index["crc32"][index].astype(np.int64)
+        else:  # only images of the same length are read
+            _, group, count = np.unique(length, return_inverse=True, return_counts=True)
+            crc = np.arange(len(index))
+            for place in np.flatnonzero(count[group] > 1):
+                with suppress(BadImage):
+                    crc[place] = zlib.crc32(self.pack.read(int(index[place])))
+        key[is_packed] = crc << 31 | length
+        _, first, group = np.unique(key, return_index=True, return_inverse=True)
+        return np.asarray(first[group], np.int64)
+
+    def _reader(self) -> Callable[[int, list[View]], torch.Tensor]:
+        return partial(_read_packed, self.pack, self.positions, self.paths, self.max_pixels)
+
+
+def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **options: Any) -> PackedImages:
+    """Open the images of a label table in a pack, by the rules for a folder; a missing image is unreadable.
+
+    `options` are those of `Images`: workers, max_bad, max_pixels, quarantine.
+    """
+    pack = open_pack(local_folder(folder))
+    for view in views.values():
+        if getattr(view, "channels", 3) != 3:
+            raise UserError(f"the pack {folder} holds RGB images, and other --channels are needed", "name the folder")
+        if view.size > pack.settings.size:
+            raise UserError(
+                f"the pack {folder} holds images of {pack.settings.size} px, but {view.size} px are needed",
+                f"use --size {pack.settings.size}, or pack the images with --size {view.size}",
+            )
+        if pack.settings.resize == "squash" and getattr(view, "resize", "squash") != "squash":
+            raise UserError(
+                f"the images of the pack {folder} are squashed to squares: their own shapes are lost",
+                "use --resize squash, or pack the images with --resize short",
+            )
+    positions = pack.find(names.array)
+    if len(positions) and (positions < 0).all():
+        raise none_found_error(names, folder)
+    return PackedImages(pack, positions, names, views, **options)
+
+
+class ImagePaths(Sequence[str]):
+    """FOLDER/NAME of each image, made on access: a list of them would take more memory than the index."""
+
+    def __init__(self, folder: Path, names: Names) -> None:
+        self.folder, self.names = folder, names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, number: Any) -> Any:
+        return str(self.folder / self.names[number])
+
+
+class _ReadAheadPlan(Sequence[NDArray[np.int64]]):
+    """A plan that makes the system read ahead the next batches while it is iterated over."""
+
+    def __init__(self, plan: Plan, pack: Pack, positions: NDArray[np.int64]) -> None:
+        self.plan, self.pack, self.positions = plan, pack, positions
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self.plan[number]
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        step = max(1, _AHEAD // max(len(self.plan[0]), 1)) if len(self.plan) else 1
+        for number, index in enumerate(self.plan):
+            if number % step == 0:
+                first = number + step if number else 0
+                self._read_ahead(self.plan[first : number + 2 * step])
+            yield index
+
+    def _read_ahead(self, batches: Plan) -> None:
+        if len(batches):
+            positions = self.positions[np.concatenate(batches)]
+            self.pack.read_ahead(positions[positions >= 0])
+
+
+def _read_packed(
+    pack: Pack, positions: NDArray[np.int64], paths: Sequence[str], max_pixels: int, number: int, views: list[View]
+) -> torch.Tensor:
+    if positions[number] < 0:
+        raise BadImage(paths[number], "not in the pack")
+    return pack.image(int(positions[number]), min_side=min_source_side(views), max_pixels=max_pixels)
+
+
+def min_source_side(views: Sequence[View]) -> int:
+    """Return the shorter side of an image that no view has to enlarge; 0 if that is not known."""
+    sides = []
+    for view in views:
+        match view:
+            case Plain():
+                share = view.crop_pct if view.resize == "crop" else 1.0
+            case Weak():
+                share = math.sqrt(view.least)
+            case _:
+                return 0
+        sides.append(math.ceil(view.size / share))
+    return max(sides, default=0)
+
+
+class DeviceViews:
+    """Makes the views of another source on the device, from its plain views, a whole batch at a time.
+
+    The workers then only decode. Random numbers are those of the views on the CPU; the pixels differ slightly, see
+    `gpu_views`. With `decode`, a GPU also decodes the JPEGs of a pack, and threads only read; batches that it cannot
+    decode are decoded on the CPU.
+    """
+
+    def __init__(self, whole: Images, device: torch.device | str, *, decode: bool = False) -> None:
+        self.whole = whole
+        self.device = torch.device(device)
+        self.decode = decode
+        self.names, self.hashes, self.views = whole.names, whole.hashes, whole.views
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def order(self, seed: int, epoch: int) -> NDArray[np.int64] | None:
+        return self.whole.order(seed, epoch) if isinstance(self.whole, PackedImages) else None
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        whole = self.whole
+        if self.decode and self.device.type == "cuda" and isinstance(whole, PackedImages):
+            batches: Iterator[FetchedBatch] = (self._decode_batch(whole, *batch) for batch in whole.read(plan))
+        else:
+            batches = whole.fetch(plan, ("plain",), seed=seed, epoch=epoch)
+        for index, plain in batches:
+            if not len(index):
+                yield FetchedBatch(index, ())
+                continue
+            images = plain[0].to(self.device, non_blocking=True)
+            keys = view_keys(seed, epoch, self.hashes[index], len(views))
+            yield FetchedBatch(
+                index, tuple(make_view(self.views[name], images, keys[:, v]) for v, name in enumerate(views))
+            )
+
+    def _decode_batch(
+        self, whole: PackedImages, index: NDArray[np.int64], data: list[bytes | BadImage]
+    ) -> FetchedBatch:
+        """Return the plain views of stored images, decoded on the device."""
+        encoded = [stored for stored in data if isinstance(stored, bytes)]
+        decoded = decode_jpegs(encoded, self.device) if encoded and whole.pack.settings.store == "jpeg" else None
+        images = iter(decoded or ())
+        plain = whole.views["plain"]
+        numbers, views = [], []
+        for number, stored in zip(index.tolist(), data, strict=True):
+            try:
+                if isinstance(stored, BadImage):
+                    raise stored
+                if decoded:
+                    image = next(images)
+                else:
+                    image = whole.pack.decode(int(whole.positions[number]), stored).to(self.device)
+                views.append(plain(image, 0))
+                numbers.append(number)
+            except BadImage as bad:
+                whole.mark_unreadable(number, str(bad.path), bad.reason)
+        return FetchedBatch(np.asarray(numbers, np.int64), (torch.stack(views),) if views else ())

@@ -1,0 +1,379 @@
+"""Writing packs: worker processes resize the images; each WebDataset tar is written atomically."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import warnings
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from PIL import Image, JpegImagePlugin
+from torch.utils.data import DataLoader, Dataset
+
+from halflabel.errors import UserError
+from halflabel.images.decode import (
+    MAX_PIXELS,
+    BadImage,
+    list_images,
+    locate_images,
+    none_found_error,
+    open_image,
+    read_image,
+    split_suffixes,
+)
+from halflabel.images.pack.read import (
+    FORMAT,
+    INDEX_COLUMNS,
+    VERSION,
+    PackSettings,
+    data_file_name,
+    is_pack,
+    open_pack,
+    read_manifest,
+)
+from halflabel.images.quarantine import Quarantine
+from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
+from halflabel.labels.formats.imagefolder_lists import image_records
+from halflabel.labels.rows import Rows
+from halflabel.system.files import atomic_write, exclusive, file_crc32, refuse_remote, write_json
+from halflabel.system.remote import local_folder
+from halflabel.system.rng import bits, hash_names
+from halflabel.system.webdataset import append_to_tar, end_tar
+
+_ENDINGS = {"jpeg": "jpg", "png": "png", "raw": "ppm"}  # a PPM is a short header and raw rows
+_BATCH = 16  # images that a worker encodes at a time
+_STORING = 0x7061636B  # separates the random numbers of the storage order from all others
+
+
+def pack_images(
+    folder: Path,
+    out: Path,
+    settings: PackSettings,
+    *,
+    labels: Rows | None = None,
+    shard_bytes: int = 256 << 20,
+    workers: int = 0,
+    max_bad: float = 0.01,
+    max_pixels: int = MAX_PIXELS,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Write the images of a folder into a pack and return the content of pack.json.
+
+    With `labels`, only their images, each with its labels in KEY.json. An interrupted pack is continued after its last
+    complete data file; the bytes are the same as without the interruption, for any number of workers. Unreadable images
+    are listed in bad_images.csv; more than the share `max_bad` of all images is an error.
+    """
+    import pyarrow as pa
+
+    refuse_remote(out)
+    folder = local_folder(folder)
+    names, not_utf8, image_of = _select_images(folder, labels)
+    records = None if labels is None else list(image_records(labels))
+    keys = _sample_keys(names)
+    if not len(names):
+        raise UserError(f"there are no images in {folder}", "name the folder with the images")
+    if settings.shuffle == "blocks":  # neighbours are read together: they must not be similar
+        order = pa.array(np.argsort(bits(0, _STORING, hash_names(names)), kind="stable"))
+        names, keys = names.take(order), keys.take(order)
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "complete": False,
+        **asdict(settings),
+        "shard_bytes": shard_bytes,
+        "tail": [part for part in folder.resolve().parts if part != os.sep][-4:],
+        "source": hashlib.sha256(hash_names(names).tobytes()).hexdigest()[:16],
+        "labels": None if labels is None else labels.resolve().digest()[:16],
+    }
+    with exclusive(out):
+        _begin(out, manifest, force)
+        quarantine = Quarantine(out / "bad_images.csv")
+        for path in not_utf8:
+            quarantine.add(path, folder / path, "its name is not UTF-8")
+        parts, done = _read_finished_parts(out, quarantine)
+        total = len(names) + len(not_utf8)
+        data_file = _DataFile(out, len(parts))
+        try:
+            quarantine.check(total, max_bad)
+            for batch in _encoded(names, done, folder, settings, workers, max_pixels):
+                for data, width, height, reason in batch:
+                    name, key = names[done].as_py(), keys[done].as_py()
+                    done += 1
+                    if reason:
+                        quarantine.add(name, folder / name, reason)
+                        data_file.bad.append((name, str(folder / name), reason))
+                        quarantine.check(total, max_bad, so_far=True)
+                    else:
+                        data_file.add(name, f"{key}.{_ENDINGS[settings.store]}", data, width, height)
+                        if records is not None:
+                            record = {IMAGE_COLUMN: name, **records[image_of[name]]}
+                            data_file.append(f"{key}.json", json.dumps(record, ensure_ascii=False).encode())
+                    if data_file.length >= shard_bytes:
+                        parts.append(data_file.finish(done))
+                        data_file = _DataFile(out, len(parts))
+                if progress is not None:
+                    progress(done, len(names))
+            if data_file.rows or data_file.bad:
+                parts.append(data_file.finish(done))
+        finally:
+            data_file.close()
+            quarantine.write(out / "bad_images.csv")
+        return _finish(out, manifest, parts, len(quarantine))
+
+
+def _select_images(folder: Path, labels: Rows | None) -> tuple[Any, list[str], dict[str, int]]:
+    """Return the sorted relative paths to pack, those not in UTF-8, and the labelled image of each path."""
+    import pyarrow as pa
+
+    if read_manifest(folder) is not None:
+        raise UserError(f"{folder} is a pack already", "name the folder with the original images")
+    if labels is None:
+        if is_pack(folder):  # tars that others wrote
+            return open_pack(folder).names.cast(pa.large_string()).sort(), [], {}
+        return *list_images(folder), {}
+    ids = list(labels.images)
+    paths = locate_images(ids, folder)
+    image_of = {path.relative_to(folder).as_posix(): n for n, path in enumerate(paths) if path is not None}
+    if not image_of:
+        raise none_found_error(ids, folder)
+    return pa.array(sorted(image_of), pa.large_string()), [], image_of
+
+
+def _sample_keys(names: Any) -> Any:
+    """Return the WebDataset key of each image: its name without the ending.
+
+    A key ends at the first dot of a file name, so other dots are written %2E. Where `a.jpg` and `a.png` would have the
+    same key, the ending stays.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    bases, _ = split_suffixes(names)
+    counts = pc.value_counts(bases)
+    repeated = pc.filter(counts.field("values"), pc.greater(counts.field("counts"), 1))
+
+    empty = pa.scalar("", names.type)
+
+    def escape(column: Any) -> Any:
+        column = pc.replace_substring(column, "%", "%25")
+        folders = pc.replace_substring_regex(column, r"[^/]*$", "")
+        stems = pc.replace_substring(pc.replace_substring_regex(column, r"(?s)^.*/", ""), ".", "%2E")
+        return pc.binary_join_element_wise(folders, stems, empty)
+
+    whole = pc.binary_join_element_wise(escape(names), pa.scalar("%", names.type), empty)  # no other key ends with %
+    return pc.if_else(pc.is_in(bases, value_set=repeated), whole, escape(bases))
+
+
+def _begin(out: Path, manifest: dict[str, Any], force: bool) -> None:
+    """Create the folder of a pack, or check that an unfinished pack there is the same one."""
+    before = read_manifest(out)
+    if before is not None and not force:
+        if before.get("complete"):
+            raise UserError(f"{out} already holds a pack", "choose another folder, or add --force to pack again")
+        changed = [key for key, value in manifest.items() if before.get(key) != value]
+        if changed:
+            difference = "another set of images" if "source" in changed else f"another --{changed[0].replace('_', '-')}"
+            raise UserError(f"{out} holds an unfinished pack with {difference}", "add --force to start again")
+        return
+    if before is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already and is not a pack", "name a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    if before is not None:
+        write_json(out / "pack.json", manifest)  # marks it incomplete before any file is removed
+        for pattern in ("*.tar", "*.arrow", "*.tar.part", "bad_images.csv"):
+            for path in out.glob(pattern):
+                path.unlink()
+    write_json(out / "pack.json", manifest)
+
+
+def _read_finished_parts(out: Path, quarantine: Quarantine) -> tuple[list[Any], int]:
+    """Return the indexes of complete data files and the number of their images; unreadable ones join the quarantine."""
+    import pyarrow as pa
+
+    parts: list[Any] = []
+    done = 0
+    while (path := out / f"{len(parts):05d}.arrow").exists():
+        try:
+            with pa.OSFile(str(path)) as file:
+                part = pa.ipc.open_file(file).get_batch(0)
+            note = json.loads(part.schema.metadata[b"halflabel"])
+            if part.num_rows and (out / data_file_name(len(parts))).stat().st_size != note["bytes"]:
+                break
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+            break  # this file and all that follow are written again
+        parts.append(part)
+        done = int(note["done"])
+        for row in note["bad"]:
+            quarantine.add(*row)
+    return parts, done
+
+
+class _DataFile:
+    """A data file while it is written: under a temporary name until it is complete, then with its index beside it."""
+
+    def __init__(self, out: Path, number: int) -> None:
+        self.out, self.number = out, number
+        self.length = 0
+        self.rows: list[tuple[str, int, int, int, int, int, int]] = []
+        self.bad: list[tuple[str, str, str]] = []
+        self.partial = out / f"{data_file_name(number)}.part"
+        self._file: IO[bytes] | None = None
+
+    def add(self, name: str, member: str, data: bytes, width: int, height: int) -> None:
+        offset = self.append(member, data)
+        self.rows.append((name, self.number, offset, len(data), width, height, zlib.crc32(data)))
+
+    def append(self, member: str, data: bytes) -> int:
+        """Append a file to the tar and return the place of its bytes."""
+        if self._file is None:
+            self._file = open(self.partial, "wb")  # noqa: SIM115  # closed by finish or close
+        offset = append_to_tar(self._file, member, data)
+        self.length = self._file.tell()
+        return offset
+
+    def finish(self, done: int) -> Any:
+        import pyarrow as pa
+
+        if self._file is not None:
+            end_tar(self._file)
+            self.length = self._file.tell()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self.close()
+            os.replace(self.partial, self.out / data_file_name(self.number))
+        name, *columns = zip(*self.rows, strict=True) if self.rows else ((),) * (1 + len(INDEX_COLUMNS))
+        arrays = [pa.array(name, pa.large_string())]
+        arrays += [
+            pa.array(np.array(values, kind)) for values, kind in zip(columns, INDEX_COLUMNS.values(), strict=True)
+        ]
+        part = pa.record_batch(arrays, names=["name", *INDEX_COLUMNS])
+        note = json.dumps({"done": done, "bad": self.bad, "bytes": self.length})
+        _write_arrow(part.replace_schema_metadata({"halflabel": note}), self.out / f"{self.number:05d}.arrow")
+        return part
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _write_arrow(batch: Any, path: Path) -> None:
+    import pyarrow as pa
+
+    with (
+        atomic_write(path) as temporary,
+        pa.OSFile(str(temporary), "wb") as file,
+        pa.ipc.new_file(file, batch.schema) as writer,
+    ):
+        writer.write_batch(batch)
+
+
+def _finish(out: Path, manifest: dict[str, Any], parts: list[Any], bad: int) -> dict[str, Any]:
+    import pyarrow as pa
+
+    whole = pa.Table.from_batches([part.replace_schema_metadata(None) for part in parts])
+    if whole["name"].nbytes < 1 << 31:  # saves 4 bytes per name
+        whole = whole.set_column(0, "name", whole["name"].cast(pa.string()))
+    whole = whole.combine_chunks()
+    if not whole.num_rows:
+        raise UserError("none of the images could be read", f"see {out / 'bad_images.csv'}")
+    (batch,) = whole.to_batches()
+    _write_arrow(batch, out / "index.arrow")
+    length = int(batch.column("length").to_numpy().astype(np.int64).sum())
+    manifest = {
+        **manifest,
+        "complete": True,
+        "images": batch.num_rows,
+        "bad": bad,
+        "shards": len(parts),
+        "bytes": length,
+    }
+    manifest["index_crc32"] = file_crc32(out / "index.arrow")
+    write_json(out / "pack.json", manifest)
+    for number in range(len(parts)):
+        (out / f"{number:05d}.arrow").unlink(missing_ok=True)
+    (out / f"{data_file_name(len(parts))}.part").unlink(missing_ok=True)
+    return manifest
+
+
+_Encoded = tuple[bytes, int, int, str]  # bytes, width, height, reason if unreadable
+
+
+def _encoded(
+    names: Any, first: int, folder: Path, settings: PackSettings, workers: int, max_pixels: int
+) -> Iterable[list[_Encoded]]:
+    """Yield the images from number `first` on, encoded by worker processes in order, a few at a time."""
+    batches = [range(start, min(start + _BATCH, len(names))) for start in range(first, len(names), _BATCH)]
+    return DataLoader(
+        _Originals(names, folder, settings, max_pixels),
+        batch_sampler=batches,  # type: ignore[arg-type]  # ranges work like lists
+        num_workers=workers,
+        collate_fn=list,
+    )
+
+
+class _Originals(Dataset[_Encoded]):
+    def __init__(self, names: Any, folder: Path, settings: PackSettings, max_pixels: int) -> None:
+        self.names, self.folder, self.settings, self.max_pixels = names, folder, settings, max_pixels
+
+    def __getitem__(self, number: int) -> _Encoded:
+        try:
+            return *encode_image(self.folder / str(self.names[number].as_py()), self.settings, self.max_pixels), ""
+        except BadImage as bad:
+            return b"", 0, 0, bad.reason
+
+
+def encode_image(path: Path, settings: PackSettings, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
+    """Return the bytes to store for one image file, and its width and height.
+
+    Images are never enlarged, except by squashing. A JPEG that is small enough, upright and not progressive is stored
+    unchanged, without loss.
+    """
+    squash = settings.resize == "squash"
+    # JPEG's fast reduction stops at twice the size, which leaves the last step to a proper filter.
+    image = read_image(path, max_pixels=max_pixels, min_side=2 * settings.size)
+    height, width = image.shape[1:]
+    scale = min(1.0, settings.size / min(height, width))
+    new = (settings.size, settings.size) if squash else (max(1, round(height * scale)), max(1, round(width * scale)))
+    if new == (height, width) and settings.store == "jpeg" and (unchanged := _storable_jpeg(path)) is not None:
+        return unchanged, int(width), int(height)
+    if new != (height, width):
+        from torchvision.transforms.v2.functional import resize
+
+        image = resize(image, list(new), antialias=True)
+    pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+    if settings.store == "raw":
+        return b"P6\n%d %d\n255\n" % (new[1], new[0]) + pixels.tobytes(), new[1], new[0]
+    stream = io.BytesIO()
+    try:
+        if settings.store == "jpeg":
+            Image.fromarray(pixels).save(stream, "JPEG", quality=settings.quality)
+        else:
+            Image.fromarray(pixels).save(stream, "PNG", compress_level=1)  # higher levels are slow and gain little
+    except (OSError, ValueError) as error:  # a JPEG has at most 65,500 pixels a side
+        raise BadImage(path, f"cannot be stored ({error})") from None
+    return stream.getvalue(), new[1], new[0]
+
+
+def _storable_jpeg(path: Path) -> bytes | None:
+    """Return the bytes of a plain JPEG that every decoder reads alike; None for other files."""
+    with open_image(path) as file:
+        data = file.read()
+    if data[:3] != b"\xff\xd8\xff":
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = JpegImagePlugin.JpegImageFile(io.BytesIO(data))
+        try:
+            is_rotated = image.getexif().get(0x0112, 1) != 1
+        except Exception:  # faulty EXIF can raise anything
+            return None
+    plain = image.mode in ("RGB", "L") and not image.info.get("progressive") and not is_rotated
+    return data if plain and not image.info.get("mp") else None

@@ -1,0 +1,411 @@
+"""Sources of image views: a plan of batches goes in, tensors come out in the plan's order.
+
+Every random choice is keyed by (seed, epoch, image name, view): results do not depend on workers or restarts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from halflabel.errors import UserError
+from halflabel.images.decode import MAX_PIXELS, UNAVAILABLE, BadImage, none_found_error, read_image
+from halflabel.images.file_identity import group_copies
+from halflabel.images.image_list import stack_images
+from halflabel.images.quarantine import Quarantine, TooManyBadImages
+from halflabel.images.views import View, view_keys
+from halflabel.labels.groups import image_groups
+from halflabel.labels.names import Names
+from halflabel.labels.split import group_numbers, join_groups
+from halflabel.system import distributed
+from halflabel.system.remote import local_folder
+from halflabel.system.reporter import SILENT, Reporter
+from halflabel.system.rng import hash_names
+
+Plan = Sequence[NDArray[np.int64]]  # image numbers, batch by batch
+
+
+class FetchedBatch(NamedTuple):
+    """The views of one batch; images that could not be read are left out."""
+
+    images: NDArray[np.int64]  # (B,) image numbers
+    views: tuple[Tensor, ...]  # each (B, …); an `ImageList` for plain views of different shapes
+
+
+class Source(Protocol):
+    """Returns views of numbered images."""
+
+    names: Names
+    hashes: NDArray[np.uint64]
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        """Yield the batches of the plan in order, with the named views ("plain", "weak", "strong") of each image."""
+        ...
+
+
+def preferred_order(source: Source, seed: int, epoch: int) -> NDArray[np.int64] | None:
+    """Return the order in which a source is read fastest, by seed and epoch; None if any order will do."""
+    if isinstance(source, Subset):
+        whole = preferred_order(source.whole, seed, epoch)
+        return None if whole is None else source.numbers(whole)
+    order: Callable[[int, int], NDArray[np.int64] | None] | None = getattr(source, "order", None)
+    return None if order is None else order(seed, epoch)
+
+
+def sequential_plan(count: int, batch_size: int) -> Plan:
+    """Return the plan of all images in order."""
+    return [np.arange(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
+
+
+class Arrays:
+    """Decoded images held in memory, 3·H·W bytes each: (N, 3, H, W) uint8, or a list of (3, H, W) of any sizes."""
+
+    def __init__(self, images: Tensor | Sequence[Tensor], names: Names, views: Mapping[str, View]) -> None:
+        self.images = images
+        self.names = names
+        self.views = views
+        self.hashes = hash_names(names.array)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        chosen = [self.views[name] for name in views]
+        for index in plan:
+            keys = view_keys(seed, epoch, self.hashes[index], len(chosen))
+            yield FetchedBatch(
+                index,
+                tuple(
+                    stack_images([view(self.images[i], int(key)) for i, key in zip(index, keys[:, v], strict=True)])
+                    for v, view in enumerate(chosen)
+                ),
+            )
+
+
+class Features:
+    """Cached features or maps of a frozen backbone: one view per image, (N, D) or (N, D, h, w), any float type.
+
+    The views "plain" and "weak" are both the cached one: training on it sees no augmentation. `strong` holds K more
+    arrays of that shape with the features of strong views; the view "strong" is one of these K, drawn for each seed,
+    epoch and image. This is an approximation: K fixed augmentations instead of a fresh one each epoch. With an empty
+    `strong`, the features were cached from images without strong views, and "strong" is an error. With None there are
+    no images to make strong views from, and "strong" is the cached view, with a warning the first time. Images
+    numbered in `bad` have no features and are left out of their batch.
+    """
+
+    def __init__(
+        self,
+        values: NDArray[Any] | Tensor,
+        names: Names,
+        bad: Sequence[int] = (),
+        *,
+        strong: Sequence[NDArray[Any] | Tensor] | None = None,
+    ) -> None:
+        self.values = values
+        self.names = names
+        self.bad = np.asarray(bad, dtype=np.int64)
+        self.strong = strong
+        self.hashes = hash_names(names.array)
+        self._warned = False
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        if "strong" in views:
+            self._check_strong()
+        for index in plan:
+            if len(self.bad):
+                index = np.setdiff1d(index, self.bad, assume_unique=True)
+            plain: Tensor | None = None
+            tensors = []
+            for number, name in enumerate(views):
+                if self.strong and name == "strong":
+                    keys = view_keys(seed, epoch, self.hashes[index], len(views))[:, number]
+                    tensors.append(_draw(self.strong, index, keys))
+                else:
+                    plain = _take(self.values, index) if plain is None else plain
+                    tensors.append(plain)
+            yield FetchedBatch(index, tuple(tensors))
+
+    def _check_strong(self) -> None:
+        if self.strong is None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "these features have no strong views: a method with weak and strong views sees the same features twice",
+                stacklevel=3,
+            )
+        elif self.strong is not None and not self.strong:
+            raise UserError(
+                "the method needs strong views, but these features were cached without them",
+                "cache them with copies=1 or more, or use a method with one view",
+            )
+
+
+def _draw(strong: Sequence[NDArray[Any] | Tensor], index: NDArray[np.int64], keys: NDArray[np.uint64]) -> Tensor:
+    """Return for each image the strong view that its key selects."""
+    which = keys % np.uint64(len(strong))
+    rows = torch.cat([_take(values, index[which == copy]) for copy, values in enumerate(strong)])
+    place = np.argsort(np.argsort(which, kind="stable"))  # the row of each image in `rows`
+    return rows[torch.from_numpy(place)]
+
+
+def _take(values: NDArray[Any] | Tensor, index: NDArray[np.int64]) -> Tensor:
+    if isinstance(values, Tensor):
+        return values[torch.from_numpy(index)].float()
+    return torch.from_numpy(np.asarray(values[index], dtype=np.float32))
+
+
+class Subset:
+    """A subset of the images of another source, renumbered from 0."""
+
+    def __init__(self, whole: Source, index: NDArray[np.int64]) -> None:
+        self.whole = whole
+        self.index = index
+        self.names = whole.names.take(index)
+        self.hashes = whole.hashes[index]
+        self._number = np.full(len(whole), -1, np.int64)
+        self._number[index] = np.arange(len(index))
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def numbers(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Convert image numbers of the whole source to numbers of this subset; images outside it are left out."""
+        numbers: NDArray[np.int64] = self._number[index]
+        return numbers[numbers >= 0]
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        for images, tensors in self.whole.fetch([self.index[batch] for batch in plan], views, seed=seed, epoch=epoch):
+            yield FetchedBatch(self._number[images], tensors)
+
+
+class Images:
+    """Image files, decoded and augmented by worker processes.
+
+    An unreadable file goes to `quarantine` and is left out of its batch; more than the share `max_bad` of all images
+    raise TooManyBadImages. A batch without readable files has no views.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        names: Names,
+        views: Mapping[str, View],
+        *,
+        workers: int = 0,
+        max_bad: float = 0.01,
+        max_pixels: int = MAX_PIXELS,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        self.paths: Sequence[str] = [str(path) for path in paths]
+        self.names = names
+        self.views = views
+        self.workers = workers
+        self.max_bad = max_bad
+        self.max_pixels = max_pixels
+        self.quarantine = quarantine if quarantine is not None else Quarantine()
+        self.hashes = hash_names(names.array)
+        self.bad: dict[int, tuple[str, str, str]] = {}  # by number: image, path, reason
+        self._plan = _PlanSampler()
+        self._loader: DataLoader[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        if self._loader is None:
+            self._loader = DataLoader(
+                _Decoder(self._reader(), self.views),
+                batch_sampler=self._plan,
+                num_workers=self.workers,
+                persistent_workers=self.workers > 0,
+                collate_fn=_collate,
+                pin_memory=torch.cuda.is_available(),
+            )
+        # Without `self`: in a reference cycle the garbage collector would end the workers late.
+        names, hashes = tuple(views), self.hashes
+
+        def items(index: NDArray[np.int64]) -> list[_Item]:
+            keys = view_keys(seed, epoch, hashes[index], len(names)).tolist()
+            return [(number, names, image_keys) for number, image_keys in zip(index.tolist(), keys, strict=True)]
+
+        self._plan.plan, self._plan.items = plan, items
+        for images, stacked, bad in self._loader:
+            for number, path, reason in bad:
+                self.mark_unreadable(number, path, reason)
+            yield FetchedBatch(np.asarray(images, dtype=np.int64), tuple(stacked))
+
+    def part(self, index: NDArray[np.int64]) -> Images:
+        """Return a source of some images, renumbered from 0, that can be sent to another process and decodes there."""
+        paths = [Path(self.paths[number]) for number in index.tolist()]
+        return Images(paths, self.names.take(index), self.views, max_bad=1.0, max_pixels=self.max_pixels)
+
+    def _reader(self) -> Callable[[int, list[View]], Tensor]:
+        """Return a function for the workers that decodes the image of a number for some views."""
+        return partial(_read_file, self.paths, self.max_pixels)
+
+    def group_copies(self) -> NDArray[np.int64]:
+        """Return the group of each image (N,): images with the same bytes are in one group."""
+        return group_copies(self.paths)
+
+    def mark_unreadable(self, number: int, path: str, reason: str) -> None:
+        """Add an unreadable image to the quarantine, once; too many raise TooManyBadImages.
+
+        An image whose object store failed is an error at once: it may be intact.
+        """
+        if reason.startswith(UNAVAILABLE):
+            raise UserError(f"{path} could not be read from its store", reason.removeprefix(UNAVAILABLE))
+        if self._note(number, path, reason):
+            self.quarantine.check(len(self), self.max_bad, so_far=True)
+
+    def mark_missing(self, numbers: Iterable[int], folder: Path, reason: str = "no such file") -> None:
+        """Add all images without a file before any is opened; too many raise TooManyBadImages and are listed."""
+        for number in numbers:
+            self._note(number, self.paths[number], reason)
+        try:
+            self.quarantine.check_missing(len(self), self.max_bad, folder)
+        except TooManyBadImages:
+            if self.quarantine.path is not None and distributed.is_main():
+                self.quarantine.write(self.quarantine.path)
+            raise
+
+    def _note(self, number: int, path: str, reason: str) -> bool:
+        if number in self.bad:
+            return False
+        self.bad[number] = (self.names[number], path, reason)
+        self.quarantine.add(*self.bad[number])
+        return True
+
+
+def open_images(
+    names: Names,
+    folder: Path,
+    views: Mapping[str, View],
+    *,
+    workers: int = 0,
+    max_bad: float = 0.01,
+    bad_images: Path | None = None,
+) -> Images:
+    """Open the images of a label table in a folder or a pack, or their features (`halflabel.images.stored_features`).
+
+    An image without a file counts as unreadable.
+
+    An id that names a folder is an item of several images, see `halflabel.images.items`.
+    More missing images than the share `max_bad` raise an error before any image is read; `bad_images` is then written
+    to list them.
+    """
+    from halflabel.images.pack.read import is_pack
+    from halflabel.images.pack.source import open_packed_images
+
+    folder = local_folder(folder)
+    quarantine = Quarantine(bad_images)
+    if is_pack(folder):
+        packed = open_packed_images(names, folder, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+        packed.mark_missing(np.flatnonzero(packed.positions < 0).tolist(), folder, "not in the pack")
+        return packed
+    from halflabel.images.stored_features import StoredFeatures, holds_features
+
+    if holds_features(folder):
+        return StoredFeatures(names, folder, views, max_bad=max_bad, quarantine=quarantine)
+    from halflabel.images.items import Items, item_files
+
+    image_ids = list(names)
+    files_of_images = item_files(image_ids, folder)
+    missing = [number for number, files in enumerate(files_of_images) if not files]
+    if len(missing) == len(image_ids):
+        raise none_found_error(image_ids, folder)
+    source: Images
+    if any(len(files) > 1 for files in files_of_images):
+        source = Items(files_of_images, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+    else:
+        paths = [files[0] if files else folder / name for name, files in zip(image_ids, files_of_images, strict=True)]
+        source = Images(paths, names, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
+    source.mark_missing(missing, folder)
+    return source
+
+
+def share_unreadable(source: Source) -> None:
+    """Tell every process which images the others could not read; too many in total are an error in all processes."""
+    while (whole := getattr(source, "whole", None)) is not None:  # the source of a Subset or DeviceViews
+        source = whole
+    if distributed.is_distributed() and isinstance(source, Images):
+        for bad in distributed.all_gather(source.bad):
+            for number, (_, path, reason) in sorted(bad.items()):
+                source.mark_unreadable(number, path, reason)
+
+
+_Item = tuple[int, tuple[str, ...], list[int]]  # image number, names and keys of its views
+
+
+def _no_items(index: NDArray[np.int64]) -> list[_Item]:
+    return []
+
+
+class _PlanSampler(Sampler[list[_Item]]):
+    """The batches of a plan, replaced for each pass while the workers stay alive."""
+
+    def __init__(self) -> None:
+        self.plan: Plan = ()
+        self.items: Callable[[NDArray[np.int64]], list[_Item]] = _no_items
+
+    def __iter__(self) -> Iterator[list[_Item]]:
+        return map(self.items, self.plan)
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+
+class _Decoder(Dataset[Any]):
+    """The dataset that the workers hold, which turns an item of the plan into views."""
+
+    def __init__(self, read: Callable[[int, list[View]], Tensor], views: Mapping[str, View]) -> None:
+        self.read, self.views = read, views
+
+    def __getitem__(self, item: _Item) -> Any:
+        number, names, keys = item
+        views = [self.views[name] for name in names]
+        try:
+            image = self.read(number, views)
+        except BadImage as bad:
+            return number, None, (number, str(bad.path), bad.reason)
+        return number, tuple(view(image, key) for view, key in zip(views, keys, strict=True)), None
+
+
+def _read_file(paths: Sequence[str], max_pixels: int, number: int, views: list[View]) -> Tensor:
+    return read_image(paths[number], max_pixels=max_pixels, channels=getattr(views[0], "channels", 3))
+
+
+def _collate(items: list[Any]) -> tuple[list[int], list[Tensor], list[tuple[int, str, str]]]:
+    good = [(number, views) for number, views, bad in items if bad is None]
+    stacked = [stack_images(same) for same in zip(*(views for _, views in good), strict=True)]
+    return [number for number, _ in good], stacked, [bad for _, _, bad in items if bad is not None]
+
+
+def group_images(
+    stated: str | None, names: Names, source: Images | Arrays, reporter: Reporter = SILENT, *, required: bool = True
+) -> NDArray[np.int64] | None:
+    """Return the number of the group of each image (N,), None if each is alone.
+
+    Images of a group that the option `stated` names belong together, and so do copies of one file. The option must
+    find groups if they are `required`.
+    """
+    by_option = image_groups(stated, names, required=required)
+    groups = group_numbers(by_option, len(names))
+    if isinstance(source, Images):
+        of_file = source.group_copies()
+        groups = join_groups(groups, of_file)
+        if copies := int(np.count_nonzero(of_file != np.arange(len(of_file)))):
+            reporter.message(f"{copies} images are copies of other images: they are held out together")
+    return groups if by_option is not None or len(np.unique(groups)) < len(groups) else None

@@ -1,0 +1,259 @@
+"""People's answers in a database. Rows are only ever added, which gives undo and a full history."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from halflabel.errors import UserError
+from halflabel.labels.agreement import SETTLED, holding_answers
+from halflabel.labels.databases import database_name, open_database
+from halflabel.labels.names import Names
+from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, is_answer_source
+from halflabel.labels.rows import Rows
+from halflabel.labels.table import LabelTable
+from halflabel.runs.folder import RunFolder
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS project (id TEXT NOT NULL, version INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS answer (
+    number NUMBER_COLUMN,
+    key TEXT NOT NULL UNIQUE,   -- made by the page: an answer sent twice is stored once
+    image TEXT NOT NULL,
+    class TEXT NOT NULL,
+    value INTEGER NOT NULL CHECK (value IN (-1, 0, 1)),  -- absent, unsure, present
+    who TEXT NOT NULL,
+    at TEXT NOT NULL,           -- UTC
+    score DOUBLE PRECISION,     -- of the model, when the question was asked
+    why TEXT NOT NULL,          -- why the question was asked
+    run TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS undo (
+    number NUMBER_COLUMN,
+    answer TEXT NOT NULL UNIQUE, -- the key of the answer that is undone
+    who TEXT NOT NULL,
+    at TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS answer_entry ON answer (image, class);
+"""
+_VERSION = 1
+_OTHER_PLACE = "restore a copy, or name another place: --answers or --store"
+
+
+class Answer(NamedTuple):
+    """An answer to store: value +1 present, −1 absent, 0 unsure."""
+
+    key: str
+    image: str
+    label: str
+    value: int
+    score: float | None = None
+    why: str = ""
+
+
+class CurrentAnswer(NamedTuple):
+    """The last answer of a person about an entry that was not undone."""
+
+    key: str
+    image: str
+    label: str
+    value: int
+    score: float | None
+    why: str
+    who: str
+    at: str
+    run: str
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the question was drawn at random."""
+        return self.why.startswith("control")
+
+    @property
+    def source(self) -> str:
+        """Return the source of the label: whether its question was drawn at random or chosen, and who answered."""
+        return f"{CONTROL_SOURCE if self.is_control else ASKED_SOURCE}:{self.who}"
+
+
+class AnswerStore:
+    """The answers in a SQLite file or a PostgreSQL database; several threads and processes may write at once.
+
+    When `add` or `undo` returns, the change is on the disk and survives a power failure.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        self.place, self.name = place, database_name(place)
+        self._lock = threading.Lock()
+        try:
+            self._db = open_database(place)
+            # One transaction per statement: two processes may create the same tables at once.
+            for statement in _SCHEMA.replace("NUMBER_COLUMN", self._db.number_column).split(";\n"):
+                if statement.strip():
+                    self._db.write(statement, [()])
+            once = "INSERT INTO project SELECT ?, ? WHERE NOT EXISTS (SELECT 1 FROM project)"
+            self._db.write(once, [(uuid.uuid4().hex, _VERSION)])
+            self.project, version = self._db.read("SELECT id, version FROM project")[0]
+        except UserError:
+            raise
+        except Exception as error:  # a damaged file may hold any value
+            raise UserError(f"{self.name} cannot be used for answers ({_first_line(error)})", _OTHER_PLACE) from None
+        if version != _VERSION:
+            self.close()
+            raise UserError(f"{self.name} was written by another version of halflabel", "use that version")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def add(self, answers: Iterable[Answer], who: str, run: str = "") -> int:
+        """Add answers in one transaction; known keys are skipped. Returns the number of new answers."""
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        rows = [(a.key, a.image, a.label, a.value, who, time, a.score, a.why, run) for a in answers]
+        return self._write(
+            "INSERT INTO answer (key, image, class, value, who, at, score, why, run) VALUES (?,?,?,?,?,?,?,?,?) "
+            "ON CONFLICT (key) DO NOTHING",
+            rows,
+        )
+
+    def undo(self, keys: Iterable[str], who: str) -> int:
+        """Undo answers by their keys, whoever gave them; the answers before them hold again."""
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        return self._write(
+            "INSERT INTO undo (answer, who, at) VALUES (?,?,?) ON CONFLICT (answer) DO NOTHING",
+            [(key, who, time) for key in keys],
+        )
+
+    def _write(self, statement: str, rows: Sequence[tuple[object, ...]]) -> int:
+        with self._lock, self._explain_errors():
+            return self._db.write(statement, rows)
+
+    def _read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        with self._lock, self._explain_errors():
+            return self._db.read(query, values)
+
+    @contextmanager
+    def _explain_errors(self) -> Iterator[None]:
+        """Turn errors of the database into a UserError: it is damaged, full or cannot be reached."""
+        try:
+            yield
+        except self._db.errors as error:
+            if "check constraint" in str(error).lower():
+                raise  # the caller passed an invalid value; the database is fine
+            fix = "free space on its disk" if "disk is full" in str(error) else _OTHER_PLACE
+            raise UserError(f"{self.name} cannot be used for answers ({_first_line(error)})", fix) from None
+
+    def current(self, entry: tuple[str, str] | None = None) -> list[CurrentAnswer]:
+        """Return the last answer per entry and person, oldest first, for one (image, class) or for all.
+
+        Undone answers are left out. The answer that settles a conflict does not replace an earlier one of its person.
+        """
+        condition = "AND image = ? AND class = ? " if entry is not None else ""
+        rows = self._read(
+            "SELECT key, image, class, value, score, why, who, at, run FROM answer WHERE number IN "
+            "(SELECT MAX(number) FROM answer WHERE key NOT IN (SELECT answer FROM undo) "
+            f"{condition}GROUP BY image, class, who, why = '{SETTLED}') ORDER BY number",
+            entry or (),
+        )
+        answers = [CurrentAnswer(*row) for row in rows]
+        for item in answers:
+            if item.value not in (-1, 0, 1) or not all(isinstance(text, str) for text in (item.image, item.label)):
+                raise UserError(f"{self.name} cannot be used for answers (a row is not an answer)", _OTHER_PLACE)
+        return answers
+
+    def changed_since(self, seen: tuple[int, int]) -> tuple[list[tuple[str, str]], tuple[int, int]]:
+        """Return the (image, class) of answers and undos after the numbers `seen`, and the new numbers."""
+        newest = self._read("SELECT (SELECT MAX(number) FROM answer), (SELECT MAX(number) FROM undo)")[0]
+        answers, undos = (number or 0 for number in newest)
+        if (answers, undos) == seen:
+            return [], seen
+        entries = self._read(
+            "SELECT image, class FROM answer WHERE number > ? AND number <= ? UNION SELECT image, class FROM answer "
+            "WHERE key IN (SELECT answer FROM undo WHERE number > ? AND number <= ?)",
+            (seen[0], answers, seen[1], undos),
+        )
+        return [(image, label) for image, label in entries], (answers, undos)
+
+    def count(self) -> tuple[int, int]:
+        """Return the number of answers and of undos ever written."""
+        answers, undos = self._read("SELECT (SELECT COUNT(*) FROM answer), (SELECT COUNT(*) FROM undo)")[0]
+        return int(answers), int(undos)
+
+    def history(self) -> set[tuple[str, str, int]]:
+        """Return all (image, class, value) ever answered, undone or not."""
+        return {(image, label, value) for image, label, value in self._read("SELECT image, class, value FROM answer")}
+
+    def is_export(self, path: Path, labels: Rows) -> bool:
+        """Whether a file is an export of these answers, alone or after `labels`; it may then be overwritten safely."""
+        from halflabel.labels import formats
+
+        try:
+            rows = formats.read(path, format="long").rows
+        except UserError:
+            return False
+        history, label_count = self.history(), len(labels)
+
+        def are_answers(first: int) -> bool:
+            """Whether all rows from `first` on were answered here."""
+            if not all(is_answer_source(rows.sources[number]) for number in np.unique(rows.source[first:])):
+                return False
+            entries = (part[first:].tolist() for part in (rows.image, rows.column, rows.value))
+            return all((rows.images[i], rows.classes[c], v) in history for i, c, v in zip(*entries, strict=True))
+
+        if are_answers(0):
+            return True
+        image = labels.images.index(rows.images.array)[rows.image[:label_count]]
+        column = labels.classes.index(rows.classes.array)[rows.column[:label_count]]
+        same = ((image, labels.image), (column, labels.column), (rows.value[:label_count], labels.value))
+        return len(rows) > label_count and all(np.array_equal(a, b) for a, b in same) and are_answers(label_count)
+
+    def label_rows(self, images: Names, classes: Names) -> Rows:
+        """Return the answers that hold as label rows; unsure ones and conflicts that nothing decides are left out.
+
+        Image and class indices are those of the run's labels; photos that the labels do not list come after them.
+        Answers about other classes are refused.
+        """
+        answers = [item for item in holding_answers(self.current()) if item.value]
+        names, labels = [item.image for item in answers], [item.label for item in answers]
+        column = classes.index(labels)
+        if (column < 0).any():
+            name = labels[int(np.flatnonzero(column < 0)[0])]
+            raise UserError(
+                f"{self.name} has an answer for the class {name!r}, which the run does not have", "name its run"
+            )
+        images = images.union(Names(dict.fromkeys(names)))
+        image = images.index(names)
+        value = np.array([item.value for item in answers], np.int8)
+        sources = list(dict.fromkeys(item.source for item in answers))
+        source = np.array([sources.index(item.source) for item in answers], np.int16)
+        return Rows.build(images, classes, image, column, value, source, None, sources)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def answered_entries(place: str | Path, table: LabelTable) -> list[tuple[int, int]]:
+    """Return the entries of a table that are answered, unsure ones too; empty where the file is missing."""
+    if isinstance(place, Path) and not place.exists():
+        return []
+    with closing(AnswerStore(place)) as store:
+        entries = list(dict.fromkeys((item.image, item.label) for item in store.current()))
+    image = table.images.index([name for name, _ in entries])
+    column = table.classes.index([label for _, label in entries])
+    return [(int(i), int(c)) for i, c in zip(image, column, strict=True) if i >= 0 and c >= 0]
+
+
+def review_answers(run: RunFolder) -> Rows | None:
+    """Return the answers of `review` about the images of a run as label rows, or None if there are none."""
+    if not run.answers.exists():
+        return None
+    table = run.read_labels()
+    with closing(AnswerStore(run.answers)) as store:
+        rows = store.label_rows(table.images, table.classes)
+    return rows if len(rows) else None

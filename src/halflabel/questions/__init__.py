@@ -1,0 +1,1 @@
+"""Questions that are worth asking, and random ones that measure."""

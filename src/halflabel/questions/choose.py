@@ -1,0 +1,393 @@
+"""Choose questions: which (image, class) entries a person should look at.
+
+This module needs only NumPy, so that the review page starts quickly; scoring images needs torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.errors import LabelError, UserError
+from halflabel.evaluation.calibration import has_negatives_to_calibrate, image_blocks
+from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
+from halflabel.labels.table import LabelTable
+from halflabel.system.files import write_csv
+from halflabel.system.rng import bits, hash_names
+
+CONTROL = "control"
+CONTROL_PRESENT = "control: called present"  # random sample of unknown entries at or above their threshold
+CONTROL_ABSENT = "control: called absent"  # random sample of unknown entries below their threshold
+CONTROL_FILL = "control: fill"  # random sample of unknown entries that `fill` could fill as present
+
+_CONTROL_STREAM = 0x6374726C  # random stream of the control sample
+_DUPLICATE_COSINE = 0.97  # of centred features, from which on two photos count as duplicates
+_CANDIDATES = 64  # kept per class
+_ADDED = 25  # average positives, so that few known ones say little about the error of a class
+
+
+class Question(NamedTuple):
+    """An entry to ask about, by image and class index, with the probability that the class is present."""
+
+    image: int
+    column: int
+    probability: float
+    why: str
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the entry was drawn at random, so that its answer counts for unbiased estimates."""
+        return self.why.startswith(CONTROL)
+
+
+class LowestCost:
+    """Collects the `most` entries of each group with the lowest cost; ties go to the first image.
+
+    Blocks must come in ascending order of images. Memory: about 60 bytes per kept entry and per entry of a block.
+    """
+
+    def __init__(self, groups: int, most: int, highest: Any) -> None:
+        self.most = most
+        self.limit = np.full(groups, highest)  # only entries below can still enter
+        self.group, self.image, self.column = (np.zeros(0, np.int64) for _ in range(3))
+        self.cost = self.limit[:0]
+
+    def add(self, group: NDArray[Any], image: NDArray[Any], column: NDArray[Any], cost: NDArray[Any]) -> None:
+        if not self.most or not len(group):
+            return
+        self.group, self.image = np.concatenate([self.group, group]), np.concatenate([self.image, image])
+        self.column, self.cost = np.concatenate([self.column, column]), np.concatenate([self.cost, cost])
+        order = np.lexsort((self.column, self.image, self.cost, self.group))
+        group = self.group[order]
+        rank = np.arange(len(order)) - np.searchsorted(group, group)
+        last = order[rank == self.most - 1]
+        self.limit[self.group[last]] = self.cost[last]
+        order = order[rank < self.most]
+        self.group, self.image, self.column = self.group[order], self.image[order], self.column[order]
+        self.cost = self.cost[order]
+
+    def group_slice(self, group: int) -> slice:
+        """Return where the entries of a group are, lowest cost first."""
+        return slice(*np.searchsorted(self.group, (group, group + 1)).tolist())
+
+
+def choose_questions(
+    scores: NDArray[Any],
+    table: LabelTable,
+    thresholds: NDArray[Any],
+    count: int,
+    *,
+    features: NDArray[Any] | None = None,
+    control: float = 0.1,
+    per_image: int = 2,
+    skip: Iterable[tuple[int, int]] = (),
+    seed: int = 0,
+    by_class: bool = True,
+    both_teach: bool | None = None,
+) -> list[Question]:
+    """Return the unknown entries most worth asking about; scores (N, C) calibrated, features (N, D) or None.
+
+    The worth of an answer is what it is expected to add to a class; it falls as more of the class is known:
+
+        worth(i, c) = e_c · v(q_ic) / (n_c + Σ q of the entries of c chosen so far)
+
+    with q the score, n_c the number of known positives, and e_c = 1 − their mean score, shrunk to that of all classes.
+    Poorly recognised and rare classes therefore come first, until they fill. v(q) = q (1 − q) + q / 2 where training
+    takes unknown entries for absent, so that a "no" teaches little, and q (1 − q) + q / 4 where `both_teach`, by
+    default where enough negatives are known. At most `per_image` questions per image, and none about a near-duplicate
+    of a photo already asked about for the class. The share `control` is drawn at random, half from the entries at or
+    above their threshold and half from the others, and marked. `skip` lists entries that are answered already.
+
+    The control sample comes first, in random order, so that its answered part is a random sample whenever answering
+    stops. The other questions follow class by class, or without `by_class` most worth first.
+    """
+    if count < 1 or not 0 <= control <= 1 or per_image < 1:
+        raise UserError(
+            f"no list can have {count} questions, a control share of {control:g} and {per_image} questions per image",
+            "ask for at least 1 question and 1 per image, with a control share between 0 and 1",
+        )
+    answer_value = _answer_value(has_negatives_to_calibrate(table.value) if both_teach is None else both_teach)
+    controls = min(round(control * count), count)
+    drawn, open_ = _scan_entries(scores, table, thresholds, answer_value, controls, count, skip, seed)
+    chosen = _control_sample(drawn, seed)
+    positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
+    centred = _CentredFeatures.of(features)
+    error = _class_errors(scores, table)
+    picked = _pick_greedily(open_, chosen, scores, positives, error, count - len(chosen), per_image, centred)
+    median = np.median(positives)
+    asked = [Question(i, c, q, _reason(q, bool(positives[c] < median))) for i, c, q in picked]
+    worth = [float(error[item.column] * answer_value(item.probability)) for item in asked]
+    sample = [item._replace(probability=float(scores[item.image, item.column])) for item in chosen]
+    return sample + (_by_class(asked, worth) if by_class else asked)
+
+
+def _answer_value(both_teach: bool) -> Callable[[Any], Any]:
+    """Return how much an answer is worth, by its probability, apart from its class."""
+    return lambda q: q * (1 - q) + q / (4 if both_teach else 2)
+
+
+def _class_errors(scores: NDArray[Any], table: LabelTable) -> NDArray[np.float64]:
+    """Return 1 − the mean score of the known positives of each class (C,), some average positives added."""
+    classes = len(table.classes)
+    missed, count = np.zeros(classes), np.zeros(classes)
+    for index in image_blocks(*table.shape):
+        entries = slice(*table.start[[index[0], index[-1] + 1]].tolist())
+        positive = table.value[entries] > 0
+        image = np.repeat(index, np.diff(table.start[index[0] : index[-1] + 2]))[positive]
+        column = table.column[entries][positive]
+        q = scores[image, column].astype(np.float64)
+        missed += np.bincount(column, np.nan_to_num(1 - q), classes)
+        count += np.bincount(column, ~np.isnan(q), classes)
+    average = missed.sum() / count.sum() if count.any() else 1.0
+    return np.asarray((missed + _ADDED * average) / (count + _ADDED), np.float64)
+
+
+class _OpenEntries(NamedTuple):
+    """The unknown entries: their number per class (C,), the best of each class, and a way to get all of a class."""
+
+    remaining: NDArray[np.int64]
+    best: LowestCost
+    all_of_class: Callable[[int], tuple[NDArray[np.int64], NDArray[np.float64]]]  # images by cost, and the costs
+
+
+def _scan_entries(
+    scores: NDArray[Any],
+    table: LabelTable,
+    thresholds: NDArray[Any],
+    answer_value: Callable[[Any], Any],
+    control: int,
+    count: int,
+    skip: Iterable[tuple[int, int]],
+    seed: int,
+) -> tuple[LowestCost, _OpenEntries]:
+    """Scan all entries once; return a random sample below (group 0) and above (1) the threshold, and open entries."""
+    classes = len(table.classes)
+    answered = sorted_entries(skip)
+    names = hash_names(table.images.array)
+    drawn = LowestCost(2, control, np.uint64(0xFFFFFFFFFFFFFFFF))
+    best = LowestCost(classes, min(max(_CANDIDATES, 2 * count // max(classes, 1)), len(table)), np.inf)
+    remaining = np.zeros(classes, np.int64)
+    for index, block, unknown in open_blocks(scores, table, answered):
+        remaining += unknown.sum(0)
+        cost = -answer_value(block.astype(np.float64))
+        row, column = np.nonzero(unknown & (cost < best.limit))
+        best.add(column, index[row], column, cost[row, column])
+        if control:
+            key = bits(seed, _CONTROL_STREAM, names[index][:, None], np.arange(classes)[None, :])
+            with np.errstate(invalid="ignore"):
+                is_above = block >= thresholds
+            row, column = np.nonzero(unknown & (key < np.where(is_above, drawn.limit[1], drawn.limit[0])))
+            drawn.add(is_above[row, column].astype(np.int64), index[row], column, key[row, column])
+
+    def all_of_class(c: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        q = np.array(scores[:, c], np.float64)
+        q[np.searchsorted(table.start, np.flatnonzero(table.column == c), side="right") - 1] = np.nan
+        q[answered[answered[:, 1] == c, 0]] = np.nan
+        cost = -answer_value(q)
+        order = np.argsort(cost, kind="stable")[: int((~np.isnan(cost)).sum())]  # NaN comes last
+        return order, cost[order]
+
+    return drawn, _OpenEntries(remaining, best, all_of_class)
+
+
+def _control_sample(drawn: LowestCost, seed: int) -> list[Question]:
+    """Return a random sample of the unknown entries, half from each side of the threshold.
+
+    It depends only on the image names, the class indices and the seed.
+    """
+    count, strata = drawn.most, ((CONTROL_PRESENT, drawn.group_slice(1)), (CONTROL_ABSENT, drawn.group_slice(0)))
+    sizes = [part.stop - part.start for _, part in strata]
+    above = min(sizes[0], max(count - count // 2, count - sizes[1]))
+    sample: list[Question] = []
+    for (why, part), number in zip(strata, (above, min(sizes[1], count - above)), strict=True):
+        image, column = (values[part][:number].tolist() for values in (drawn.image, drawn.column))
+        sample += [Question(i, c, math.nan, why) for i, c in zip(image, column, strict=True)]
+    # A separate random order: sorted by the sampling keys, the smaller of the two samples would come last.
+    shuffle = bits(seed, _CONTROL_STREAM + 1, np.arange(len(sample)))
+    return [sample[k] for k in np.argsort(shuffle, kind="stable")]
+
+
+def _pick_greedily(
+    open_: _OpenEntries,
+    taken: Sequence[Question],
+    scores: NDArray[Any],
+    positives: NDArray[Any],
+    error: NDArray[Any],
+    count: int,
+    per_image: int,
+    centred: _CentredFeatures | None,
+) -> list[tuple[int, int, float]]:
+    """Pick entries by worth; it falls with every pick of a class, so a heap holds the best candidate of each class."""
+    excluded = {(item.image, item.column) for item in taken}
+    filled = np.maximum(positives, 1).astype(np.float64)
+    asked: Counter[int] = Counter()
+    asked_features: list[list[NDArray[np.float32]]] = [[] for _ in filled]
+
+    def candidates(c: int) -> Iterator[tuple[int, float]]:
+        """Yield (image, cost) of a class: the kept candidates, then all others if near-duplicates used them up."""
+        part = open_.best.group_slice(c)
+        image, cost = open_.best.image[part], open_.best.cost[part]
+        yield from ((i, each) for i, each in zip(image.tolist(), cost.tolist(), strict=True) if (i, c) not in excluded)
+        if len(image) < open_.remaining[c]:
+            others, costs = (values[len(image) :] for values in open_.all_of_class(c))
+            yield from ((int(i), float(each)) for i, each in zip(others, costs, strict=True) if (i, c) not in excluded)
+
+    waiting = [candidates(c) for c in range(len(filled))]
+    heap: list[tuple[float, int, int, float]] = []
+
+    def push_next(c: int) -> None:
+        if (following := next(waiting[c], None)) is not None:
+            heapq.heappush(heap, (following[1] * float(error[c] / filled[c]), c, *following))
+
+    for c in range(len(filled)):
+        push_next(c)
+    picked: list[tuple[int, int, float]] = []
+    while heap and len(picked) < count:
+        _, c, i, _ = heapq.heappop(heap)
+        feature = centred.unit(i) if centred is not None else None
+        others_of_class = asked_features[c]
+        is_repeat = feature is not None and bool(others_of_class) and _is_duplicate(feature, others_of_class)
+        if asked[i] < per_image and not is_repeat:
+            q = float(scores[i, c])
+            picked.append((i, c, q))
+            if feature is not None:
+                others_of_class.append(feature)
+            asked[i] += 1
+            filled[c] += q
+        push_next(c)
+    return picked
+
+
+class _CentredFeatures(NamedTuple):
+    """Centred features of unit length, computed on demand; unreadable images are similar to none."""
+
+    features: NDArray[Any]  # (N, D)
+    mean: NDArray[np.float32]  # (D,)
+
+    @classmethod
+    def of(cls, features: NDArray[Any] | None) -> _CentredFeatures | None:
+        if features is None or not len(features):
+            return None
+        total, number = np.zeros(features.shape[1]), np.zeros(features.shape[1], np.int64)
+        for index in image_blocks(*features.shape):
+            part = features[index[0] : index[-1] + 1].astype(np.float32)
+            total += np.nansum(part, axis=0, dtype=np.float64)
+            number += (~np.isnan(part)).sum(0)
+        return cls(features, (total / np.maximum(number, 1)).astype(np.float32)) if number.any() else None
+
+    def unit(self, image: int) -> NDArray[np.float32]:
+        centred = np.nan_to_num(self.features[image].astype(np.float32) - self.mean)
+        unit: NDArray[np.float32] = centred / np.maximum(np.linalg.norm(centred), np.float32(1e-9))
+        return unit
+
+
+def _is_duplicate(feature: NDArray[np.float32], others: list[NDArray[np.float32]]) -> bool:
+    return bool((np.stack(others) @ feature).max() > _DUPLICATE_COSINE)
+
+
+def _reason(q: float, rare: bool) -> str:
+    reason = "likely missing" if q >= 0.5 else "uncertain" if q >= 0.1 else "best of the rest"
+    return f"{reason}, rare class" if rare else reason
+
+
+def _by_class(questions: Sequence[Question], worth: Sequence[float]) -> list[Question]:
+    """Sort by class, the one with the most worth first; within a class the most probable entry first."""
+    total: dict[int, float] = {}
+    for item, each in zip(questions, worth, strict=True):
+        total[item.column] = total.get(item.column, 0.0) + each
+    return sorted(questions, key=lambda item: (-total[item.column], item.column, -item.probability, item.image))
+
+
+def likely_positives(
+    scores: NDArray[Any],
+    table: LabelTable,
+    count: int,
+    *,
+    skip: Iterable[tuple[int, int]] = (),
+    column: int | None = None,
+) -> list[Question]:
+    """Return unknown entries with a probability of at least 0.1, most probable first; of one class, or of all."""
+    best = LowestCost(1, count, np.nextafter(-0.1, 0))
+    for index, block, unknown in open_blocks(scores, table, sorted_entries(skip)):
+        if column is not None:
+            unknown[:, np.arange(unknown.shape[1]) != column] = False
+        cost = -block.astype(np.float64)
+        row, target = np.nonzero(unknown & (cost < best.limit[0]))
+        best.add(np.zeros_like(row), index[row], target, cost[row, target])
+    entries = zip(best.image.tolist(), best.column.tolist(), best.cost.tolist(), strict=True)
+    return [Question(i, c, -cost, "likely missing") for i, c, cost in entries]
+
+
+def sorted_entries(entries: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return (image, class) indices as an array (n, 2), sorted by image."""
+    return np.array(sorted(entries), np.int64).reshape(-1, 2)
+
+
+def open_blocks(
+    scores: NDArray[Any], table: LabelTable, answered: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.bool_]]]:
+    """Yield blocks of images: indices, scores, and which entries are unknown, scored and not answered."""
+    for index in image_blocks(*table.shape):
+        block = scores[index[0] : index[-1] + 1]
+        unknown = (table.rows(index) == 0) & ~np.isnan(block)
+        in_block = answered[slice(*np.searchsorted(answered[:, 0], (index[0], index[-1] + 1)))]
+        unknown[in_block[:, 0] - index[0], in_block[:, 1]] = False
+        yield index, block, unknown
+
+
+def write_questions(questions: Sequence[Question], table: LabelTable, path: str | Path) -> None:
+    """Write questions in their order as CSV: image,class,probability,why."""
+    entries = ((table.images[item.image], table.classes[item.column], item) for item in questions)
+    rows = ((image, label, f"{item.probability:.4f}", item.why) for image, label, item in entries)
+    write_csv(path, QUESTION_COLUMNS, rows)
+
+
+def asked_entries(path: str | Path) -> list[tuple[str, str]]:
+    """Return image and class of the questions in a CSV file."""
+    return [(row["image"] or "", row["class"] or "") for _, row in _read_lines(path)]
+
+
+def _read_lines(path: str | Path) -> list[tuple[int, dict[str, str]]]:
+    """Return the lines of a CSV file of questions with their numbers."""
+    try:
+        if not Path(path).is_file():  # reading a pipe would block
+            raise UserError(f"{path} is not a file", "make it with `halflabel next`")
+        # A name that is not UTF-8 is not in the labels: with replaced characters it is refused below as unknown.
+        with open(path, newline="", encoding="utf-8", errors="replace") as file:
+            reader = csv.DictReader(file)
+            rows = [(reader.line_num, row) for row in reader]
+            header = reader.fieldnames or []
+    except (OSError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read ({error})", "make it with `halflabel next`") from None
+    for column in QUESTION_COLUMNS[:2]:
+        if column not in header:
+            raise LabelError(f"there is no column {column!r}", "make the file with `halflabel next`", path, line=1)
+    return rows
+
+
+def read_questions(path: str | Path, table: LabelTable) -> list[Question]:
+    """Read questions from CSV; images and classes must be those of the table, probability and why are optional."""
+    rows = _read_lines(path)
+    images = table.images.index([row["image"] or "" for _, row in rows])
+    columns = table.classes.index([row["class"] or "" for _, row in rows])
+    questions = []
+    for (line, row), image, column in zip(rows, images.tolist(), columns.tolist(), strict=True):
+        for kind, index in (("image", image), ("class", column)):
+            if index < 0:
+                message = f"the run has no {kind} {row[kind]!r}"
+                raise LabelError(message, "use questions of this run", path, line=line, column=kind)
+        try:
+            probability = float(row.get("probability") or "nan")
+        except ValueError:
+            message = f"{row['probability']!r} is not a probability"
+            raise LabelError(message, "use a number or blank", path, line=line, column="probability") from None
+        questions.append(Question(image, column, probability, row.get("why") or ""))
+    return questions

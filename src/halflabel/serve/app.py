@@ -1,0 +1,373 @@
+"""The HTTP application for predictions, and the server that runs it until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import re
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, Field
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
+from torch import Tensor
+
+from halflabel import __version__
+from halflabel.errors import UserError
+from halflabel.images.decode import BadImage, read_image
+from halflabel.images.sources import Arrays
+from halflabel.images.views import View
+from halflabel.labels.names import Names
+from halflabel.runs.predictor import Predictor
+from halflabel.serve.batches import Batcher
+from halflabel.serve.label_studio import TaskImages, answer_setup, answer_tasks, is_json
+from halflabel.serve.limits import Limits, RequestRefused
+from halflabel.serve.page import try_page
+from halflabel.serve.uploads import Body, Upload, Uploads
+from halflabel.system.http_connections import limited_protocol
+
+_LOG = logging.getLogger(__name__)
+_LARGE_IMAGE = 3 * 8_000_000  # bytes of a decoded image after which freed memory is returned to the system
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
+_FILE = {"type": "string", "format": "binary"}
+_BODY = {
+    "required": True,
+    "content": {
+        "multipart/form-data": {
+            "schema": {"type": "object", "properties": {"files": {"type": "array", "items": _FILE}}}
+        },
+        "image/*": {"schema": _FILE},
+        "application/octet-stream": {"schema": _FILE},
+    },
+}
+
+
+class Label(BaseModel):
+    """One class of one image."""
+
+    name: str = Field(alias="class")
+    probability: float
+    present: bool
+
+
+class ImagePrediction(BaseModel):
+    """One image: its labels, most probable first, or why it could not be read."""
+
+    image: str
+    labels: list[Label]
+    error: str = ""
+
+
+class Predictions(BaseModel):
+    """One prediction per file, in their order."""
+
+    images: list[ImagePrediction]
+
+
+class ErrorBody(BaseModel):
+    """Why a request was refused."""
+
+    detail: str
+
+
+@dataclass(frozen=True)
+class _IdentityView:
+    """A view that changes nothing, for images that are already in the model's input size."""
+
+    size: int
+
+    def __call__(self, image: Tensor, key: int = 0) -> Tensor:
+        return image
+
+    def describe(self) -> str:
+        return f"_IdentityView(size={self.size})"
+
+
+@dataclass
+class _Service:
+    """The state that all requests share: model, batcher, decoder threads and uploaded files."""
+
+    predictor: Predictor
+    name: str
+    limits: Limits
+    images: TaskImages | None = None  # of Label Studio's tasks
+    started: float = field(default_factory=time.monotonic)
+    requests: int = 0  # in progress
+
+    def __post_init__(self) -> None:
+        self.view: View = self.predictor.views["plain"]
+        limits = self.limits
+        self.batcher = Batcher(self.score, max_batch=limits.batch, wait=limits.wait, on_idle=_return_memory)
+        self.decoders = ThreadPoolExecutor(limits.decoders, "halflabel-decode")
+        self.uploads = Uploads(limits)
+
+    def open(self) -> None:
+        self.uploads.open()
+        self.batcher.start()
+
+    def close(self) -> None:
+        self.decoders.shutdown(cancel_futures=True)
+        self.batcher.stop()
+        self.uploads.close()
+
+    def score(self, images: Sequence[Tensor]) -> Tensor:
+        """Return calibrated probabilities (B, C) of images in the model's input size."""
+        views: dict[str, View] = {"plain": _IdentityView(self.view.size)}
+        return self.predictor.scores(Arrays(images, Names.numbered(len(images)), views))
+
+    def check(self) -> None:
+        """Score a grey image at the start: the first call is slow, and a broken model is found at once."""
+        side = self.view.size
+        if not bool(torch.isfinite(self.score([torch.full((3, side, side), 128, dtype=torch.uint8)])).all()):
+            raise UserError(f"{self.name} returns scores that are not finite", "train again, with a smaller --lr")
+
+    async def predict(self, uploads: Sequence[Upload], top: int, every: bool) -> list[dict[str, Any]]:
+        """Return one prediction per file; refuse the request if no file can be read."""
+        loop = asyncio.get_running_loop()
+        decoding = [loop.run_in_executor(self.decoders, self._decode, upload) for upload in uploads]
+        decoded = await asyncio.gather(*decoding)
+        bad = [item for item in decoded if isinstance(item, Upload)]
+        if len(bad) == len(decoded):
+            statuses = {item.status for item in bad}
+            reasons = "; ".join(f"{item.name}: {item.reason}" if item.name else item.reason for item in bad[:4])
+            raise RequestRefused(statuses.pop() if len(statuses) == 1 else 400, reasons)
+        futures = [asyncio.wrap_future(self.batcher.submit(item)) for item in decoded if isinstance(item, Tensor)]
+        scores = iter(await self._await_scores(futures))
+        predictions = []
+        for upload, item in zip(uploads, decoded, strict=True):
+            labels = [] if isinstance(item, Upload) else self.predictor.labels(next(scores), top=top, every=every)
+            error = item.reason if isinstance(item, Upload) else ""
+            predictions.append({"image": upload.name, "labels": labels, "error": error})
+        return predictions
+
+    async def _await_scores(self, futures: Sequence[asyncio.Future[Tensor]]) -> list[Tensor]:
+        """Wait for scores; an exception of the model becomes status 500 or 503, as it is not the client's fault."""
+        try:
+            scores = list(await asyncio.gather(*futures))
+        except Exception as error:  # a model may raise anything
+            _LOG.error("the model failed", exc_info=error)
+            if isinstance(error, MemoryError | torch.OutOfMemoryError):
+                raise RequestRefused(503, "not enough memory for this batch") from None
+            raise RequestRefused(500, f"the model failed ({type(error).__name__})") from None
+        if not all(bool(torch.isfinite(row).all()) for row in scores):
+            raise RequestRefused(500, "the model returns scores that are not finite")
+        return scores
+
+    def _decode(self, upload: Upload) -> Tensor | Upload:
+        """Return the image in the model's input size, or the upload with the reason why it cannot be decoded."""
+        if upload.path is None:
+            return upload
+        try:
+            channels = self.predictor.config.channels
+            image = read_image(upload.path, max_pixels=self.limits.pixels, channels=channels)
+            view, is_large = self.view(image, 0), image.numel() > _LARGE_IMAGE
+            del image
+            if is_large:
+                _return_memory()
+            return view
+        except BadImage as bad:
+            status = 415 if bad.reason == "not an image" else 413 if "pixels" in bad.reason else 400
+            return upload._replace(status=status, reason=bad.reason)
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "an image or the request is damaged"},
+    408: {"model": ErrorBody, "description": "the request arrived too slowly"},
+    413: {"model": ErrorBody, "description": "too many bytes, files or pixels"},
+    415: {"model": ErrorBody, "description": "not an image of a known format"},
+    500: {"model": ErrorBody, "description": "the model failed"},
+    503: {"model": ErrorBody, "description": "too many requests at a time: try again after Retry-After seconds"},
+}
+
+
+def make_app(
+    predictor: Predictor, name: str = "model", limits: Limits | None = None, images: Path | None = None
+) -> FastAPI:
+    """Return the application: POST /predict, GET /health, /classes, /openapi.json, and a page at / and /docs.
+
+    `images` is the folder with the images of Label Studio's tasks: the application is then also its ML backend.
+    """
+    limits = limits or Limits()
+    service = _Service(predictor, name, limits, None if images is None else TaskImages(images))
+    service.check()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.open()
+        try:
+            yield
+        finally:
+            service.close()
+
+    app = FastAPI(
+        title="halflabel",
+        version=__version__,
+        description=f"Labels of images by {name}. {limits.description}",
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's own pages load their scripts from a public server
+        redoc_url=None,
+    )
+    _add_api(app, service)
+    _add_page(app, service)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg']}"}, 400)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> JSONResponse:
+        """Handle unexpected errors: the server logs all of it, the client gets only the type."""
+        return JSONResponse({"detail": f"the server failed ({type(error).__name__})"}, 500)
+
+    return app
+
+
+def _add_api(app: FastAPI, service: _Service) -> None:
+    """Add the endpoints for programs."""
+    predictor = service.predictor
+
+    @app.post("/predict", responses={**_ERRORS, 200: {"model": Predictions}}, openapi_extra={"requestBody": _BODY})
+    async def predict(
+        request: Request,
+        top: Annotated[int, Query(ge=0, description="Show at least so many labels.")] = 3,
+        every: Annotated[bool, Query(alias="all", description="All classes, not only the likely ones.")] = False,
+    ) -> Response:
+        """Labels of the images of a form, or of one image as the body. If at least one file of a form can be read, the
+        status is 200, and the other files have the reason why they cannot."""
+        if is_json(request):
+            return await answer_tasks(request, service.limits, service.name, service.images, service.predict)
+        return await _handle(service, request, top, every)
+
+    @app.post("/setup", include_in_schema=False)
+    async def setup(request: Request) -> JSONResponse:
+        try:
+            return await answer_setup(request, service.limits, service.name)
+        except RequestRefused as refused:
+            return JSONResponse({"detail": refused.reason}, refused.status)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Whether the model answers, and how much it has done."""
+        batcher = service.batcher
+        content = {
+            "status": "UP" if batcher.alive else "stopped",
+            "model": service.name,
+            "classes": len(predictor.classes),
+            "requests": service.requests,
+            "waiting": batcher.waiting,
+            "images": batcher.images,
+            "batches": batcher.batches,
+            "seconds": round(time.monotonic() - service.started, 1),
+        }
+        return JSONResponse(content, 200 if batcher.alive else 503)
+
+    @app.get("/classes")
+    async def classes() -> JSONResponse:
+        """The classes with their thresholds: the probabilities from which on they are called present."""
+        pairs = zip(predictor.classes, predictor.thresholds.tolist(), strict=True)
+        return JSONResponse({"classes": [{"class": name, "threshold": threshold} for name, threshold in pairs]})
+
+
+def _add_page(app: FastAPI, service: _Service) -> None:
+    """Add the page on which people try photos."""
+    predictor = service.predictor
+
+    thresholds = dict(zip(predictor.classes, predictor.thresholds.tolist(), strict=True))
+
+    @app.get("/", include_in_schema=False)
+    @app.get("/docs", include_in_schema=False)
+    async def show_page(request: Request) -> HTMLResponse:
+        return HTMLResponse(try_page(service.name, thresholds, service.limits, _base_url(request)))
+
+
+async def _handle(service: _Service, request: Request, top: int, every: bool) -> Response:
+    """Return the predictions for a request, or why it is refused."""
+    limits = service.limits
+    body = Body(request.receive, limits.request_bytes)
+    uploads: list[Upload] = []
+    if service.requests >= limits.requests:
+        return await _refuse(request, body, RequestRefused(503, f"{limits.requests} requests are in progress"))
+    service.requests += 1
+    try:
+        try:
+            async with asyncio.timeout(limits.seconds):
+                uploads = await service.uploads.store(request, body)
+        except TimeoutError:
+            raise RequestRefused(408, f"the request did not arrive within {limits.seconds:g} s") from None
+        except OSError as error:
+            raise RequestRefused(503, f"no space to store the request ({error.strerror})") from None
+        try:
+            async with asyncio.timeout(limits.seconds):
+                return JSONResponse({"images": await service.predict(uploads, top, every)})
+        except TimeoutError:
+            raise RequestRefused(503, f"no result within {limits.seconds:g} s: the server is overloaded") from None
+    except RequestRefused as refused:
+        return await _refuse(request, body, refused)
+    except ClientDisconnect:
+        return Response(status_code=400)  # nobody receives it
+    finally:
+        service.requests -= 1
+        for upload in uploads:
+            if upload.path is not None:
+                upload.path.unlink(missing_ok=True)
+
+
+def _return_memory() -> None:
+    """Return freed memory to the system; otherwise the C library keeps what the largest request needed."""
+    with suppress(OSError, AttributeError, TypeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _base_url(request: Request) -> str:
+    """Return the address of this server as the client's Host header gives it; an invalid header is not repeated."""
+    host = request.headers.get("host", "")
+    scheme, root = request.scope.get("scheme", "http"), request.scope.get("root_path", "")
+    return f"{scheme}://{host if _HOST.fullmatch(host) else 'HOST:PORT'}{root}"
+
+
+async def _refuse(request: Request, body: Body, refused: RequestRefused) -> JSONResponse:
+    # A client with "Expect: 100-continue" has sent nothing yet: reading would make it send.
+    if refused.status != 408 and not (body.bytes == 0 and "expect" in request.headers):
+        await body.drain()
+    headers = {"Retry-After": "1"} if refused.status == 503 else {}
+    if not body.ended:
+        headers["Connection"] = "close"
+    return JSONResponse({"detail": refused.reason}, refused.status, headers)
+
+
+def serve(app: ASGIApp, listening: socket.socket, *, patience: float = 30.0) -> None:
+    """Serve until Ctrl-C or SIGTERM; requests in progress then have `patience` seconds to finish."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        http=limited_protocol(header_seconds=min(patience, 10.0)),
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=int(patience),
+    )
+    server = uvicorn.Server(config)
+    # After it has stopped, uvicorn raises the signal again; that must not end the process with an error.
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: None) for number in signals}
+    try:
+        server.run(sockets=[listening])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        listening.close()

@@ -1,0 +1,158 @@
+"""Label Studio's ML backend protocol: POST /setup, POST /predict with tasks, GET /health.
+
+Images are read from a local folder by the names in the tasks, never from the addresses: a task must not make the server
+fetch what it could not reach itself. https://labelstud.io/guide/ml_create
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+
+from halflabel.images.decode import find_images, match_names
+from halflabel.labels.formats._label_studio_names import image_name_from_url, question_name
+from halflabel.serve.limits import Limits, RequestRefused
+from halflabel.serve.uploads import Body, Upload
+from halflabel.system.remote import local_folder
+
+_MAX_BYTES = 16_000_000
+_MAX_TASKS = 1000
+
+
+class TaskImages:
+    """Finds the images of tasks in a folder or a pack; the folder is listed once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = local_folder(folder)
+        self.names = [path.relative_to(self.folder).as_posix() for path in find_images(self.folder)]
+
+    def find(self, tasks: Sequence[Any]) -> list[Path | None]:
+        """Return the file of each task's image, or None."""
+        names = match_names([_image_name(task) for task in tasks], self.names, self.folder.resolve().parts)
+        return [None if name is None else self.folder / name for name in names]
+
+
+def is_json(request: Request) -> bool:
+    """Whether a request has tasks of Label Studio instead of images."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
+
+
+async def answer_setup(request: Request, limits: Limits, model: str) -> JSONResponse:
+    """Reply to /setup, which Label Studio sends when a project is connected or changed."""
+    await _read_json(request, limits)
+    return JSONResponse({"model_version": model})
+
+
+async def answer_tasks(
+    request: Request,
+    limits: Limits,
+    model: str,
+    images: TaskImages | None,
+    predict: Callable[[Sequence[Upload], int, bool], Awaitable[list[dict[str, Any]]]],
+) -> JSONResponse:
+    """Predict the tasks of a project; a task whose image cannot be read gets no result."""
+    try:
+        if images is None:
+            raise RequestRefused(400, "to answer tasks of Label Studio, start the server with --images FOLDER")
+        tasks, interface = await _read_tasks(request, limits)
+        paths = images.find(tasks)
+        uploads = [Upload(path.name, path) for path in paths if path is not None]
+        async with asyncio.timeout(limits.seconds):
+            labels = iter(await predict(uploads, 0, True) if uploads else [])
+        results = [_results(interface, next(labels)["labels"]) if path is not None else [] for path in paths]
+    except TimeoutError:
+        return JSONResponse({"detail": "the server is overloaded"}, 503, {"Retry-After": "1"})
+    except RequestRefused as refused:
+        return JSONResponse({"detail": refused.reason}, refused.status)
+    # Label Studio can show tasks with a low score first.
+    scores = [sum(item["score"] for item in result) / len(result) if result else 0.0 for result in results]
+    content = [
+        {"model_version": model, "score": score, "result": result}
+        for score, result in zip(scores, results, strict=True)
+    ]
+    return JSONResponse({"results": content})
+
+
+async def _read_tasks(request: Request, limits: Limits) -> tuple[list[Any], str]:
+    """Return the tasks and the labelling interface of a request."""
+    content = await _read_json(request, limits)
+    tasks = content.get("tasks")
+    if not isinstance(tasks, list) or len(tasks) > _MAX_TASKS:
+        raise RequestRefused(400, f"a JSON request needs a list of tasks, at most {_MAX_TASKS}")
+    interface = content.get("label_config")
+    return tasks, interface if isinstance(interface, str) else ""
+
+
+async def _read_json(request: Request, limits: Limits) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(limits.seconds):
+            content = json.loads(await Request(request.scope, Body(request.receive, _MAX_BYTES)).body())
+    except TimeoutError:
+        raise RequestRefused(408, f"the request did not arrive within {limits.seconds:g} s") from None
+    except (ValueError, RecursionError):
+        raise RequestRefused(400, "the request is not JSON") from None
+    if not isinstance(content, dict):
+        raise RequestRefused(400, "the request is not a JSON object")
+    return content
+
+
+def _image_name(task: Any) -> str:
+    """The name of a task's image: as `halflabel convert --to label-studio` wrote it, else from its address."""
+    data = task.get("data") if isinstance(task, dict) else None
+    if not isinstance(data, dict):
+        return ""
+    if isinstance(data.get("name"), str):
+        return str(data["name"])
+    address = next((data[key] for key in ("image", "img", "url") if isinstance(data.get(key), str)), "")
+    return image_name_from_url(address)
+
+
+def _results(interface: str, labels: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results of one image in the terms of a labelling interface.
+
+    A question per class, as `convert --to label-studio` makes them, is answered yes or no. Other Choices get the names
+    of the present classes that they offer. Without an interface, one question per class is assumed.
+    """
+    questions, choices = _read_interface(interface)
+    results = [
+        _result(question_name(label["class"]), "image", ["yes" if label["present"] else "no"], label["probability"])
+        for label in labels
+        if not interface or question_name(label["class"]) in questions
+    ]
+    for (name, to_name), offered in choices.items():
+        present = [label for label in labels if label["present"] and label["class"] in offered]
+        if present:
+            score = min(label["probability"] for label in present)
+            results.append(_result(name, to_name, [label["class"] for label in present], score))
+    return results
+
+
+def _result(name: str, to_name: str, chosen: list[str], probability: float) -> dict[str, Any]:
+    score = probability if chosen != ["no"] else 1 - probability
+    value = {"choices": chosen}
+    return {"from_name": name, "to_name": to_name, "type": "choices", "value": value, "score": score}
+
+
+def _read_interface(interface: str) -> tuple[set[str], dict[tuple[str, str], set[str]]]:
+    """The questions with the answers yes and no, and the other Choices with what they offer."""
+    try:
+        root = ElementTree.fromstring(interface) if interface else ElementTree.Element("View")
+    except ElementTree.ParseError:
+        raise RequestRefused(400, "the labelling interface is not XML") from None
+    questions: set[str] = set()
+    choices: dict[tuple[str, str], set[str]] = {}
+    for tag in root.iter("Choices"):
+        offered = {choice.get("value", "") for choice in tag.iter("Choice")}
+        name = tag.get("name", "")
+        if {"yes", "no"} <= offered:
+            questions.add(name)
+        else:
+            choices[name, tag.get("toName", "image")] = offered
+    return questions, choices

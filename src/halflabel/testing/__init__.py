@@ -1,0 +1,1 @@
+"""The contract of a method: what every method promises, checked."""

@@ -1,0 +1,152 @@
+"""`halflabel methods NAME --check`: the contract of one method, with a result for each promise.
+
+As a program, `python -m halflabel.testing.method_check NAME FOLDER` is one of the two processes that train together.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import torch
+
+from halflabel.errors import UserError, error_summary
+from halflabel.methods.base import LIMITS, Recipe, recipe
+from halflabel.system import distributed
+from halflabel.system.sockets import open_socket
+from halflabel.testing.method_contract import CHECKS, ONCE, Broken, check_page, train_briefly
+
+_PROCESSES = 2
+_TIMEOUT = 300  # seconds for the two processes
+_OF_CHECK = {"export to ONNX": "onnx", "sharded weights": "shard"}  # check -> the feature that a method may exclude
+
+
+class CheckResult(NamedTuple):
+    """One promise of a method: whether it holds; if not, what is wrong and how to mend it."""
+
+    check: str
+    holds: bool | None  # None: the method declares that it does not support this
+    detail: str
+    fix: str
+    seconds: float
+
+
+def check_method(method: Recipe) -> Iterator[CheckResult]:
+    """Check everything that training, resuming, several processes and export need of a method."""
+    with TemporaryDirectory() as name, _Processes(method, Path(name)) as processes:
+        yield _run("page and options", method, check_page)
+        for check, function in CHECKS.items():
+            yield _run(check, method, function, method.serves)
+        for check, function in ONCE.items():
+            yield _run(check, method, function, method.serves[-1:])
+        result = _run("two processes", method, processes.compare)
+        yield result
+        if result.holds:
+            yield _run("sharded weights", method, processes.compare_sharded)
+
+
+def _run(name: str, method: Recipe, check: Callable[..., None], regimes: Sequence[str] | None = None) -> CheckResult:
+    started = time.perf_counter()
+    feature = _OF_CHECK.get(name, "")
+    if feature in method.cannot:
+        return CheckResult(name, None, f"{LIMITS[feature]} is not supported: {method.cannot[feature]}", "", 0.0)
+    problem = fix = ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the check of the state reports those that matter
+            for arguments in [()] if regimes is None else [(regime,) for regime in regimes]:
+                check(method, *arguments)
+    except Broken as error:
+        problem, fix = error.problem, error.fix
+    except UserError as error:
+        problem, fix = error.message, error.fix
+    except Exception as error:  # any error of the method's own code
+        file = method.build.__code__.co_filename
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        problem = f"{type(error).__name__}: {error_summary(error)}"
+        fix = f"see {file}, line {lines[-1]}" if lines else f"see the parts of {file}"
+    return CheckResult(name, not problem, problem, fix, time.perf_counter() - started)
+
+
+_VIEWS = "pass batch.views to the model only; for another model use model.run(other, view), which gathers all rows"
+_SHARD = 'complete sums of weights by distributed.full_tensor, or declare @method(..., cannot={"shard": "…"})'
+
+
+class _Processes:
+    """Two processes that train a method together, while other checks run."""
+
+    def __init__(self, method: Recipe, folder: Path) -> None:
+        self.folder = folder
+        with open_socket("127.0.0.1", 0) as free:
+            port = free.getsockname()[1]
+        common = {"WORLD_SIZE": f"{_PROCESSES}", "LOCAL_WORLD_SIZE": f"{_PROCESSES}", "MASTER_ADDR": "127.0.0.1"}
+        common |= {"MASTER_PORT": f"{port}", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        words = [sys.executable, "-W", "ignore", "-m", __name__, method.name, str(folder)]
+        self.jobs = []
+        for rank in range(_PROCESSES):
+            environment = {**os.environ, **common, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
+            with open(folder / f"{rank}.txt", "wb") as errors:
+                self.jobs.append(subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=errors))
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for job in self.jobs:
+            job.kill()
+            job.wait()
+
+    def compare(self, method: Recipe) -> None:
+        """Raise if the two processes have not trained as one does."""
+        for rank, job in enumerate(self.jobs):
+            try:
+                job.wait(_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                raise Broken(
+                    f"the processes wait for each other after {_TIMEOUT} seconds",
+                    "call the model in every step, and equally often in every process",
+                ) from None
+            if not (self.folder / f"plain.{rank}.pt").is_file():
+                lines = (self.folder / f"{rank}.txt").read_text().strip().splitlines() or ["it gives no reason"]
+                raise Broken(f"a process fails: {lines[-1]}", _VIEWS)
+        self._compare(method, "plain")
+
+    def compare_sharded(self, method: Recipe) -> None:
+        self._compare(method, "sharded")
+
+    def _compare(self, method: Recipe, kind: str) -> None:
+        expected = train_briefly(method)
+        for rank in range(_PROCESSES):
+            path = self.folder / f"{kind}.{rank}.pt"
+            if not path.is_file():
+                raise Broken((self.folder / f"{kind}.{rank}.txt").read_text(), _SHARD)
+            actual = torch.load(path, weights_only=True)
+            for name, value in expected.items():
+                if not torch.allclose(actual[name], value, rtol=1e-4, atol=1e-5, equal_nan=True):
+                    raise Broken(f"{name} differs from the training in one process", _VIEWS)
+
+
+def main(name: str, folder: Path) -> None:
+    """Train as one of several processes, with whole and with sharded weights; write the results to the folder."""
+    distributed.initialize()
+    method, rank = recipe(name), distributed.rank()
+    torch.save(train_briefly(method), folder / f"plain.{rank}.pt")
+    if "shard" in method.cannot:
+        return
+    try:
+        torch.save(train_briefly(method, shard=True), folder / f"sharded.{rank}.pt")
+    except Exception as error:  # for the table, whatever it is
+        text = error.message if isinstance(error, UserError) else f"{type(error).__name__}: {error_summary(error)}"
+        (folder / f"sharded.{rank}.txt").write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

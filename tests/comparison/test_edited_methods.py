@@ -1,0 +1,137 @@
+"""Stored runs are reused only while the code that trains them and its options are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halflabel.comparison.grid import Candidate, LabelMask, Outcome, Task
+from halflabel.comparison.source_digest import method_digest
+from halflabel.comparison.store import Store, StoredRun
+from halflabel.evaluation import registry
+from halflabel.methods import base
+from halflabel.methods.base import recipe
+from halflabel.system.plugins import load_file
+from halflabel.system.reporter import Reporter
+
+METHOD = '''
+"""Binary cross-entropy whose positives count more."""
+
+from halflabel.methods.base import Method, method
+from halflabel.methods.parts.losses import over_known
+from weighting import Weighted
+
+
+@method(serves=("full", "partial"), paper="none")
+def mine(weight: float = 2.0) -> Method:
+    """Weighted cross-entropy."""
+    return Method(Weighted(weight), reduce=over_known)
+'''
+PART = """
+from torch.nn.functional import softplus
+from halflabel.methods.parts.losses import Loss
+
+
+class Weighted(Loss):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def pair(self, logits):
+        return {factor} * self.weight * softplus(-logits), softplus(logits)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A method of one's own and a part that it imports, listed in HALFLABEL_PLUGINS."""
+    (tmp_path / "mine.py").write_text(METHOD)
+    (tmp_path / "weighting.py").write_text(PART.format(factor=1))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HALFLABEL_PLUGINS", "")
+    load_file(tmp_path / "mine.py")
+    yield tmp_path
+    del base._REGISTRY["mine"], sys.modules["weighting"]
+
+
+def import_again(project: Path) -> None:
+    """Import the edited files, as a new process does."""
+    importlib.invalidate_caches()
+    del sys.modules["weighting"], sys.modules[recipe("mine").build.__module__], base._REGISTRY["mine"]
+    load_file(project / "mine.py")
+
+
+def test_an_edited_method_is_trained_again_and_others_are_not(
+    go: Any, project: Path, tmp_path: Path, trained: list[Task]
+) -> None:
+    messages: list[str] = []
+
+    def compare() -> tuple[list[str], dict[str, Any]]:
+        trained.clear()
+        messages.clear()
+        go(names=["mine", "bn-bce"], seeds=1, reporter=Reporter(message=messages.append))
+        logits = {path.name.partition("-seed")[0]: np.load(path) for path in (tmp_path / "out" / "tasks").glob("*.npy")}
+        return [task.candidate.name for task in trained], logits
+
+    names, before = compare()
+    assert names == ["mine", "bn-bce"]
+    assert not messages
+    source = (project / "mine.py").read_text()
+    (project / "mine.py").write_text("# A comment changes nothing.\n" + source)
+    import_again(project)
+    assert compare()[0] == []
+    assert messages == ["2 finished runs reused"]
+    (project / "weighting.py").write_text(PART.format(factor=100))
+    import_again(project)
+    names, after = compare()
+    assert names == ["mine"]
+    assert messages[-1] == "1 finished run reused; trained again: 1 because the code that trains mine was edited"
+    assert not np.allclose(after["mine-all"], before["mine-all"])
+    assert np.array_equal(after["bn-bce-all"], before["bn-bce-all"])
+
+
+def test_another_default_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, candidate = Store(tmp_path), Candidate.parse("em")
+    task = Task(candidate, LabelMask(), 0, candidate.lr, candidate.options)
+    store.write(task, Outcome(), np.zeros((3, 2), np.float32))
+    assert store.read(task, (3, 2)).outcome is not None
+    known = recipe("em")
+    options = {**known.options, "alpha": known.options["alpha"].replace(default=0.7)}
+    monkeypatch.setitem(base._REGISTRY, "em", dataclasses.replace(known, options=options))
+    assert store.read(task, (3, 2)) == StoredRun(None, "an option of em has another default now")
+    with_option = dataclasses.replace(task, options=(("alpha", 0.2),))
+    assert store.read(with_option, (3, 2)) == StoredRun(None), "it was never trained"
+
+
+def test_methods_of_one_solver_have_digests_of_their_own() -> None:
+    assert method_digest("em", "sgd") == method_digest("em", "sgd")
+    assert len({method_digest("em", "sgd"), method_digest("em", "lbfgs"), method_digest("asl", "sgd")}) == 3
+
+
+def test_an_edited_metric_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        'from halflabel.evaluation.registry import metric\n\n\n@metric("Mine")\ndef mine(scores, labels, thresholds):\n'
+    )
+    monkeypatch.setenv("HALFLABEL_PLUGINS", "")
+    monkeypatch.setattr(registry, "_TABLE", dict(registry._TABLE))
+    store, candidate = Store(tmp_path / "out"), Candidate.parse("em")
+    task = Task(candidate, LabelMask(), 0, candidate.lr, candidate.options)
+    store.write(task, Outcome(), np.zeros((3, 2), np.float32))
+    reasons = []
+    for body in ("return 1.0", "# why\n    return 1.0", "return 2.0"):
+        (tmp_path / "metric.py").write_text(f"{source}    {body}\n")
+        if (earlier := registry._TABLE.pop("mine", None)) is not None:
+            del sys.modules[earlier.compute.__module__]
+        importlib.invalidate_caches()
+        load_file(tmp_path / "metric.py")
+        reasons.append(store.read(task, (3, 2)).reason)
+        store.write(task, Outcome(), np.zeros((3, 2), np.float32))
+    changed = "a metric was added, removed or edited"
+    assert reasons == [changed, "", changed]

@@ -1,0 +1,220 @@
+"""Candidates, label masks, and the order of tasks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task, parse_budget
+from halflabel.errors import UserError
+from halflabel.features.heads import Model
+from halflabel.fitting.config import Settings
+from halflabel.fitting.loop import fit
+from halflabel.images.sources import Features
+from halflabel.labels import drop
+from halflabel.labels.table import LabelTable
+from halflabel.methods.base import recipe, seeded
+
+ALL, TENTH = LabelMask(), LabelMask.share(0.1)
+
+
+def grid(*names: str, seeds: int = 3, search: str = "small", label_masks: tuple[LabelMask, ...] = (ALL,)) -> Grid:
+    return Grid(tuple(map(Candidate.parse, names)), label_masks, seeds, search)  # type: ignore[arg-type]
+
+
+def walk(grid: Grid, quality: Callable[[Task], float] = lambda task: 0.5) -> tuple[list[Task], Mapping[Task, Outcome]]:
+    """All tasks in turn, each with a made-up result."""
+    results: dict[Task, Outcome] = {}
+    order = []
+    for task in grid.tasks(results):
+        assert task not in results
+        order.append(task)
+        value = quality(task)
+        results[task] = Outcome(select=value) if value >= 0 else Outcome(error="broken")
+    return order, results
+
+
+def test_every_method_has_one_seed_before_any_gets_a_second() -> None:
+    tasks = grid("bce", "em", "asl", label_masks=(TENTH, ALL))
+    order, outcomes = walk(tasks)
+    assert len(order) == tasks.total == len({task.key for task in order})
+    pairs = {task.pair for task in order}
+    assert len(pairs) == 6
+    for seed in (1, 2):
+        first = next(number for number, task in enumerate(order) if task.seed == seed)
+        assert {task.pair for task in order[:first] if task.seed == seed - 1} == pairs
+        assert all(task.seed >= seed for task in order[first:])
+    # The first round is every method with its defaults.
+    assert [(task.lr, task.options) for task in order[:6]] == [(task.candidate.lr, ()) for task in order[:6]]
+    assert {task.pair for task in order[:6]} == pairs
+    assert all(list(tasks.finished(*pair, outcomes)) == [0, 1, 2] for pair in tasks.pairs)
+
+
+def test_without_search_there_is_one_run_per_cell() -> None:
+    tasks = grid("bce", "em", seeds=2, search="none", label_masks=(TENTH, ALL))
+    order, _ = walk(tasks)
+    assert len(order) == tasks.total == 2 * 2 * 2
+    assert {task.lr for task in order if task.candidate.method == "em"} == {recipe("em").lr}
+
+
+def test_the_search_takes_the_best_rate_then_the_best_option_and_keeps_both() -> None:
+    default_lr = recipe("em").lr
+
+    def quality(task: Task) -> float:
+        return (0.2 if math.isclose(task.lr, 3 * default_lr) else 0.1) + (
+            0.3 if dict(task.options) == {"alpha": 0.05} else 0
+        )
+
+    tasks = grid("em")
+    order, outcomes = walk(tasks, quality)
+    tried = [(round(task.lr / default_lr, 3), dict(task.options).get("alpha")) for task in order if task.seed == 0]
+    assert tried == [(1, None), (0.333, None), (3, None), (3, 0.05), (3, 0.1), (3, 0.5)]
+    (pair,) = tasks.pairs
+    assert tasks.chosen(*pair, outcomes).options == (("alpha", 0.05),)
+    assert tasks.tried(*pair, outcomes) == [task for task in order if task.seed == 0]
+    assert {(task.lr, task.options) for task in order if task.seed > 0} == {(3 * default_lr, (("alpha", 0.05),))}
+
+
+def test_among_equal_settings_the_defaults_are_chosen() -> None:
+    tasks = grid("em", seeds=2)
+    order, outcomes = walk(tasks)
+    assert (order[-1].lr, order[-1].options) == (recipe("em").lr, ())
+    assert tasks.finished(*tasks.pairs[0], outcomes)[1] == order[-1]
+
+
+def test_failed_runs_and_nan_are_not_chosen() -> None:
+    tasks = grid("bce", seeds=1)
+    default_lr = recipe("bce").lr
+    for poor in (-1.0, math.nan):
+        _, outcomes = walk(tasks, lambda task, poor=poor: 0.0 if task.lr < default_lr else poor)  # type: ignore[misc]
+        assert tasks.chosen(*tasks.pairs[0], outcomes).lr == pytest.approx(default_lr / 3)
+
+
+def test_an_option_that_was_given_is_not_searched() -> None:
+    order, _ = walk(grid("em:alpha=0.3", seeds=1))
+    assert len(order) == 3
+    assert {task.options for task in order} == {(("alpha", 0.3),)}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("em", "alpha", (0.05, 0.1, 0.5)),
+        ("plcl", "theta", (0.1, 0.5)),
+        ("plcl:strategy=a", "theta", (1.0, 5.0)),
+        ("plcl:strategy=b", "theta", (0.2, 0.5)),
+        ("l1r", "strength", (1e-6, 1e-4)),
+        ("l1r:of=scores", "strength", (0.01, 0.1, 1.0)),
+        ("sst:theta=0.8", "theta_floor", (0.65,)),  # thresholds above θ it would refuse
+        ("imcl:label_similarity=fixed", "lambda_y", (0.1, 0.3)),
+    ],
+)
+def test_values_to_try_fit_the_options_given(text: str, name: str, values: tuple[float, ...]) -> None:
+    assert Candidate.parse(text).trials() == (name, values)
+
+
+IDLE = [
+    ("plcl", {"strategy": "none"}, "theta", None),
+    ("plcl", {"strategy": "2steps"}, "theta", None),
+    ("partial-bce", {"alpha": 1.0}, "g_value", (3.0, 20.0)),
+    ("srcr", {"saliency": "none"}, "alpha", (0.1, 1.0)),
+    ("imcl", {"logistic_share": 1.0}, "lambda_y", (0.1, 1.0)),
+    ("gcn-ml", {"graph": "identity"}, "tau", (0.2, 0.6)),
+    ("gcn-ml", {"p": 0.0}, "tau", (0.2, 0.6)),
+    ("sst", {"theta_fall": 0.0, "warm": 0}, "theta_floor", (0.65, 0.85)),
+    ("sst", {"guess_weight": 0.0, "warm": 0}, "theta_floor", (0.65, 0.85)),
+    ("hst", {"guess_weight": 0.0, "contrast_weight": 0.0, "warm": 0}, "prototypes", (1, 10)),
+    ("sarb", {"instance_weight": 0.0, "prototype_weight": 0.0}, "warm", (0, 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "option", "values"), IDLE)
+def test_an_option_without_effect_is_not_searched(
+    name: str, options: dict[str, object], option: str, values: tuple[float, float] | None
+) -> None:
+    text = ":".join([name, *(f"{key}={value}" for key, value in options.items())])
+    order, _ = walk(grid(text, seeds=1))
+    assert len(order) == 3
+    assert option not in dict(order[0].options)
+    if values is not None:  # it has no effect
+        first, second = (trained(name, {**options, option: value}) for value in values)
+        assert all(torch.equal(first[part], second[part]) for part in first)
+
+
+def trained(name: str, options: dict[str, object]) -> dict[str, torch.Tensor]:
+    """The head after three epochs."""
+    rng = np.random.default_rng(0)
+    table = LabelTable.from_dense(np.where(rng.random((20, 4)) < 0.5, 1, -1) * (rng.random((20, 4)) < 0.6))
+    method = seeded(0, lambda: recipe(name).make(**options))
+    head = seeded(0, lambda: method.head(6, 4))
+    shape = (20, 6, 2, 2) if head.needs_maps else (20, 6)
+    source = Features(torch.randn(shape, generator=torch.Generator().manual_seed(0)), table.images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # parts that never start
+        fit(Model(None, head), method, source, table, Settings(epochs=3, batch_size=10, device="cpu"))
+    return dict(head.state_dict())
+
+
+def test_unfit_pairs_have_no_tasks() -> None:
+    tasks = grid("bce", "em", search="none", seeds=1, label_masks=(TENTH, ALL))
+    bce, _ = tasks.candidates
+    fewer = Grid(tasks.candidates, tasks.label_masks, 1, "none", frozenset({(bce, TENTH)}))
+    order, _ = walk(fewer)
+    assert {task.pair for task in order} == {task.pair for task in walk(tasks)[0]} - {(bce, TENTH)}
+    assert fewer.total == 3
+
+
+def test_keys_are_safe_file_names_and_differ() -> None:
+    label_mask = LabelMask.parse("per-class:positives=20:negatives=30")
+    order, _ = walk(grid("em", "em:alpha=0.3", label_masks=(TENTH, label_mask)))
+    assert all(set(task.key) <= set("abcdefghijklmnopqrstuvwxyz0123456789.=+-_") for task in order)
+    assert len({task.key for task in order}) == len(order)
+
+
+def test_label_masks_equal_drop() -> None:
+    table = LabelTable.from_dense([[1, -1, 1, -1, 1], [1, 1, -1, -1, 1], [-1, 1, 1, 1, 0]])
+    assert ALL.apply(table, 3) == table
+    assert LabelMask.share(1.0) == ALL
+    assert LabelMask.share(0.4).apply(table, 3) == drop.partial(table, 0.4, seed=3)
+    assert LabelMask.parse("positives:number=2:keep-negatives=yes").apply(table, 1) == drop.positives(
+        table, number=2, keep_negatives=True, seed=1
+    )
+    assert LabelMask.parse("single-positive").apply(table, 1) == drop.single_positive(table, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "hint"),
+    [
+        (Candidate.parse, "bcee", "did you mean bce"),
+        (Candidate.parse, "em:beta=1", "alpha"),
+        (Candidate.parse, "em:alpha", "NAME:option=value"),
+        (Candidate.parse, "em:alpha=much", "number"),
+        (LabelMask.parse, "partiall:share=0.1", "single-positive"),
+        (LabelMask.parse, "partial:number=3", "it takes: share, exact"),
+        (LabelMask.parse, "partial", "share=0.1"),
+        (LabelMask.parse, "per-class:positives=5", "add negatives=20"),
+        (LabelMask.parse, "partial:share=lots", "give a number"),
+        (LabelMask.parse, "partial:seed=3", "it takes: share, exact"),
+        (lambda text: LabelMask.share(float(text)), "0", "0.1,0.3,1"),
+        (lambda text: LabelMask.share(float(text)), "1.5", "0.1,0.3,1"),
+        (parse_budget, "30", "30m"),
+        (parse_budget, "soon", "30m"),
+        (parse_budget, "", "30m"),
+        (parse_budget, "0m", "30m"),
+        (parse_budget, "1.2.3m", "30m"),
+    ],
+)
+def test_bad_texts_are_refused_with_a_hint(parse: Callable[[str], object], text: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(text)
+    assert hint in caught.value.fix
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1.5H", 5400)])
+def test_budgets(text: str, seconds: float) -> None:
+    assert parse_budget(text) == seconds

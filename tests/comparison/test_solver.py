@@ -1,0 +1,129 @@
+"""Comparisons and studies fit each method as `train` would on the same labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from halflabel import metrics
+from halflabel.comparison import Comparison
+from halflabel.comparison import bench as bench_module
+from halflabel.comparison.bench import Bench
+from halflabel.comparison.data import split_data
+from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
+from halflabel.comparison.study import study
+from halflabel.errors import UserError
+from halflabel.features.scoring import score_source
+from halflabel.fitting.config import Config, Settings
+from halflabel.images.sources import Arrays
+from halflabel.labels.table import UNCERTAIN, LabelTable
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.predictor import Predictor
+from halflabel.runs.train import train
+
+HALF = LabelMask.share(0.5)
+
+
+@pytest.fixture(scope="session")
+def auto(config: Config) -> Config:
+    return dataclasses.replace(config, solver="auto")
+
+
+@pytest.fixture(scope="session")
+def quick(auto: Config) -> Config:
+    """A solver that chooses nothing."""
+    return dataclasses.replace(auto, l2_strength=1e-3, similar=False)
+
+
+@pytest.mark.parametrize("method", ["bn-bce", "wan"])
+def test_a_task_has_the_scores_of_a_run_of_train(
+    digits: Any, auto: Config, cache: Path, tmp_path: Path, method: str
+) -> None:
+    bench = Bench(split_data(digits.table, digits.images), auto, cache, with_f1=True)
+    candidate = bench.choose_solver(Candidate.parse(method))
+    assert (candidate.solver, candidate.lr) == ("lbfgs", 0.0)
+    outcome, logits = bench.train(Task(candidate, HALF, 1, candidate.lr, candidate.options))
+
+    data, run = bench.data, RunFolder(tmp_path / "run")
+    settings = Settings(seed=1, device="cpu")
+    config = Config(method=method, backbone="tiny", size=32, solver="auto", settings=settings)
+    train(HALF.apply(data.rest, 1), digits.images[torch.from_numpy(data.inside)], config, run)
+    predictor = Predictor.from_run(run)
+    test = Arrays(digits.images[torch.from_numpy(data.outside)], data.test.images, predictor.views)
+    np.testing.assert_allclose(logits, score_source(predictor.model, test).logits.numpy(), rtol=1e-2, atol=2e-2)
+    decided = metrics.precision_recall_f1(predictor.scores(test), data.test.dense(), predictor.thresholds)
+    assert pytest.approx((decided.CF1, decided.OF1), abs=0.03) == (outcome.CF1, outcome.OF1)
+
+
+def test_methods_that_need_batches_use_sgd(digits: Any, auto: Config, cache: Path) -> None:
+    bench = Bench(split_data(digits.table, digits.images), auto, cache)
+    assert bench.choose_solver(Candidate.parse("wsabie")).solver == "sgd"
+    in_batches = dataclasses.replace(auto, solver="sgd")
+    assert Bench(bench.data, in_batches, cache).choose_solver(Candidate.parse("em")).solver == "sgd"
+    with pytest.raises(UserError, match="wsabie needs batches"):
+        Bench(bench.data, dataclasses.replace(auto, solver="lbfgs"), cache).choose_solver(Candidate.parse("wsabie"))
+
+
+def test_no_image_is_held_out_and_no_rate_is_searched(
+    go: Any, quick: Config, trained: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_module, "fit", None)  # epochs of batches would call it
+    fitted = go(names=["em"], config=quick, search="small", shares=[0.5], seeds=1)
+    (row,) = fitted.rows
+    assert (row.solver, row.lr, row.tried) == ("lbfgs", 0.0, 4)
+    assert {task.lr for task in trained} == {0.0}
+    assert len({task.options for task in trained}) == 4
+    assert row.known == pytest.approx(0.5, abs=0.01)
+    assert 0 < row.OF1 <= 1
+    assert len(row.strengths) == 1
+    assert any("out-of-fold scores, on the labels known there" in line for line in fitted.protocol)
+    assert not any("validation images (" in line for line in fitted.protocol)
+
+
+def test_a_given_learning_rate_chooses_sgd(go: Any, auto: Config) -> None:
+    assert [row.solver for row in go(names=["em"], config=auto, lr=0.01, seeds=1).rows] == ["sgd"]
+
+
+def test_a_method_that_the_solver_cannot_fit_is_listed(go: Any, quick: Config) -> None:
+    fitted = go(names=["bn-bce", "wsabie"], config=dataclasses.replace(quick, solver="lbfgs"), shares=[0.5], seeds=1)
+    assert [row.method for row in fitted.rows] == ["bn-bce"]
+    ((labels, method, scope, reason),) = fitted.failures
+    assert (labels, method, scope) == ("50 %", "wsabie", "all")
+    assert "needs batches" in reason
+
+
+def test_a_study_uses_the_solver(digits: Any, quick: Config, cache: Path, tmp_path: Path, trained: list[Task]) -> None:
+    held_out = dataclasses.replace(quick, held_out=0.0)
+    options: dict[str, Any] = {"budgets": [0.5, 1], "strategies": ["partial"], "seeds": 1, "config": held_out}
+    result = study(digits.table, digits.images, out=tmp_path / "out", cache=cache, **options)
+    assert {task.candidate.solver for task in trained} == {"lbfgs"}
+    assert "by L-BFGS" in result.protocol[0]
+    assert len(result.points) == 2
+
+
+def test_the_search_of_a_solver_has_no_rates() -> None:
+    candidate = dataclasses.replace(Candidate.parse("em"), solver="lbfgs", lr=0.0)
+    grid = Grid((candidate,), (LabelMask(),), 2)
+    outcomes: dict[Task, Outcome] = {}
+    for task in grid.tasks(outcomes):
+        outcomes[task] = Outcome(select=dict(task.options).get("alpha", 0.2))
+    assert len(outcomes) == grid.total == 2 + len(candidate.trials()[1])
+    assert "lr" not in next(iter(outcomes)).describe()
+    assert dict(grid.chosen(candidate, LabelMask(), outcomes).options)["alpha"] == max(candidate.trials()[1])
+
+
+def test_readings_of_uncertain_labels_are_compared(digits: Any, go: Callable[..., Comparison], auto: Config) -> None:
+    image, column, value = digits.table.entries()
+    value = np.where((value > 0) & (np.arange(len(value)) % 3 == 0), UNCERTAIN, value)
+    table = LabelTable.from_entries(digits.table.images, digits.table.classes, image, column, value)
+    readings = ("ignore", "present", "absent", "soft")
+    result = go(names=[f"bce:uncertain={reading}" for reading in readings], table=table, config=auto, seeds=1)
+    assert not result.failures
+    assert {row.options["uncertain"] for row in result.rows} == set(readings)
+    assert len({row.mAP for row in result.rows}) == 4

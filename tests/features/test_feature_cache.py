@@ -1,0 +1,265 @@
+"""The feature cache: computed once, computed again when stale, continued when interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from feature_cache_examples import (
+    Counting,
+    N,
+    arrays,
+    by_hand,
+    change_weights,
+    flip_a_bit,
+    images,
+    pictures,
+    tiny,
+    values,
+)
+from PIL import Image
+
+from halflabel.errors import UserError
+from halflabel.features import feature_cache as cache
+from halflabel.features.backbones import build_backbone
+from halflabel.features.feature_cache import cache_features
+from halflabel.images.sources import Arrays, Features
+from halflabel.images.views import Plain
+from halflabel.labels.names import Names
+from halflabel.system.reporter import Reporter
+
+
+@pytest.mark.parametrize("maps", [False, True], ids=["pooled", "maps"])
+@pytest.mark.parametrize("kind", ["arrays", "images"])
+def test_built_once_and_used_again(tmp_path: Path, kind: str, maps: bool) -> None:
+    backbone, counter = tiny()
+    reports: list[tuple[int, int]] = []
+    messages: list[str] = []
+
+    def get() -> Features:
+        source = arrays() if kind == "arrays" else images(tmp_path / "images")
+        return cache_features(
+            backbone, source, tmp_path / "cache", maps=maps, batch_size=3,
+            reporter=Reporter(lambda *at: reports.append(at), messages.append),
+        )  # fmt: skip
+
+    first = get()
+    assert values(first).dtype == np.float16
+    np.testing.assert_allclose(values(first), by_hand(maps), rtol=2e-3, atol=2e-3)
+    assert isinstance(first.values, np.memmap)
+    assert counter.images == N
+    assert reports == [(3, N), (6, N), (7, N)]
+    reused = get()
+    assert counter.images == N
+    assert np.array_equal(values(first), values(reused))
+    assert len(reports) == 3
+    assert messages == []
+
+
+def test_pooled_features_maps_and_other_images_have_separate_caches(tmp_path: Path) -> None:
+    backbone, counter = tiny()
+    fewer = Arrays(pictures()[:3], Names.numbered(3), {"plain": Plain(32)})
+    for _ in range(2):
+        assert values(cache_features(backbone, arrays(), tmp_path)).ndim == 2
+        assert values(cache_features(backbone, arrays(), tmp_path, maps=True)).ndim == 4
+        assert len(cache_features(backbone, fewer, tmp_path)) == 3
+    assert counter.images == 2 * N + 3
+
+
+def test_other_weights_have_a_separate_cache(tmp_path: Path) -> None:
+    backbone, counter = tiny()
+    messages: list[str] = []
+    before = values(cache_features(backbone, arrays(), tmp_path))
+    change_weights(backbone)
+    after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append)))
+    assert messages == ["the cached features do not fit (the weights changed): computing others beside them"]
+    assert counter.images == 2 * N
+    assert not np.array_equal(before, after)
+    for expected in (before, after):
+        change_weights(backbone)
+        assert np.array_equal(
+            values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append))), expected
+        )
+    assert counter.images == 2 * N
+    assert len(messages) == 1
+
+
+def test_other_views_and_images_have_separate_caches(tmp_path: Path) -> None:
+    backbone, counter = tiny()
+    messages: list[str] = []
+    cache_features(backbone, arrays(), tmp_path)
+    cropped = arrays()
+    cropped.views = {"plain": Plain(32, "crop")}
+    cache_features(backbone, cropped, tmp_path, reporter=Reporter(message=messages.append))
+    other_images = arrays(seed=1)
+    other_images.views = cropped.views
+    cache_features(backbone, other_images, tmp_path, reporter=Reporter(message=messages.append))
+    change_weights(backbone)
+    cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append))
+    assert [line.partition("(")[2].partition(")")[0] for line in messages] == [
+        "the view changed",
+        "the images changed",
+        "the weights changed",  # since the most similar of them
+    ]
+    assert counter.images == 4 * N
+    cache_features(backbone, cropped, tmp_path)
+    assert counter.images == 5 * N
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_photo_replaced_with_equal_size_and_time_is_detected(tmp_path: Path) -> None:
+    backbone, _ = tiny()
+    source = images(tmp_path / "images")
+    first, second = (Path(path) for path in source.paths[:2])
+    contents = [path.read_bytes().ljust(20_000, b"\0") for path in (first, second)]  # PNG ignores what follows its end
+    first.write_bytes(contents[0])
+    os.utime(first, ns=(1, 1))
+    before = values(cache_features(backbone, source, tmp_path / "cache"))
+    first.write_bytes(contents[1])
+    os.utime(first, ns=(1, 1))
+    messages: list[str] = []
+    after = values(cache_features(backbone, source, tmp_path / "cache", reporter=Reporter(message=messages.append)))
+    assert np.array_equal(after[0], before[1])
+    assert "replaced" in messages[0]
+
+
+def test_copied_images_with_their_times_need_no_new_cache(tmp_path: Path) -> None:
+    backbone, counting = tiny()
+    cache_features(backbone, images(tmp_path / "images"), tmp_path / "cache")
+    shutil.copytree(tmp_path / "images", tmp_path / "copy")  # keeps the times, not the inodes
+    counting.images = 0
+    cache_features(backbone, images(tmp_path / "copy"), tmp_path / "cache")
+    assert counting.images == 0
+
+
+def test_computed_again_when_a_file_changes(tmp_path: Path) -> None:
+    backbone, counter = tiny()
+    messages: list[str] = []
+    before = values(cache_features(backbone, images(tmp_path / "images"), tmp_path / "cache"))
+    path = tmp_path / "images" / "3.png"
+    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(path)
+    after = values(
+        cache_features(
+            backbone, images(tmp_path / "images"), tmp_path / "cache", reporter=Reporter(message=messages.append)
+        )
+    )
+    assert "the images changed" in messages[0]
+    assert np.flatnonzero((before != after).any(1)).tolist() == [3]
+    os.utime(path, ns=(1, 1))
+    cache_features(
+        backbone, images(tmp_path / "images"), tmp_path / "cache", reporter=Reporter(message=messages.append)
+    )
+    assert len(messages) == 2
+    assert counter.images == 3 * N
+
+
+@pytest.mark.parametrize("batch_size", [2, 3, 5])
+def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
+    monkeypatch.setattr(cache, "_NOTE_IMAGES", 2)
+    folder = tmp_path / "images"
+    images(folder, bad=(1,))
+    backbone = build_backbone("tiny", size=32)
+    Counting(backbone, limit=3)
+    with pytest.raises(KeyboardInterrupt):
+        cache_features(backbone, images(folder), tmp_path / "cache", batch_size=2)
+    backbone, counter = tiny()
+    messages: list[str] = []
+    source = images(folder)
+    features = cache_features(
+        backbone, source, tmp_path / "cache", batch_size=batch_size, reporter=Reporter(message=messages.append)
+    )
+    # Images 0, 1 (bad), 2 and 3 are done; those that fill whole batches of the new size are kept.
+    first = 4 // batch_size * batch_size
+    assert counter.images == N - first - (1 if first == 0 else 0)
+    good = np.arange(N) != 1
+    np.testing.assert_allclose(values(features)[good], by_hand()[good], rtol=2e-3, atol=2e-3)
+    assert features.bad.tolist() == [1]
+    assert [row[0] for row in source.quarantine.rows] == ["1"]
+    assert messages == []
+    assert sorted(path.name for path in next((tmp_path / "cache").iterdir()).iterdir()) == ["cache.json", "values.npy"]
+
+
+def test_an_interrupted_build_of_other_weights_is_not_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_NOTE_IMAGES", 1)
+    backbone = build_backbone("tiny", size=32)
+    Counting(backbone, limit=4)
+    with pytest.raises(KeyboardInterrupt):
+        cache_features(backbone, arrays(), tmp_path, batch_size=2)
+    backbone, counter = tiny()
+    change_weights(backbone)
+    cache_features(backbone, arrays(), tmp_path, batch_size=2)
+    assert counter.images == N
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (flip_a_bit, "do not match their checksum"),
+        (lambda place: (place / "values.npy").write_bytes(b""), "do not match their checksum"),
+        (lambda place: (place / "values.npy").unlink(), "do not match their checksum"),
+        (lambda place: (place / "cache.json").write_text("{"), ""),
+        (lambda place: (place / "cache.json").write_text("[]"), ""),
+        (lambda place: (place / "cache.json").unlink(), ""),
+    ],
+    ids=["a bit", "empty", "no values", "half a note", "another note", "no note"],
+)
+def test_a_damaged_cache_is_computed_again(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
+    backbone, counter = tiny()
+    before = values(cache_features(backbone, arrays(), tmp_path))
+    harm(next(tmp_path.iterdir()))
+    messages: list[str] = []
+    after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append)))
+    assert np.array_equal(before, after)
+    assert counter.images == 2 * N
+    assert bool(messages) == bool(message)
+    assert all(message in line for line in messages)
+
+
+def test_unreadable_images_are_left_out_and_reported_each_time(tmp_path: Path) -> None:
+    backbone, counter = tiny()
+    folder = tmp_path / "images"
+    for _ in range(2):
+        source = images(folder, bad=(2, 5))
+        features = cache_features(backbone, source, tmp_path / "cache", batch_size=1)  # whole batches without one image
+        assert features.bad.tolist() == [2, 5]
+        assert [(image, reason) for image, _, reason in source.quarantine.rows] == [
+            ("2", "truncated"),
+            ("5", "truncated"),
+        ]
+        assert [batch.images.tolist() for batch in features.fetch([np.arange(N)], ("plain",))] == [[0, 1, 3, 4, 6]]
+        # The same source, asked again for its images, does not count them twice.
+        list(source.fetch([np.arange(N)], ("plain",)))
+        assert len(source.quarantine) == 2
+    assert counter.images == N - 2
+    note = json.loads((next((tmp_path / "cache").iterdir()) / "cache.json").read_text())
+    assert note["bad"].keys() == {"2", "5"}
+
+
+def test_images_already_in_quarantine_are_left_out(tmp_path: Path) -> None:
+    source = images(tmp_path / "images", bad=(4,))
+    list(source.fetch([np.arange(N)], ("plain",)))
+    features = cache_features(tiny()[0], source, tmp_path / "cache")
+    assert features.bad.tolist() == [4]
+    assert len(source.quarantine) == 1
+
+
+def test_too_many_unreadable_images_are_refused_when_building_and_reusing(tmp_path: Path) -> None:
+    backbone, _ = tiny()
+    folder = tmp_path / "images"
+    with pytest.raises(UserError, match="cannot be read"):
+        cache_features(backbone, images(folder, bad=(2, 5), max_bad=0.1), tmp_path / "cache")
+    cache_features(backbone, images(folder), tmp_path / "cache")
+    with pytest.raises(UserError, match="cannot be read"):
+        cache_features(backbone, images(folder, max_bad=0.1), tmp_path / "cache")
+
+
+def test_a_source_without_readable_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not one image could be read"):
+        cache_features(tiny()[0], images(tmp_path / "images", bad=tuple(range(N))), tmp_path / "cache")

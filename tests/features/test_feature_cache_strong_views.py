@@ -1,0 +1,175 @@
+"""Strong views in the feature cache: beside the plain view, and computed again alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from feature_cache_examples import (
+    Counting,
+    N,
+    arrays,
+    by_hand,
+    change_weights,
+    flip_a_bit,
+    images,
+    pictures,
+    tiny,
+    values,
+)
+
+from halflabel.errors import UserError
+from halflabel.features import feature_blocks
+from halflabel.features import feature_cache as cache
+from halflabel.features.backbones import build_backbone
+from halflabel.features.feature_cache import cache_features
+from halflabel.images.sources import Arrays, Features
+from halflabel.images.views import Plain, Strong, view_keys
+from halflabel.system.reporter import Reporter
+
+
+def with_strong(seed: int = 0, magnitude: int = 9) -> Arrays:
+    source = arrays(seed)
+    source.views = {"plain": Plain(32), "strong": Strong(32, magnitude=magnitude)}
+    return source
+
+
+def copies_of(features: Features) -> list[np.ndarray[Any, Any]]:
+    return [np.array(copy) for copy in features.strong]
+
+
+@pytest.mark.parametrize("maps", [False, True], ids=["pooled", "maps"])
+def test_strong_views_are_cached_beside_the_plain_view(tmp_path: Path, maps: bool) -> None:
+    backbone, counter = tiny()
+    source = with_strong()
+    features = cache_features(backbone, source, tmp_path, maps=maps, copies=2)
+    np.testing.assert_allclose(values(features), by_hand(maps), rtol=2e-3, atol=2e-3)
+    assert len(features.strong) == 2
+    for number, copy in enumerate(features.strong):
+        assert isinstance(copy, np.memmap)
+        assert copy.dtype == np.float16
+        keys = view_keys(feature_blocks._COPY_SEED, number, source.hashes, 1)[:, 0]
+        views = [Strong(32)(picture, int(key)) for picture, key in zip(pictures(), keys, strict=True)]
+        with torch.inference_mode():
+            expected = backbone(torch.stack(views))
+        expected = expected if maps else expected.mean((2, 3))
+        np.testing.assert_allclose(copy, expected.numpy(), rtol=2e-3, atol=2e-3)
+    first, second = copies_of(features)
+    assert (first != second).reshape(N, -1).any(1).all()
+    before = counter.images
+    reused = cache_features(backbone, with_strong(), tmp_path, maps=maps, copies=2)
+    assert counter.images == before
+    assert all(np.array_equal(*pair) for pair in zip(copies_of(reused), (first, second), strict=True))
+
+
+def test_only_the_strong_views_that_are_missing_are_computed(tmp_path: Path) -> None:
+    backbone, counter = tiny()
+    messages: list[str] = []
+    reports: list[tuple[int, int]] = []
+    for copies, computed in ((0, N), (1, N), (3, 2 * N), (2, 0), (0, 0)):
+        before = counter.images
+        reports.clear()
+        features = cache_features(
+            backbone, with_strong(), tmp_path, copies=copies, batch_size=4,
+            reporter=Reporter(lambda *at: reports.append(at), messages.append),
+        )  # fmt: skip
+        assert counter.images - before == computed
+        assert len(features.strong) == copies
+        assert reports == [(4 + N * n, computed) if half else (N * (n + 1), computed)
+                        for n in range(computed // N) for half in (True, False)]  # fmt: skip
+    assert messages == []
+
+
+def test_a_plain_cache_of_a_source_without_strong_views_serves_one_with_them(tmp_path: Path) -> None:
+    backbone, counter = tiny()
+    cache_features(backbone, arrays(), tmp_path)
+    place = next(tmp_path.iterdir())
+    note = (place / "cache.json").read_bytes()
+    cache_features(backbone, with_strong(), tmp_path, copies=1)
+    assert counter.images == 2 * N
+    assert (place / "cache.json").read_bytes() == note
+    with pytest.raises(UserError, match="no strong view"):
+        cache_features(backbone, arrays(), tmp_path, copies=1)
+
+
+def test_asking_for_strong_views_that_could_have_been_cached_is_an_error(tmp_path: Path) -> None:
+    features = cache_features(tiny()[0], with_strong(), tmp_path)
+    with pytest.raises(UserError, match="copies=1"):
+        list(features.fetch([np.arange(N)], ("weak", "strong")))
+    features = cache_features(tiny()[0], arrays(), tmp_path)  # there never was a strong view
+    with pytest.warns(UserWarning, match="no strong views"):
+        ((_, (weak, strong)),) = features.fetch([np.arange(N)], ("weak", "strong"))
+    assert weak is strong
+
+
+def test_other_strong_views_are_cached_separately(tmp_path: Path) -> None:
+    backbone, counter = tiny()
+    messages: list[str] = []
+    before = cache_features(backbone, with_strong(), tmp_path, copies=2)
+    old = copies_of(before)
+    after = cache_features(
+        backbone, with_strong(magnitude=20), tmp_path, copies=2, reporter=Reporter(message=messages.append)
+    )
+    assert messages == ["the cached features do not fit (the strong view changed): computing others beside them"]
+    assert counter.images == (3 + 2) * N
+    assert np.array_equal(values(before), values(after))
+    assert not any(np.array_equal(*pair) for pair in zip(old, copies_of(after), strict=True))
+    change_weights(backbone)
+    cache_features(backbone, with_strong(magnitude=20), tmp_path, copies=2, reporter=Reporter(message=messages.append))
+    assert messages[1:] == ["the cached features do not fit (the weights changed): computing others beside them"]
+    assert counter.images == (3 + 2 + 3) * N
+    change_weights(backbone)
+    reused = cache_features(backbone, with_strong(), tmp_path, copies=2)
+    assert all(np.array_equal(*pair) for pair in zip(old, copies_of(reused), strict=True))
+    assert counter.images == (3 + 2 + 3) * N
+
+
+def test_only_the_damaged_strong_view_is_computed_again(tmp_path: Path) -> None:
+    backbone, counter = tiny()
+    old = copies_of(cache_features(backbone, with_strong(), tmp_path, copies=2))
+    flip_a_bit(next(tmp_path.glob("*/strong-1-*")))
+    messages: list[str] = []
+    new = copies_of(
+        cache_features(backbone, with_strong(), tmp_path, copies=2, reporter=Reporter(message=messages.append))
+    )
+    assert len(messages) == 1
+    assert "checksum" in messages[0]
+    assert counter.images == 4 * N
+    assert all(np.array_equal(*pair) for pair in zip(old, new, strict=True))
+
+
+def test_an_interrupted_build_of_strong_views_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_NOTE_IMAGES", 2)
+    backbone = build_backbone("tiny", size=32)
+    expected = copies_of(cache_features(backbone, with_strong(), tmp_path / "whole", copies=2))
+    Counting(backbone, limit=2 * N + 4)
+    with pytest.raises(KeyboardInterrupt):
+        cache_features(backbone, with_strong(), tmp_path / "broken", copies=2, batch_size=2)
+    backbone, counter = tiny()
+    reports: list[tuple[int, int]] = []
+    features = cache_features(
+        backbone,
+        with_strong(),
+        tmp_path / "broken",
+        copies=2,
+        batch_size=2,
+        reporter=Reporter(lambda *at: reports.append(at)),
+    )
+    assert counter.images == N - 4
+    assert reports == [(6, N), (7, N)]
+    for actual, expected_copy in zip(copies_of(features), expected, strict=True):
+        np.testing.assert_allclose(actual, expected_copy, rtol=2e-3, atol=2e-3)
+
+
+def test_unreadable_images_have_no_strong_view(tmp_path: Path) -> None:
+    source = images(tmp_path / "images", bad=(2,))
+    source.views = {"plain": Plain(32), "strong": Strong(32)}
+    features = cache_features(tiny()[0], source, tmp_path / "cache", copies=1)
+    assert features.bad.tolist() == [2]
+    assert len(source.quarantine) == 1
+    ((index, (weak, strong)),) = features.fetch([np.arange(N)], ("weak", "strong"))
+    assert index.tolist() == [0, 1, 3, 4, 5, 6]
+    assert weak.shape == strong.shape == (N - 1, 64)

@@ -1,0 +1,82 @@
+"""The declaration of training options: checks of values, and what is derived from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from halflabel.errors import UserError
+from halflabel.fitting.config import Config, Settings, declared_options
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("epochs", 2.5),
+        ("epochs", True),
+        ("lr", -1.0),
+        ("lr", float("nan")),
+        ("lr", "0.1"),
+        ("ema", 1.5),
+        ("optimizer", "lion"),
+        ("device", "tpu"),
+        ("seed", 1 << 63),
+    ],
+)
+def test_a_wrong_setting_is_named(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"{name} cannot be"):
+        Settings(**{name: value})
+    with pytest.raises(UserError, match=f"{name} cannot be"):
+        dataclasses.replace(Settings(), **{name: value})
+    content = Config().as_dict()
+    content["settings"][name] = value
+    with pytest.raises(UserError, match=rf"config\.yaml.*{name} cannot be"):
+        Config.from_dict(content)
+
+
+def test_an_unknown_setting_is_named() -> None:
+    for content in ({**Config().as_dict(), "colour": "red"}, {**Config().as_dict(), "settings": {"colour": "red"}}):
+        with pytest.raises(UserError, match=r"config\.yaml.*colour"):
+            Config.from_dict(content)
+
+
+def test_numbers_get_the_declared_type() -> None:
+    settings = Settings(lr=1, epochs=np.int64(3), seed=np.int64(5))
+    assert [type(value) for value in (settings.lr, settings.epochs, settings.seed)] == [float, int, int]
+
+
+def test_config_yaml_has_the_declared_fields() -> None:
+    content = Config(method="em", options={"alpha": 0.2}).as_dict()
+    assert content["options"] == {"alpha": 0.2}
+    assert set(content["settings"]) == {field.name for field in dataclasses.fields(Settings)}
+    assert Config.from_dict(content) == Config(method="em", options={"alpha": 0.2})
+
+
+def test_options_are_sorted_into_config_and_settings() -> None:
+    config = Config.from_options({"epochs": 3, "tune": "all", "lr": None, "images": "photos"})
+    assert config == Config(tune="all", images="photos", settings=Settings(epochs=3))
+
+
+def test_every_option_is_declared_with_help_and_defaults_in_bounds() -> None:
+    fields = {field.name for kind in (Config, Settings) for field in dataclasses.fields(kind)}
+    assert fields - set(declared_options()) == {"method", "options", "settings", "images"}
+    for declared in declared_options().values():
+        assert declared.option.help.endswith(".")
+        assert "train" in declared.option.commands
+
+
+def test_arguments_give_the_same_config() -> None:
+    config = Config(method="em", options={"class_prior": 0.1}, mirror=True, settings=Settings(epochs=7, shard=True))
+    words = config.as_arguments()
+    assert [words[words.index(flag) + 1] for flag in ("--method", "--epochs", "--class-prior")] == ["em", "7", "0.1"]
+    assert {"--mirror", "--shard", "--no-deterministic"} <= set(words)
+    assert "--weights" not in words
+
+
+def test_fast_is_short_for_the_smaller_bundled_backbone() -> None:
+    assert Config(backbone="fast").backbone == "efficientnet-lite0"
+    assert Config().backbone == "efficientnet-lite2"

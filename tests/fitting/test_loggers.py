@@ -1,0 +1,96 @@
+"""TensorBoard, MLflow and Weights & Biases get the settings, the numbers of each epoch and the evaluation; offline."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from halflabel.cli import app
+from halflabel.errors import UserError
+from halflabel.fitting.callbacks import CallbackList, EpochLog, make_loggers
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the packages
+
+SETTINGS = {"method": "bce", "epochs": 2, "options": {"alpha": 0.2}}
+
+
+def log_two_epochs(name: str, folder: Path) -> None:
+    callback = CallbackList(*make_loggers([name], "first", SETTINGS, folder))
+    for epoch in (1, 2):
+        callback.on_epoch_end(EpochLog(epoch=epoch, loss=1.0 / epoch, lr=math.nan, note="text"))
+    callback.on_training_end({"mAP": 0.75, "protocol": "words", "AP of nothing": math.nan})
+
+
+def read_events(folder: Path) -> dict[str, list[float]]:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {name: [event.value for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    log_two_epochs("tensorboard", tmp_path)
+    assert read_events(tmp_path / "tensorboard") == {"loss": [1.0, 0.5], "evaluation/mAP": [0.75]}
+
+
+@pytest.mark.slow
+def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    log_two_epochs("mlflow", tmp_path)
+    (run,) = mlflow.MlflowClient().search_runs(["0"])
+    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
+    assert run.data.params["options"] == "{'alpha': 0.2}"
+    assert run.data.metrics == {"loss": 0.5, "evaluation/mAP": 0.75}
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 0.5)]
+
+
+@pytest.mark.slow
+def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    log_two_epochs("wandb", tmp_path)
+    (file,) = tmp_path.rglob("run-*.wandb")
+    for _ in range(100):  # another process of wandb writes the file
+        data = file.read_bytes()
+        if b"evaluation/mAP" in data and b"loss" in data:
+            return
+        time.sleep(0.1)
+    pytest.fail("the numbers are not in the file")
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_a_missing_package_is_reported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for module in (name, "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"pip install 'halflabel\[{name}\]'"):
+        make_loggers([name], "first", {}, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_of_the_solver_logs_its_evaluation(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from digit_scenes import write_folder
+
+    write_folder(tmp_path, 40)
+    words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--tensorboard"]
+    words += ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    events = read_events(tmp_path / "run" / "tensorboard")
+    assert events["evaluation/mAP"] == [pytest.approx(metrics["mAP"], abs=1e-6)]

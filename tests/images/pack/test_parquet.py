@@ -1,0 +1,112 @@
+"""Hugging Face and Lance datasets are packed with their labels, and the package datasets reads packs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pack_examples import N, pixels
+from test_webdataset import encoded
+from typer.testing import CliRunner
+
+from halflabel.cli import app
+from halflabel.errors import UserError
+from halflabel.images.pack.parquet import unpacked_parquet
+from halflabel.images.pack.read import open_pack
+from halflabel.labels import formats
+
+NAMES = ["dog", "cat", "bär"]
+TAGS = [[number % 3, (number + 1) % 3] if number % 4 else [] for number in range(N)]
+
+
+def write_parquet(folder: Path, column: str, labels: list[Any], feature: Any) -> None:
+    """Two files as the package datasets writes them."""
+    folder.mkdir()
+    features = {"image": {"_type": "Image"}, column: feature}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    for part, rows in enumerate((range(7), range(7, N))):
+        images = [{"bytes": encoded(number), "path": None} for number in rows]
+        table = pa.table({"image": images, column: [labels[number] for number in rows]})
+        pq.write_table(table.replace_schema_metadata(metadata), folder / f"train-{part:05d}-of-00002.parquet")
+
+
+CLASS = {"names": NAMES, "_type": "ClassLabel"}
+
+
+@pytest.mark.parametrize(
+    ("column", "labels", "feature"),
+    [
+        ("labels", TAGS, {"feature": CLASS, "_type": "List"}),
+        ("tags", [[NAMES[tag] for tag in tags] for tags in TAGS], {"feature": {"_type": "Value"}, "_type": "List"}),
+        ("label", [tags[0] if tags else None for tags in TAGS], CLASS),
+    ],
+)
+def test_parquet_files_are_packed_with_their_labels(
+    tmp_path: Path, column: str, labels: list[Any], feature: Any
+) -> None:
+    write_parquet(tmp_path / "hf", column, labels, feature)
+    words = ["pack", str(tmp_path / "hf"), str(tmp_path / "p"), "--store", "png", "--workers", "0"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    pack = open_pack(tmp_path / "p")
+    assert all(np.array_equal(pack.image(n).permute(1, 2, 0).numpy(), pixels(n)) for n in range(N))
+    table = formats.read(tmp_path / "p").rows.resolve()
+    assert list(table.images) == pack.names.to_pylist()
+    for number, tags in enumerate(TAGS):
+        known = tags[:1] if column == "label" else tags
+        present = {name for name, value in zip(table.classes, table.dense()[number], strict=True) if value == 1}
+        assert present == {NAMES[tag] for tag in known}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "p"]
+
+
+def test_damaged_parquet_files_are_refused(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "hf", "labels", TAGS, {"feature": CLASS, "_type": "List"})
+    path = tmp_path / "hf" / "train-00001-of-00002.parquet"
+    path.write_bytes(path.read_bytes()[:-9])
+    result = CliRunner().invoke(app, ["pack", str(tmp_path / "hf"), str(tmp_path / "p"), "--workers", "0"])
+    assert result.exit_code == 2
+    assert "download it again" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_package_datasets_reads_a_pack(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    write_parquet(tmp_path / "hf", "labels", TAGS, {"feature": CLASS, "_type": "List"})
+    words = ["pack", str(tmp_path / "hf"), str(tmp_path / "p"), "--store", "png", "--workers", "0"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    files = [str(path) for path in sorted((tmp_path / "p").glob("*.tar"))]
+    data = datasets.load_dataset("webdataset", data_files={"train": files}, cache_dir=str(tmp_path / "cache"))["train"]
+    assert len(data) == N
+    assert np.array_equal(np.asarray(data[3]["png"]), pixels(3))
+    assert sorted(data[3]["json"]["labels"]) == sorted(NAMES[tag] for tag in TAGS[3])
+
+
+def test_lance_datasets_are_packed_with_their_labels(tmp_path: Path) -> None:
+    lance = pytest.importorskip("lance")
+    write_parquet(tmp_path / "hf", "labels", TAGS, {"feature": CLASS, "_type": "List"})
+    structs = pq.read_table(tmp_path / "hf")
+    plain = pa.table({"image": pc.struct_field(structs["image"], "bytes"), "tags": [["a"], []] * (len(structs) // 2)})
+    lance.write_dataset(plain, tmp_path / "tables" / "photos.lance")
+    with unpacked_parquet(tmp_path / "tables", tmp_path / "out") as (folder, rows):
+        assert rows is not None
+        assert list(rows.classes) == ["a"]
+        assert len(rows.images) == len(structs)
+        with tarfile.open(folder / "photos.tar") as tar:
+            names = tar.getnames()
+    assert sum(name.endswith(".json") for name in names) == len(structs) == len(names) // 2
+
+
+def test_a_missing_lance_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lance", None)
+    (tmp_path / "photos.lance" / "_versions").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"halflabel\[lance\]"), unpacked_parquet(tmp_path, tmp_path / "out"):
+        pass
