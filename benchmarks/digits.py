@@ -33,7 +33,7 @@ from halflabel.images.sources import Arrays, Source, Subset
 from halflabel.images.views import Plain, Strong, Weak, make_views
 from halflabel.labels import drop
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.system.memory import keep_freed_memory
 
@@ -49,9 +49,9 @@ OPTIONS = {
 }
 
 
-def load(images: int, seed: int, cache: Path, network: bool) -> tuple[LabelTable, Source, Source, torch.Tensor]:
+def load(images: int, seed: int, cache: Path, network: bool) -> tuple[Table, Source, Source, torch.Tensor]:
     made, test = scenes(images + 500, seed=seed), scenes(1000, seed=seed, split="test")
-    table, truth = LabelTable.from_dense(made.labels, made.names, made.classes), torch.from_numpy(test.labels)
+    table, truth = Table.from_dense(made.labels, made.names, made.classes), torch.from_numpy(test.labels)
     if network:
         size = made.images.shape[-1]
         views = {"plain": Plain(size), "weak": Weak(size, least=1.0, flip=0.0), "strong": Strong(size, flip=0.0)}

@@ -25,12 +25,12 @@ from halflabel.filling.plan import FillOptions, plan_fill
 from halflabel.fitting.config import Config, Settings
 from halflabel.images.sources import Features
 from halflabel.labels import drop
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.crossfit import cross_fit
 from voc_frozen import load_features, read_labels
 
 
-def measure_fill(full: LabelTable, source: Features, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def measure_fill(full: Table, source: Features, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Fill once and compare with the hidden labels."""
     known = drop.apply("partial", full, seed=seed, share=args.share)
     config = Config(method=args.method, solver="lbfgs", settings=Settings(seed=seed, device="cpu"))

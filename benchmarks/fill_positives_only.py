@@ -25,7 +25,7 @@ from halflabel.evaluation.evaluate import fit_decisions
 from halflabel.filling.control import ControlAnswers, NothingToFill, draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
 from halflabel.fitting.crossfit import crossfit
-from halflabel.labels.rows import Rows
+from halflabel.labels.labels import Labels
 from halflabel.methods.base import recipe, seeded
 from halflabel.runs.crossfit import Scores
 from strong_base import Bench
@@ -65,9 +65,9 @@ class Fill:
         right = self.truth[rows.image, rows.column][~is_asked[rows.image, rows.column]]
         return len(answers.image), len(right), int(right.sum())
 
-    def fill(self, answers: ControlAnswers | None) -> Rows:
+    def fill(self, answers: ControlAnswers | None) -> Labels:
         options = FillOptions(precision=self.options.precision, confidence=self.options.confidence)
-        return plan_present(self.scores, Rows.from_table(self.known), self.platt, answers, options).rows()
+        return plan_present(self.scores, Labels.from_table(self.known), self.platt, answers, options).rows()
 
     def draw(self, seed: int) -> ControlAnswers:
         drawn = draw_control(

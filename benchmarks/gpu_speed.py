@@ -29,7 +29,7 @@ from halflabel.fitting.loop import fit
 from halflabel.images.gpu_views import DeviceImages
 from halflabel.images.views import Plain, Strong, Weak
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 
 CLASSES = 20
@@ -74,7 +74,7 @@ def loop(name: str, images: torch.Tensor, batch: int, mode: Any, precision: Any,
     size = images.shape[-1]
     names = Names.numbered(len(images))
     rng = np.random.default_rng(0)
-    table = LabelTable.from_dense(rng.choice(np.array([-1, 0, 1], np.int8), (len(images), CLASSES)))
+    table = Table.from_dense(rng.choice(np.array([-1, 0, 1], np.int8), (len(images), CLASSES)))
     views = {"plain": Plain(size), "weak": Weak(size), "strong": Strong(size)}
     source = DeviceImages(images, names, views)
     training_method = recipe(method).make()

@@ -43,9 +43,9 @@ from halflabel.images.pack.source import DeviceViews, open_packed_images
 from halflabel.images.pack.write import pack_images
 from halflabel.images.sources import Images, Source
 from halflabel.images.views import Plain, Strong, View, Weak
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -81,7 +81,7 @@ class TorchvisionDataset(Dataset[Tensor]):
 
 def tune(arguments: argparse.Namespace, source: Source) -> float:
     """Images per second in the second epoch of training on a source."""
-    table = LabelTable.from_dense(
+    table = Table.from_dense(
         np.random.default_rng(0).choice(np.array([-1, 0, 1], np.int8), (len(source), CLASSES)), images=source.names
     )
     method = recipe("bce").make()
@@ -162,7 +162,9 @@ def main() -> None:
             arguments.photos,
             pack,
             stored,
-            labels=Rows.build(names, Names(["any"]), np.arange(len(names)), np.zeros(len(names)), np.ones(len(names))),
+            labels=Labels.build(
+                names, Names(["any"]), np.arange(len(names)), np.zeros(len(names)), np.ones(len(names))
+            ),
             workers=arguments.workers,
             max_bad=1.0,
             shard_bytes=64 << 20,

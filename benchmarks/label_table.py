@@ -27,12 +27,12 @@ import pyarrow as pa
 from halflabel.labels import formats
 from halflabel.labels.formats import binary
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 HERE = Path(__file__).resolve()
 
 
-def make_table(images: int, classes: int, known: int, seed: int = 0) -> LabelTable:
+def make_table(images: int, classes: int, known: int, seed: int = 0) -> Table:
     """A random table with image ids of 16 hexadecimal digits, as in Open Images; a few random entries coincide."""
     rng = np.random.default_rng(seed)
     # Class frequencies are skewed: the density falls with the square root.
@@ -46,10 +46,10 @@ def make_table(images: int, classes: int, known: int, seed: int = 0) -> LabelTab
     text = digits[(number[:, None] >> np.arange(0, 64, 4, dtype=np.uint64)) & np.uint64(15)]
     offset = np.arange(0, 16 * images + 1, 16, dtype=np.int32)
     names = Names.from_parts(offset, np.ascontiguousarray(text).ravel())
-    return LabelTable(names, Names(f"/m/{c:05d}" for c in range(classes)), start, column, value)
+    return Table(names, Names(f"/m/{c:05d}" for c in range(classes)), start, column, value)
 
 
-def rows_of_256(table: LabelTable) -> str:
+def rows_of_256(table: Table) -> str:
     rng = np.random.default_rng(1)
     seconds = []
     for _ in range(200):
@@ -60,8 +60,8 @@ def rows_of_256(table: LabelTable) -> str:
     return f"median {1e3 * np.median(seconds):.3f} ms, 90th {1e3 * np.quantile(seconds, 0.9):.3f} ms"
 
 
-def drop_operation(protocol: str, **options: Any) -> Callable[[LabelTable], str]:
-    def run(table: LabelTable) -> str:
+def drop_operation(protocol: str, **options: Any) -> Callable[[Table], str]:
+    def run(table: Table) -> str:
         from halflabel.labels.drop import apply
 
         return f"{apply(protocol, table, **options).known:,} known"
@@ -69,24 +69,24 @@ def drop_operation(protocol: str, **options: Any) -> Callable[[LabelTable], str]
     return run
 
 
-def stats(table: LabelTable) -> str:
+def stats(table: Table) -> str:
     counts = table.stats()
     return f"{counts.regime}, {counts.positives.sum():,} positives"
 
 
-def pairs(table: LabelTable) -> str:
+def pairs(table: Table) -> str:
     from halflabel.labels.stats import top_pairs
 
     return f"{top_pairs(table, 50)[0].together} images show the first"
 
 
-def graph(table: LabelTable) -> str:
+def graph(table: Table) -> str:
     from halflabel.methods.parts.label_graph import from_cooccurrence
 
     return f"{len(from_cooccurrence(table, 50).rows):,} edges"
 
 
-def groups(table: LabelTable) -> str:
+def groups(table: Table) -> str:
     """Group means G1–G5 of some values per class, by the number of known labels."""
     from halflabel.evaluation import group_means
 
@@ -95,11 +95,11 @@ def groups(table: LabelTable) -> str:
     return " ".join(f"{value:.3f}" for value in means.groups.tolist())
 
 
-def subset(table: LabelTable) -> str:
+def subset(table: Table) -> str:
     return f"{table.subset(np.arange(0, len(table), 2)).known:,} known"
 
 
-def split(table: LabelTable) -> str:
+def split(table: Table) -> str:
     return " + ".join(f"{len(part):,}" for part in table.split((0.9, 0.1)))
 
 
@@ -113,7 +113,7 @@ def inspect(path: Path) -> str:
     return out.stdout.splitlines()[0]
 
 
-OPERATIONS: dict[str, Callable[[LabelTable], str]] = {
+OPERATIONS: dict[str, Callable[[Table], str]] = {
     "open": repr,
     "rows (256)": rows_of_256,
     "stats": stats,
@@ -170,7 +170,7 @@ def peak_gib(*, children: bool = False) -> float:
     return resource.getrusage(who).ru_maxrss / (1 << 30 if sys.platform == "darwin" else 1 << 20)
 
 
-def write_csv(table: LabelTable, path: Path) -> None:
+def write_csv(table: Table, path: Path) -> None:
     """Write the table as Open Images publishes labels."""
     import pyarrow.csv as pa_csv
 

@@ -39,8 +39,8 @@ from halflabel import metrics
 from halflabel.fitting.crossfit import crossfit
 from halflabel.labels import drop
 from halflabel.labels.answers import AnswerStore
+from halflabel.labels.labels import Labels
 from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, choosing_table
-from halflabel.labels.rows import Rows
 from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import CONTROL, choose_questions
 from halflabel.review.address import new_token
@@ -86,7 +86,7 @@ class Person:
         image, column = np.nonzero(labels)
         entries = image, column, labels[image, column], source[image, column]
         sources = ("person", ASKED_SOURCE, CONTROL_SOURCE)
-        rows = Rows.build(*self.names, *entries, sources=sources)
+        rows = Labels.build(*self.names, *entries, sources=sources)
         fitted = crossfit(
             self.train, rows.resolve(), lambda: seeded(seed, method), classifier=self.classifier,
             evaluation=choosing_table(rows), use_similar=not self.options.no_similar, seed=seed, folds=3,

@@ -27,7 +27,7 @@ from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features, FetchedBatch, Plan
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.system.memory import keep_freed_memory
 from halflabel.system.rng import hash_names
@@ -63,7 +63,7 @@ def time_network(steps: int, batch: int = 32, classes: int = 20) -> dict[str, fl
     count = steps * batch
     images = torch.randint(0, 256, (count, 3, 224, 224), dtype=torch.uint8, generator=generator)
     present = torch.rand(count, classes, generator=generator) < 0.1
-    table = LabelTable.from_dense(torch.where(present, 1, -1).numpy())
+    table = Table.from_dense(torch.where(present, 1, -1).numpy())
     source, targets = InMemoryImages(images), present.float()
 
     def new_model() -> Model:
@@ -100,7 +100,7 @@ def time_cached_features(
     )
     present = features @ weight > 40
     held_out, truth = features[:1143], torch.where(present[:1143], 1, -1).to(torch.int8)
-    table = LabelTable.from_dense(torch.where(present, 1, -1).numpy())
+    table = Table.from_dense(torch.where(present, 1, -1).numpy())
     source = Features(features, Names.numbered(len(features)))
     validation = Features(held_out, Names.numbered(len(held_out)))
     targets = present.float()

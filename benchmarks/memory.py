@@ -33,7 +33,7 @@ import torch
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.em import APL
 from halflabel.methods.parts.curriculum import Curriculum
@@ -53,15 +53,15 @@ SWEEPS: dict[str, Callable[[], Relabeler]] = {
 Measurement = dict[str, Any]
 
 
-def make_table(regime: str, images: int, classes: int) -> LabelTable:
+def make_table(regime: str, images: int, classes: int) -> Table:
     """About twenty known labels per image, a third of them present; all labels or one if the regime says so."""
     rng = np.random.default_rng(0)
     if regime == "full":
-        return LabelTable.from_dense(np.where(rng.random((images, classes)) < 0.01, 1, -1))
+        return Table.from_dense(np.where(rng.random((images, classes)) < 0.01, 1, -1))
     per_image = 1 if regime == "single-positive" else min(20, classes)
     image, column = np.repeat(np.arange(images), per_image), rng.integers(0, classes, images * per_image)
     value = np.where(rng.random(len(image)) < 0.3, 1, -1) if regime == "partial" else np.ones(len(image), np.int64)
-    return LabelTable.from_entries(Names.numbered(images), Names.numbered(classes), image, column, value)
+    return Table.from_entries(Names.numbered(images), Names.numbered(classes), image, column, value)
 
 
 def stored_bytes(method: Method, head: torch.nn.Module) -> int:
@@ -70,7 +70,7 @@ def stored_bytes(method: Method, head: torch.nn.Module) -> int:
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
 
-def build(name: str, images: int, classes: int) -> tuple[Method, Model, LabelTable]:
+def build(name: str, images: int, classes: int) -> tuple[Method, Model, Table]:
     method_recipe = recipe(name)
     table = make_table("partial" if "partial" in method_recipe.serves else method_recipe.serves[-1], images, classes)
     method = method_recipe.make()

@@ -35,7 +35,7 @@ from halflabel.fitting.loop import fit
 from halflabel.images.sources import Arrays, Features
 from halflabel.labels import drop
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 
 OUT = Path(__file__).parent / "out" / "noise.json"
@@ -46,7 +46,7 @@ class Data(NamedTuple):
     """Training features and true labels, and the test set."""
 
     train: Features
-    table: LabelTable
+    table: Table
     test: Features
     test_labels: np.ndarray
     name: str
@@ -116,7 +116,7 @@ def digits(images: int, cache: Path) -> Data:
     preprocess = backbone.preprocess
     views = make_views(96, "squash", preprocess.interpolation, preprocess.crop_pct)
     train, test = (cache_features(backbone, Arrays(x.images, Names(x.names), views), cache) for x in (made, other))
-    table = LabelTable.from_dense(made.labels, made.names, CLASSES)
+    table = Table.from_dense(made.labels, made.names, CLASSES)
     return Data(train, table, test, other.labels, f"digit scenes, {images} to train and {len(other.names)} to test")
 
 
@@ -125,7 +125,7 @@ def given(path: Path) -> Data:
     with np.load(path) as arrays:
         features, labels = arrays["features"], arrays["labels"]
         test_features, test_labels = arrays["test_features"], arrays["test_labels"]
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     test = Features(torch.from_numpy(test_features), Names.numbered(len(test_features)))
     name = f"{path.name}, {len(labels)} to train and {len(test_labels)} to test"
     return Data(Features(torch.from_numpy(features), table.images), table, test, test_labels, name)

@@ -22,7 +22,7 @@ import torch
 
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipes, seeded
 from halflabel.system.memory import keep_freed_memory
 from halflabel.types import Batch
@@ -31,7 +31,7 @@ IMAGES, CHANNELS, PLACES = 32, 1280, 7
 AFTER_WARM_UP = 6  # an epoch
 
 
-def make_table(regime: str, images: int, classes: int) -> LabelTable:
+def make_table(regime: str, images: int, classes: int) -> Table:
     rng = np.random.default_rng(0)
     labels = np.where(rng.random((images, classes)) < 0.1, 1, -1)
     labels[np.arange(images), rng.integers(0, classes, images)] = 1
@@ -39,7 +39,7 @@ def make_table(regime: str, images: int, classes: int) -> LabelTable:
         labels[rng.random(labels.shape) < 0.5] = 0
     elif regime != "full":
         labels[labels < 0] = 0
-    return LabelTable.from_dense(labels)
+    return Table.from_dense(labels)
 
 
 def make_step(

@@ -36,7 +36,7 @@ from halflabel.features.heads import Head, Output
 from halflabel.fitting.crossfit import COMPONENTS, crossfit
 from halflabel.fitting.solver import LinearSolver
 from halflabel.labels import drop
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, seeded
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.gnn_head import GnnHead
@@ -146,7 +146,7 @@ class Experiments(Bench):
         self.components, self.test_components = normalised @ directions, transform(self.test) @ directions
         self.base: dict[tuple[str, int], Any] = {}
 
-    def share(self, share: str, seed: int) -> LabelTable:
+    def share(self, share: str, seed: int) -> Table:
         if share == "single":
             return drop.single_positive(self.known, seed=seed)
         return drop.partial(self.known, int(share) / 100, seed=seed, exact=share == "10")

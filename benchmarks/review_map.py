@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from halflabel.labels.answers import AnswerStore
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.review import server
 from halflabel.review.address import new_token
 from halflabel.review.photo_map import lay_out
@@ -58,7 +58,7 @@ def make_session(folder: Path, photos: int) -> ReviewSession:
     draw = np.random.default_rng(0)
     labels = np.zeros((photos, 20), np.int8)
     labels[np.arange(photos), draw.integers(0, 20, photos)] = 1
-    table = LabelTable.from_dense(labels, [f"{i}.jpg" for i in range(photos)], [f"class {c}" for c in range(20)])
+    table = Table.from_dense(labels, [f"{i}.jpg" for i in range(photos)], [f"class {c}" for c in range(20)])
     scores = draw.random((photos, 20)).astype(np.float32) ** 4
     centres = draw.normal(size=(60, 64))
     features = (centres[draw.integers(0, 60, photos)] + 0.5 * draw.normal(size=(photos, 64))).astype(np.float16)

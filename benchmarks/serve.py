@@ -243,12 +243,12 @@ def small_model(folder: Path, backbone: str) -> Path:
     from digit_scenes import scenes
 
     from halflabel.fitting.config import Config, Settings
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
 
     made = scenes(60, size=64)
-    table = LabelTable.from_dense(made.labels, made.names, made.classes)
+    table = Table.from_dense(made.labels, made.names, made.classes)
     settings = Settings(epochs=2, batch_size=16, device="cpu")
     train(table, made.images, Config(backbone=backbone, settings=settings), RunFolder(folder / "run"))
     return folder / "run"

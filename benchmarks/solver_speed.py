@@ -92,14 +92,14 @@ def main() -> None:
     import halflabel
     from halflabel.fitting.assembly import Assembly
     from halflabel.images.sources import Features
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
     from halflabel.system.reporter import Reporter
 
     if options.features:
         features, table = read_voc(options)
     else:
         features, present = make_features(options.images, options.classes)
-        table = LabelTable.from_dense(hide_labels(present, options.labels))
+        table = Table.from_dense(hide_labels(present, options.labels))
         del present
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     images = torch.zeros(len(table), 3, 1, 1, dtype=torch.uint8)

@@ -39,17 +39,17 @@ from halflabel.fitting.solver import can_solve
 from halflabel.images.sources import Features, Subset
 from halflabel.labels import drop
 from halflabel.labels.split import assign_parts
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, recipes, seeded
 
 
-def _tenth(table: LabelTable, seed: int) -> LabelTable:
+def _tenth(table: Table, seed: int) -> Table:
     dense = table.dense()
     dense[np.random.default_rng(seed).permutation(len(dense))[len(dense) // 10 :]] = 0
-    return LabelTable.from_dense(dense, images=list(table.images), classes=list(table.classes))
+    return Table.from_dense(dense, images=list(table.images), classes=list(table.classes))
 
 
-REGIMES: dict[str, Callable[[LabelTable, int], LabelTable]] = {
+REGIMES: dict[str, Callable[[Table, int], Table]] = {
     "all": lambda table, seed: table,
     "1P": lambda table, seed: drop.one_positive_all_negatives(table, seed=seed),
     "2of20": lambda table, seed: drop.partial(table, 0.1, seed=seed, exact=True),
@@ -67,22 +67,22 @@ REGIMES: dict[str, Callable[[LabelTable, int], LabelTable]] = {
 }
 
 
-def read_labels(path: Path) -> tuple[LabelTable, np.ndarray[Any, np.dtype[np.bool_]]]:
+def read_labels(path: Path) -> tuple[Table, np.ndarray[Any, np.dtype[np.bool_]]]:
     """Return the labels of all photos, and which are for training."""
     rows = list(csv.DictReader(path.open()))
     classes = list(rows[0])[2:]
     dense = np.array([[int(row[name]) or -1 for name in classes] for row in rows], np.int8)
-    table = LabelTable.from_dense(dense, images=[row["id"] for row in rows], classes=classes)
+    table = Table.from_dense(dense, images=[row["id"] for row in rows], classes=classes)
     return table, np.array([row["split"] == "train" for row in rows])
 
 
-def read_single(path: Path, table: LabelTable) -> LabelTable:
+def read_single(path: Path, table: Table) -> Table:
     """Return the published choice of one positive per photo."""
     place = {name: number for number, name in enumerate(table.images)}
     dense = np.zeros(table.shape, np.int8)
     for row in csv.DictReader(path.open()):
         dense[place[row["id"]], int(row["class_index"])] = 1
-    return LabelTable.from_dense(dense, images=list(table.images), classes=list(table.classes))
+    return Table.from_dense(dense, images=list(table.images), classes=list(table.classes))
 
 
 def expected_calibration_error(p: np.ndarray[Any, Any], present: np.ndarray[Any, Any], bins: int = 15) -> float:
@@ -108,7 +108,7 @@ class Bench:
         self.known, self.truth = table.subset(np.flatnonzero(training)), table.subset(np.flatnonzero(~training)).dense()
         self.train, self.test = features[torch.from_numpy(training)], features[torch.from_numpy(~training)]
 
-    def labels(self, regime: str, seed: int) -> LabelTable:
+    def labels(self, regime: str, seed: int) -> Table:
         if regime == "single":
             return read_single(self.single, self.known) if seed == 0 else drop.single_positive(self.known, seed=seed)
         return REGIMES[regime](self.known, seed)

@@ -23,12 +23,12 @@ import torch
 
 from halflabel import metrics
 from halflabel.fitting.crossfit import crossfit
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from strong_base import Bench, make_parser
 
 
-def write_scores(path: Path, table: LabelTable, scores: np.ndarray[Any, Any]) -> None:
+def write_scores(path: Path, table: Table, scores: np.ndarray[Any, Any]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["image", "class", "probability"])

@@ -26,14 +26,14 @@ from halflabel.features.scoring import score_source
 from halflabel.fitting.refit import refit_head
 from halflabel.images.sources import open_images
 from halflabel.labels import drop
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.new_run import TrainedRun
 from strong_base import REGIMES, read_labels
 
 
-def score(run: TrainedRun, table: LabelTable, photos: Path) -> Any:
+def score(run: TrainedRun, table: Table, photos: Path) -> Any:
     """Return logits and features of the photos of a table by the model of a run."""
     model = run.model
     source = open_images(table.images, photos, model.views, workers=4)

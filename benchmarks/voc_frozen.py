@@ -35,17 +35,17 @@ from halflabel.images.views import make_views
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.split import assign_parts
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.system.reporter import Reporter
 
 
-def read_labels(labels: Path, split: str) -> LabelTable:
+def read_labels(labels: Path, split: str) -> Table:
     policy = Policy(minus_one="absent", zero="absent", where={"split": split})
     return formats.read(labels, policy, format="wide").table()
 
 
-def load_features(table: LabelTable, photos: Path, cache: Path, maps: bool, copies: int = 0) -> Features:
+def load_features(table: Table, photos: Path, cache: Path, maps: bool, copies: int = 0) -> Features:
     backbone = build_backbone("fast")
     preprocess = backbone.preprocess
     views = make_views(preprocess.size, "squash", preprocess.interpolation, preprocess.crop_pct)
@@ -63,7 +63,7 @@ def in_memory(features: Features) -> Features:
     return Features(plain, features.names, strong=strong or None)
 
 
-def hide_labels(full: LabelTable, protocol: str, single: Path | None, seed: int) -> LabelTable:
+def hide_labels(full: Table, protocol: str, single: Path | None, seed: int) -> Table:
     if protocol == "all":
         return full
     if protocol == "single-positive" and single is not None:
@@ -71,7 +71,7 @@ def hide_labels(full: LabelTable, protocol: str, single: Path | None, seed: int)
             positive = {row["id"]: int(row["class_index"]) for row in csv.DictReader(file)}
         column = np.array([positive[name] for name in full.images])
         ones = np.ones(len(column), np.int8)
-        return LabelTable.from_entries(full.images, full.classes, np.arange(len(column)), column, ones)
+        return Table.from_entries(full.images, full.classes, np.arange(len(column)), column, ones)
     options = {
         "partial": {"share": 0.1},
         "noisy": {"share": 0.3},
@@ -82,7 +82,7 @@ def hide_labels(full: LabelTable, protocol: str, single: Path | None, seed: int)
 
 
 def train_once(
-    name: str, options: dict[str, object], lr: float, seed: int, known: LabelTable, full: LabelTable,
+    name: str, options: dict[str, object], lr: float, seed: int, known: Table, full: Table,
     train: Features, test: Features, truth: torch.Tensor, args: argparse.Namespace,
 ) -> tuple[float, float, int]:  # fmt: skip
     """(selection metric on the held-out images, test mAP, best epoch)."""

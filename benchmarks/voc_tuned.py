@@ -41,7 +41,7 @@ from halflabel.images.gpu_views import DeviceImages, load_to_device
 from halflabel.images.sources import Features, Source, Subset, open_images, sequential_plan
 from halflabel.images.views import Plain, Strong, View, Weak, make_views
 from halflabel.labels.split import assign_parts
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from voc_frozen import hide_labels, read_labels
 
@@ -103,7 +103,7 @@ class TwoMetrics:
         return {"clean": clean, "known": known, "select": {"clean": clean, "known": known}.get(self.select, self.epoch)}
 
 
-def train_once(job: dict[str, Any], full: LabelTable, single: Path, data: dict[str, Any]) -> dict[str, Any]:
+def train_once(job: dict[str, Any], full: Table, single: Path, data: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     method_recipe = recipe(job["method"])
     method = method_recipe.make(**job.get("options", {}))

@@ -15,9 +15,9 @@ from halflabel.labels import formats
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import first_line, read_lines
 from halflabel.labels.formats._write import keeps_no_provenance
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
 USES = ("encoding",)  # the options of Policy that the reader takes
@@ -41,10 +41,10 @@ def read(path: Path, policy: Policy) -> LabelImport:
     audit = Audit("yes-no", [str(path)])
     audit.add("yes", "present", int((value > 0).sum()))
     audit.add("no", "absent", int((value < 0).sum()))
-    return LabelImport(Rows.build(Names(images), Names(classes), image_of, column, value), audit)
+    return LabelImport(Labels.build(Names(images), Names(classes), image_of, column, value), audit)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     table = rows.resolve()  # the labels that hold
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for name, labels in zip(table.images, table.dense(), strict=True):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from halflabel import LabelTable, Loss, Method, Settings, fit, metrics
+from halflabel import Loss, Method, Settings, Table, fit, metrics
 from halflabel.features.heads import Linear, Model
 from halflabel.features.scoring import score_source
 from halflabel.images.sources import Features
@@ -41,7 +41,7 @@ def main(images: int = 400, epochs: int = 10) -> None:
     features = torch.randn(2 * images, 20, generator=random)
     noise = 0.5 * torch.randn(2 * images, 5, generator=random)
     labels = torch.where(features[:, :5] + noise > 0.3, 1, -1).to(torch.int8)
-    known = drop.single_positive(LabelTable.from_dense(labels[:images].numpy()))
+    known = drop.single_positive(Table.from_dense(labels[:images].numpy()))
     train, test = Features(features[:images], known.images), Features(features[images:], known.images)
     print(f"{known}: {known.stats().regime}; test mAP, mean probability of what is present and of what is absent:")
 

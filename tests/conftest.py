@@ -119,7 +119,7 @@ def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
     from digit_scenes import CLASSES, scenes, write_folder
 
     from halflabel.fitting.config import Config, Settings
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
 
@@ -127,7 +127,7 @@ def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
     write_folder(folder, 60, size=32)
     images, labels = folder / "images", scenes(60, size=32).labels.copy()
     labels[::2, ::2] = labels[1::2, 1::2] = 0
-    table = LabelTable.from_dense(labels, sorted(path.name for path in images.iterdir()), CLASSES)
+    table = Table.from_dense(labels, sorted(path.name for path in images.iterdir()), CLASSES)
     config = Config(
         method="bn-bce",
         backbone="tiny",

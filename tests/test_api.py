@@ -17,14 +17,14 @@ TINY = {"backbone": "tiny", "size": 32, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
-def table() -> halflabel.LabelTable:
+def table() -> halflabel.Table:
     labels = np.random.default_rng(0).choice([-1, 0, 1], size=(30, 3))
     labels[:3] = 2 * np.eye(3, dtype=int) - 1
-    return halflabel.LabelTable.from_dense(labels, [f"{number:02d}.png" for number in range(30)], CLASSES)
+    return halflabel.Table.from_dense(labels, [f"{number:02d}.png" for number in range(30)], CLASSES)
 
 
 @pytest.fixture(scope="module")
-def pictures(table: halflabel.LabelTable) -> np.ndarray:
+def pictures(table: halflabel.Table) -> np.ndarray:
     noise = np.random.default_rng(1).normal(0, 40, (30, 3, 34, 32))
     return np.clip(128 + 80.0 * table.dense()[:, :, None, None] + noise, 0, 255).astype(np.uint8)
 
@@ -37,7 +37,7 @@ def folder(pictures: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-def test_train_from_a_file_then_ask_and_continue(table: halflabel.LabelTable, folder: Path, tmp_path: Path) -> None:
+def test_train_from_a_file_then_ask_and_continue(table: halflabel.Table, folder: Path, tmp_path: Path) -> None:
     halflabel.write_labels(table, tmp_path / "labels.csv")
     run = halflabel.train(tmp_path / "labels.csv", str(folder), tmp_path / "first", **TINY, epochs=3, lr=0.01)
     assert run.folder == tmp_path / "first"
@@ -68,7 +68,7 @@ def _answer_file(folder: Path, image: str, name: str, value: int) -> Path:
     return path
 
 
-def test_train_on_arrays_by_the_solver(table: halflabel.LabelTable, pictures: np.ndarray, tmp_path: Path) -> None:
+def test_train_on_arrays_by_the_solver(table: halflabel.Table, pictures: np.ndarray, tmp_path: Path) -> None:
     run = halflabel.train(table, torch.from_numpy(pictures), tmp_path / "run", "bn-bce", **TINY)
     assert run.model.config.method == "bn-bce"
     assert run.model.config.solver == "auto"
@@ -79,7 +79,7 @@ def test_train_on_arrays_by_the_solver(table: halflabel.LabelTable, pictures: np
 
 
 def test_options_of_the_method_are_passed_on_and_unknown_ones_refused(
-    table: halflabel.LabelTable, folder: Path, tmp_path: Path
+    table: halflabel.Table, folder: Path, tmp_path: Path
 ) -> None:
     run = halflabel.train(table, folder, tmp_path / "run", "em", **TINY, alpha=0.1, epochs=1)
     assert run.model.config.options == {"alpha": 0.1}

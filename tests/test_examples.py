@@ -47,7 +47,7 @@ def test_every_example_is_run_and_short() -> None:
 
 def test_new_format() -> None:  # in a process of its own: a format cannot be removed again
     output = subprocess.run([sys.executable, EXAMPLES / "new_format.py"], capture_output=True, text=True, check=True)
-    assert "LabelTable(2 images × 2 classes, 3 known)" in output.stdout
+    assert "Table(2 images × 2 classes, 3 known)" in output.stdout
 
 
 @pytest.mark.parametrize("shown", ["read_and_drop"], indirect=True)
@@ -55,7 +55,7 @@ def test_read_and_drop(shown: str) -> None:
     assert "line 3, column 'grass': value 'maybe' is not a label" in shown
     assert re.search(r"maybe +-> unknown +1 entries", shown)
     assert re.search(r"as read: .* partial, 75 % known\n  1.jpg \+1 -1 \+1\n  2.jpg  \? \+1  \?\n", shown)
-    assert "one positive per image: LabelTable(4 images × 3 classes, 4 known), single-positive, 33 % known" in shown
+    assert "one positive per image: Table(4 images × 3 classes, 4 known), single-positive, 33 % known" in shown
 
 
 @pytest.mark.parametrize("shown", ["train_on_features"], indirect=True)
@@ -118,7 +118,7 @@ def test_importing_is_quick() -> None:
 
 
 def test_labels_need_no_torch() -> None:
-    code = "import sys; from halflabel import LabelTable, Policy, UserError, drop, read_labels, write_labels"
+    code = "import sys; from halflabel import Table, Policy, UserError, drop, read_labels, write_labels"
     assert fresh(f"{code}; print('torch' in sys.modules)") == "False"
 
 

@@ -13,7 +13,7 @@ from result_tables import Row, rows_of
 from halflabel.errors import UserError
 from halflabel.fitting.auto import RULES, WHOLE_FIRST
 from halflabel.fitting.solver import can_solve
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, recipes
 from halflabel.methods.loss import loss
 
@@ -149,7 +149,7 @@ def _loss_refusal(recipe: Recipe) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module = loss(recipe, table=LabelTable.from_dense(labels.numpy()), epochs=20)
+            module = loss(recipe, table=Table.from_dense(labels.numpy()), epochs=20)
             module(torch.zeros(2, 2), labels, index=torch.arange(2), epoch=1)
     except UserError as error:
         return str(error).partition(". Fix")[0].partition(": it ")[2] or str(error)

@@ -10,12 +10,12 @@ __version__ = "0.2.0"
 __all__ = [
     "HalfLabelClassifier",
     "Head",
-    "LabelTable",
     "Loss",
     "Method",
     "Policy",
     "Relabeler",
     "Settings",
+    "Table",
     "Term",
     "UserError",
     "__version__",
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from halflabel.labels.formats import read as read_labels
     from halflabel.labels.formats import write as write_labels
     from halflabel.labels.policy import Policy
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
     from halflabel.methods.base import Method, recipes
     from halflabel.methods.loss import loss
     from halflabel.methods.parts.losses import Loss
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "HalfLabelClassifier": "estimator",
     "Head": "features.heads",
-    "LabelTable": "labels.table",
+    "Table": "labels.table",
     "Loss": "methods.parts.losses",
     "Method": "methods.base",
     "Policy": "labels.policy",

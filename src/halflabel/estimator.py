@@ -37,7 +37,7 @@ from halflabel.fitting.loop import fit
 from halflabel.images.estimator_inputs import InputImages, Zero, read_images, read_labels
 from halflabel.images.sources import Arrays, Features, Images
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, Recipe, recipe
 from halflabel.runs.new_run import make_config
 from halflabel.system import memory
@@ -69,7 +69,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     y (N, C), one column per class: 1 is present, −1 absent, NaN unknown. What 0 means is stated by `zero`, because two
     customs contradict each other: it is unknown beside ±1, and absent in scikit-learn's indicator. "auto" takes it from
     y: beside −1 a 0 is unknown, beside NaN it is absent; a y with 0 and neither of them, or with 0 and both, is
-    refused. A LabelTable, whose row i is that of X[i], is not ambiguous.
+    refused. A Table, whose row i is that of X[i], is not ambiguous.
 
     y (N,): the one class of each image, everything known, as in any scikit-learn classifier; each class is a column of
     its own. A single class with unknowns is a y of shape (N, 1).
@@ -138,7 +138,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X = validate_data(self, X, dtype=np.float32)
         labels = read_labels(y, self.zero)
         check_consistent_length(X if images is None else images.keys, labels.labels)
-        table = LabelTable.from_dense(labels.labels)
+        table = Table.from_dense(labels.labels)
         assembly = self._assemble(table)
         method = assembly.make_method()
         assembly.recipe.check_regime(table.stats().regime)
@@ -224,7 +224,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logits = self._logits(X)
         _check_read(logits)
         known = read_labels(y, self.zero_)
-        if isinstance(y, LabelTable) and not np.array_equal(known.classes, self.classes_):
+        if isinstance(y, Table) and not np.array_equal(known.classes, self.classes_):
             raise UserError(
                 "the labels have other classes than those fitted", "give the same classes in the same order"
             )
@@ -250,7 +250,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.threshold != "auto" and not (isinstance(self.threshold, int | float) and 0 <= self.threshold <= 1):
             raise UserError(f"{self.threshold!r} is not a threshold", 'give a probability, or "auto"')
 
-    def _assemble(self, table: LabelTable) -> Assembly:
+    def _assemble(self, table: Table) -> Assembly:
         """Return what makes the parts: by the parameters, else by the choice for the labels."""
         is_auto = isinstance(self.method, str) and self.method == "auto"
         choice = choose(table.stats()) if is_auto else Choice("", settings={"epochs": _EPOCHS})

@@ -14,7 +14,7 @@ from halflabel.comparison import Comparison, compare
 from halflabel.comparison.bench import Bench, Trained
 from halflabel.comparison.grid import Task
 from halflabel.fitting.config import Config, Settings
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 
 @pytest.fixture(scope="session")
@@ -24,14 +24,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class Digits(NamedTuple):
     images: torch.Tensor
-    table: LabelTable
+    table: Table
 
 
 @pytest.fixture(scope="session")
 def digits() -> Digits:
     """Sixty scenes with all their labels."""
     samples = scenes(60, size=32)
-    return Digits(samples.images, LabelTable.from_dense(samples.labels, samples.names, samples.classes))
+    return Digits(samples.images, Table.from_dense(samples.labels, samples.names, samples.classes))
 
 
 @pytest.fixture(scope="session")

@@ -12,14 +12,14 @@ from halflabel.fitting import auto
 from halflabel.fitting.auto import RULES, SHORT_LIST, WHOLE, Choice, Rule, choose, epochs_for, short_list
 from halflabel.fitting.config import Settings
 from halflabel.labels import drop
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, recipe, recipes
 
 
-def full(images: int = 200, classes: int = 12) -> LabelTable:
+def full(images: int = 200, classes: int = 12) -> Table:
     present = np.random.default_rng(0).random((images, classes)) < 0.3
     present[:, 0] |= ~present.any(1)
-    return LabelTable.from_dense(np.where(present, 1, -1))
+    return Table.from_dense(np.where(present, 1, -1))
 
 
 TABLES = {
@@ -55,7 +55,7 @@ def test_a_baseline_is_on_the_list_where_labels_are_missing() -> None:
 def test_few_known_negatives_do_not_change_the_method() -> None:
     dense = TABLES["single"].dense()
     dense[0][dense[0] == 0] = -1
-    with_answers = LabelTable.from_dense(dense).stats()
+    with_answers = Table.from_dense(dense).stats()
     assert with_answers.regime == "partial"
     assert choose(with_answers).method == choose(TABLES["single"].stats()).method
 
@@ -118,7 +118,7 @@ def test_few_images_get_more_epochs_where_only_the_head_is_tuned() -> None:
 
 def test_no_labels_are_refused() -> None:
     with pytest.raises(UserError, match="no label is known"):
-        choose(LabelTable.from_dense(np.zeros((3, 2))).stats())
+        choose(Table.from_dense(np.zeros((3, 2))).stats())
 
 
 def test_the_rules_cover_all_regimes_and_name_existing_options() -> None:

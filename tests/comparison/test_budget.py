@@ -18,7 +18,7 @@ from halflabel.comparison.store import Store
 from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.config import Config
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.reporter import Reporter
 
 
@@ -28,7 +28,7 @@ class FakeBench:
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds, self.now = seconds, 0.0
         self.config = Config(backbone="tiny")
-        self.test = LabelTable.from_dense(np.ones((3, 10)))
+        self.test = Table.from_dense(np.ones((3, 10)))
         self.order: list[tuple[str, int]] = []
 
     def train(self, task: Task, **_: Any) -> Trained:

@@ -23,7 +23,7 @@ from halflabel.comparison.store import Store
 from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.config import Config
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods import base as methods
 from halflabel.methods.base import Method, Recipe
 from halflabel.methods.parts.losses import BCE
@@ -34,12 +34,12 @@ from halflabel.types import Batch, Targets
 PAINTED = ["red", "green", "blue"]
 
 
-def paint(count: int = 90) -> tuple[torch.Tensor, LabelTable]:
+def paint(count: int = 90) -> tuple[torch.Tensor, Table]:
     """Pictures whose red, green and blue are bright or not: labels that a head on any network can learn."""
     rng = np.random.default_rng(0)
     labels = rng.choice([-1, 1], size=(count, 3))
     pictures = np.clip(128 + 60 * labels[:, :, None, None] + rng.normal(0, 40, (count, 3, 32, 32)), 0, 255)
-    table = LabelTable.from_dense(labels, [f"{i:03d}" for i in range(count)], PAINTED)
+    table = Table.from_dense(labels, [f"{i:03d}" for i in range(count)], PAINTED)
     return torch.from_numpy(pictures.astype(np.uint8)), table
 
 
@@ -132,10 +132,10 @@ def test_test_images_are_never_learned_from_and_keep_all_labels(
 ) -> None:
     from halflabel.comparison import bench
 
-    fits: list[tuple[list[str], list[str], LabelTable]] = []
+    fits: list[tuple[list[str], list[str], Table]] = []
     original = bench.fit
 
-    def fit(model: Any, method: Any, source: Any, table: LabelTable, settings: Any, **more: Any) -> Any:
+    def fit(model: Any, method: Any, source: Any, table: Table, settings: Any, **more: Any) -> Any:
         assert list(source.names) == list(table.images)
         fits.append((list(source.names), list(more["validation"].names), table))
         labels = more["judge"].labels
@@ -316,7 +316,7 @@ def test_with_positives_only_unknown_counts_as_absent_for_selection(go: Any) -> 
 
 
 def test_a_test_set_without_negatives_is_refused(go: Any, digits: Any, tmp_path: Path) -> None:
-    positives = LabelTable.from_dense(np.maximum(digits.table.dense(), 0), digits.table.images, digits.table.classes)
+    positives = Table.from_dense(np.maximum(digits.table.dense(), 0), digits.table.images, digits.table.classes)
     with pytest.raises(UserError, match=r"no label is known to be absent among the \d+ test images") as caught:
         go(table=positives)
     assert "--test" in caught.value.fix
@@ -351,7 +351,7 @@ def test_unreadable_test_images_are_left_out_and_reported(go: Any, tmp_path: Pat
 
 def test_labels_of_other_images_can_be_the_test_set(go: Any, digits: Any) -> None:
     samples = scenes(20, size=32, split="test")
-    test = LabelTable.from_dense(samples.labels, samples.names, samples.classes).subset(classes=np.arange(10)[::-1])
+    test = Table.from_dense(samples.labels, samples.names, samples.classes).subset(classes=np.arange(10)[::-1])
     fitted = go(test=test, test_images=samples.images)
     assert fitted.protocol[0].startswith("Test: 20 images, with separate labels")
     with pytest.raises(UserError, match="come without images"):
@@ -365,9 +365,7 @@ def test_labels_of_other_images_can_be_the_test_set(go: Any, digits: Any) -> Non
 def test_classes_without_known_negatives_are_left_out(go: Any, digits: Any) -> None:
     labels = digits.table.dense().copy()
     labels[:, 3] = np.maximum(labels[:, 3], 0)  # never known to be absent: its average precision would always be 1
-    fitted = go(
-        table=LabelTable.from_dense(labels, digits.table.images, digits.table.classes), names=["bn-bce"], seeds=1
-    )
+    fitted = go(table=Table.from_dense(labels, digits.table.images, digits.table.classes), names=["bn-bce"], seeds=1)
     assert "mAP over the 9 of 10 classes" in fitted.protocol[0]
     assert fitted.rows[0].mAP < 0.9
 

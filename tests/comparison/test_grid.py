@@ -17,7 +17,7 @@ from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels import drop
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 
 ALL, TENTH = LabelMask(), LabelMask.share(0.1)
@@ -149,7 +149,7 @@ def test_an_option_without_effect_is_not_searched(
 def trained(name: str, options: dict[str, object]) -> dict[str, torch.Tensor]:
     """The head after three epochs."""
     rng = np.random.default_rng(0)
-    table = LabelTable.from_dense(np.where(rng.random((20, 4)) < 0.5, 1, -1) * (rng.random((20, 4)) < 0.6))
+    table = Table.from_dense(np.where(rng.random((20, 4)) < 0.5, 1, -1) * (rng.random((20, 4)) < 0.6))
     method = seeded(0, lambda: recipe(name).make(**options))
     head = seeded(0, lambda: method.head(6, 4))
     shape = (20, 6, 2, 2) if head.needs_maps else (20, 6)
@@ -177,7 +177,7 @@ def test_keys_are_safe_file_names_and_differ() -> None:
 
 
 def test_label_masks_equal_drop() -> None:
-    table = LabelTable.from_dense([[1, -1, 1, -1, 1], [1, 1, -1, -1, 1], [-1, 1, 1, 1, 0]])
+    table = Table.from_dense([[1, -1, 1, -1, 1], [1, 1, -1, -1, 1], [-1, 1, 1, 1, 0]])
     assert ALL.apply(table, 3) == table
     assert LabelMask.share(1.0) == ALL
     assert LabelMask.share(0.4).apply(table, 3) == drop.partial(table, 0.4, seed=3)

@@ -9,7 +9,7 @@ import pytest
 
 from halflabel.comparison.data import split_data
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_copies_and_groups_stay_together(folder: Path, group: str | None, sizes: list[int]) -> None:
     labels = np.random.default_rng(0).choice([-1, 1], (20, 2))
-    table = LabelTable.from_dense(labels, [f"{number:02d}.png" for number in range(20)])
+    table = Table.from_dense(labels, [f"{number:02d}.png" for number in range(20)])
     data = split_data(table, folder, test_share=0.3, group=group)
     assert data.groups is not None
     assert data.test_groups is not None
@@ -36,8 +36,8 @@ def test_copies_and_groups_stay_together(folder: Path, group: str | None, sizes:
 
 
 def test_test_labels_of_images_elsewhere_ask_for_their_folder(folder: Path) -> None:
-    table = LabelTable.from_dense(np.ones((20, 2)), [f"{number:02d}.png" for number in range(20)])
-    test = LabelTable.from_dense(np.ones((2, 2)), ["a.png", "b.png"])
+    table = Table.from_dense(np.ones((20, 2)), [f"{number:02d}.png" for number in range(20)])
+    test = Table.from_dense(np.ones((2, 2)), ["a.png", "b.png"])
     with pytest.raises(UserError, match="test labels: none of the 2 images") as error:
         split_data(table, folder, test=test)
     assert "--test-images" in error.value.fix

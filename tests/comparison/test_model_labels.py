@@ -13,8 +13,8 @@ from halflabel.comparison import compare
 from halflabel.comparison import setup as experiment_setup
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.study import grow, study
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
 from halflabel.system.reporter import Reporter
 
 
@@ -22,10 +22,10 @@ class Stop(Exception):
     """Raised instead of training."""
 
 
-def mixed_rows(table: LabelTable, is_model_made: NDArray[np.bool_]) -> Rows:
+def mixed_rows(table: Table, is_model_made: NDArray[np.bool_]) -> Labels:
     image, column, value = table.entries()
     sources = ("person", "model:bce:runs/before")
-    return Rows.build(table.images, table.classes, image, column, value, is_model_made.astype(int), None, sources)
+    return Labels.build(table.images, table.classes, image, column, value, is_model_made.astype(int), None, sources)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.comparison.protocol import describe_comparison
 from halflabel.comparison.result import Comparison, ComparisonRow, TaskScorer, common_seeds, summarise
 from halflabel.comparison.store import Store
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 LABELS = np.random.default_rng(5).choice([-1, 1], (60, 4), p=[0.7, 0.3])
 
@@ -30,7 +30,7 @@ def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str 
     """The table of runs whose scores follow the labels by some strength, per method and seed."""
     candidates = tuple(map(Candidate.parse, strengths))
     grid = Grid(candidates, (LabelMask.share(0.5), LabelMask()), 3, "none")
-    test = LabelTable.from_dense(LABELS)
+    test = Table.from_dense(LABELS)
     config = SimpleNamespace(held_out=0.2, group=None, tune="head", solver="auto")
     data = SimpleNamespace(has_own_test=False, test_groups=None)
     bench: Any = SimpleNamespace(test=test, select=select, data=data, config=config)

@@ -21,7 +21,7 @@ from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Head, Linear, Model
 from halflabel.fitting.config import Config
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, seeded
 from halflabel.system.reporter import Reporter
 
@@ -29,9 +29,9 @@ CHANNELS, CLASSES = 12, 5
 START = Start("logistic", (), 1e-3, 0.0, 3)
 
 
-def labels() -> LabelTable:
+def labels() -> Table:
     rng = np.random.default_rng(0)
-    return LabelTable.from_dense(rng.choice([-1, 1], (40, CLASSES)).astype(np.int8))
+    return Table.from_dense(rng.choice([-1, 1], (40, CLASSES)).astype(np.int8))
 
 
 def linear() -> tuple[Linear, dict[str, Tensor]]:

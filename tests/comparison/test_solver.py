@@ -22,7 +22,7 @@ from halflabel.errors import UserError
 from halflabel.features.scoring import score_source
 from halflabel.fitting.config import Config, Settings
 from halflabel.images.sources import Arrays
-from halflabel.labels.table import UNCERTAIN, LabelTable
+from halflabel.labels.table import UNCERTAIN, Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
@@ -121,7 +121,7 @@ def test_the_search_of_a_solver_has_no_rates() -> None:
 def test_readings_of_uncertain_labels_are_compared(digits: Any, go: Callable[..., Comparison], auto: Config) -> None:
     image, column, value = digits.table.entries()
     value = np.where((value > 0) & (np.arange(len(value)) % 3 == 0), UNCERTAIN, value)
-    table = LabelTable.from_entries(digits.table.images, digits.table.classes, image, column, value)
+    table = Table.from_entries(digits.table.images, digits.table.classes, image, column, value)
     readings = ("ignore", "present", "absent", "soft")
     result = go(names=[f"bce:uncertain={reading}" for reading in readings], table=table, config=auto, seeds=1)
     assert not result.failures

@@ -32,7 +32,7 @@ from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
 from halflabel.labels.split import assign_parts
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.report.comparison_facts import read_comparison
 from halflabel.report.run_facts import experiment_kind
 from halflabel.system.rng import uniform
@@ -41,12 +41,12 @@ TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu
 
 
 @pytest.fixture(scope="module")
-def painted() -> tuple[torch.Tensor, LabelTable]:
+def painted() -> tuple[torch.Tensor, Table]:
     """Pictures whose red, green and blue are bright or not: labels that a head on any network can learn."""
     rng = np.random.default_rng(0)
     labels = rng.choice([-1, 1], size=(120, 3))
     pictures = np.clip(128 + 25 * labels[:, :, None, None] + rng.normal(0, 60, (120, 3, 32, 32)), 0, 255)
-    table = LabelTable.from_dense(labels, [f"{i:03d}" for i in range(120)], ["red", "green", "blue"])
+    table = Table.from_dense(labels, [f"{i:03d}" for i in range(120)], ["red", "green", "blue"])
     return torch.from_numpy(pictures.astype(np.uint8)), table
 
 
@@ -67,10 +67,10 @@ def test_four_strategies_spend_the_same_budget(
     painted: Any, cache: Path, tmp_path: Path, trained: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, table = painted
-    tables: list[LabelTable] = []
+    tables: list[Table] = []
     original = halflabel.fitting.loop.fit
 
-    def fit(model: Any, method: Any, source: Any, known: LabelTable, settings: Any, **more: Any) -> Any:
+    def fit(model: Any, method: Any, source: Any, known: Table, settings: Any, **more: Any) -> Any:
         assert more["validation"] is None  # the whole budget is learned from
         tables.append(known)
         return original(model, method, source, known, settings, **more)

@@ -30,7 +30,7 @@ from halflabel.fitting.loop import fit
 from halflabel.fitting.step import OptimizerStep
 from halflabel.images.sources import Arrays, Features
 from halflabel.images.views import Plain, Strong, Weak
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.system import distributed, memory
@@ -72,12 +72,12 @@ class Widened(nn.Module):
         return output
 
 
-def labels(kind: str = "partial") -> LabelTable:
+def labels(kind: str = "partial") -> Table:
     rng = np.random.default_rng(1)
     known = rng.choice([-1, 0, 1], size=(N, C), p=[0.3, 0.4, 0.3])
     if kind == "some images":
         known[::3] = 0
-    return LabelTable.from_dense(known)
+    return Table.from_dense(known)
 
 
 def images() -> Arrays:

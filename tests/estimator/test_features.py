@@ -26,7 +26,7 @@ from halflabel.estimator import HalfLabelClassifier
 from halflabel.features.heads import Linear
 from halflabel.fitting.auto import Choice
 from halflabel.fitting.config import Settings
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods import base as registry
 from halflabel.methods.base import recipe, recipes
 
@@ -99,9 +99,9 @@ def test_score_reads_zero_like_fit() -> None:
 
 def test_a_score_needs_the_fitted_classes() -> None:
     X, truth, _ = half_labelled()
-    model = make().fit(X, LabelTable.from_dense(truth, classes=["a", "b", "c"]))
+    model = make().fit(X, Table.from_dense(truth, classes=["a", "b", "c"]))
     with pytest.raises(UserError, match="other classes"):
-        model.score(X, LabelTable.from_dense(truth, classes=["c", "b", "a"]))
+        model.score(X, Table.from_dense(truth, classes=["c", "b", "a"]))
 
 
 def test_given_threshold_is_used() -> None:
@@ -272,7 +272,7 @@ def test_the_method_and_its_options_are_used() -> None:
 
 
 def test_learning_rates_are_the_methods_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = LabelTable.from_dense(half_labelled()[2].astype(np.int8))
+    table = Table.from_dense(half_labelled()[2].astype(np.int8))
 
     def settings(**parameters: Any) -> Settings:
         return HalfLabelClassifier(**parameters)._assemble(table).config.settings

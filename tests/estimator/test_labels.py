@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.images.estimator_inputs import read_labels
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 # What 0 means
 
@@ -55,7 +55,7 @@ def test_nan_zero_and_table_give_the_same_scores() -> None:
         make().fit(X, y),
         make().fit(X, np.where(y == 0, NAN, y)),
         make().fit(X, np.where(y == 0, NAN, np.where(y < 0, 0.0, y))),
-        make().fit(X, LabelTable.from_dense(y, classes=["cat", "cow", "dog"])),
+        make().fit(X, Table.from_dense(y, classes=["cat", "cow", "dog"])),
     ]
     scores = [model.predict_proba(X) for model in fitted]
     for actual in scores[1:]:

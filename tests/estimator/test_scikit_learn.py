@@ -11,7 +11,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from halflabel.estimator import HalfLabelClassifier
 from halflabel.fitting.assembly import Assembly
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 # scikit-learn's own checks. They pass multi-label y as an indicator of 0 and 1, which "auto" refuses to guess at.
 
@@ -25,7 +25,7 @@ EXPECTED = {"check_supervised_y_2d": "y of shape (N, 1) is the labels of one cla
 def test_scikit_learn_accepts_it(estimator: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assemble = HalfLabelClassifier._assemble
 
-    def assemble_quick(self: HalfLabelClassifier, table: LabelTable) -> Assembly:
+    def assemble_quick(self: HalfLabelClassifier, table: Table) -> Assembly:
         """With one strength and no similar images the solver fits a fifth of the heads."""
         assembly = assemble(self, table)
         return replace(assembly, config=replace(assembly.config, l2_strength=1e-4, similar=False))

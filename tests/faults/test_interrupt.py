@@ -25,7 +25,7 @@ from halflabel.fitting.step import OptimizerStep
 from halflabel.images.sources import Features, Images
 from halflabel.images.views import Plain, Weak
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
@@ -51,7 +51,7 @@ def default_signals() -> Iterator[None]:
 class Sweeping(Relabeler):
     """Adds up what it sees in steps and in sweeps: neither may be missed or done twice."""
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         self.register_buffer("summed", torch.zeros(table.shape))
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
@@ -77,7 +77,7 @@ class Counting(Callback):
 
 def go(folder: Path, resume: bool = False) -> tuple[Fitted, dict[str, Tensor], int]:
     rng = np.random.default_rng(0)
-    table = LabelTable.from_dense(rng.choice([-1, 0, 1], size=(N, C)))
+    table = Table.from_dense(rng.choice([-1, 0, 1], size=(N, C)))
     source = Features(rng.normal(size=(N, D)).astype(np.float32), table.images)
     method, callback = Method(BCE(), Sweeping()), Counting()
 
@@ -248,7 +248,7 @@ def test_deterministic_ways_are_taken_while_it_trains_and_no_longer(monkeypatch:
             seen.append((torch.are_deterministic_algorithms_enabled(), "CUBLAS_WORKSPACE_CONFIG" in os.environ))
             return {}
 
-    table = LabelTable.from_dense(np.ones((4, C), np.int8))
+    table = Table.from_dense(np.ones((4, C), np.int8))
     source = Features(np.zeros((4, D), np.float32), table.images)
     for on in (True, False):
         settings = Settings(epochs=1, device="cpu", deterministic=on)
@@ -259,7 +259,7 @@ def test_deterministic_ways_are_taken_while_it_trains_and_no_longer(monkeypatch:
 
 
 def test_weights_do_not_depend_on_the_number_of_workers(pictures: Path) -> None:
-    table = LabelTable.from_dense(np.random.default_rng(0).choice([-1, 0, 1], size=(12, C)))
+    table = Table.from_dense(np.random.default_rng(0).choice([-1, 0, 1], size=(12, C)))
     results = []
     for workers in (0, 2):
         model = Model(build_backbone("tiny", size=32), seeded(1, lambda: Linear(build_backbone("tiny").channels, C)))

@@ -24,7 +24,7 @@ from halflabel.fitting.step import OptimizerStep
 from halflabel.images.sources import Arrays, Features, Images
 from halflabel.images.views import Plain
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
@@ -69,7 +69,7 @@ def run_out(*_: Any) -> None:
 class Remembering(Relabeler):
     """Counts how often it saw each image, and replaces its buffer as it does: a step taken twice would show."""
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         self.register_buffer("seen", torch.zeros(len(table)))
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
@@ -80,9 +80,9 @@ class Remembering(Relabeler):
         return Targets((batch.labels > 0) * weight, (batch.labels < 0) * weight)
 
 
-def data() -> tuple[Arrays, LabelTable]:
+def data() -> tuple[Arrays, Table]:
     rng = np.random.default_rng(0)
-    table = LabelTable.from_dense(rng.choice([-1, 1], size=(N, C)))
+    table = Table.from_dense(rng.choice([-1, 1], size=(N, C)))
     pictures = torch.from_numpy(rng.integers(0, 256, (N, 3, 12, 12), np.uint8))
     plain = Plain(12)
     return Arrays(pictures, table.images, {"plain": plain, "weak": plain}), table
@@ -132,7 +132,7 @@ def test_a_step_of_several_batches_is_taken_again_from_its_first(where: str) -> 
     assert [line["loss"] for line in actual.log] == [line["loss"] for line in expected.log]
 
 
-def labels_of(regime: str) -> LabelTable:
+def labels_of(regime: str) -> Table:
     rng = np.random.default_rng(3)
     truth = np.where(rng.random((N, C)) < 0.4, 1, -1)
     truth[np.arange(N), np.arange(N) % C] = 1  # each image and each class has one
@@ -142,7 +142,7 @@ def labels_of(regime: str) -> LabelTable:
         "positives-only": truth > 0,
         "single-positive": np.arange(C) == np.arange(N)[:, None] % C,
     }[regime]
-    return LabelTable.from_dense(np.where(known, truth, 0))
+    return Table.from_dense(np.where(known, truth, 0))
 
 
 @pytest.mark.filterwarnings("ignore:.* never starts in ")

@@ -9,14 +9,14 @@ from digit_scenes import scenes
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels.drop import partial
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 
 
 def test_a_methods_own_weights_are_the_seeds(tmp_path: Path) -> None:
     samples = scenes(16, size=32)
-    table = partial(LabelTable.from_dense(samples.labels, Names(samples.names), Names(samples.classes)), 0.5)
+    table = partial(Table.from_dense(samples.labels, Names(samples.names), Names(samples.classes)), 0.5)
     settings = Settings(epochs=1, batch_size=8, device="cpu")
     config = Config(method="sst", options={"warm": 0}, backbone="tiny", size=32, held_out=0, settings=settings)
     results = []

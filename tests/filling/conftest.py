@@ -11,7 +11,7 @@ from digit_scenes import write_folder
 
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import formats
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
@@ -22,7 +22,7 @@ class World(NamedTuple):
 
     scores: Scores
     truth: np.ndarray
-    table: LabelTable
+    table: Table
 
 
 def make_world(
@@ -35,7 +35,7 @@ def make_world(
     chance = known * np.where(truth > 0, bias, 1.0)
     labels = truth * (rng.random(z.shape) < chance)
     part = rng.integers(0, 5, images).astype(np.int8)
-    return World(Scores((0.5 * z + 1).astype(np.float32), part, "made up"), truth, LabelTable.from_dense(labels))
+    return World(Scores((0.5 * z + 1).astype(np.float32), part, "made up"), truth, Table.from_dense(labels))
 
 
 @pytest.fixture(scope="session")
@@ -46,14 +46,14 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def digits(pictures: Path) -> LabelTable:
+def digits(pictures: Path) -> Table:
     """Labels of 60 scenes, half of them known."""
     from halflabel.labels import drop
 
     return drop.partial(formats.read(pictures / "train.csv").table(), 0.5, seed=0)
 
 
-def train_run(folder: Path, pictures: Path, table: LabelTable, tune: str) -> RunFolder:
+def train_run(folder: Path, pictures: Path, table: Table, tune: str) -> RunFolder:
     settings = Settings(epochs=2, batch_size=16, lr=0.01, device="cpu")
     shape = {"backbone": "tiny", "size": 32, "held_out": 0.4, "images": str(pictures / "images")}
     run = RunFolder(folder)
@@ -62,10 +62,10 @@ def train_run(folder: Path, pictures: Path, table: LabelTable, tune: str) -> Run
 
 
 @pytest.fixture(scope="session")
-def frozen(pictures: Path, digits: LabelTable, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def frozen(pictures: Path, digits: Table, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train_run(tmp_path_factory.mktemp("runs") / "frozen", pictures, digits, "head")
 
 
 @pytest.fixture(scope="session")
-def tuned(pictures: Path, digits: LabelTable, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def tuned(pictures: Path, digits: Table, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train_run(tmp_path_factory.mktemp("runs") / "tuned", pictures, digits, "all")

@@ -11,8 +11,8 @@ import pytest
 from command_line import flat, refused
 
 from halflabel.labels import formats
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
 from halflabel.runs import crossfit
 from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
@@ -25,7 +25,7 @@ def done(*words: str | Path) -> str:
 EASY = ("--precision", "0.6", "--confidence", "0.6", "--folds", "2")
 
 
-def test_fill_append_and_undo(frozen: RunFolder, pictures: Path, digits: LabelTable, tmp_path: Path) -> None:
+def test_fill_append_and_undo(frozen: RunFolder, pictures: Path, digits: Table, tmp_path: Path) -> None:
     labels, out = tmp_path / "labels.csv", tmp_path / "filled.csv"
     formats.write(digits, labels)
     before = labels.read_text()
@@ -42,7 +42,7 @@ def test_fill_append_and_undo(frozen: RunFolder, pictures: Path, digits: LabelTa
     assert labels.read_text() == before
 
 
-def test_a_whole_file_and_other_labels(frozen: RunFolder, pictures: Path, digits: LabelTable, tmp_path: Path) -> None:
+def test_a_whole_file_and_other_labels(frozen: RunFolder, pictures: Path, digits: Table, tmp_path: Path) -> None:
     labels, whole = tmp_path / "labels.csv", tmp_path / "whole.parquet"
     formats.write(digits.subset(list(range(30))), labels)
     done("fill", frozen.folder, pictures / "images", "--labels", labels, "--out", whole, "--complete", *EASY)
@@ -71,13 +71,13 @@ def test_photos_without_a_row_are_filled_if_asked_for(frozen: RunFolder, picture
 
 
 def test_earlier_model_labels_are_not_used_for_evaluation(
-    pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: Path, digits: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Labels that came back from an earlier fill stay as they are, keep their source, and judge nothing."""
     image, column, value = digits.entries()
     actual = np.arange(digits.known) % 2
     sources = ("person", "model:an:runs/before")
-    rows = Rows.build(digits.images, digits.classes, image, column, value, actual, actual * 0.75, sources)
+    rows = Labels.build(digits.images, digits.classes, image, column, value, actual, actual * 0.75, sources)
     formats.write(rows, tmp_path / "labels.csv")
     shown = done(
         "train", tmp_path / "labels.csv", pictures / "images", "--method", "bn-bce", "--backbone", "tiny", "--size",
@@ -99,16 +99,16 @@ def test_earlier_model_labels_are_not_used_for_evaluation(
 
 
 def test_derived_labels_are_counted_by_the_source_of_their_premise(
-    frozen: RunFolder, pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    frozen: RunFolder, pictures: Path, digits: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person's 0 in ten images and a model's in five others; all is told, and can be taken back."""
     image, column, value = digits.entries()
     image, column, value = (part[column > 1] for part in (image, column, value))
-    rows = Rows.build(digits.images, digits.classes, image, column, value, "person")
+    rows = Labels.build(digits.images, digits.classes, image, column, value, "person")
     who = (np.arange(15) >= 10).astype(np.int16)
     zero = np.zeros(15, np.int8)
     names = ("person", "model:an:runs/before")
-    rows = rows.append(Rows.build(digits.images, digits.classes, np.arange(15), zero, zero + 1, who, None, names))
+    rows = rows.append(Labels.build(digits.images, digits.classes, np.arange(15), zero, zero + 1, who, None, names))
     rules, out = tmp_path / "rules.csv", tmp_path / "whole.csv"
     rules.write_text("0,implies,1\n")
     monkeypatch.setattr(RunFolder, "read_rows", lambda run: rows)
@@ -122,7 +122,7 @@ def test_derived_labels_are_counted_by_the_source_of_their_premise(
     assert "10 rows removed" in done("fill", "runs/before", "--undo", out)  # what it said, and what followed
 
 
-def scored(table: LabelTable) -> Scores:
+def scored(table: Table) -> Scores:
     """Scores that know the labels: enough to fill something."""
     noise = np.random.default_rng(0).normal(0, 1, table.shape)
     part = (np.arange(len(table)) % 2).astype(np.int8)

@@ -25,8 +25,8 @@ from halflabel.filling.run import control_questions, unlearned_answers
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop, formats
 from halflabel.labels.answers import Answer, AnswerStore
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
 from halflabel.questions.choose import asked_entries, read_questions
 from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
@@ -37,20 +37,20 @@ from halflabel.runs.train import train
 PLATT = Platt(1.0, 0.0, 100, "labels were given at random")
 
 
-def simulate(images: int = 2000, wrong: float = 0.0) -> tuple[Scores, LabelTable, np.ndarray]:
+def simulate(images: int = 2000, wrong: float = 0.0) -> tuple[Scores, Table, np.ndarray]:
     """Return logits with p = σ(x − wrong), labels of which 40 % of the positives are given, and the truth."""
     generator = np.random.default_rng(0)
     logits = generator.normal(-6, 7, size=(images, 6)).astype(np.float32)
     truth = generator.random(logits.shape) < 1 / (1 + np.exp(-(logits - wrong)))
     known = np.where(truth & (generator.random(truth.shape) < 0.4), 1, 0)
-    return Scores(logits, (np.arange(images) % 5).astype(np.int8), "simulated"), LabelTable.from_dense(known), truth
+    return Scores(logits, (np.arange(images) % 5).astype(np.int8), "simulated"), Table.from_dense(known), truth
 
 
-def plan(scores: Scores, table: LabelTable, answers: ControlAnswers | None, precision: float = 0.95) -> Rows:
-    return plan_present(scores, Rows.from_table(table), PLATT, answers, FillOptions(precision=precision)).rows()
+def plan(scores: Scores, table: Table, answers: ControlAnswers | None, precision: float = 0.95) -> Labels:
+    return plan_present(scores, Labels.from_table(table), PLATT, answers, FillOptions(precision=precision)).rows()
 
 
-def answered(scores: Scores, table: LabelTable, truth: np.ndarray, seed: int, count: int = 100) -> ControlAnswers:
+def answered(scores: Scores, table: Table, truth: np.ndarray, seed: int, count: int = 100) -> ControlAnswers:
     drawn = draw_control(scores, table, PLATT, precision=0.95, count=count, seed=seed)
     image, column = (np.array([item[part] for item in drawn]) for part in (0, 1))
     return ControlAnswers(image, column, truth[image, column])
@@ -110,14 +110,14 @@ def test_answered_entries_are_not_asked_again() -> None:
     first = answered(scores, table, truth, 0)
     known = table.dense()
     known[first.image, first.column] = 1
-    again = draw_control(scores, table, PLATT, precision=0.95, count=100, known=LabelTable.from_dense(known))
+    again = draw_control(scores, table, PLATT, precision=0.95, count=100, known=Table.from_dense(known))
     assert not set(zip(first.image, first.column, strict=True)) & {entry[:2] for entry in again}
 
 
 def test_learned_and_unsure_answers_are_not_control_answers() -> None:
-    table = LabelTable.from_dense([[1, 0, 0], [0, -1, 0]], images=["a", "b"], classes=["x", "y", "z"])
+    table = Table.from_dense([[1, 0, 0], [0, -1, 0]], images=["a", "b"], classes=["x", "y", "z"])
     places = np.array([0, 0, 0, 1]), np.array([0, 1, 2, 1])
-    rest = unlearned_answers(Rows.build(table.images, table.classes, *places, np.array([1, 2, -1, -1])), table)
+    rest = unlearned_answers(Labels.build(table.images, table.classes, *places, np.array([1, 2, -1, -1])), table)
     assert (rest.image.tolist(), rest.column.tolist(), rest.value.tolist()) == ([0], [2], [-1])
 
 
@@ -160,7 +160,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
     write_folder(folder, 80, size=32)
     truth = scenes(80, size=32).labels
     names = sorted(path.name for path in (folder / "images").iterdir())
-    table = drop.single_positive(LabelTable.from_dense(truth, names, CLASSES))
+    table = drop.single_positive(Table.from_dense(truth, names, CLASSES))
     settings = Settings(device="cpu")
     config = Config(method="wan", backbone="tiny", size=32, solver="lbfgs", l2_strength=1e-3, settings=settings)
     run = RunFolder(folder / "runs" / "first")
@@ -288,7 +288,7 @@ def test_what_cannot_work_is_refused_before_anything_is_scored(
         fill(run, images)
     with pytest.raises(UserError, match="folds"):
         fill(run, images, assume_random=True, folds=3)
-    full = Rows.from_table(LabelTable.from_dense(truth, run.read_labels().images, CLASSES))
+    full = Labels.from_table(Table.from_dense(truth, run.read_labels().images, CLASSES))
     with pytest.raises(UserError, match="include negatives"):
         fill(run, images, labels=full, assume_random=True)
     run.out_of_fold.unlink()

@@ -13,7 +13,7 @@ from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config, Settings
 from halflabel.images.sources import Features
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs import crossfit
 from halflabel.runs.crossfit import cross_fit, score_run
 from halflabel.runs.folder import RunFolder
@@ -23,10 +23,10 @@ from halflabel.system.reporter import Reporter
 CONFIG = Config(method="bn-bce", settings=Settings(epochs=1, batch_size=16, lr=0.05, device="cpu"))
 
 
-def features_and_labels(images: int = 40) -> tuple[np.ndarray[Any, Any], LabelTable]:
+def features_and_labels(images: int = 40) -> tuple[np.ndarray[Any, Any], Table]:
     rng = np.random.default_rng(0)
     values = rng.normal(size=(images, 5)).astype(np.float32)
-    return values, LabelTable.from_dense(np.where(values[:, :3] > 0, 1, -1))
+    return values, Table.from_dense(np.where(values[:, :3] > 0, 1, -1))
 
 
 @pytest.mark.parametrize("large", [1 << 28, 1], ids=["in memory", "in a scratch file"])
@@ -77,7 +77,7 @@ def test_a_fold_is_scored_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_solver_run_is_fitted_again_by_the_solver(
-    pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pictures: Path, digits: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, images = RunFolder(tmp_path / "run"), pictures / "images"
     settings = Settings(device="cpu")
@@ -92,14 +92,14 @@ def test_a_solver_run_is_fitted_again_by_the_solver(
     assert set(score_run(run, images, digits, folds=3).part) == {0, 1, 2}
 
 
-def test_a_tuned_run_is_scored_in_one_go(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
+def test_a_tuned_run_is_scored_in_one_go(tuned: RunFolder, pictures: Path, digits: Table) -> None:
     reports: list[tuple[int, int]] = []
     scored = score_run(tuned, pictures / "images", digits, reporter=Reporter(lambda *at: reports.append(at)))
     assert reports == [(32, 60), (60, 60)]
     assert not np.isnan(scored.logits).any()
 
 
-def test_damaged_split_is_an_error(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
+def test_damaged_split_is_an_error(tuned: RunFolder, pictures: Path, digits: Table) -> None:
     split = tuned / "split.parquet"
     before = split.read_bytes()
     split.write_text("garbage\n")

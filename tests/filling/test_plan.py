@@ -13,11 +13,11 @@ from halflabel.errors import UserError
 from halflabel.filling import fill, write_filled
 from halflabel.filling.plan import FillOptions, plan_fill
 from halflabel.labels import formats
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import RULE_SOURCE, training_and_evaluation_tables
-from halflabel.labels.rows import Rows
 from halflabel.labels.rules import read_rules
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.crossfit import Scores, score_run
 from halflabel.runs.folder import RunFolder
 
@@ -93,7 +93,7 @@ def test_a_model_that_knows_nothing_fills_no_positive() -> None:
 def test_earlier_fills_stay_and_are_not_used_for_evaluation() -> None:
     world = worlds.make_world(6)
     first = plan_fill(world.scores, world.table)
-    again = plan_fill(world.scores, Rows.from_table(world.table, "person").append(first.rows()))
+    again = plan_fill(world.scores, Labels.from_table(world.table, "person").append(first.rows()))
     assert again.bin_counts.present.sum() == first.bin_counts.present.sum()
     assert len(again.rows()) < len(first.rows()) / 20
 
@@ -201,7 +201,7 @@ def test_files_append_to_the_labels_or_are_complete(tmp_path: Path) -> None:
             formats.read(tmp_path / f"filled{ending}", format="long").table().known
             == tally.present.sum() + tally.absent.sum()
         )
-        write_filled(filling, tmp_path / f"whole{ending}", base=Rows.from_table(world.table, "person"))
+        write_filled(filling, tmp_path / f"whole{ending}", base=Labels.from_table(world.table, "person"))
         whole = formats.read(tmp_path / f"whole{ending}", format="long")
         at = whole.table().images.index(expected.images.array)
         assert np.array_equal(whole.table().dense()[at], expected.dense())
@@ -226,7 +226,7 @@ def test_the_highest_precision_that_fills_something_fills_it_and_a_higher_one_no
 
 
 def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
-    frozen: RunFolder, pictures: Path, digits: LabelTable
+    frozen: RunFolder, pictures: Path, digits: Table
 ) -> None:
     scores = score_run(frozen, pictures / "images", digits, folds=3)
     assert set(scores.part.tolist()) == {0, 1, 2}
@@ -236,19 +236,19 @@ def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
     first = scores.part == 0
     image = np.repeat(np.arange(len(digits)), np.diff(digits.start))
     value = np.where(first[image], -digits.value, digits.value).astype(np.int8)
-    turned = LabelTable(digits.images, digits.classes, digits.start, digits.column, value)
+    turned = Table(digits.images, digits.classes, digits.start, digits.column, value)
     other = score_run_with_parts(frozen, pictures, turned, scores.part)
     assert np.array_equal(other.logits[first], scores.logits[first])
     assert not np.allclose(other.logits[~first], scores.logits[~first])
 
 
-def score_run_with_parts(run: RunFolder, pictures: Path, table: LabelTable, part: np.ndarray) -> Scores:
+def score_run_with_parts(run: RunFolder, pictures: Path, table: Table, part: np.ndarray) -> Scores:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("halflabel.runs.crossfit.assign_parts", lambda *a, **k: part)
         return score_run(run, pictures / "images", table, folds=3)
 
 
-def test_a_tuned_run_is_evaluated_on_held_out_images(tuned: RunFolder, pictures: Path, digits: LabelTable) -> None:
+def test_a_tuned_run_is_evaluated_on_held_out_images(tuned: RunFolder, pictures: Path, digits: Table) -> None:
     import pyarrow.parquet as pq
 
     scores = score_run(tuned, pictures / "images", digits)
@@ -260,8 +260,8 @@ def test_a_tuned_run_is_evaluated_on_held_out_images(tuned: RunFolder, pictures:
     assert "overestimated" in refit.protocol
 
 
-def test_other_labels_are_added_to_those_of_the_run(frozen: RunFolder, pictures: Path, digits: LabelTable) -> None:
-    some = Rows.from_table(digits.subset(np.arange(10)), "person")
+def test_other_labels_are_added_to_those_of_the_run(frozen: RunFolder, pictures: Path, digits: Table) -> None:
+    some = Labels.from_table(digits.subset(np.arange(10)), "person")
     filling = fill(frozen, pictures / "images", labels=some, precision=0.6, confidence=0.6, folds=2)
     assert filling.images_to_fill.tolist() == list(range(10))
     assert filling.options.source == f"model:bn-bce:{frozen.folder.as_posix()}"
@@ -269,25 +269,25 @@ def test_other_labels_are_added_to_those_of_the_run(frozen: RunFolder, pictures:
     judged = filling.bin_counts.present.sum() + filling.bin_counts.absent.sum()
     assert judged == digits.known  # the other 50 images are evidence too
     assert filling.bin_counts.unknown.sum() == (digits.dense()[:10] == 0).sum()
-    guessed = Rows.from_table(digits.subset(np.arange(10)), "model:em:runs/before")
+    guessed = Labels.from_table(digits.subset(np.arange(10)), "model:em:runs/before")
     again = fill(frozen, pictures / "images", labels=guessed, precision=0.6, confidence=0.6, folds=2)
     assert again.table.known == digits.known
     judged = again.bin_counts.present.sum() + again.bin_counts.absent.sum()
     assert judged == digits.known  # labels of people hold against those of a model
-    foreign = Rows.build(Names(["x"]), Names(["sofa"]), np.array([0]), np.array([0]), np.array([1]))
+    foreign = Labels.build(Names(["x"]), Names(["sofa"]), np.array([0]), np.array([0]), np.array([1]))
     with pytest.raises(UserError, match="'sofa'"):
         fill(frozen, pictures / "images", labels=foreign)
 
 
-def test_a_retraction_in_other_labels_counts(frozen: RunFolder, pictures: Path, digits: LabelTable) -> None:
+def test_a_retraction_in_other_labels_counts(frozen: RunFolder, pictures: Path, digits: Table) -> None:
     image, column, _ = digits.entries()
-    taken = Rows.build(digits.images, digits.classes, image[:1], column[:1], np.zeros(1, np.int8), "person")
+    taken = Labels.build(digits.images, digits.classes, image[:1], column[:1], np.zeros(1, np.int8), "person")
     filling = fill(frozen, pictures / "images", labels=taken, precision=0.6, confidence=0.6, folds=2)
     assert filling.table.known == digits.known - 1
 
 
 def test_labels_derived_from_model_labels_are_not_used_for_evaluation(
-    frozen: RunFolder, pictures: Path, digits: LabelTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    frozen: RunFolder, pictures: Path, digits: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model's 0 on one image, and people's on all others: by the rule 0 → 1 only the others' 1 is people's."""
     names = list(digits.classes)
@@ -300,7 +300,7 @@ def test_labels_derived_from_model_labels_are_not_used_for_evaluation(
     messages[40:, 1] = np.where(np.arange(20) % 2, 1, -1)
     image, column = np.nonzero(messages)
     actual = (image == 7) & (column == 0)
-    labels = Rows.build(
+    labels = Labels.build(
         digits.images, digits.classes, image, column, messages[image, column], actual, np.where(actual, 0.75, np.nan),
         ("person", "model:an:runs/before"),
     )  # fmt: skip
@@ -367,7 +367,9 @@ def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest
     image, column = rng.permutation(np.argwhere(known)).T
     who = rng.integers(0, len(sources), len(image))
     sure = np.where(who > 2, rng.integers(10, 20, len(image)) / 20, np.nan)
-    labels = Rows.build(Names.numbered(300), Names.numbered(8), image, column, known[image, column], who, sure, sources)
+    labels = Labels.build(
+        Names.numbered(300), Names.numbered(8), image, column, known[image, column], who, sure, sources
+    )
     asked = rng.random(300) < 0.6
     rules = read_rules(path, labels.classes)
     filling = plan_fill(blind(labels.resolve()), labels, FillOptions(to_fill=asked, rules=rules, source="model:b:r"))
@@ -396,6 +398,6 @@ def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest
     assert tally.by_model.sum() == sum(row[1] != "rule" for row in actual.values())
 
 
-def blind(table: LabelTable) -> Scores:
+def blind(table: Table) -> Scores:
     """Scores of a model that knows nothing: what is filled comes from rules."""
     return Scores(np.zeros(table.shape, np.float32), (np.arange(len(table)) % 2).astype(np.int8), "made up")

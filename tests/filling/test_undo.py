@@ -10,8 +10,8 @@ import pytest
 from halflabel.errors import LabelError, UserError
 from halflabel.filling import undo
 from halflabel.labels import formats
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.rows import Rows
 
 BEFORE = "image,class,value,source,score\na.jpg,cat,1,anna,\nb.jpg,dog,-1,anna,\n"
 FILLED = "a.jpg,dog,-1,model:em:runs/one,0.97\nb.jpg,cat,1,model:em:runs/one,0.96\n"
@@ -90,7 +90,7 @@ def test_undo_of_a_fill_gives_the_labels_before_whatever_they_were(tmp_path: Pat
         size = 200
         images, classes = Names.numbered(20), Names.numbered(8)
         source = rng.integers(0, 3, size)
-        rows = Rows.build(
+        rows = Labels.build(
             images,
             classes,
             rng.integers(0, 20, size),

@@ -14,7 +14,7 @@ from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import plan_epoch
 from halflabel.images.sources import Arrays, Features
 from halflabel.images.views import Plain, Strong, Weak
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, seeded
 from halflabel.methods.parts.losses import BCE
 
@@ -24,9 +24,9 @@ N, D, C = 50, 8, 5
 PLAIN = Settings(epochs=3, batch_size=16, lr=0.01, schedule="constant", device="cpu")
 
 
-def data(n: int = N) -> tuple[Features, LabelTable]:
+def data(n: int = N) -> tuple[Features, Table]:
     rng = np.random.default_rng(0)
-    table = LabelTable.from_dense(rng.choice([-1, 0, 1], size=(n, C)))
+    table = Table.from_dense(rng.choice([-1, 0, 1], size=(n, C)))
     return Features(rng.standard_normal((n, D)).astype(np.float32), table.images), table
 
 
@@ -70,10 +70,10 @@ class Scripted:
         return {"mAP": value, "select": value}
 
 
-def small_pictures(n: int = 12) -> tuple[Arrays, LabelTable]:
+def small_pictures(n: int = 12) -> tuple[Arrays, Table]:
     rng = np.random.default_rng(1)
     images = torch.from_numpy(rng.integers(0, 256, (n, 3, 40, 32), dtype=np.uint8))
-    table = LabelTable.from_dense(rng.choice([-1, 1], size=(n, 10)))
+    table = Table.from_dense(rng.choice([-1, 1], size=(n, 10)))
     return Arrays(images, table.images, {"plain": Plain(32), "weak": Weak(32), "strong": Strong(32)}), table
 
 

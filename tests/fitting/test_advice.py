@@ -10,15 +10,15 @@ import pytest
 from halflabel.fitting.advice import Advice, advise
 from halflabel.fitting.auto import choose
 from halflabel.labels import drop
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 
-def full(images: int = 200, classes: int = 12) -> LabelTable:
+def full(images: int = 200, classes: int = 12) -> Table:
     present = np.random.default_rng(0).random((images, classes)) < 0.3
-    return LabelTable.from_dense(np.where(present, 1, -1), classes=[f"class {c}" for c in range(classes)])
+    return Table.from_dense(np.where(present, 1, -1), classes=[f"class {c}" for c in range(classes)])
 
 
-def of(table: LabelTable) -> Advice:
+def of(table: Table) -> Advice:
     return advise(table.stats())
 
 
@@ -38,11 +38,11 @@ def kinds(advice: Advice) -> list[str]:
         (drop.positives(full(), number=2), "Positives only", ["n-ls", "ll-r", "em", "splc", "wan", "an", "rml"]),
         (drop.partial(full(), 0.25), "Partial labels", ["plcl", "csl", "bn-bce", "srcr", "imcl", "an", "rml"]),
         (drop.partial(full(), 0.95), "Partial labels", ["bce", "csl", "bn-bce", "plcl", "srcr", "imcl", "rml"]),
-        (LabelTable.from_dense(np.zeros((3, 2))), "No labels", []),
+        (Table.from_dense(np.zeros((3, 2))), "No labels", []),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_methods_follow_from_the_regime(table: LabelTable, begins: str, methods: list[str]) -> None:
+def test_methods_follow_from_the_regime(table: Table, begins: str, methods: list[str]) -> None:
     labelled = table.subset(np.flatnonzero(np.diff(table.start))) if table.known else table
     advice = of(labelled)
     assert advice.regime.startswith(begins)
@@ -66,7 +66,7 @@ def test_known_share_is_always_reported() -> None:
 
 def test_ordinary_labels_cause_no_caution() -> None:
     assert kinds(of(full())) == ["known share"]
-    assert kinds(of(LabelTable.from_dense(np.zeros((3, 2))))) == ["no labels"]
+    assert kinds(of(Table.from_dense(np.zeros((3, 2))))) == ["no labels"]
 
 
 def test_odd_classes_are_named() -> None:
@@ -75,7 +75,7 @@ def test_odd_classes_are_named() -> None:
     labels[:, 5] = np.where(np.arange(200) < 4, 1, -1)
     labels[:, 7] = np.maximum(labels[:, 7], 0)
     labels[:, 8] = np.where(np.arange(200) < 5, 1, -1)
-    advice = of(LabelTable.from_dense(labels, classes=[f"class {c}" for c in range(12)]))
+    advice = of(Table.from_dense(labels, classes=[f"class {c}" for c in range(12)]))
     odd = {caution.kind: caution for caution in advice.cautions if caution.classes}
     assert {kind: caution.classes for kind, caution in odd.items()} == {
         "never known": (2,),
@@ -88,7 +88,7 @@ def test_odd_classes_are_named() -> None:
 def test_long_lists_of_classes_are_cut() -> None:
     labels = np.zeros((20, 9))
     labels[:, 0] = np.where(np.arange(20) < 10, 1, -1)
-    caution = of(LabelTable.from_dense(labels)).cautions[-1]
+    caution = of(Table.from_dense(labels)).cautions[-1]
     assert caution.classes == tuple(range(1, 9))
     assert caution.message.startswith("8 classes ")
     assert caution.message.endswith(": 1, 2, 3, 4, 5, ….")
@@ -99,11 +99,11 @@ def test_positives_only_classes_are_not_odd() -> None:
 
 
 def test_unlisted_read_as_absent_looks_odd() -> None:
-    one_each = LabelTable.from_dense(np.where(np.eye(6)[np.arange(60) % 6] > 0, 1, -1))
+    one_each = Table.from_dense(np.where(np.eye(6)[np.arange(60) % 6] > 0, 1, -1))
     assert "assumed absent" in kinds(of(one_each))
     assert "assumed absent" in kinds(of(full(200, 100)))
     assert "assumed absent" not in kinds(of(drop.partial(full(200, 100), 0.5)))
-    two_classes = LabelTable.from_dense(np.where(np.eye(2)[np.arange(60) % 2] > 0, 1, -1))
+    two_classes = Table.from_dense(np.where(np.eye(2)[np.arange(60) % 2] > 0, 1, -1))
     assert "assumed absent" not in kinds(of(two_classes))
 
 

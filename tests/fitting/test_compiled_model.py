@@ -18,7 +18,7 @@ from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Arrays
 from halflabel.images.views import Plain, Weak
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.types import Output
 
@@ -100,7 +100,7 @@ def test_gradients_and_running_means_equal_the_plain_model(device: Any) -> None:
 @pytest.mark.usefixtures("exact")
 def test_compiled_training_equals_plain_training(precision: Any) -> None:
     rng = np.random.default_rng(0)
-    table = LabelTable.from_dense(rng.choice(np.array([-1, 0, 1], np.int8), (22, C)))
+    table = Table.from_dense(rng.choice(np.array([-1, 0, 1], np.int8), (22, C)))
     images = torch.from_numpy(rng.integers(0, 256, (22, 3, 16, 16), dtype=np.uint8))
     source = Arrays(images, table.images, {"plain": Plain(16), "weak": Weak(16)})
     torch.manual_seed(0)

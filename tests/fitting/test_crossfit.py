@@ -10,18 +10,18 @@ from halflabel import metrics
 from halflabel.errors import UserError
 from halflabel.evaluation.ranking_quality import ranking_quality
 from halflabel.fitting.crossfit import _guesses_by_fold, _Steps, _Task, crossfit
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 
 
-def make_data(images: int = 150, noise: bool = False, seed: int = 0) -> tuple[torch.Tensor, LabelTable]:
+def make_data(images: int = 150, noise: bool = False, seed: int = 0) -> tuple[torch.Tensor, Table]:
     generator = np.random.default_rng(seed)
     labels = np.where(generator.random((images, 3)) < 0.3, 1, -1).astype(np.int8)
     features = generator.normal(size=(images, 12)).astype(np.float32)
     if not noise:
         features[:, :3] += 2 * labels
     known = np.where(generator.random(labels.shape) < 0.6, labels, 0).astype(np.int8)
-    return torch.from_numpy(features), LabelTable.from_dense(known)
+    return torch.from_numpy(features), Table.from_dense(known)
 
 
 def test_scores_of_features_without_information_are_near_chance() -> None:
@@ -44,7 +44,7 @@ def test_the_label_of_an_image_has_no_influence_on_its_own_score(monkeypatch: py
     changed[image, 0] *= -1
     before, after = (
         crossfit(features, labels, recipe("bce").make, strength=1e-3, use_similar=False).logits
-        for labels in (table, LabelTable.from_dense(changed))
+        for labels in (table, Table.from_dense(changed))
     )
     same_fold = fold == fold[image]
     np.testing.assert_allclose(before[same_fold], after[same_fold], atol=1e-5)
@@ -61,7 +61,7 @@ def test_probabilities_passed_to_a_fold_come_from_models_without_it() -> None:
         _guesses_by_fold(
             _Task(recipe("bce").make, features, features.var(0), labels, fold, 5, labels), 1e-3, _Steps(None, 1)
         )
-        for labels in (table, LabelTable.from_dense(changed))
+        for labels in (table, Table.from_dense(changed))
     )
     other_folds = fold != fold[image]
     torch.testing.assert_close(before[fold[image]][other_folds], after[fold[image]][other_folds])
@@ -97,13 +97,13 @@ def test_groups_are_never_divided() -> None:
     assert all(len(set(fitted.fold[first : first + 5])) == 1 for first in range(0, len(table), 5))
 
 
-def clustered_data() -> tuple[torch.Tensor, LabelTable]:
+def clustered_data() -> tuple[torch.Tensor, Table]:
     generator = np.random.default_rng(1)
     centres = generator.normal(size=(30, 12))
     cluster = generator.integers(0, 30, 400)
     features = torch.from_numpy((centres[cluster] + 0.1 * generator.normal(size=(400, 12))).astype(np.float32))
     truth = np.where(generator.random((30, 2)) < 0.4, 1, -1)[cluster].astype(np.int8)
-    return features, LabelTable.from_dense(np.where(generator.random(truth.shape) < 0.5, truth, 0).astype(np.int8))
+    return features, Table.from_dense(np.where(generator.random(truth.shape) < 0.5, truth, 0).astype(np.int8))
 
 
 def test_similar_images_help_where_labels_follow_clusters_and_are_saved_with_the_head() -> None:
@@ -124,7 +124,7 @@ def test_similar_images_help_where_labels_follow_clusters_and_are_saved_with_the
 
 def test_positives_only_use_the_rank_of_known_positives() -> None:
     features, table = make_data()
-    positives = LabelTable.from_dense(np.maximum(table.dense(), 0))
+    positives = Table.from_dense(np.maximum(table.dense(), 0))
     fitted = crossfit(features, positives, recipe("an").make)
     truth = table.dense()
     assert metrics.mean_average_precision(fitted.logits, truth) > 0.85
@@ -160,7 +160,7 @@ def test_ranking_quality_is_mean_average_precision_on_known_labels() -> None:
 def test_labels_made_by_a_model_do_not_choose_the_strength() -> None:
     features, table = make_data()
     random = np.where(np.random.default_rng(3).random(table.shape) < 0.5, 1, -1).astype(np.int8)
-    mixed = LabelTable.from_dense(np.where(table.dense() != 0, table.dense(), random))
+    mixed = Table.from_dense(np.where(table.dense() != 0, table.dense(), random))
     fitted = crossfit(features, mixed, recipe("bce").make, evaluation=table, use_similar=False)
     quality = ranking_quality(torch.from_numpy(fitted.logits), torch.from_numpy(table.dense()))
     assert fitted.tried[fitted.strength] == pytest.approx(quality, abs=1e-6)

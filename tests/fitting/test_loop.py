@@ -36,7 +36,7 @@ from halflabel.fitting.loop import fit
 from halflabel.fitting.optimizer import learning_rate_factor, parameter_groups
 from halflabel.images.sources import Features, Subset
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.types import Batch, Output
@@ -332,7 +332,7 @@ def test_channels_last_changes_the_layout_not_the_result() -> None:
 
 
 def test_an_unknown_compiler_is_refused():
-    table = LabelTable.from_dense(np.array([[1, -1]], np.int8))
+    table = Table.from_dense(np.array([[1, -1]], np.int8))
     source = Features(torch.randn(1, 4), Names.numbered(1))
     with pytest.raises(UserError, match="compile cannot be"):
         fit(Model(None, Linear(4, 2)), Method(BCE()), source, table, Settings(compile="fast", device="cpu"))

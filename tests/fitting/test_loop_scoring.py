@@ -21,7 +21,7 @@ from halflabel.fitting.loop import fit
 from halflabel.images.sources import Arrays, Features, Subset
 from halflabel.images.views import Plain
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Ignore
@@ -36,10 +36,10 @@ class Sweeper(Ignore):
     def __init__(self) -> None:
         super().__init__()
         self.sweeps: list[tuple[int, Sweep]] = []
-        self.started: list[LabelTable] = []
+        self.started: list[Table] = []
         self.register_buffer("kept", torch.zeros(N, C))
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         self.started.append(table)
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
@@ -187,7 +187,7 @@ class Guessing(Ignore):
 
     recomputed = ("held",)
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         self.held = torch.from_numpy(table.dense())
 
     def wants_sweep(self, epoch: int) -> bool:
@@ -203,8 +203,8 @@ class Guessing(Ignore):
 
 
 def test_the_log_compares_guesses_with_hidden_labels():
-    known = LabelTable.from_dense(np.array([[1, 0], [0, -1], [0, 0]], np.int8))
-    truth = LabelTable.from_dense(np.array([[1, -1], [1, -1], [-1, -1]], np.int8))
+    known = Table.from_dense(np.array([[1, 0], [0, -1], [0, 0]], np.int8))
+    truth = Table.from_dense(np.array([[1, -1], [1, -1], [-1, -1]], np.int8))
     source = Features(torch.randn(3, 4), Names.numbered(3))
     method = Method(BCE(), Guessing())
     logs = [

@@ -18,7 +18,7 @@ from halflabel.fitting import loop as training
 from halflabel.fitting.callbacks import EpochLog
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
@@ -28,7 +28,7 @@ from halflabel.types import Batch, Targets
 class Remembering(Relabeler):
     """Averages the scores of each image over the epochs: state that a resumed run must restore."""
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         self.register_buffer("average", torch.zeros(table.shape))
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:

@@ -9,19 +9,19 @@ from sklearn.linear_model import LogisticRegression
 
 from halflabel.features.heads import Model
 from halflabel.fitting.solver import LinearSolver, can_solve, is_separable
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, seeded
 from halflabel.methods.parts.losses import BCE, ByShare, over_entries, over_images, over_known, total
 from halflabel.types import Batch, Output, Targets
 
 
-def make_problem(images: int = 120, channels: int = 6, classes: int = 3) -> tuple[torch.Tensor, LabelTable]:
+def make_problem(images: int = 120, channels: int = 6, classes: int = 3) -> tuple[torch.Tensor, Table]:
     generator = np.random.default_rng(0)
     features = generator.normal(size=(images, channels)).astype(np.float32)
     logits = features @ generator.normal(size=(channels, classes)) + generator.normal(size=(images, classes))
     labels = np.where(logits > 0, 1, -1).astype(np.int8)
     labels[generator.random(labels.shape) < 0.4] = 0
-    return torch.from_numpy(features), LabelTable.from_dense(labels)
+    return torch.from_numpy(features), Table.from_dense(labels)
 
 
 def test_the_solution_for_bce_is_logistic_regression_on_the_known_labels() -> None:
@@ -74,7 +74,7 @@ def test_the_preconditioner_changes_the_speed_and_not_the_solution(name: str) ->
 def test_methods_that_relabel_are_solved_in_rounds_and_the_same_each_time(name: str) -> None:
     features, table = make_problem()
     if "partial" not in recipe(name).serves:
-        table = LabelTable.from_dense(np.maximum(table.dense(), 0))
+        table = Table.from_dense(np.maximum(table.dense(), 0))
     scores = []
     for _ in range(2):
         solver = LinearSolver(seeded(0, recipe(name).make), features, table, rounds=4)
@@ -94,7 +94,7 @@ def test_methods_with_views_heads_or_weights_are_not_solved() -> None:
 def test_solving_class_by_class_minimises_the_loss_of_the_method(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     features, table = make_problem()
     if "partial" not in recipe(name).serves:
-        table = LabelTable.from_dense(np.maximum(table.dense(), 0))
+        table = Table.from_dense(np.maximum(table.dense(), 0))
     method = seeded(0, recipe(name).make)
     assert is_separable(method)
     solver = LinearSolver(method, features, table, tolerance=1e-5)
@@ -130,7 +130,7 @@ def test_losses_over_all_classes_of_an_image_are_solved_jointly() -> None:
 
 def test_no_known_labels_give_zero_scores() -> None:
     features, _ = make_problem()
-    solver = LinearSolver(recipe("bce").make(), features, LabelTable.from_dense(np.zeros((len(features), 2), np.int8)))
+    solver = LinearSolver(recipe("bce").make(), features, Table.from_dense(np.zeros((len(features), 2), np.int8)))
     solver.fit(0.1)
     assert not solver.score(features).any()
 

@@ -77,7 +77,7 @@ def load_module(name: str, path: Path) -> Any:
 
 def small_table() -> Any:
     """A table of 4 images × 3 classes."""
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
 
     labels = [[1, -1, 0], [0, 1, 1], [-1, 0, -1], [1, 1, 0]]
-    return LabelTable.from_dense(labels, IMAGES, CLASSES)
+    return Table.from_dense(labels, IMAGES, CLASSES)

@@ -31,18 +31,18 @@ def small_run(folder: Path) -> Any:
 def _trained_run() -> Path:
     """A model trained for a moment on 12 digit scenes; a model made one of its labels."""
     from halflabel.fitting.config import Config, Settings
-    from halflabel.labels.rows import Rows
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.labels import Labels
+    from halflabel.labels.table import Table
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
 
     samples = load_module("fuzz_scenes", TESTS / "papers" / "datasets" / "digit_scenes.py").scenes(12, size=32)
-    table = LabelTable.from_dense(samples.labels[:, :3], samples.names, CLASSES)
-    rows = Rows.from_table(table)
+    table = Table.from_dense(samples.labels[:, :3], samples.names, CLASSES)
+    rows = Labels.from_table(table)
     source = np.zeros(len(rows.value), np.int32)
     source[0] = 1
     score = np.where(source == 1, 0.75, np.nan).astype(np.float32)
-    rows = Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, source, score, ("", "model:x"))
+    rows = Labels.build(rows.images, rows.classes, rows.image, rows.column, rows.value, source, score, ("", "model:x"))
     run = RunFolder(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")) / "run")
     settings = Settings(epochs=1, batch_size=4, device="cpu")
     train(

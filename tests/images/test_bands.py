@@ -13,7 +13,7 @@ from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.fitting.config import Config, Settings
 from halflabel.images.decode import BadImage, locate_images, read_image
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predict import predict_files
@@ -115,7 +115,7 @@ def test_a_run_learns_from_a_band_beyond_rgb(tmp_path: Path) -> None:
     assert all(locate_images(names, folder))
     config = Config(method="bce", backbone="tiny", size=32, channels=5, solver="auto", settings=Settings(device="cpu"))
     run = RunFolder(tmp_path / "run")
-    evaluation = train(LabelTable.from_dense(labels, names, ["x"]), folder, config, run)
+    evaluation = train(Table.from_dense(labels, names, ["x"]), folder, config, run)
     assert evaluation is not None
     assert evaluation.overall["mAP"] > 0.95
     predictor = Predictor.from_run(run)

@@ -14,7 +14,7 @@ from halflabel.fitting.config import Config, Settings
 from halflabel.images.items import Items, first_files, pool_items
 from halflabel.images.sources import Features, Images, open_images
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.crossfit import score_run
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predict import predict_files
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     run = RunFolder(tmp_path_factory.mktemp("run") / "a")
-    evaluation = train(LabelTable.from_dense(LABELS, NAMES, ["bright"]), folder, CONFIG, run)
+    evaluation = train(Table.from_dense(LABELS, NAMES, ["bright"]), folder, CONFIG, run)
     assert evaluation is not None
     assert evaluation.overall["mAP"] > 0.9
     return run
@@ -82,7 +82,7 @@ def test_prediction_evaluation_and_fill_score_items(run: RunFolder, folder: Path
     probabilities = [item.labels[0]["probability"] for item in predictions]
     source = open_images(Names(NAMES[:6]), folder, predictor.views, max_bad=1.0)
     np.testing.assert_allclose(predictor.scores(source)[:, 0], probabilities, atol=1e-4)
-    table = LabelTable.from_dense(LABELS, NAMES, ["bright"])
+    table = Table.from_dense(LABELS, NAMES, ["bright"])
     assert predictor.evaluate(table, folder).overall["mAP"] > 0.9
     assert np.isfinite(score_run(run, folder, table).logits).all()
 

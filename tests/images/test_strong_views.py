@@ -20,7 +20,7 @@ from halflabel.features.backbones import build_backbone
 from halflabel.fitting.config import STRONG_VIEW_FIELDS, Config
 from halflabel.images.gpu_views import apply_view, draw_parameters
 from halflabel.images.views import Strong, make_views
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 
 TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--batch-size", "16"]
@@ -101,7 +101,7 @@ def test_a_run_stores_the_options_and_caches_are_separate(data: Path, tmp_path: 
 
 def test_the_options_are_part_of_the_identity_of_a_comparison(tmp_path: Path) -> None:
     images = torch.zeros((8, 3, 32, 32), dtype=torch.uint8)
-    table = LabelTable.from_dense([[1, -1], [-1, 1]] * 4)
+    table = Table.from_dense([[1, -1], [-1, 1]] * 4)
 
     def identity(**more: Any) -> dict[str, Any]:
         return Bench(split_data(table, images), Config(backbone="tiny", size=32, **more), cache=tmp_path).identity()

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 import halflabel
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 LABELS = [[1, 0], [-1, 1], [0, 0]]
-TABLE = LabelTable.from_dense(LABELS, images=["c", "a.png", "b.png"], classes=["cat", "dog"])
+TABLE = Table.from_dense(LABELS, images=["c", "a.png", "b.png"], classes=["cat", "dog"])
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from halflabel.errors import LabelError
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 
 GOLDEN_FILES = Path(__file__).parents[1] / "golden"
 
@@ -36,6 +36,6 @@ def is_readable(read: Reader, path: Path, policy: Policy | None = None) -> bool:
     return fault is None
 
 
-def source_of(rows: Rows) -> list[str]:
+def source_of(rows: Labels) -> list[str]:
     """The source of each row."""
     return [rows.sources[number] for number in rows.source]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels import drop
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.rng import bits, hash_names
 
 # Shared machines stall: a deadline would measure them instead of the code.
@@ -21,7 +21,7 @@ quick = settings(deadline=None, max_examples=25)
 shares = st.floats(0, 1)
 
 # Every protocol with arguments that make it do something.
-CALLS: dict[str, Callable[[LabelTable, int], LabelTable]] = {
+CALLS: dict[str, Callable[[Table, int], Table]] = {
     "partial": lambda table, seed: drop.partial(table, 0.3, seed=seed),
     "partial, independent": lambda table, seed: drop.partial(table, 0.3, exact=False, seed=seed),
     "noisy": lambda table, seed: drop.noisy(table, 0.3, seed=seed),
@@ -55,35 +55,33 @@ DIGESTS = {
 }
 
 
-def fixed_table() -> LabelTable:
+def fixed_table() -> Table:
     """40 images × 6 classes with all three values, the same for ever."""
     image, column = np.indices((40, 6))
     labels = np.array([1, -1, 1, 0, -1, 1, 1])[(3 * image * image + 5 * column + image * column) % 7]
-    return LabelTable.from_dense(labels, [f"{i:03d}.jpg" for i in range(40)], ["cat", "dog", "cow", "car", "bus", "狗"])
+    return Table.from_dense(labels, [f"{i:03d}.jpg" for i in range(40)], ["cat", "dog", "cow", "car", "bus", "狗"])
 
 
-def full_table(images: int, classes: int) -> LabelTable:
+def full_table(images: int, classes: int) -> Table:
     image, column = np.indices((images, classes))
-    return LabelTable.from_dense(np.where((image * 31 + column * 17 + image // 7 * column) % 4 == 0, 1, -1))
+    return Table.from_dense(np.where((image * 31 + column * 17 + image // 7 * column) % 4 == 0, 1, -1))
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> LabelTable:
+def tables(draw: st.DrawFn) -> Table:
     shape = draw(st.tuples(st.integers(1, 12), st.integers(1, 6)))
     labels = draw(arrays(np.int8, shape, elements=st.integers(-1, 1)))
     assume((labels > 0).any())
-    return LabelTable.from_dense(
-        labels, [f"image {i}" for i in range(shape[0])], [f"class {c}" for c in range(shape[1])]
-    )
+    return Table.from_dense(labels, [f"image {i}" for i in range(shape[0])], [f"class {c}" for c in range(shape[1])])
 
 
-def contained(first: LabelTable, other: LabelTable) -> bool:
+def contained(first: Table, other: Table) -> bool:
     """Every label of `first` is a label of `other`."""
     mine = first.dense()
     return bool(np.all((mine == 0) | (mine == other.dense())))
 
 
-def order_of(table: LabelTable, image: int, classes: list[int], tag: str, seed: int) -> list[int]:
+def order_of(table: Table, image: int, classes: list[int], tag: str, seed: int) -> list[int]:
     """The slow reference: an image's classes in the order in which they are kept."""
     key = {
         c: int(
@@ -117,7 +115,7 @@ class TestAll:
     @pytest.mark.parametrize("name", [name for name in CALLS if name not in WHOLE_TABLE])
     @quick
     @given(table=tables(), data=st.data())
-    def test_subset_then_drop_is_drop_then_subset(self, name: str, table: LabelTable, data: st.DataObject) -> None:
+    def test_subset_then_drop_is_drop_then_subset(self, name: str, table: Table, data: st.DataObject) -> None:
         images = data.draw(st.lists(st.integers(0, len(table) - 1), unique=True, min_size=1))
         part = table.subset(images)
         assume((part.value > 0).any())
@@ -139,7 +137,7 @@ class TestAll:
     @pytest.mark.parametrize("name", sorted(set(CALLS) - {"noisy", "noisy, independent", "noisy+", "corrupt"}))
     @quick
     @given(table=tables())
-    def test_hiding_never_invents_a_label(self, name: str, table: LabelTable) -> None:
+    def test_hiding_never_invents_a_label(self, name: str, table: Table) -> None:
         assert contained(CALLS[name](table, 0), table)
 
     def test_every_protocol_is_listed_and_described(self) -> None:
@@ -177,14 +175,14 @@ class TestPartial:
 
     @quick
     @given(tables(), shares, shares, st.booleans())
-    def test_shares_are_nested(self, table: LabelTable, first: float, other: float, exact: bool) -> None:
+    def test_shares_are_nested(self, table: Table, first: float, other: float, exact: bool) -> None:
         small, large = sorted((first, other))
         less = drop.partial(table, small, exact=exact, seed=2)
         assert contained(less, drop.partial(table, large, exact=exact, seed=2))
 
     @quick
     @given(tables(), shares)
-    def test_slow_reference(self, table: LabelTable, share: float) -> None:
+    def test_slow_reference(self, table: Table, share: float) -> None:
         remaining = drop.partial(table, share, seed=9).dense()
         for i, row in enumerate(table.dense()):
             order = order_of(table, i, np.flatnonzero(row).tolist(), "partial", 9)
@@ -196,7 +194,7 @@ class TestPartial:
 class TestDense:
     @quick
     @given(tables(), shares, shares)
-    def test_whole_images_exactly_counted_and_nested(self, table: LabelTable, first: float, other: float) -> None:
+    def test_whole_images_exactly_counted_and_nested(self, table: Table, first: float, other: float) -> None:
         small, large = sorted((first, other))
         remaining, known = np.diff(drop.dense(table, small).start), np.diff(table.start)
         labelled = np.count_nonzero(known)
@@ -218,7 +216,7 @@ class TestNoisy:
 
     @quick
     @given(tables(), shares, shares, st.booleans())
-    def test_flips_are_nested(self, table: LabelTable, first: float, other: float, exact: bool) -> None:
+    def test_flips_are_nested(self, table: Table, first: float, other: float, exact: bool) -> None:
         small, large = (drop.noisy(table, share, exact=exact).dense() for share in sorted((first, other)))
         labels = table.dense()
         assert np.all(np.abs(small) == np.abs(labels))
@@ -232,7 +230,7 @@ class TestNoisy:
 class TestPositives:
     @quick
     @given(tables())
-    def test_single_positive_by_the_slow_reference(self, table: LabelTable) -> None:
+    def test_single_positive_by_the_slow_reference(self, table: Table) -> None:
         remaining = drop.single_positive(table, seed=4).dense()
         for i, row in enumerate(table.dense()):
             order = order_of(table, i, np.flatnonzero(row > 0).tolist(), "positive", 4)
@@ -241,7 +239,7 @@ class TestPositives:
 
     @quick
     @given(tables())
-    def test_all_protocols_keep_the_same_positive(self, table: LabelTable) -> None:
+    def test_all_protocols_keep_the_same_positive(self, table: Table) -> None:
         labels, single = table.dense(), drop.single_positive(table).dense()
         negatives = np.minimum(labels, 0)
         np.testing.assert_array_equal(drop.one_positive_all_negatives(table).dense(), single + negatives)
@@ -249,35 +247,35 @@ class TestPositives:
         assert contained(drop.single_positive(table), drop.positives(table, number=2))
 
     def test_single_positive_is_uniform(self) -> None:
-        table = LabelTable.from_dense(np.ones((6000, 6), np.int8))
+        table = Table.from_dense(np.ones((6000, 6), np.int8))
         counts = np.bincount(drop.single_positive(table).column, minlength=6)
         assert counts.sum() == 6000
         assert 0.2 < ((counts - 1000) ** 2 / 1000).sum() < 20  # chi-square, 5 degrees of freedom: p ≈ 0.999 … 0.001
 
     @quick
     @given(tables(), st.integers(1, 7), st.booleans())
-    def test_number(self, table: LabelTable, number: int, keep_negatives: bool) -> None:
+    def test_number(self, table: Table, number: int, keep_negatives: bool) -> None:
         labels, remaining = table.dense(), drop.positives(table, number=number, keep_negatives=keep_negatives).dense()
         np.testing.assert_array_equal((remaining > 0).sum(1), np.minimum((labels > 0).sum(1), number))
         np.testing.assert_array_equal(remaining < 0, (labels < 0) & keep_negatives)
 
     @quick
     @given(tables(), shares, shares)
-    def test_share(self, table: LabelTable, first: float, other: float) -> None:
+    def test_share(self, table: Table, first: float, other: float) -> None:
         small, large = sorted((first, other))
         remaining = drop.positives(table, share=small)
         assert np.all(np.abs((remaining.dense() > 0).sum(1) - small * (table.dense() > 0).sum(1)) < 1)
         assert contained(remaining, drop.positives(table, share=large))
 
     def test_share_on_average(self) -> None:
-        table = LabelTable.from_dense(np.ones((4000, 3), np.int8))
+        table = Table.from_dense(np.ones((4000, 3), np.int8))
         assert abs(drop.positives(table, share=0.5).known / 6000 - 1) < 0.03
 
 
 class TestPerClass:
     @quick
     @given(tables(), st.integers(0, 4), st.integers(1, 4))
-    def test_counts_and_nesting(self, table: LabelTable, positives: int, negatives: int) -> None:
+    def test_counts_and_nesting(self, table: Table, positives: int, negatives: int) -> None:
         remaining = drop.per_class(table, positives=positives, negatives=negatives)
         for sign, number in ((1, positives), (-1, negatives)):
             available = (table.dense() == sign).sum(0)
@@ -288,7 +286,7 @@ class TestPerClass:
 class TestCorrupt:
     @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 1.0])
     def test_class_counts_stay_and_exactly_a_share_of_images_is_wrong(self, share: float) -> None:
-        table = LabelTable.from_dense(np.where(np.arange(10) == np.arange(1000)[:, None] % 10, 1, -1))
+        table = Table.from_dense(np.where(np.arange(10) == np.arange(1000)[:, None] % 10, 1, -1))
         corrupted = drop.corrupt(table, share).dense()
         for sign in (-1, 1):
             np.testing.assert_array_equal((corrupted == sign).sum(0), (table.dense() == sign).sum(0))
@@ -296,7 +294,7 @@ class TestCorrupt:
         assert np.unique(corrupted, axis=0).shape[0] == 10
 
     def test_some_images_alone_stay_labelled_and_each_seed_draws_others(self) -> None:
-        table = LabelTable.from_dense(np.where(np.arange(10) == np.arange(100)[:, None] % 10, 1, -1))
+        table = Table.from_dense(np.where(np.arange(10) == np.arange(100)[:, None] % 10, 1, -1))
         drawn = set()
         for seed in (0, 1, 2):
             remaining = drop.semi_supervised(table, share=0.6, seed=seed)
@@ -310,7 +308,7 @@ class TestCorrupt:
     def test_wrong_labels_spread_over_all_classes(self) -> None:
         """Not one class taken for one other: each of the 9 wrong classes about equally often."""
         truth = np.arange(5000) % 10
-        corrupted = drop.corrupt(LabelTable.from_dense(np.where(np.arange(10) == truth[:, None], 1, -1)), 1.0)
+        corrupted = drop.corrupt(Table.from_dense(np.where(np.arange(10) == truth[:, None], 1, -1)), 1.0)
         confusion = np.zeros((10, 10), int)
         np.add.at(confusion, (truth, corrupted.dense().argmax(1)), 1)
         assert np.all(np.diag(confusion) == 0)
@@ -320,7 +318,7 @@ class TestCorrupt:
 
     @quick
     @given(tables(), st.lists(st.floats(0.2, 1), min_size=2, max_size=2))
-    def test_rows_change_places(self, table: LabelTable, both: list[float]) -> None:
+    def test_rows_change_places(self, table: Table, both: list[float]) -> None:
         assume(np.count_nonzero(np.diff(table.start)) >= 8)
         small, large = (drop.corrupt(table, share) for share in sorted(both))
         assert sorted(small.dense().tolist()) == sorted(table.dense().tolist())
@@ -329,7 +327,7 @@ class TestCorrupt:
         assert not large.dense()[unlabelled].any()
 
     def test_the_subset_grows(self) -> None:
-        table = LabelTable.from_dense(np.where(np.arange(10) == np.arange(500)[:, None] % 10, 1, -1))
+        table = Table.from_dense(np.where(np.arange(10) == np.arange(500)[:, None] % 10, 1, -1))
         before = np.zeros(500, bool)
         for share in (0.1, 0.2, 0.3, 0.4, 0.5):
             wrong = (drop.corrupt(table, share, seed=3).dense() != table.dense()).any(1)
@@ -337,18 +335,18 @@ class TestCorrupt:
             before = wrong
 
     def test_equal_rows_stay_equal(self) -> None:
-        table = LabelTable.from_dense(np.ones((20, 2), np.int8))
+        table = Table.from_dense(np.ones((20, 2), np.int8))
         assert drop.corrupt(table, 0.5) == table
 
     def test_half_of_the_rows_equal_can_still_all_differ(self) -> None:
-        table = LabelTable.from_dense(np.where(np.arange(40)[:, None] < 20, [1, -1], [-1, 1]))
+        table = Table.from_dense(np.where(np.arange(40)[:, None] < 20, [1, -1], [-1, 1]))
         for seed in range(10):
             np.testing.assert_array_equal(drop.corrupt(table, 1.0, seed=seed).dense(), -table.dense())
 
     @quick
     @given(arrays(np.int8, st.integers(2, 30), elements=st.integers(0, 4)), st.integers(0, 99))
     def test_as_many_differ_as_can(self, kind: NDArray[np.int8], seed: int) -> None:
-        table = LabelTable.from_dense(np.where(np.arange(5) == kind[:, None], 1, -1))
+        table = Table.from_dense(np.where(np.arange(5) == kind[:, None], 1, -1))
         same = (drop.corrupt(table, 1.0, seed=seed).dense() == table.dense()).all(1).sum()
         most = np.bincount(kind).max()
         assert same == max(0, 2 * most - len(kind))
@@ -357,7 +355,7 @@ class TestCorrupt:
 class TestSemiSupervised:
     @quick
     @given(tables(), st.integers(0, 12))
-    def test_number(self, table: LabelTable, number: int) -> None:
+    def test_number(self, table: Table, number: int) -> None:
         known = np.diff(table.start)
         assume(number <= np.count_nonzero(known))
         remaining = np.diff(drop.semi_supervised(table, number=number).start)
@@ -390,7 +388,7 @@ class TestSemiSupervised:
         (lambda t: drop.semi_supervised(t, share=-1), "share"),
     ],
 )
-def test_bad_arguments(call: Callable[[LabelTable], LabelTable], match: str) -> None:
+def test_bad_arguments(call: Callable[[Table], Table], match: str) -> None:
     with pytest.raises(UserError, match=match) as caught:
         call(fixed_table())
     assert caught.value.fix
@@ -398,7 +396,7 @@ def test_bad_arguments(call: Callable[[LabelTable], LabelTable], match: str) -> 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_to_drop(name: str) -> None:
-    empty = LabelTable.from_dense(np.zeros((20, 3), np.int8))
+    empty = Table.from_dense(np.zeros((20, 3), np.int8))
     with pytest.raises(UserError, match="there are no known"):
         CALLS[name](empty, 0)
 
@@ -406,4 +404,4 @@ def test_nothing_to_drop(name: str) -> None:
 @pytest.mark.parametrize("name", ["single-positive", "noisy+", "1-positive+negatives", "positives, share"])
 def test_no_positives(name: str) -> None:
     with pytest.raises(UserError, match="no known positives"):
-        CALLS[name](LabelTable.from_dense(np.full((3, 3), -1)), 0)
+        CALLS[name](Table.from_dense(np.full((3, 3), -1)), 0)

@@ -14,7 +14,7 @@ from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config
 from halflabel.labels.groups import absolute_group, column_group, image_groups, suggest_groups
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 NAMES = Names(["p1_a.jpg", "p1_b.jpg", "p2_a.jpg", "other.jpg"])
 
@@ -72,7 +72,7 @@ def test_a_watermark_of_each_patient_is_worth_nothing_with_groups() -> None:
     labels = np.where(generator.random((patients, 3)) < 0.4, 1, -1).repeat(views, 0).astype(np.int8)
     features = torch.from_numpy((watermark + 0.1 * generator.normal(size=watermark.shape)).astype(np.float32))
     names = [f"p{number // views}_{number % views}" for number in range(patients * views)]
-    table = LabelTable.from_dense(labels, images=names)
+    table = Table.from_dense(labels, images=names)
     share = float((labels > 0).mean())
     quality = {}
     for group in (None, "^(p[0-9]+)_"):

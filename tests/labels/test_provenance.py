@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halflabel.labels import formats
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import (
     ASKED_SOURCE,
@@ -18,8 +19,7 @@ from halflabel.labels.provenance import (
     evaluation_rows,
     training_and_evaluation_tables,
 )
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 SOURCES = ("", "person", "model:bce:runs/1", "machine", " Model", "rule", "modelling agency")
 MODELS = {"model:bce:runs/1", "machine", " Model"}
@@ -31,10 +31,10 @@ row_strategy = st.tuples(
 )
 
 
-def build(entries: list[Row]) -> Rows:
+def build(entries: list[Row]) -> Labels:
     image, column, value, source = (np.array([entry[k] for entry in entries], np.int64) for k in range(4))
     score = np.arange(len(entries)) / 64
-    return Rows.build(Names("abcd"), Names("xyz"), image, column, value, source, score, SOURCES)
+    return Labels.build(Names("abcd"), Names("xyz"), image, column, value, source, score, SOURCES)
 
 
 @given(st.lists(row_strategy, max_size=25))
@@ -65,7 +65,7 @@ def test_matches_a_loop_over_the_rows(entries: list[Row]) -> None:
 
 
 def test_a_table_has_no_sources_so_all_of_it_evaluates() -> None:
-    table = LabelTable.from_dense([[1, 0], [-1, 1]])
+    table = Table.from_dense([[1, 0], [-1, 1]])
     assert training_and_evaluation_tables(table) == (table, table)
 
 
@@ -85,14 +85,14 @@ def test_answers_to_chosen_questions_are_not_calibrated_on() -> None:
     value = np.concatenate([np.ones(20, int), np.tile([1, -1, -1], 4), [1, -1, -1, -1]])
     source = np.repeat([0, 1, 2], [20, 12, 4])
     names = Names([f"i{k:02}" for k in range(20)]), Names(["x", "y"])
-    rows = Rows.build(*names, image, column, value, source, None, ("", ASKED_SOURCE, CONTROL_SOURCE))
+    rows = Labels.build(*names, image, column, value, source, None, ("", ASKED_SOURCE, CONTROL_SOURCE))
     table, evaluation, control = calibration_tables(rows)
     assert (table.known, evaluation.known) == (36, 20)
     assert control is not None
     assert control.dense()[12:16, 1].tolist() == [1, -1, -1, -1]
     # Where the other labels include negatives, random answers are labels like these.
     some_absent = np.where(np.arange(36) < 10, -1, value)
-    rows = Rows.build(*names, image, column, some_absent, source, None, rows.sources)
+    rows = Labels.build(*names, image, column, some_absent, source, None, rows.sources)
     _, evaluation, control = calibration_tables(rows)
     assert control is None
     assert evaluation.known == 24
@@ -105,9 +105,9 @@ def test_many_chosen_answers_choose_rather_than_few_random_ones() -> None:
     images, classes = Names([f"i{k:02}" for k in range(40)]), Names(["x", "y"])
     image = np.arange(40)
 
-    def rows(sources: np.ndarray) -> Rows:
+    def rows(sources: np.ndarray) -> Labels:
         names = ("person", ASKED_SOURCE, CONTROL_SOURCE, "model:bce:runs/1")
-        return Rows.build(images, classes, image, image % 2, np.ones(40, int), sources, None, names)
+        return Labels.build(images, classes, image, image % 2, np.ones(40, int), sources, None, names)
 
     mostly_chosen = rows(np.repeat([1, 2, 3], [24, 6, 10]))
     assert calibration_tables(mostly_chosen)[1].known == 6

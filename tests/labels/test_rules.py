@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from halflabel.errors import LabelError
 from halflabel.labels.names import Names
 from halflabel.labels.rules import Rules, find_contradictions, format_suggestions, read_rules, suggest_rules
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 CLASSES = Names(["dog", "animal", "living", "day", "night", "car"])
 
@@ -69,7 +69,7 @@ def test_contradictions_are_marked_and_say_nothing(tmp_path: Path) -> None:
     result = rules.consequences(np.array([[1, -1, 0, 0, 0, 0]], np.int8))
     assert result.contradiction[0].tolist() == [True, True, False, False, False, False]
     assert not result.present[0, 1]
-    table = LabelTable.from_dense([[1, -1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]], ["a", "b"], CLASSES)
+    table = Table.from_dense([[1, -1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]], ["a", "b"], CLASSES)
     assert find_contradictions(rules, table) == (2, ["a: dog", "a: animal"])
 
 
@@ -172,7 +172,7 @@ def test_five_thousand_classes_close_quickly(tmp_path: Path) -> None:
     assert rules.implied.nnz < 12 * count
 
 
-def known_pairs() -> LabelTable:
+def known_pairs() -> Table:
     """200 images: dogs are animals, day is never night, car has nothing to do with either; some labels unknown."""
     rng = np.random.default_rng(0)
     dog = rng.random(400) < 0.3
@@ -181,7 +181,7 @@ def known_pairs() -> LabelTable:
     night = ~day & (rng.random(400) < 0.8)
     columns = [dog, animal, animal | (rng.random(400) < 0.2), day, night, rng.random(400) < 0.5]
     labels = np.where(np.stack(columns, 1), 1, -1) * (rng.random((400, 6)) < 0.9)
-    return LabelTable.from_dense(labels, classes=CLASSES)
+    return Table.from_dense(labels, classes=CLASSES)
 
 
 def test_suggestions_are_the_rules_that_hold_with_their_counts() -> None:
@@ -208,14 +208,14 @@ def test_few_pairs_or_no_negative_suggest_nothing() -> None:
     usual = np.ones((300, 2), np.int8)
     usual[:150, 0] = -1
     usual[0, 1] = -1
-    assert suggest_rules(LabelTable.from_dense(usual)) == []
+    assert suggest_rules(Table.from_dense(usual)) == []
 
 
 def test_the_bound_of_many_images_is_that_of_few_but_closer() -> None:
     """30,000 images, of which the square does not fit 32 bits; Wilson's bound of n out of n is n / (n + z²)."""
     count = 30_000
     labels = np.where(np.arange(2 * count)[:, None] < [count, count + 1], 1, -1)
-    rule = next(rule for rule in suggest_rules(LabelTable.from_dense(labels, classes=["dog", "animal"])))
+    rule = next(rule for rule in suggest_rules(Table.from_dense(labels, classes=["dog", "animal"])))
     assert (rule.first, rule.kind, rule.second, rule.holds, rule.seen) == ("dog", "implies", "animal", count, count)
     assert rule.bound == pytest.approx(count / (count + 1.645**2), abs=1e-12)
 
@@ -242,12 +242,12 @@ def test_sparse_labels_do_not_suggest_that_everything_excludes_everything() -> N
     labels = np.full((3000, 20), -1, np.int8)
     for image in labels:
         image[rng.choice(20, size=1 + int(rng.random() < 0.4), replace=False)] = 1
-    assert suggest_rules(LabelTable.from_dense(labels)) == []
+    assert suggest_rules(Table.from_dense(labels)) == []
     # Two classes that share no photo although each is often beside others.
     for image in labels[:1500]:
         image[[0, 1]] = -1
         image[rng.integers(0, 2)] = 1
-    (rule,) = suggest_rules(LabelTable.from_dense(labels))
+    (rule,) = suggest_rules(Table.from_dense(labels))
     assert (rule.first, rule.kind, rule.second) in {("0", "excludes", "1"), ("1", "excludes", "0")}
 
 
@@ -256,7 +256,7 @@ def test_suggestions_are_sorted_by_lift() -> None:
     labels = np.where(rng.random((4000, 4)) < 0.3, 1, -1).astype(np.int8)
     labels[labels[:, 0] > 0, 1] = 1  # 0 → 1 without exceptions
     labels[(labels[:, 2] > 0) & (rng.random(4000) < 0.99), 3] = 1  # 2 → 3 with some
-    suggestions = suggest_rules(LabelTable.from_dense(labels))
+    suggestions = suggest_rules(Table.from_dense(labels))
     assert [(rule.first, rule.second) for rule in suggestions] == [("0", "1"), ("2", "3")]
     lifts = [(1 - rule.expected) / (1 - rule.bound) for rule in suggestions]
     assert lifts == sorted(lifts, reverse=True)

@@ -13,18 +13,18 @@ import pytest
 
 from halflabel.errors import UserError
 from halflabel.labels import formats
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 
 MOST = 32_767
 WORDS = "different sources are more than the 32,767 there is room for"
 
 
-def rows_of(count: int, prefix: str = "s") -> Rows:
+def rows_of(count: int, prefix: str = "s") -> Labels:
     number = np.arange(count)
     sources = [f"{prefix}{k}" for k in range(count)]
-    return Rows.build(Names.numbered(count), Names(["x"]), number, 0 * number, 0 * number + 1, number, None, sources)
+    return Labels.build(Names.numbered(count), Names(["x"]), number, 0 * number, 0 * number + 1, number, None, sources)
 
 
 def test_the_largest_number_of_sources_is_read() -> None:

@@ -15,7 +15,7 @@ from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.labels.names import Names
 from halflabel.labels.split import assign_parts
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 # Shared machines stall: a deadline would measure them instead of the code.
 quick = settings(deadline=None, max_examples=40)
@@ -24,21 +24,21 @@ SHARES = (0.8, 0.1, 0.1)
 FREQUENCIES = np.array([58, 48, 66, 44, 61, 37, 102, 94, 97, 26, 47, 112, 42, 46, 362, 46, 28, 44, 47, 50]) / 1000
 
 
-def photographs(images: int = 3000) -> LabelTable:
+def photographs(images: int = 3000) -> Table:
     """Fully labelled, at least one positive each."""
     random = np.random.default_rng(1)
     present = random.random((images, 20)) < FREQUENCIES
     present[np.arange(images), random.choice(20, images, p=FREQUENCIES / FREQUENCIES.sum())] = True
-    return LabelTable.from_dense(np.where(present, 1, -1), [f"2008_{i:06d}" for i in range(images)])
+    return Table.from_dense(np.where(present, 1, -1), [f"2008_{i:06d}" for i in range(images)])
 
 
-def counts(table: LabelTable, part: NDArray[np.int8], parts: int = 3) -> NDArray[np.int64]:
+def counts(table: Table, part: NDArray[np.int8], parts: int = 3) -> NDArray[np.int64]:
     """Known positives and negatives of each class in each part: (P, 2C)."""
     dense = table.dense()
     return np.array([[*(dense[part == p] > 0).sum(0), *(dense[part == p] < 0).sum(0)] for p in range(parts)])
 
 
-def distance(table: LabelTable, part: NDArray[np.int8]) -> float:
+def distance(table: Table, part: NDArray[np.int8]) -> float:
     """How far the parts' class counts are from their shares, in labels, on average."""
     result = counts(table, part)
     return float(np.abs(result - np.outer(SHARES, result.sum(0))).mean())
@@ -70,7 +70,7 @@ def test_rare_classes_reach_every_part() -> None:
     labels[:10, 0] = 1
     labels[5:45, 1] = 1
     for seed in range(20):
-        result = counts(LabelTable.from_dense(labels), assign_parts(LabelTable.from_dense(labels), SHARES, seed=seed))
+        result = counts(Table.from_dense(labels), assign_parts(Table.from_dense(labels), SHARES, seed=seed))
         assert result[:, 0].tolist() == [8, 1, 1]
         assert result[:, 1].tolist() == [32, 4, 4]
 
@@ -80,7 +80,7 @@ def test_unknown_is_not_absent() -> None:
     labels = np.zeros((400, 2), int)
     labels[:40, 0] = np.where(np.arange(40) < 20, 1, -1)
     labels[40:, 1] = 1
-    result = counts(LabelTable.from_dense(labels), assign_parts(LabelTable.from_dense(labels), (0.5, 0.5)), 2)
+    result = counts(Table.from_dense(labels), assign_parts(Table.from_dense(labels), (0.5, 0.5)), 2)
     assert result.tolist() == [[10, 180, 10, 0], [10, 180, 10, 0]]
 
 
@@ -94,7 +94,7 @@ def test_unknown_is_not_absent() -> None:
 def test_order_of_images_and_classes_does_not_matter(
     labels: NDArray[np.int8], seed: int, shuffle: object, grouped: bool
 ) -> None:
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     images, classes = (np.arange(size) for size in table.shape)
     shuffle.shuffle(images)  # type: ignore[attr-defined]
     shuffle.shuffle(classes)  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def test_order_of_images_and_classes_does_not_matter(
 )
 def test_sizes_without_groups_are_as_asked(labels: NDArray[np.int8], weights: list[int]) -> None:
     shares = np.array(weights) / sum(weights)
-    size = np.bincount(assign_parts(LabelTable.from_dense(labels), shares.tolist()), minlength=len(shares))
+    size = np.bincount(assign_parts(Table.from_dense(labels), shares.tolist()), minlength=len(shares))
     assert size.sum() == len(labels)
     # Each stratum rounds to whole images at most once per part.
     assert np.all(np.abs(size - shares * len(labels)) <= 1 + 2 * labels.shape[1])
@@ -133,7 +133,7 @@ def test_seed_decides() -> None:
 def test_parts_never_change(groups: NDArray[np.int64] | None, expected: str) -> None:
     image, column = np.indices((24, 4))
     labels = np.array([1, -1, 0, 1, -1])[(3 * image * image + 2 * column + image * column) % 5]
-    table = LabelTable.from_dense(labels, [f"{i:02d}.jpg" for i in range(24)], ["a", "b", "c", "d"])
+    table = Table.from_dense(labels, [f"{i:02d}.jpg" for i in range(24)], ["a", "b", "c", "d"])
     assert "".join(map(str, assign_parts(table, (0.5, 0.25, 0.25), groups=groups, seed=7))) == expected
 
 
@@ -165,9 +165,9 @@ def test_no_group_means_an_image_by_itself() -> None:
 
 
 def test_no_labels_and_no_images() -> None:
-    part = assign_parts(LabelTable.from_dense(np.zeros((10, 2))), (0.5, 0.3, 0.2))
+    part = assign_parts(Table.from_dense(np.zeros((10, 2))), (0.5, 0.3, 0.2))
     assert np.bincount(part).tolist() == [5, 3, 2]
-    assert assign_parts(LabelTable.from_dense(np.zeros((0, 2))), (0.5, 0.5)).shape == (0,)
+    assert assign_parts(Table.from_dense(np.zeros((0, 2))), (0.5, 0.5)).shape == (0,)
     assert assign_parts(photographs(20), [1.0]).tolist() == [0] * 20
 
 
@@ -190,7 +190,7 @@ def test_large_tables_take_seconds() -> None:
     random = np.random.default_rng(0)
     image, column = random.integers(0, 200_000, 2_000_000), (500 * random.random(2_000_000) ** 2).astype(int)
     value = np.where(random.random(2_000_000) < 0.3, 1, -1)
-    table = LabelTable.from_entries(Names.numbered(200_000), Names.numbered(500), image, column, value)
+    table = Table.from_entries(Names.numbered(200_000), Names.numbered(500), image, column, value)
     begun = time.process_time()
     part = assign_parts(table, SHARES)
     assert time.process_time() - begun < 10

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from halflabel.labels import drop
 from halflabel.labels.stats import are_nearly_all_positive, compute_stats, count_together, top_pairs
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 # Shared machines stall: a deadline would measure them instead of the code.
 quick = settings(deadline=None, max_examples=50)
@@ -21,7 +21,7 @@ labels_of = arrays(np.int8, st.tuples(st.integers(0, 10), st.integers(0, 5)), el
 @quick
 @given(labels_of)
 def test_counts_equal_those_of_the_dense_array(labels: NDArray[np.int8]) -> None:
-    stats = compute_stats(LabelTable.from_dense(labels))
+    stats = compute_stats(Table.from_dense(labels))
     assert (stats.images, stats.classes) == labels.shape
     assert stats.known == np.count_nonzero(labels)
     assert stats.positives.tolist() == (labels > 0).sum(0).tolist()
@@ -52,14 +52,14 @@ def test_counts_equal_those_of_the_dense_array(labels: NDArray[np.int8]) -> None
     ],
 )
 def test_regime(labels: list[list[int]], regime: str, unlabelled: float) -> None:
-    stats = LabelTable.from_dense(labels).stats()
+    stats = Table.from_dense(labels).stats()
     assert stats.regime == regime
     assert stats.unlabelled_share == unlabelled
 
 
 def test_regimes_of_the_protocols() -> None:
     random = np.random.default_rng(0)
-    table = LabelTable.from_dense(np.where(random.random((60, 8)) < 0.4, 1, -1))
+    table = Table.from_dense(np.where(random.random((60, 8)) < 0.4, 1, -1))
     assert compute_stats(table).regime == "full"
     assert compute_stats(drop.partial(table, 0.5)).regime == "partial"
     assert compute_stats(drop.single_positive(table)).regime == "single-positive"
@@ -71,7 +71,7 @@ def test_regimes_of_the_protocols() -> None:
 @quick
 @given(labels_of)
 def test_pairs_by_the_slow_reference(labels: NDArray[np.int8]) -> None:
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     together, seen = (matrix.toarray() for matrix in count_together(table))
     for i in range(labels.shape[1]):
         for j in range(labels.shape[1]):
@@ -86,7 +86,7 @@ def test_unknown_does_not_pull_towards_absence() -> None:
     random = np.random.default_rng(3)
     first = random.random(20_000) < 0.5
     second = np.where(first, random.random(20_000) < 0.8, random.random(20_000) < 0.1)
-    table = LabelTable.from_dense(np.where(np.stack([first, second], 1), 1, -1))
+    table = Table.from_dense(np.where(np.stack([first, second], 1), 1, -1))
     hidden = drop.partial(table, 0.5, exact=False)
     together, seen = count_together(hidden)
     assert together[0, 1] / seen[0, 1] == pytest.approx(0.8, abs=0.03)
@@ -94,13 +94,13 @@ def test_unknown_does_not_pull_towards_absence() -> None:
 
 
 def test_counts_do_not_overflow() -> None:
-    table = LabelTable.from_dense(np.ones((300, 2), np.int8))
+    table = Table.from_dense(np.ones((300, 2), np.int8))
     assert count_together(table)[0].toarray().tolist() == [[300, 300], [300, 300]]
 
 
 def test_top_pairs() -> None:
     labels = [[1, 1, -1], [1, 1, -1], [1, -1, 1], [1, -1, -1], [-1, 1, 1], [1, 0, 1]]
-    table = LabelTable.from_dense(labels, classes=["cat", "dog", "cow"])
+    table = Table.from_dense(labels, classes=["cat", "dog", "cow"])
     pairs = top_pairs(table, 10)
     assert [(pair.first, pair.second, pair.together) for pair in pairs] == [
         ("dog", "cat", 2),
@@ -112,7 +112,7 @@ def test_top_pairs() -> None:
     assert pairs[2].probability == pytest.approx(1 / 3)
     assert pairs[2].lift == pytest.approx((1 / 3) / (3 / 6))
     assert top_pairs(table, 1) == pairs[:1]
-    assert top_pairs(LabelTable.from_dense(np.zeros((2, 2)))) == []
+    assert top_pairs(Table.from_dense(np.zeros((2, 2)))) == []
 
 
 def test_only_a_complete_table_needs_no_more_negatives_than_it_has() -> None:

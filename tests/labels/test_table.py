@@ -1,4 +1,4 @@
-"""LabelTable, Names and Rows against dense arrays and slow loops."""
+"""Table, Names and Labels against dense arrays and slow loops."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 # Shared machines stall: a deadline would measure them instead of the code.
 quick = settings(deadline=None, max_examples=50)
@@ -23,15 +23,15 @@ CLASSES = ["cat", "dog", "Kuh", "狗", "007", "a,b"]
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> LabelTable:
+def tables(draw: st.DrawFn) -> Table:
     """Tables whose names come from common lists, in any order, so that two of them overlap."""
     images = draw(st.lists(st.sampled_from(IMAGES), unique=True, max_size=7))
     classes = draw(st.lists(st.sampled_from(CLASSES), unique=True, max_size=5))
     labels = draw(arrays(np.int8, (len(images), len(classes)), elements=st.integers(-1, 1)))
-    return LabelTable.from_dense(labels, images, classes)
+    return Table.from_dense(labels, images, classes)
 
 
-def as_dict(table: LabelTable) -> dict[tuple[str, str], int]:
+def as_dict(table: Table) -> dict[tuple[str, str], int]:
     dense = table.dense()
     return {
         (image, name): int(dense[i, c])
@@ -41,7 +41,7 @@ def as_dict(table: LabelTable) -> dict[tuple[str, str], int]:
     }
 
 
-def check_form(table: LabelTable) -> None:
+def check_form(table: Table) -> None:
     """Compressed rows as promised: classes ascending within an image, values ±1."""
     assert table.start.dtype == np.int64
     assert table.value.dtype == np.int8
@@ -56,7 +56,7 @@ def check_form(table: LabelTable) -> None:
 @quick
 @given(arrays(np.int8, st.tuples(st.integers(0, 6), st.integers(0, 5)), elements=st.integers(-1, 1)))
 def test_dense_round_trip(labels: NDArray[np.int8]) -> None:
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     check_form(table)
     np.testing.assert_array_equal(table.dense(), labels)
     assert table.shape == labels.shape
@@ -65,7 +65,7 @@ def test_dense_round_trip(labels: NDArray[np.int8]) -> None:
 
 @quick
 @given(tables(), st.data())
-def test_rows_are_rows_of_dense(table: LabelTable, data: st.DataObject) -> None:
+def test_rows_are_rows_of_dense(table: Table, data: st.DataObject) -> None:
     index = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=8)) if len(table) else []
     rows = table.rows(index)
     assert rows.dtype == np.int8
@@ -74,7 +74,7 @@ def test_rows_are_rows_of_dense(table: LabelTable, data: st.DataObject) -> None:
 
 @quick
 @given(tables())
-def test_entries_and_keep(table: LabelTable) -> None:
+def test_entries_and_keep(table: Table) -> None:
     image, column, value = table.entries()
     slow = [(i, c, v) for i, row in enumerate(table.dense().tolist()) for c, v in enumerate(row) if v]
     assert list(zip(image.tolist(), column.tolist(), value.tolist(), strict=True)) == slow
@@ -86,7 +86,7 @@ def test_entries_and_keep(table: LabelTable) -> None:
 
 @quick
 @given(tables(), st.integers(0, 2**31))
-def test_matrix_holds_the_chosen_entries(table: LabelTable, seed: int) -> None:
+def test_matrix_holds_the_chosen_entries(table: Table, seed: int) -> None:
     mask = np.random.default_rng(seed).random(table.known) < 0.5
     np.testing.assert_array_equal(table.matrix(mask).toarray(), table.keep(mask).dense() != 0)
 
@@ -95,7 +95,7 @@ def test_from_entries_takes_any_order_the_last_wins_and_zero_is_unknown() -> Non
     images, classes = Names(["a", "b"]), Names(["x", "y", "z"])
     messages = [(1, 2, 1), (0, 1, -1), (1, 0, 1), (0, 1, 1), (1, 2, 0), (1, 0, -1), (0, 0, 1)]
     image, column, value = np.array(messages).T
-    table = LabelTable.from_entries(images, classes, image, column, value)
+    table = Table.from_entries(images, classes, image, column, value)
     check_form(table)
     assert table.dense().tolist() == [[1, 1, 0], [-1, 0, 0]]
 
@@ -107,10 +107,10 @@ def test_from_entries_equals_writing_one_after_the_other(entries: list[tuple[int
     for i, c, v in entries:
         slow[i, c] = v
     image, column, value = np.array(entries, int).reshape(-1, 3).T
-    table = LabelTable.from_entries(Names.numbered(4), Names.numbered(3), image, column, value)
+    table = Table.from_entries(Names.numbered(4), Names.numbered(3), image, column, value)
     check_form(table)
     np.testing.assert_array_equal(table.dense(), slow)
-    rows = Rows.build(Names.numbered(4), Names.numbered(3), image, column, value)
+    rows = Labels.build(Names.numbered(4), Names.numbered(3), image, column, value)
     assert rows.resolve() == table
 
 
@@ -120,20 +120,20 @@ def test_from_entries_equals_writing_one_after_the_other(entries: list[tuple[int
 def test_from_entries_refuses_what_does_not_fit(entry: tuple[int, int, int]) -> None:
     image, column, value = (np.array([number]) for number in entry)
     with pytest.raises(ValueError, match="must"):
-        LabelTable.from_entries(Names.numbered(2), Names.numbered(3), image, column, value)
+        Table.from_entries(Names.numbered(2), Names.numbered(3), image, column, value)
 
 
 def test_from_dense_reads_nan_as_unknown_and_refuses_other_values() -> None:
-    assert LabelTable.from_dense([[1.0, np.nan], [-1.0, 0.0]]).dense().tolist() == [[1, 0], [-1, 0]]
+    assert Table.from_dense([[1.0, np.nan], [-1.0, 0.0]]).dense().tolist() == [[1, 0], [-1, 0]]
     with pytest.raises(UserError, match="0\\.5"):
-        LabelTable.from_dense([[1.0, 0.5]])
+        Table.from_dense([[1.0, 0.5]])
     with pytest.raises(UserError, match="1 dimensions"):
-        LabelTable.from_dense([1, -1])
+        Table.from_dense([1, -1])
 
 
 @quick
 @given(tables(), st.data())
-def test_subset(table: LabelTable, data: st.DataObject) -> None:
+def test_subset(table: Table, data: st.DataObject) -> None:
     images = np.array(data.draw(st.permutations(range(len(table)))), int)[: data.draw(st.integers(0, 7))]
     classes = np.array(data.draw(st.permutations(range(len(table.classes)))), int)[: data.draw(st.integers(0, 5))]
     part = table.subset(images, classes)
@@ -147,7 +147,7 @@ def test_subset(table: LabelTable, data: st.DataObject) -> None:
 
 @quick
 @given(tables(), tables())
-def test_merge_other_wins(first: LabelTable, other: LabelTable) -> None:
+def test_merge_other_wins(first: Table, other: Table) -> None:
     merged = first.merge(other)
     check_form(merged)
     assert as_dict(merged) == as_dict(first) | as_dict(other)
@@ -157,7 +157,7 @@ def test_merge_other_wins(first: LabelTable, other: LabelTable) -> None:
 
 @quick
 @given(tables(), tables(), tables())
-def test_merge_is_associative_and_idempotent(a: LabelTable, b: LabelTable, c: LabelTable) -> None:
+def test_merge_is_associative_and_idempotent(a: Table, b: Table, c: Table) -> None:
     assert a.merge(b).merge(c) == a.merge(b.merge(c))
     assert a.merge(a) == a
     assert a.merge(b).merge(b) == a.merge(b)
@@ -165,7 +165,7 @@ def test_merge_is_associative_and_idempotent(a: LabelTable, b: LabelTable, c: La
 
 @quick
 @given(tables(), st.integers(0, 2**20))
-def test_merge_commutes_where_tables_do_not_disagree(table: LabelTable, coin: int) -> None:
+def test_merge_commutes_where_tables_do_not_disagree(table: Table, coin: int) -> None:
     mine = np.array([coin >> i & 1 for i in range(table.known)], bool)
     first, other = table.keep(mine), table.keep(~mine)
     assert first.merge(other) == other.merge(first) == table
@@ -173,12 +173,12 @@ def test_merge_commutes_where_tables_do_not_disagree(table: LabelTable, coin: in
 
 @quick
 @given(tables(), tables(), st.data())
-def test_merge_then_subset_is_subset_then_merge(first: LabelTable, other: LabelTable, data: st.DataObject) -> None:
+def test_merge_then_subset_is_subset_then_merge(first: Table, other: Table, data: st.DataObject) -> None:
     """On images of both tables: labels of some images do not depend on the other images."""
     merged = first.merge(other)
     wanted = data.draw(st.lists(st.sampled_from(list(merged.images)), unique=True)) if len(merged) else []
 
-    def part(table: LabelTable) -> LabelTable:
+    def part(table: Table) -> Table:
         at = table.images.index(wanted)
         return table.subset(at[at >= 0])
 
@@ -187,7 +187,7 @@ def test_merge_then_subset_is_subset_then_merge(first: LabelTable, other: LabelT
 
 @quick
 @given(tables(), st.integers(0, 5))
-def test_split_gives_every_image_once(table: LabelTable, seed: int) -> None:
+def test_split_gives_every_image_once(table: Table, seed: int) -> None:
     parts = table.split([0.5, 0.3, 0.2], seed=seed)
     assert sorted(name for part in parts for name in part.images) == sorted(table.images)
     for part in parts:
@@ -197,43 +197,43 @@ def test_split_gives_every_image_once(table: LabelTable, seed: int) -> None:
 
 @quick
 @given(tables(), tables())
-def test_equal_tables_have_equal_digests(first: LabelTable, other: LabelTable) -> None:
+def test_equal_tables_have_equal_digests(first: Table, other: Table) -> None:
     assert (first == other) == (first.digest() == other.digest())
-    assert first == LabelTable.from_dense(first.dense(), first.images, first.classes)
+    assert first == Table.from_dense(first.dense(), first.images, first.classes)
 
 
 def test_equality_looks_at_names_and_order() -> None:
-    table = LabelTable.from_dense([[1, -1], [0, 1]], ["a", "b"], ["x", "y"])
-    assert table != LabelTable.from_dense([[1, -1], [0, 1]], ["a", "c"], ["x", "y"])
-    assert table != LabelTable.from_dense([[1, -1], [0, 1]], ["a", "b"], ["x", "z"])
+    table = Table.from_dense([[1, -1], [0, 1]], ["a", "b"], ["x", "y"])
+    assert table != Table.from_dense([[1, -1], [0, 1]], ["a", "c"], ["x", "y"])
+    assert table != Table.from_dense([[1, -1], [0, 1]], ["a", "b"], ["x", "z"])
     assert table != table.subset([1, 0])
-    assert table != LabelTable.from_dense([[1, 1], [0, 1]], ["a", "b"], ["x", "y"])
+    assert table != Table.from_dense([[1, 1], [0, 1]], ["a", "b"], ["x", "y"])
     assert table != "table"
     with pytest.raises(TypeError):
         hash(table)
 
 
 def test_digest_never_changes() -> None:
-    table = LabelTable.from_dense([[1, 0, -1], [0, 0, 0], [-1, 1, 1]], ["a", "b", "ü"], ["cat", "dog", "狗"])
+    table = Table.from_dense([[1, 0, -1], [0, 0, 0], [-1, 1, 1]], ["a", "b", "ü"], ["cat", "dog", "狗"])
     assert table.digest() == "0b1398c641d4e1fcf4e0279b5e3f9173b01ec8828b1d6802fb1504048b3f1fee"
 
 
 def test_digest_does_not_depend_on_how_class_numbers_are_stored() -> None:
-    table = LabelTable.from_dense([[1, -1]])
-    wide = LabelTable(table.images, table.classes, table.start, table.column.astype(np.int64), table.value)
+    table = Table.from_dense([[1, -1]])
+    wide = Table(table.images, table.classes, table.start, table.column.astype(np.int64), table.value)
     assert table.digest() == wide.digest()
 
 
 def test_many_classes_use_wider_numbers() -> None:
     classes = Names.numbered(40_000)
-    table = LabelTable.from_entries(Names.numbered(1), classes, np.zeros(1, int), np.array([39_999]), np.array([1]))
+    table = Table.from_entries(Names.numbered(1), classes, np.zeros(1, int), np.array([39_999]), np.array([1]))
     assert table.column.dtype == np.int32
     assert table.rows([0])[0, 39_999] == 1
-    assert LabelTable.from_dense([[1]]).column.dtype == np.int16
+    assert Table.from_dense([[1]]).column.dtype == np.int16
 
 
 def test_memory_stays_as_promised() -> None:
-    table = LabelTable.from_dense(np.ones((1000, 50), np.int8))
+    table = Table.from_dense(np.ones((1000, 50), np.int8))
     assert table.start.nbytes + table.column.nbytes + table.value.nbytes == 8 * 1001 + 3 * 50_000
 
 
@@ -261,9 +261,9 @@ class TestNames:
 
 
 class TestRows:
-    def rows(self, *entries: tuple[int, int, int], source: str = "") -> Rows:
+    def rows(self, *entries: tuple[int, int, int], source: str = "") -> Labels:
         image, column, value = np.array(entries, int).reshape(-1, 3).T
-        return Rows.build(Names(["a", "b"]), Names(["x", "y"]), image, column, value, source)
+        return Labels.build(Names(["a", "b"]), Names(["x", "y"]), image, column, value, source)
 
     def test_last_row_wins_and_zero_retracts(self) -> None:
         rows = self.rows((0, 0, 1), (0, 1, 1), (0, 0, -1), (0, 1, 0))
@@ -277,13 +277,13 @@ class TestRows:
 
     def test_conflicts_of_more_entries_than_32_bits_can_number(self) -> None:
         image, column = np.array([99_999, 99_999, 46_350]), np.array([39_999, 39_999, 39_999])
-        rows = Rows.build(Names.numbered(100_000), Names.numbered(40_000), image, column, np.array([1, -1, 1]))
+        rows = Labels.build(Names.numbered(100_000), Names.numbered(40_000), image, column, np.array([1, -1, 1]))
         assert rows.count_conflicts() == 1
 
     @quick
     @given(tables())
-    def test_table_to_rows_and_back(self, table: LabelTable) -> None:
-        rows = Rows.from_table(table, "import")
+    def test_table_to_rows_and_back(self, table: Table) -> None:
+        rows = Labels.from_table(table, "import")
         assert len(rows) == table.known
         assert rows.sources == ("import",)
         assert np.isnan(rows.score).all()
@@ -291,8 +291,8 @@ class TestRows:
 
     @quick
     @given(tables(), tables())
-    def test_append_resolves_like_merge(self, first: LabelTable, other: LabelTable) -> None:
-        both = Rows.from_table(first, "anna").append(Rows.from_table(other, "bob"))
+    def test_append_resolves_like_merge(self, first: Table, other: Table) -> None:
+        both = Labels.from_table(first, "anna").append(Labels.from_table(other, "bob"))
         assert both.resolve() == first.merge(other)
         row_sources = [both.sources[number] for number in both.source]
         assert row_sources == ["anna"] * first.known + ["bob"] * other.known

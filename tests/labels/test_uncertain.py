@@ -15,10 +15,10 @@ from halflabel.fitting.config import Config
 from halflabel.fitting.solver import LinearSolver
 from halflabel.labels import formats
 from halflabel.labels.drop import apply as hide
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables, training_and_evaluation_tables
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import UNCERTAIN, LabelTable
+from halflabel.labels.table import UNCERTAIN, Table
 from halflabel.labels.uncertain import decide_uncertain, parse_uncertain
 from halflabel.methods.base import recipe
 from halflabel.types import Batch
@@ -26,17 +26,17 @@ from halflabel.types import Batch
 IMAGES, CLASSES = Names(["a", "b", "c"]), Names(["cat", "dog"])
 
 
-def rows(*entries: tuple[int, int, int, str]) -> Rows:
+def rows(*entries: tuple[int, int, int, str]) -> Labels:
     image, column, value, source = zip(*entries, strict=True)
     sources = sorted(set(source))
     number = np.array([sources.index(name) for name in source])
-    return Rows.build(IMAGES, CLASSES, np.array(image), np.array(column), np.array(value), number, sources=sources)
+    return Labels.build(IMAGES, CLASSES, np.array(image), np.array(column), np.array(value), number, sources=sources)
 
 
 ROWS = rows((0, 0, 1, ""), (0, 1, UNCERTAIN, ""), (1, 0, -1, ""), (1, 1, UNCERTAIN, ""), (2, 0, UNCERTAIN, ""))
 
 
-def uncertain(table: LabelTable) -> list[list[int]]:
+def uncertain(table: Table) -> list[list[int]]:
     return [] if table.uncertain is None else np.argwhere(table.uncertain.toarray()).tolist()
 
 
@@ -47,8 +47,8 @@ def test_uncertain_entries_are_unknown_and_listed() -> None:
     assert table.stats().uncertain.tolist() == [1, 2]
     assert uncertain(table.subset([2, 0], [1, 0])) == [[0, 1], [1, 0]]
     assert uncertain(hide("partial", table, share=0.1)) == uncertain(table)
-    assert Rows.from_table(table).resolve() == table
-    assert table.digest() != LabelTable.from_dense(table.dense(), IMAGES, CLASSES).digest()
+    assert Labels.from_table(table).resolve() == table
+    assert table.digest() != Table.from_dense(table.dense(), IMAGES, CLASSES).digest()
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_soft_targets_reach_every_loss(name: str) -> None:
 def test_the_solver_reaches_the_soft_target(name: str) -> None:
     images = Names.numbered(30)
     index = np.arange(30)
-    table = LabelTable.from_entries(images, Names(["x"]), index, 0 * index, np.full(30, UNCERTAIN))
+    table = Table.from_entries(images, Names(["x"]), index, 0 * index, np.full(30, UNCERTAIN))
     soft = decide_uncertain(table, "soft=0.7-0.7")
     solver = LinearSolver(recipe(name).make(), torch.zeros(30, 2), soft)
     solver.fit(1e-3)
@@ -178,7 +178,7 @@ def test_readings_change_the_training_and_not_the_evaluation() -> None:
     features = torch.from_numpy((truth[:, None] * 0.7 + generator.normal(size=(200, 8))).astype(np.float32))
     value = np.where((truth > 0) & (generator.random(200) < 0.5), UNCERTAIN, truth)
     index = np.arange(200)
-    table = LabelTable.from_entries(Names.numbered(200), Names(["x"]), index, 0 * index, value)
+    table = Table.from_entries(Names.numbered(200), Names(["x"]), index, 0 * index, value)
     config = Config(method="bce", solver="lbfgs", l2_strength=1e-2, similar=False)
     mean = {}
     for reading in ("ignore", "present", "absent", "soft"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe
 from halflabel.types import Batch, Output
 
@@ -28,7 +28,7 @@ class Given(nn.Module):
 def run(method: Method, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and gradient of one step, with logits for a view."""
     x = logits.detach().clone().requires_grad_()
-    method.start(LabelTable.from_dense(labels.numpy()))
+    method.start(Table.from_dense(labels.numpy()))
     loss = method.step(Given(), Batch(torch.arange(len(x)), (x,), labels), 1)
     return loss.detach(), torch.autograd.grad(loss, x)[0]
 

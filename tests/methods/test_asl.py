@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe
 from halflabel.methods.parts.losses import ASL
 from halflabel.types import Batch, Output
@@ -83,9 +83,9 @@ def test_gradient_is_finite_at_the_margin_itself():
 
 def test_ignoring_unknown_labels_needs_known_negatives():
     method = recipe("asl").make(unknown="ignore")
-    method.start(LabelTable.from_dense([[1, 0], [0, -1]]))
+    method.start(Table.from_dense([[1, 0], [0, -1]]))
     with pytest.raises(UserError, match="unknown=negative"):
-        method.start(LabelTable.from_dense([[1, 0], [0, 1]]))
+        method.start(Table.from_dense([[1, 0], [0, 1]]))
 
 
 @pytest.mark.parametrize("options", [{"unknown": "maybe"}, {"reduction": "mean"}])

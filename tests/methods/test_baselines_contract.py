@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from halflabel.features.heads import Linear, Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe
 from halflabel.types import Batch, Output, Sweep
 
@@ -37,7 +37,7 @@ def make_labels(images: int = 6, classes: int = 5) -> Tensor:
 def started(name: str, labels: Tensor) -> Method:
     """A method in mid-training: its table known and, where it takes part in sweeps, one sweep absorbed."""
     method = recipe(name).make(**OPTIONS[name])
-    method.start(LabelTable.from_dense(labels.numpy()))
+    method.start(Table.from_dense(labels.numpy()))
     if method.relabel.wants_sweep(1):
         logits = torch.randn(labels.shape, generator=torch.Generator().manual_seed(4))
         method.relabel.absorb(Sweep(logits, logits), 1)
@@ -121,7 +121,7 @@ def test_a_step_down_the_gradient_lowers_the_loss(name):
     features = torch.randn(8, 3)
     model = Model(None, Linear(3, 4))
     method = recipe(name).make()
-    method.start(LabelTable.from_dense(labels.numpy()))
+    method.start(Table.from_dense(labels.numpy()))
     batch = Batch(torch.arange(8), (features,), labels)
     optimizer = torch.optim.SGD(nn.ModuleList([model, method]).parameters(), lr=1e-2)
     first = method.step(model, batch, 1)

@@ -14,7 +14,7 @@ from halflabel.features.scoring import score_source
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.cnn_rnn import Ordered
 from halflabel.methods.parts.recurrent_head import RecurrentHead
@@ -49,7 +49,7 @@ def _labels(images, classes, seed=1):
 def test_value_and_gradient_are_those_of_one_path_at_a_time(images, classes, order):
     labels = _labels(images, classes)
     method = recipe("cnn-rnn").make(order=order, **SMALL)
-    method.start(LabelTable.from_dense(labels))
+    method.start(Table.from_dense(labels))
     head = _head(classes).train()
     features = _features(images)
     batch = Batch(torch.arange(images), (features,), torch.from_numpy(labels))
@@ -72,7 +72,7 @@ def test_value_and_gradient_are_those_of_one_path_at_a_time(images, classes, ord
 def test_positives_only_take_unknown_as_absent():
     labels = np.eye(4, dtype=np.int8)
     method = recipe("cnn-rnn").make(**SMALL)
-    method.start(LabelTable.from_dense(labels))
+    method.start(Table.from_dense(labels))
     head, features = _head(4).train(), _features(4)
     loss = method.step(Model(None, head), Batch(torch.arange(4), (features,), torch.from_numpy(labels)), 1)
     assumed = np.where(labels > 0, 1, -1).tolist()
@@ -83,7 +83,7 @@ def test_positives_only_take_unknown_as_absent():
 def test_unknown_labels_have_no_gradient():
     labels = np.array([[1, 0, -1, 1, 0]], np.int8)
     method = recipe("cnn-rnn").make(**SMALL)
-    method.start(LabelTable.from_dense(labels))
+    method.start(Table.from_dense(labels))
     head = _head(5).train()
     method.step(Model(None, head), Batch(torch.arange(1), (_features(1),), torch.from_numpy(labels)), 1).backward()
     moved = head.labels.grad.abs().sum(1) > 0
@@ -93,7 +93,7 @@ def test_unknown_labels_have_no_gradient():
 def test_gradcheck():
     labels = torch.from_numpy(_labels(3, 4))
     method = recipe("cnn-rnn").make(**SMALL)
-    method.start(LabelTable.from_dense(labels.numpy()))
+    method.start(Table.from_dense(labels.numpy()))
     head = _head(4).train()
     features = _features(3).requires_grad_()
     index = torch.arange(3)
@@ -156,7 +156,7 @@ def test_certain_labels_have_finite_logits():
 
 
 def test_paths_follow_the_order():
-    table = LabelTable.from_dense(np.array([[1, 0, 1], [0, 0, 1], [-1, 1, 1], [1, 0, 0]]))
+    table = Table.from_dense(np.array([[1, 0, 1], [0, 0, 1], [-1, 1, 1], [1, 0, 0]]))
     present = torch.tensor([[True, True, True], [True, False, True], [False, False, False]])
     logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 9.0, 6.0], [1.0, 2.0, 3.0]])
     expected = {
@@ -188,7 +188,7 @@ def test_it_learns_that_one_label_implies_another():
     is_present = rng.random(200) < 0.5
     labels = np.where(np.stack([is_present, is_present, np.zeros(200, bool)], 1), 1, -1)
     features = torch.from_numpy(np.where(is_present, 1.0, -1.0)[:, None] + 0.1 * rng.normal(size=(200, 2))).float()
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     method = recipe("cnn-rnn").make(dimensions=8, hidden=8)
     torch.manual_seed(0)
     model = Model(None, method.head(2, 3))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe
 from halflabel.methods.em import APL
 from halflabel.methods.parts.terms import entropy
@@ -67,7 +67,7 @@ def test_em_equals_the_slow_loop(shape):
 def test_em_apl_equals_the_slow_loop_sweep_after_sweep(shape, tied):
     """Pseudo-labels, loss and gradient over the whole schedule, with equal scores and an unreadable image."""
     labels = make_labels(*shape)
-    table = LabelTable.from_dense(labels.numpy(), images=[f"photo {i * 7 % 13}" for i in range(shape[0])])
+    table = Table.from_dense(labels.numpy(), images=[f"photo {i * 7 % 13}" for i in range(shape[0])])
     rank = np.argsort(np.argsort(hash_names(table.images.array))).tolist()
     method = recipe("em-apl").make(alpha=0.3, beta=0.4, theta=0.8, apl_from=2, apl_to=5, few_absent=1.0)
     method.start(table)
@@ -97,7 +97,7 @@ def test_em_apl_equals_the_slow_loop_sweep_after_sweep(shape, tied):
 def test_pseudo_labels_never_touch_known_labels_nor_change():
     labels = make_labels(40, 6)
     relabel = APL(0.5, 0.9, 1, 4)
-    relabel.start(LabelTable.from_dense(labels.numpy()))
+    relabel.start(Table.from_dense(labels.numpy()))
     for epoch in range(1, 4):
         before = relabel.labels.values.clone()
         logits = torch.randn(40, 6, generator=torch.Generator().manual_seed(epoch))
@@ -112,9 +112,9 @@ def test_pseudo_labels_never_touch_known_labels_nor_change():
 def test_large_tables_keep_soft_labels_in_one_byte(monkeypatch):
     labels = make_labels(40, 6)
     exact, coarse = APL(0.5, 0.9, 1, 4), APL(0.5, 0.9, 1, 4)
-    exact.start(LabelTable.from_dense(labels.numpy()))
+    exact.start(Table.from_dense(labels.numpy()))
     monkeypatch.setattr("halflabel.methods.parts.label_store.FLOAT32_BELOW", 900)
-    coarse.start(LabelTable.from_dense(labels.numpy()))
+    coarse.start(Table.from_dense(labels.numpy()))
     assert exact.labels.codes is None
     assert coarse.labels.values is None
     for epoch in range(1, 4):
@@ -126,7 +126,7 @@ def test_large_tables_keep_soft_labels_in_one_byte(monkeypatch):
         torch.testing.assert_close(exact_weights, coarse_weights, rtol=0, atol=0.5 / 506 + 1e-6)
     assert (targets[0].pos != targets[1].pos).any()
     loaded = APL(0.5, 0.9, 1, 4)
-    loaded.start(LabelTable.from_dense(labels.numpy()))
+    loaded.start(Table.from_dense(labels.numpy()))
     loaded.load_state_dict(coarse.state_dict())
     assert torch.equal(loaded(batch, torch.zeros(40, 6), 4).neg, targets[1].neg)
 
@@ -134,7 +134,7 @@ def test_large_tables_keep_soft_labels_in_one_byte(monkeypatch):
 def test_unreadable_images_stay_unknown_and_known_labels_known_when_the_quota_exceeds_the_rest():
     relabel = APL(0.5, 1.0, 1, 2)
     labels = torch.tensor([0, 0, 0, 1, -1, 1, -1, 1, -1])[:, None]
-    relabel.start(LabelTable.from_dense(labels.numpy()))
+    relabel.start(Table.from_dense(labels.numpy()))
     logits = torch.tensor([0.0, math.nan, math.nan, -5, -5, -5, -5, -5, -5])[:, None]
     log = relabel.absorb(Sweep(logits, logits), 1)
     assert log == {"pseudo_labels": 1, "pseudo_share": pytest.approx(1 / 3)}
@@ -144,7 +144,7 @@ def test_unreadable_images_stay_unknown_and_known_labels_known_when_the_quota_ex
 
 def test_quota_survives_floating_point():
     relabel = APL(0.5, 0.29, 1, 2)
-    relabel.start(LabelTable.from_dense(np.zeros((100, 1), np.int8)))
+    relabel.start(Table.from_dense(np.zeros((100, 1), np.int8)))
     assert relabel.quota.tolist() == [29]  # 0.29 · 100 is 28.999… in floating point
 
 
@@ -154,7 +154,7 @@ def test_sweeping_class_by_class_gives_the_same_pseudo_labels(monkeypatch):
     logits = torch.randn(30, 7, generator=torch.Generator().manual_seed(0))
 
     def sweep(relabel: APL) -> Tensor:
-        relabel.start(LabelTable.from_dense(labels.numpy()))
+        relabel.start(Table.from_dense(labels.numpy()))
         relabel.absorb(Sweep(logits, logits), 1)
         return relabel.labels.values
 
@@ -173,7 +173,7 @@ def test_the_order_of_the_table_does_not_matter():
     results = []
     for rows in (np.arange(20), order):
         relabel = APL(0.5, 0.5, 1, 2)
-        relabel.start(LabelTable.from_dense(labels[rows], images=[names[i] for i in rows]))
+        relabel.start(Table.from_dense(labels[rows], images=[names[i] for i in rows]))
         relabel.absorb(Sweep(logits, logits), 1)
         results.append(relabel.labels.values)
     torch.testing.assert_close(results[0][order], results[1], equal_nan=True)
@@ -182,7 +182,7 @@ def test_the_order_of_the_table_does_not_matter():
 
 def test_resumes_from_its_state():
     labels = make_labels(15, 4)
-    table = LabelTable.from_dense(labels.numpy())
+    table = Table.from_dense(labels.numpy())
     logits = torch.randn(3, 15, 4, generator=torch.Generator().manual_seed(0))
     first, second = (recipe("em-apl").make(apl_from=1, apl_to=4) for _ in range(2))
     first.start(table)
@@ -201,7 +201,7 @@ def test_golden(file):
     method = recipe(file.replace("_", "-")).make(**golden["options"])
     for case in golden["cases"]:
         labels = torch.tensor(case["labels"], dtype=torch.int8)
-        method.start(LabelTable.from_dense(labels.numpy()))
+        method.start(Table.from_dense(labels.numpy()))
         if file == "em_apl":
             soft = torch.tensor(case["soft_labels"], dtype=torch.float64)
             method.relabel.labels.values = soft.where(torch.tensor(case["soft_mask"]) == 1, math.nan)
@@ -221,7 +221,7 @@ def test_impossible_schedules_are_refused(options):
 
 def test_large_tables_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
-    table = LabelTable.from_entries(Names.numbered(2_100_000), Names.numbered(1000), nothing, nothing, nothing)
+    table = Table.from_entries(Names.numbered(2_100_000), Names.numbered(1000), nothing, nothing, nothing)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**10))
     # Four bytes of each score and one of each soft label.
     with pytest.raises(UserError, match=r"em-apl would score 2100000 .*: 10\.5 GB in scratch files.*such as em"):
@@ -253,7 +253,7 @@ def test_cut_offs_by_blocks_are_those_of_sorting(kind, place, monkeypatch, tmp_p
     labels = make_labels(50, 9)
     labels[:, 0], labels[:, 1], labels[:, 2] = 0, 1, -1  # nothing known, everything
     labels[3:, 3] = 1  # fewer unknown than there are images in a block
-    table = LabelTable.from_dense(labels.numpy(), images=[f"photo {i * 7 % 53}" for i in range(50)])
+    table = Table.from_dense(labels.numpy(), images=[f"photo {i * 7 % 53}" for i in range(50)])
     rank = np.argsort(np.argsort(hash_names(table.images.array)))
     relabel = APL(0.5, 0.9, 1, 4)
     relabel.start(table)
@@ -283,7 +283,7 @@ def test_soft_labels_take_one_byte_from_256_mb_on():
     nothing = np.zeros(0, np.int64)
     for images, large in ((67_107, False), (67_109, True)):
         relabel = APL(0.5, 0.9, 1, 4)
-        relabel.start(LabelTable.from_entries(Names.numbered(images), Names.numbered(1000), nothing, nothing, nothing))
+        relabel.start(Table.from_entries(Names.numbered(images), Names.numbered(1000), nothing, nothing, nothing))
         assert (relabel.labels.codes is not None) == large
         assert (relabel.labels.values is None) == large
 
@@ -294,7 +294,7 @@ def test_few_known_negatives_have_a_small_weight_and_many_the_full_one():
         held = torch.tensor(labels, dtype=torch.int8)
         for name in ("em", "em-apl"):
             relabel = recipe(name).make().relabel
-            relabel.start(LabelTable.from_dense(held.numpy()))
+            relabel.start(Table.from_dense(held.numpy()))
             pos, neg = relabel(Batch(torch.arange(1), (), held), logits, 1)
             assert torch.equal(pos > 0, held > 0)
             assert torch.equal(neg, charged * (held < 0).double())
@@ -310,7 +310,7 @@ def test_known_negatives_of_weight_zero_count_as_unknown():
     labels, logits = torch.tensor([[1, 1, -1, 0]], dtype=torch.int8), torch.tensor([[0.5, 1.0, 2.0, -1.0]]).double()
     for name in ("em", "em-apl"):
         method = recipe(name).make(few_absent=0.0)
-        method.start(LabelTable.from_dense(labels.numpy()))
+        method.start(Table.from_dense(labels.numpy()))
         expected = reference.em(logits, labels.clamp(min=0).tolist(), 0.2)
         torch.testing.assert_close(run(method, logits, labels)[0], expected, rtol=0, atol=1e-12)
 
@@ -318,7 +318,7 @@ def test_known_negatives_of_weight_zero_count_as_unknown():
 def test_no_sweep_where_nothing_is_unknown():
     for labels, wants_sweep in (([[1, -1], [-1, 1]], False), ([[1, -1], [0, 1]], True)):
         relabel = APL(0.5, 0.9, 1, 4)
-        relabel.start(LabelTable.from_dense(labels))
+        relabel.start(Table.from_dense(labels))
         assert relabel.wants_sweep(1) == wants_sweep
 
 
@@ -327,11 +327,11 @@ def test_it_can_start_again_on_a_table_of_another_size(monkeypatch):
     monkeypatch.setattr("halflabel.methods.parts.label_store.FLOAT32_BELOW", 900)
     relabel = APL(0.5, 0.9, 1, 4)
     for labels in (small, large, small):
-        relabel.start(LabelTable.from_dense(labels.numpy()))
+        relabel.start(Table.from_dense(labels.numpy()))
         logits = torch.randn(labels.shape, generator=torch.Generator().manual_seed(1))
         log = relabel.absorb(Sweep(logits, logits), 1)
         fresh = APL(0.5, 0.9, 1, 4)
-        fresh.start(LabelTable.from_dense(labels.numpy()))
+        fresh.start(Table.from_dense(labels.numpy()))
         assert fresh.absorb(Sweep(logits, logits), 1) == log
         assert list(relabel.state_dict()) == list(fresh.state_dict())
         batch = Batch(torch.arange(len(labels)), (), labels)

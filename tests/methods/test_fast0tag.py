@@ -7,7 +7,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods import fast0tag as module
 from halflabel.methods.base import recipe
 from halflabel.methods.fast0tag import RankNet
@@ -61,7 +61,7 @@ def test_large_logits_in_half_precision(dtype):
 
 def _table(classes=4):
     rng = np.random.default_rng(0)
-    return LabelTable.from_dense(rng.integers(-1, 2, (30, classes)))
+    return Table.from_dense(rng.integers(-1, 2, (30, classes)))
 
 
 @pytest.mark.parametrize("hidden", [(), (5,), (5, 3)])
@@ -105,7 +105,7 @@ def test_vectors_of_a_trained_model_are_kept():
     trained = recipe("fast0tag").make(vector_size=6)
     trained_head = trained.head(5, 4)
     trained.start(_table(), Model(None, trained_head))
-    more_labels = LabelTable.from_dense(np.random.default_rng(1).integers(-1, 2, (30, 4)))
+    more_labels = Table.from_dense(np.random.default_rng(1).integers(-1, 2, (30, 4)))
     method = recipe("fast0tag").make(vector_size=6)
     continued, fresh = method.head(5, 4), method.head(5, 4)
     continued.load_state_dict(trained_head.state_dict())
@@ -118,7 +118,7 @@ def test_vectors_of_a_trained_model_are_kept():
 def test_vectors_from_a_file(tmp_path):
     words = tmp_path / "words.txt"
     words.write_text("dog 1 0 0\ncat 0 1 0\ncar 0 0 1\nnone 5 5 5\n", encoding="utf-8")
-    table = LabelTable.from_dense(np.array([[1, -1, 0], [0, 1, -1]]), classes=["car", "cat", "dog"])
+    table = Table.from_dense(np.array([[1, -1, 0], [0, 1, -1]]), classes=["car", "cat", "dog"])
     method = recipe("fast0tag").make(vectors=str(words), vector_size=3)
     head = method.head(5, 3)
     method.start(table, Model(None, head))

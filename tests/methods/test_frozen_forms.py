@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from halflabel.fitting.solver import LinearSolver, can_solve
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.similarity_memory import impute
 from halflabel.types import Batch, Output, Sweep, Targets
@@ -19,7 +19,7 @@ def problem(images=120, classes=4, known=0.4, seed=0):
     features = rng.normal(size=(images, 6))
     truth = np.where(features @ rng.normal(size=(6, classes)) + 0.3 * rng.normal(size=(images, classes)) > 0, 1, -1)
     labels = np.where(rng.random(truth.shape) < known, truth, 0)
-    return torch.from_numpy(features).float(), LabelTable.from_dense(labels), truth
+    return torch.from_numpy(features).float(), Table.from_dense(labels), truth
 
 
 def solve(name, features, table, strength=1e-2, **options):
@@ -42,7 +42,7 @@ def test_can_be_solved_and_learns(name):
 def test_equal_bce_without_their_own_term(name, options):
     features, table, _ = problem()
     # Every image has the same number of known labels: the g of partial-BCE is then one factor for all.
-    same_share = LabelTable.from_dense(np.where(np.arange(4) < 2, problem(known=1.0)[2], 0))
+    same_share = Table.from_dense(np.where(np.arange(4) < 2, problem(known=1.0)[2], 0))
     table = same_share if name == "plcl" else table
     expected = solve("bce", features, table, strength=1e-2).score(features)
     actual = solve(name, features, table, **options).score(features)
@@ -87,7 +87,7 @@ def test_the_graph_of_labels_is_fitted_in_turns():
     """A label that always occurs with another is inferred from it after a search."""
     rng = np.random.default_rng(0)
     first = np.where(rng.random(60) < 0.5, 1, -1)
-    table = LabelTable.from_dense(np.stack([first, first, np.where(rng.random(60) < 0.5, 1, -1)], 1))
+    table = Table.from_dense(np.stack([first, first, np.where(rng.random(60) < 0.5, 1, -1)], 1))
     features = torch.from_numpy(np.stack([first, rng.normal(size=60)], 1)).float()
     method = recipe("imcl").make(k=3, graph="cooccurrence").on_frozen_features()
     method.start(table)
@@ -105,7 +105,7 @@ def test_the_graph_of_labels_is_fitted_in_turns():
 
 def test_em_apl_adds_its_pseudo_labels_in_rounds():
     features, _, truth = problem()
-    single = LabelTable.from_dense(np.where((truth > 0) & (np.cumsum(truth > 0, 1) == 1), 1, 0))
+    single = Table.from_dense(np.where((truth > 0) & (np.cumsum(truth > 0, 1) == 1), 1, 0))
     solver = solve("em-apl", features, single)
     assert int((solver.method.relabel.labels.rows(torch.arange(120)) >= 0).sum()) > 0.8 * (single.dense() == 0).sum()
 

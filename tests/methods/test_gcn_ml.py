@@ -9,7 +9,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.semantic import GraphClassifier
 from halflabel.types import Batch
@@ -20,7 +20,7 @@ slow, shared = checks.reference("gcn_ml"), checks.reference("semantic")
 def make(images=6, classes=4, channels=5, seed=0, **options):
     """A method on a small table, its model in float64, and a batch."""
     rng = np.random.default_rng(seed)
-    table = LabelTable.from_dense(rng.choice([-1, 0, 1, 1], (images, classes)))
+    table = Table.from_dense(rng.choice([-1, 0, 1, 1], (images, classes)))
     method = recipe("gcn-ml").make(vector_size=6, hidden=7, **options)
     torch.manual_seed(seed)
     model = Model(None, method.head(channels, classes))
@@ -77,7 +77,7 @@ def test_larger_p_makes_classifiers_of_neighbours_more_similar():
         method = recipe("gcn-ml").make(p=p)
         torch.manual_seed(0)
         head = method.head(8, 3)
-        method.start(LabelTable.from_dense(labels), Model(None, head))
+        method.start(Table.from_dense(labels), Model(None, head))
         weights = head.classifiers().detach()
         return float(torch.cosine_similarity(weights[0], weights[1], dim=0))
 
@@ -91,7 +91,7 @@ def test_options_out_of_range_are_refused(options):
 
 
 def test_a_missing_graph_file_is_refused(tmp_path):
-    table = LabelTable.from_dense([[1, -1], [-1, 1]], classes=["cat", "dog"])
+    table = Table.from_dense([[1, -1], [-1, 1]], classes=["cat", "dog"])
     with pytest.raises(UserError, match=r"no label graph 'nowhere\.csv'"):
         recipe("gcn-ml").make(graph="nowhere.csv").start(table)
     path = tmp_path / "graph.csv"

@@ -10,7 +10,7 @@ from halflabel.evaluation.calibration import fit_platt
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config
 from halflabel.fitting.solver import can_solve
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.group_consistency import mean_of_others
 from halflabel.types import Batch, Sweep
@@ -27,7 +27,7 @@ def example(agree=True, groups=20):
     names = [f"p{i // 3}_{i % 3}.jpg" for i in range(3 * groups)] + ["x.jpg", "y.jpg", "z.jpg"]
     logits = 0.5 * truth + rng.normal(size=truth.shape)
     logits[7] = np.nan
-    return LabelTable.from_dense(labels, images=names), labels, logits
+    return Table.from_dense(labels, images=names), labels, logits
 
 
 def make(table, logits):

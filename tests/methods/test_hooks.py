@@ -20,7 +20,7 @@ from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.fitting.solver import can_solve
 from halflabel.images.sources import Features
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Ignore
@@ -32,7 +32,7 @@ SETTINGS = Settings(epochs=2, batch_size=6, device="cpu")
 
 def train(method: Method, **more: Any) -> Model:
     draw = np.random.default_rng(0)
-    table = LabelTable.from_dense(np.where(draw.random((12, 3)) < 0.5, 1, -1))
+    table = Table.from_dense(np.where(draw.random((12, 3)) < 0.5, 1, -1))
     source = Features(draw.normal(size=(12, 5)).astype(np.float32), table.images)
     model = Model(None, method.head(5, 3))
     fit(model, method, source, table, more.pop("settings", SETTINGS), **more)
@@ -42,7 +42,7 @@ def train(method: Method, **more: Any) -> Model:
 class KeepsFirst(Method):
     """Stores the weights of each step; `evaluated` returns the initial model."""
 
-    def start(self, table: LabelTable, model: Model | None = None) -> None:
+    def start(self, table: Table, model: Model | None = None) -> None:
         super().start(table, model)
         assert model is not None
         self.first = Model(None, Linear(5, 3))

@@ -16,7 +16,7 @@ from halflabel.fitting.callbacks import Callback
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import seeded
 from halflabel.methods.parts.similarity_memory import ImageVectors, impute
 from halflabel.types import Batch, Output
@@ -187,7 +187,7 @@ def test_half_precision_order_and_state(options):
 @pytest.mark.parametrize("options", [{"dictionary": 9, "rescale": True}, {"image_similarity": "fixed"}])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, options, within):
     rng = np.random.default_rng(0)
-    table = LabelTable.from_dense(rng.choice([-1, 0, 1], (24, 4)))
+    table = Table.from_dense(rng.choice([-1, 0, 1], (24, 4)))
     values = torch.from_numpy(rng.random((24, 6))).float()
     settings = Settings(epochs=4, batch_size=8, lr=0.01, device="cpu", save_every=1)
 

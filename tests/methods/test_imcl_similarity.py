@@ -11,7 +11,7 @@ import torch
 from imcl_examples import bce_loss, begin, checks, inputs, make, matrix_of, reference_step, slow, step, step_loss
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.matching_pursuit import Part, joint_omp
 from halflabel.methods.parts.similarity_memory import impute
 from halflabel.types import Sweep
@@ -42,7 +42,7 @@ class Meaning:
 
 
 def test_label_graph_from_wordnet(tmp_path, monkeypatch):
-    table = LabelTable.from_dense(np.ones((2, 4)), classes=["cat", "cow", "dog", "x"])
+    table = Table.from_dense(np.ones((2, 4)), classes=["cat", "cow", "dog", "x"])
     wordnet = types.SimpleNamespace(
         meanings=lambda names: [None if name == "x" else Meaning(name) for name in names],
         similarity=lambda first, second: first.wup_similarity(second),

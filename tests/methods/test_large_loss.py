@@ -9,7 +9,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.large_loss import LargeLoss, largest
 
@@ -95,7 +95,7 @@ def test_evaluation_flips_nothing_for_good():
 def test_too_many_entries_to_remember_are_refused(monkeypatch):
     monkeypatch.setattr("halflabel.methods.parts.label_store.LARGEST", 500_000_000)
     empty = np.zeros(0, np.int64)
-    table = LabelTable.from_entries(Names.numbered(300_000), Names.numbered(9_000), empty, empty, empty)
+    table = Table.from_entries(Names.numbered(300_000), Names.numbered(9_000), empty, empty, empty)
     with pytest.raises(UserError, match=r"ll-cp would need 0\.7 GB"):
         recipe("ll-cp").make().start(table)
     recipe("ll-ct").make().start(table)

@@ -9,7 +9,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.noise_head import LatentNoiseHead, relevance
 from halflabel.types import Batch
@@ -58,7 +58,7 @@ def test_the_whole_step(images, classes):
     labels = np.random.default_rng(images).integers(-1, 2, (images, classes)).astype(np.int8)
     labels[0], labels[-1, -1] = 0, -1  # an image of which nothing is known, and at least one known absence
     method = recipe("latent-noise").make(noise_rate=0.5)
-    method.start(LabelTable.from_dense(labels))
+    method.start(Table.from_dense(labels))
     head = method.head(3, classes).double()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))

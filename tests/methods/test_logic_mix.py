@@ -6,7 +6,7 @@ import step_checks as checks
 import torch
 
 from halflabel.features.heads import Linear, Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.types import Batch, Output
 
@@ -21,7 +21,7 @@ def test_loss_is_that_of_the_slow_loop(images, values):
     torch.manual_seed(0)
     model = Model(None, Linear(5, 4)).double()
     method = recipe("logic-mix").make(members=images, weight=0.7)
-    method.start(LabelTable.from_dense(labels), model)
+    method.start(Table.from_dense(labels), model)
     weight, bias = model.head.linear.weight.detach().numpy(), model.head.linear.bias.detach().numpy()
     torch.manual_seed(3)
     orders = [torch.randperm(7).tolist() for _ in range(images - 1)]
@@ -49,7 +49,7 @@ def test_mixed_photos_are_bytes(monkeypatch):
     model = Photos(None, Linear(3, 2))
     method = recipe("logic-mix").make()
     labels = torch.tensor([[1, -1], [-1, 0]])
-    method.start(LabelTable.from_dense(labels.numpy()), model)
+    method.start(Table.from_dense(labels.numpy()), model)
     photos = torch.stack([torch.full((3, 2, 2), 255), torch.full((3, 2, 2), 100)]).to(torch.uint8)
     monkeypatch.setattr(torch, "randperm", lambda *_, **__: torch.tensor([1, 0]))
     method.step(model, Batch(torch.arange(2), (photos,), labels), 1)

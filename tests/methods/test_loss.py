@@ -15,7 +15,7 @@ from torch import Tensor
 import halflabel
 from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.methods.loss import MethodLoss
 from halflabel.methods.parts.losses import BCE
@@ -46,7 +46,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in recipes() if n
 CASES += [("l1r", {"of": "scores"}), ("splc", {"released": True}), ("warp", {"rank": "sampled"})]
 
 
-def make_table(regime: str) -> LabelTable:
+def make_table(regime: str) -> Table:
     rng = np.random.default_rng(3)
     labels = np.where(rng.random((IMAGES, CLASSES)) < 0.4, 1, -1)
     if regime == "single-positive":
@@ -54,12 +54,12 @@ def make_table(regime: str) -> LabelTable:
     elif regime != "full":
         labels = labels * (rng.random(labels.shape) < 0.6)
         labels = np.maximum(labels, 0) if regime == "positives-only" else labels
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     assert table.stats().regime == regime
     return table
 
 
-def make_loss(name: str, table: LabelTable, **options: Any) -> MethodLoss:
+def make_loss(name: str, table: Table, **options: Any) -> MethodLoss:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* never starts in ")
         return halflabel.loss(name, table=table, epochs=EPOCHS, **options)

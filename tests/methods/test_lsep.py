@@ -5,7 +5,7 @@ import pytest
 import step_checks
 import torch
 
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.lsep import LSEP
 from halflabel.types import Batch, Targets
@@ -66,7 +66,7 @@ def test_order_of_images_and_the_whole_method():
     order = torch.tensor([3, 1, 5, 0, 2, 4])
     torch.testing.assert_close(LSEP()(x[order], _targets(labels[order])), LSEP()(x, _targets(labels))[order])
     method = recipe("lsep").make()
-    method.start(LabelTable.from_dense(labels.numpy()))
+    method.start(Table.from_dense(labels.numpy()))
     targets = method.relabel(Batch(torch.arange(6), (), labels.to(torch.int8)), x, 1)
     expected = sum(slow.loss(a, b)[0] for a, b in zip(x.tolist(), labels.tolist(), strict=True)) / 6
     assert method.reduce(method.loss(x, targets), targets).item() == pytest.approx(expected)
@@ -75,6 +75,6 @@ def test_order_of_images_and_the_whole_method():
 def test_with_positives_only_unknown_is_absent():
     method = recipe("lsep").make()
     labels = torch.tensor([[1, 0], [0, 1]], dtype=torch.int8)
-    method.start(LabelTable.from_dense(labels.numpy()))
+    method.start(Table.from_dense(labels.numpy()))
     targets = method.relabel(Batch(torch.arange(2), (), labels), torch.zeros(2, 2), 1)
     assert targets.neg.tolist() == [[0, 1], [1, 0]]

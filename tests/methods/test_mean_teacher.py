@@ -7,7 +7,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.types import Batch
 
@@ -30,7 +30,7 @@ def test_losses_and_teacher_are_those_of_the_slow_loop(ramp_up, decay):
     model = Model(None, Linear(5, 4)).double()
     method = recipe("mean-teacher").make(weight=3.0, decay=decay, ramp_up=ramp_up)
     method.plan(4)
-    method.start(LabelTable.from_dense(labels), model)
+    method.start(Table.from_dense(labels), model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     teacher = Model(None, Linear(5, 4)).double()
     teacher.load_state_dict(model.state_dict())
@@ -56,7 +56,7 @@ def test_losses_and_teacher_are_those_of_the_slow_loop(ramp_up, decay):
 def test_only_the_model_learns():
     model = Model(None, Linear(5, 4))
     method = recipe("mean-teacher").make()
-    method.start(LabelTable.from_dense(np.eye(4, dtype=np.int64)), model)
+    method.start(Table.from_dense(np.eye(4, dtype=np.int64)), model)
     assert [group["params"] for group in method.parameter_groups(0.1)] == [[]]
     method.train()
     assert not method.teacher.model.training

@@ -10,13 +10,13 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, recipes, seeded
 from halflabel.types import Batch
 
 TABLES = {
-    "partial": LabelTable.from_dense([[1, -1, 0, 0], [0, 1, -1, 0], [-1, 0, 1, 1], [0, 0, 0, 1], [1, 1, 0, -1]] * 2),
-    "single-positive": LabelTable.from_dense([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]] * 3),
+    "partial": Table.from_dense([[1, -1, 0, 0], [0, 1, -1, 0], [-1, 0, 1, 1], [0, 0, 0, 1], [1, 1, 0, -1]] * 2),
+    "single-positive": Table.from_dense([[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]] * 3),
 }
 ABSURD = (-1, 0, 1e30, -1e30)
 NUMBERS = [
@@ -28,7 +28,7 @@ NUMBERS = [
 ids = [f"{name}-{option}" for name, option, _ in NUMBERS]
 
 
-def steps_are_finite(method: Method, table: LabelTable) -> bool:
+def steps_are_finite(method: Method, table: Table) -> bool:
     """Whether the first step, and one of a later epoch, has a finite loss and gradient."""
     head = seeded(0, lambda: method.head(6, len(table.classes)))
     model = Model(None, head)

@@ -20,7 +20,7 @@ from halflabel.features import heads
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods import base as method
 from halflabel.methods.base import Method, recipe, recipes
 from halflabel.methods.checks import checked_step
@@ -213,7 +213,7 @@ def not_reduced(loss: Tensor, targets: Targets) -> Tensor:
 def train(method: Method, epochs: int = 2) -> None:
     draw = np.random.default_rng(0)
     labels = np.where(draw.random((12, 3)) < 0.5, 1, -1).astype(np.int8)
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     source = Features(draw.normal(size=(12, 5)).astype(np.float32), table.images)
     settings = Settings(epochs=epochs, batch_size=6, device="cpu")
     fit(heads.Model(None, method.head(5, 3)), method, source, table, settings)

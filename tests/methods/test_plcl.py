@@ -15,7 +15,7 @@ from halflabel.features.heads import Ensemble, Linear, Model, Weldon
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.gnn_head import GnnHead
@@ -293,7 +293,7 @@ def test_labels_found_in_training_are_in_the_log_and_close_to_the_truth():
     maps = torch.from_numpy(rng.normal(0, 0.3, (96, 8, 3, 3)).astype(np.float32))
     maps[:, :4] += torch.from_numpy(truth).float()[:, :, None, None]
     hidden = truth * (rng.random(truth.shape) < 0.4)
-    table, truth_table = LabelTable.from_dense(hidden), LabelTable.from_dense(truth)
+    table, truth_table = Table.from_dense(hidden), Table.from_dense(truth)
     method = recipe("plcl").make(theta=1.0, dropout=0.2, passes=10)
     model = Model(None, seeded(0, lambda: method.head(8, 4)))
     settings = Settings(epochs=12, lr=0.1, batch_size=8, device="cpu")

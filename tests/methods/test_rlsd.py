@@ -14,7 +14,7 @@ from halflabel.features.scoring import score_source
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.recurrent_head import RecurrentHead
 from halflabel.methods.rlsd import Regional, windows
@@ -74,7 +74,7 @@ def _labels(images, classes):
 def test_value_and_gradient_are_those_of_one_region_at_a_time(images, classes, levels, length):
     labels = _labels(images, classes)
     method = recipe("rlsd").make(unknown="ignore", levels=levels, length=length, **SMALL)
-    method.start(LabelTable.from_dense(labels))
+    method.start(Table.from_dense(labels))
     head, maps = _head(classes, levels=levels, length=length).train(), _maps(images)
     loss = method.step(Model(None, head), Batch(torch.arange(images), (maps,), torch.from_numpy(labels)), 1)
     expected, known = 0.0 * head.labels.sum(), 0
@@ -154,7 +154,7 @@ def test_it_finds_a_small_object_that_the_mean_hides():
     maps = rng.normal(size=(300, 2, 8, 8)).astype(np.float32)
     for i in np.flatnonzero(is_present):
         maps[i, 0, rng.integers(8), rng.integers(8)] += 9
-    table = LabelTable.from_dense(np.where(np.stack([is_present, is_present], 1), 1, -1))
+    table = Table.from_dense(np.where(np.stack([is_present, is_present], 1), 1, -1))
     source, accuracy = Features(torch.from_numpy(maps), table.images), {}
     for levels in (1, 6):
         method = recipe("rlsd").make(levels=levels, length=2, dimensions=8, hidden=4)

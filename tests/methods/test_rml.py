@@ -11,7 +11,7 @@ import torch
 from rml_examples import TESTS, make_batch, make_example
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.losses import over_images
 from halflabel.methods.parts.ranking import Ranking, UnknownAs, harmonic, rank_of, ranking, trials, violators
@@ -220,7 +220,7 @@ def test_exact_ranks_do_not_depend_on_the_order_of_images(name):
 
 
 def test_unknown_entries_in_pairs():
-    table = LabelTable.from_dense([[1, 0, 0], [0, 0, 0], [0, 1, 1]])
+    table = Table.from_dense([[1, 0, 0], [0, 0, 0], [0, 1, 1]])
     batch, x = make_batch(table.dense()), torch.zeros(3, 3)
     for unknown, absent in (("ignore", 0), ("negative", 1), ("auto", 1)):
         relabel = UnknownAs(unknown)
@@ -228,7 +228,7 @@ def test_unknown_entries_in_pairs():
         targets = relabel(batch, x, 1)
         assert targets.pos.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]]
         assert targets.neg.tolist() == [[0, absent, absent], [0, 0, 0], [absent, 0, 0]]
-    relabel.start(LabelTable.from_dense([[1, -1, 0]]))
+    relabel.start(Table.from_dense([[1, -1, 0]]))
     assert relabel(make_batch([[1, -1, 0]]), x[:1], 1).neg.tolist() == [[0, 1, 0]]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe
 from halflabel.methods.parts.label_estimates import LabelEstimates
 from halflabel.methods.parts.terms import estimate_positives
@@ -42,7 +42,7 @@ def test_epr_equals_the_slow_loop(shape, k):
     labels = make_labels(*shape)
     logits = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
     method = recipe("epr").make(positives=k)
-    method.start(LabelTable.from_dense(labels.numpy()))
+    method.start(Table.from_dense(labels.numpy()))
     x = logits.clone().requires_grad_()
     loss = reference.epr(x, labels.tolist(), k or reference.positives_per_image(labels.tolist()))
     expected = loss.detach(), torch.autograd.grad(loss, x)[0]
@@ -55,7 +55,7 @@ def test_role_equals_the_slow_loop(name, shape):
     labels = make_labels(*shape)
     logits = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3
     method = recipe(name).make(positives=1.5)
-    method.start(LabelTable.from_dense(labels.numpy()))
+    method.start(Table.from_dense(labels.numpy()))
     method.double()
     x = logits.clone().requires_grad_()
     theta = method.relabel.theta.detach().clone().requires_grad_()
@@ -67,7 +67,7 @@ def test_role_equals_the_slow_loop(name, shape):
 def test_only_the_estimates_of_the_batch_have_a_gradient():
     labels = make_labels(6, 5)
     method = recipe("role").make()
-    method.start(LabelTable.from_dense(labels.numpy()))
+    method.start(Table.from_dense(labels.numpy()))
     index = torch.tensor([4, 1])
     _, _, slope = run(method, torch.zeros(2, 5), labels[index], index)
     assert slope.abs().sum(1).gt(0).tolist() == [False, True, False, False, True, False]
@@ -79,7 +79,7 @@ def test_golden(file):
     method = recipe(file).make(positives=golden["options"]["expected_num_pos"])
     for case in golden["cases"]:
         labels = torch.tensor(case["labels"], dtype=torch.int8)
-        method.start(LabelTable.from_dense(labels.numpy()))
+        method.start(Table.from_dense(labels.numpy()))
         expected = [torch.tensor(case["grad"], dtype=torch.float64)]
         if file == "role":
             method.relabel.theta = nn.Parameter(torch.tensor(case["theta_logits"], dtype=torch.float64))
@@ -99,7 +99,7 @@ def test_golden(file):
     ],
 )
 def test_positives_per_image_from_the_labels(labels):
-    estimate = estimate_positives(LabelTable.from_dense(labels))
+    estimate = estimate_positives(Table.from_dense(labels))
     assert estimate == pytest.approx(reference.positives_per_image(labels))
 
 
@@ -107,7 +107,7 @@ def test_positives_per_image_is_right_when_labels_are_missing_at_random():
     generator = np.random.default_rng(0)
     truth = np.where(generator.random((4000, 6)) < [0.05, 0.1, 0.2, 0.3, 0.4, 0.5], 1, -1)
     known = truth * (generator.random(truth.shape) < 0.1)
-    assert estimate_positives(LabelTable.from_dense(known)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
+    assert estimate_positives(Table.from_dense(known)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
 
 
 @pytest.mark.parametrize(("frequency", "known_share"), [(0.7, 0.25), (0.6, 0.5), (0.9, 0.25), (0.05, 0.1)])
@@ -115,7 +115,7 @@ def test_positives_may_be_frequent(frequency: float, known_share: float) -> None
     generator = np.random.default_rng(1)
     truth = np.where(generator.random((2000, 6)) < frequency, 1, -1)
     known = truth * (generator.random(truth.shape) < known_share)
-    assert estimate_positives(LabelTable.from_dense(known)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
+    assert estimate_positives(Table.from_dense(known)) == pytest.approx((truth > 0).sum(1).mean(), rel=0.1)
 
 
 @pytest.mark.parametrize("answers", [0, 5, 300, 3000, 12000])
@@ -128,7 +128,7 @@ def test_answers_are_not_taken_as_missing_at_random(answers: int) -> None:
         known[row, column] = 1
     chosen = generator.choice(truth.size, answers, replace=False)
     known.flat[chosen] = truth.flat[chosen]
-    table = LabelTable.from_dense(known)
+    table = Table.from_dense(known)
     assert estimate_positives(table) == pytest.approx((known > 0).sum(1).mean())
     assert estimate_positives(table) == pytest.approx(reference.positives_per_image(known.tolist()))
 
@@ -137,19 +137,19 @@ def test_estimates_start_where_the_paper_says_and_by_name():
     labels = make_labels(50, 8).numpy()
     names = [f"photo {i}" for i in range(50)]
     classes = list("abcdefgh")
-    theta = _start(LabelTable.from_dense(labels, names, classes))
+    theta = _start(Table.from_dense(labels, names, classes))
     assert theta[labels > 0] == pytest.approx(reference.logit(0.995))
     assert theta[labels < 0] == pytest.approx(reference.logit(0.005))
     unknown = theta[labels == 0]
     assert abs(unknown).max() <= reference.logit(0.6)
     assert unknown.std() == pytest.approx(reference.logit(0.6) / 3**0.5, rel=0.15)
     rows, columns = np.random.default_rng(0).permutation(50), np.random.default_rng(1).permutation(8)
-    moved = LabelTable.from_dense(labels[rows][:, columns], [names[i] for i in rows], [classes[c] for c in columns])
+    moved = Table.from_dense(labels[rows][:, columns], [names[i] for i in rows], [classes[c] for c in columns])
     np.testing.assert_array_equal(_start(moved), theta[rows][:, columns])
     assert (_start(moved, seed=1) != _start(moved))[labels[rows][:, columns] == 0].mean() > 0.99
 
 
-def _start(table: LabelTable, seed: int = 0) -> np.ndarray:
+def _start(table: Table, seed: int = 0) -> np.ndarray:
     estimates = LabelEstimates(seed)
     before = torch.random.get_rng_state()
     estimates.start(table)
@@ -158,21 +158,21 @@ def _start(table: LabelTable, seed: int = 0) -> np.ndarray:
 
 
 def test_estimates_are_kept_when_training_starts_again_with_the_same_labels():
-    table = LabelTable.from_dense([[1, 0], [0, 1]])
+    table = Table.from_dense([[1, 0], [0, 1]])
     estimates = LabelEstimates()
     estimates.start(table)
     with torch.no_grad():
         estimates.theta += 1
     learned = estimates.theta.detach().clone()
-    estimates.start(LabelTable.from_dense([[1, 0], [0, 1]]))
+    estimates.start(Table.from_dense([[1, 0], [0, 1]]))
     assert torch.equal(estimates.theta, learned)
-    estimates.start(LabelTable.from_dense([[0, 1], [0, 1]]))
+    estimates.start(Table.from_dense([[0, 1], [0, 1]]))
     assert not torch.equal(estimates.theta, learned)
 
 
 def test_estimates_learn_ten_times_as_fast_and_do_not_decay():
     method = recipe("role").make()
-    method.start(LabelTable.from_dense([[1, 0], [0, 1]]))
+    method.start(Table.from_dense([[1, 0], [0, 1]]))
     (group,) = method.parameter_groups(1e-3)
     assert group["base_lr"] == pytest.approx(1e-2)
     assert [p is method.relabel.theta for p in group["params"]] == [True]
@@ -185,7 +185,7 @@ def test_estimates_learn_ten_times_as_fast_and_do_not_decay():
 
 def test_resumes_from_its_state():
     labels = make_labels(8, 3)
-    table = LabelTable.from_dense(labels.numpy())
+    table = Table.from_dense(labels.numpy())
     logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
     first, second = (recipe("role").make() for _ in range(2))
     first.start(table)
@@ -205,6 +205,6 @@ def test_linear_init_is_the_default_of_role_li_alone():
 
 def test_large_tables_are_refused():
     nothing = np.zeros(0, np.int64)
-    table = LabelTable.from_entries(Names.numbered(200_000), Names.numbered(1000), nothing, nothing, nothing)
+    table = Table.from_entries(Names.numbered(200_000), Names.numbered(1000), nothing, nothing, nothing)
     with pytest.raises(UserError, match=r"role would store 3\.2 GB"):
         recipe("role").make().start(table)

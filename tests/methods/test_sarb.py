@@ -9,7 +9,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.blending import draw_unknown, quadrants
 from halflabel.types import Batch
@@ -23,7 +23,7 @@ def make(name, images=5, classes=3, channels=4, seed=0, size=(2, 2), **options):
     labels = rng.choice([-1, 0, 0, 1], (images, classes))
     labels[0] = 0
     labels[-1, 0] = 1
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     method = recipe(name).make(**{**SMALL, **options})
     torch.manual_seed(seed)
     model = Model(None, method.head(channels, classes))

@@ -14,7 +14,7 @@ from halflabel.features.scoring import score_source
 from halflabel.fitting.config import Config, Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
@@ -27,7 +27,7 @@ OPTIONS = {"gcn-ml": {**SMALL, "hidden": 8}, "ssgrl": HEAD} | dict.fromkeys(("ss
 each_method = pytest.mark.parametrize("name", OPTIONS)
 
 
-def paint(folder: Path, n: int = 16) -> LabelTable:
+def paint(folder: Path, n: int = 16) -> Table:
     """Pictures whose red, green and blue are bright or not, a third of the labels unknown."""
     rng = np.random.default_rng(0)
     labels = rng.choice([-1, 1], size=(n, 3))
@@ -35,7 +35,7 @@ def paint(folder: Path, n: int = 16) -> LabelTable:
     for number, picture in enumerate(pictures):
         Image.fromarray(picture).save(folder / f"{number:02d}.png")
     hidden = labels * (rng.random(labels.shape) < 0.7)
-    return LabelTable.from_dense(hidden, [f"{i:02d}.png" for i in range(n)], ["red", "green", "blue"])
+    return Table.from_dense(hidden, [f"{i:02d}.png" for i in range(n)], ["red", "green", "blue"])
 
 
 @each_method
@@ -73,7 +73,7 @@ def test_unseen_images_are_ranked_well(name: str) -> None:
 
     maps, labels = blocks(160, 0)
     known = labels * (np.random.default_rng(2).random(labels.shape) < 0.35)
-    table = LabelTable.from_dense(known)
+    table = Table.from_dense(known)
     method = recipe(name).make(**{**OPTIONS[name], **({"warm": 6} if "warm" in OPTIONS[name] else {})})
     model = Model(None, seeded(0, lambda: method.head(8, 4)))
     fit(model, method, Features(maps, table.images), table, Settings(epochs=12, batch_size=16, lr=0.01, device="cpu"))

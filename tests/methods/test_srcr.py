@@ -15,7 +15,7 @@ from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.self_training import SaliencyHead
@@ -375,7 +375,7 @@ def test_it_trains_on_cached_features_with_and_without_strong_views():
     for c in range(3):  # an object fills one cell
         at = np.flatnonzero(truth[:, c] > 0)
         maps[at, c, rng.integers(0, 3, len(at)), rng.integers(0, 3, len(at))] += 4
-    table = LabelTable.from_dense(truth * (rng.random(truth.shape) < 0.5))
+    table = Table.from_dense(truth * (rng.random(truth.shape) < 0.5))
     strong = [maps + rng.normal(0, 0.2, maps.shape).astype(np.float32) for _ in range(2)]
     weights = {}
     for name, copies in (("none", None), ("two", strong)):

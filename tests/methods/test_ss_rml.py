@@ -16,7 +16,7 @@ from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.propagation import PropagateLabels
 from halflabel.methods.parts.terms import Transductive
@@ -41,7 +41,7 @@ def _scattered(seed=0, images=12, classes=5):
 def test_labels_are_passed_on_as_in_the_loop(unknown, t, labelled):
     labels, features = _scattered()
     relabel = PropagateLabels(first=1, every=1, t=t, labelled=labelled, unknown=unknown)
-    relabel.start(LabelTable.from_dense(labels))
+    relabel.start(Table.from_dense(labels))
     logits = torch.zeros(labels.shape, dtype=torch.float64)
     before = relabel(make_batch(labels), logits, 1)
     pos, neg = slow_propagation.targets(labels.tolist(), {}, labelled, unknown == "negative")
@@ -70,7 +70,7 @@ def test_unreadable_images_neither_give_nor_get_labels():
     labels, features = _scattered()
     features[[0, 9]] = torch.nan
     relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
-    relabel.start(LabelTable.from_dense(labels))
+    relabel.start(Table.from_dense(labels))
     relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
     assert relabel.neighbour[0] == -1
     assert relabel.neighbour[1] >= 0
@@ -85,7 +85,7 @@ def test_neighbours_do_not_depend_on_the_block_size(monkeypatch):
     for piece in (1 << 16, 2):
         monkeypatch.setattr("halflabel.methods.parts.propagation._BLOCK_IMAGES", piece)
         relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
-        relabel.start(LabelTable.from_dense(labels))
+        relabel.start(Table.from_dense(labels))
         log = relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
         results.append((relabel.neighbour, relabel.similarity))
     assert all(map(torch.equal, *results))
@@ -94,7 +94,7 @@ def test_neighbours_do_not_depend_on_the_block_size(monkeypatch):
 
 def test_sweeps_without_disk_space_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
-    table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(1000), nothing, nothing, nothing)
+    table = Table.from_entries(Names.numbered(500_000), Names.numbered(1000), nothing, nothing, nothing)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**9))
     PropagateLabels(-1, 20, 0.0, 1.0, "auto").start(table)  # it never sweeps
     with pytest.raises(UserError, match=r"ss-rml would score 500000 images × 1000 classes at once: 2\.0 GB"):
@@ -104,7 +104,7 @@ def test_sweeps_without_disk_space_are_refused(monkeypatch):
 def test_equal_features():
     labels, features = _scattered()
     relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
-    relabel.start(LabelTable.from_dense(labels))
+    relabel.start(Table.from_dense(labels))
     relabel.absorb(Sweep(torch.zeros(labels.shape), torch.ones_like(features)), 1)
     assert relabel.similarity[relabel.neighbour >= 0].tolist() == [1.0] * int((relabel.neighbour >= 0).sum())
 
@@ -115,7 +115,7 @@ def test_one_labelled_image_is_the_nearest_of_all_others(known):
     labels[:] = 0
     labels[4, :known] = 1
     relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
-    relabel.start(LabelTable.from_dense(labels))
+    relabel.start(Table.from_dense(labels))
     log = relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)
     assert relabel.neighbour.tolist() == [4] * 4 + [-1] + [4] * 7
     distance = (features - features[4]).norm(dim=1)
@@ -123,7 +123,7 @@ def test_one_labelled_image_is_the_nearest_of_all_others(known):
     expected = torch.exp(-distance / t).where(distance > 0, 0)
     torch.testing.assert_close(relabel.similarity, expected)
     assert log["propagated_images"] == 11
-    relabel.start(LabelTable.from_dense(labels * 0))
+    relabel.start(Table.from_dense(labels * 0))
     assert relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1) == {}
 
 
@@ -134,7 +134,7 @@ def test_a_class_without_labels_changes_nothing():
     for more in (0, 2):
         wide = np.pad(labels, ((0, 0), (0, more)))
         relabel = PropagateLabels(1, 20, 0.0, 1.0, "ignore")
-        relabel.start(LabelTable.from_dense(wide))
+        relabel.start(Table.from_dense(wide))
         relabel.absorb(Sweep(torch.zeros(wide.shape), features), 1)
         results.append(relabel(make_batch(wide), torch.zeros(wide.shape, dtype=torch.float64), 2))
     assert torch.equal(results[0].pos, results[1].pos[:, :5])
@@ -144,17 +144,17 @@ def test_a_class_without_labels_changes_nothing():
 
 def test_epochs_that_want_a_sweep():
     relabel = PropagateLabels(3, 20, 0.0, 1.0, "auto")
-    relabel.start(LabelTable.from_dense([[1, -1], [0, 0]]))
+    relabel.start(Table.from_dense([[1, -1], [0, 0]]))
     assert [epoch for epoch in range(1, 50) if relabel.wants_sweep(epoch)] == [3, 23, 43]
-    relabel.start(LabelTable.from_dense([[1, -1], [1, 1]]))
+    relabel.start(Table.from_dense([[1, -1], [1, 1]]))
     assert not relabel.wants_sweep(3)  # nothing is unknown
     at_once = PropagateLabels(0, 20, 0.0, 1.0, "auto")
-    at_once.start(LabelTable.from_dense([[1, -1], [0, 0]]))
+    at_once.start(Table.from_dense([[1, -1], [0, 0]]))
     assert [epoch for epoch in range(50) if at_once.wants_sweep(epoch)] == [0, 20, 40]
     assert at_once.wants_sweep_first()
     assert not relabel.wants_sweep_first()
     never = PropagateLabels(-1, 20, 0.0, 1.0, "auto")
-    never.start(LabelTable.from_dense([[1, -1], [0, 0]]))
+    never.start(Table.from_dense([[1, -1], [0, 0]]))
     assert not any(never.wants_sweep(epoch) for epoch in range(50))
     assert never.idle(3) == ""
 
@@ -163,7 +163,7 @@ def test_epochs_that_want_a_sweep():
 def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, broken):
     """Section 2.2: similarities are computed at the beginning, and what is passed on stays until the end."""
     labels, features = _scattered()
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     states = []
 
     class Recorder(Callback):
@@ -200,7 +200,7 @@ def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, broken):
 
 def test_state_is_saved_and_loaded():
     labels, features = _scattered()
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     method, loaded = recipe("ss-rml").make(), recipe("ss-rml").make()
     method.start(table)
     method.relabel.absorb(Sweep(torch.zeros(labels.shape), features), 5)
@@ -221,7 +221,7 @@ def test_state_is_saved_and_loaded():
 
 def test_full_labels_make_ss_rml_the_same_as_rml():
     x, labels = make_example(6, 7, seed=2, unknown=0.0)
-    table = LabelTable.from_dense(labels.numpy())
+    table = Table.from_dense(labels.numpy())
     values = []
     for name in ("rml", "ss-rml"):
         method = recipe(name).make(rank="exact")
@@ -262,7 +262,7 @@ def test_ss_rml_trains_in_the_loop_and_resumes_exactly(tmp_path):
     features = torch.from_numpy(truth @ rng.normal(size=(4, 8)) + rng.normal(size=(60, 8)) * 0.3).float()
     labels = truth.copy()
     labels[15:] = 0
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     assert table.stats().regime in recipe("ss-rml").serves
     settings = Settings(epochs=4, batch_size=16, lr=1e-2, device="cpu")
 

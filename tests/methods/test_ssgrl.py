@@ -11,7 +11,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model, find_head
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.semantic import LabelAwareHead, SemanticHead
 from halflabel.types import Batch
@@ -25,7 +25,7 @@ def labels(images=6, classes=4, seed=0):
 
 
 def make(images=6, classes=4, channels=5, seed=0, size=(2, 3), **options):
-    table = LabelTable.from_dense(labels(images, classes, seed))
+    table = Table.from_dense(labels(images, classes, seed))
     method = recipe("ssgrl").make(**{**SMALL, **options})
     torch.manual_seed(seed)
     model = Model(None, method.head(channels, classes))
@@ -40,7 +40,7 @@ def test_graph_of_conditional_probabilities_and_unit_vectors():
     rows = np.array([[1, 1], [1, -1], [1, 0], [-1, -1], [0, 1]])
     method = recipe("ssgrl").make(**SMALL)
     head = method.head(5, 2)
-    method.start(LabelTable.from_dense(rows), Model(None, head))
+    method.start(Table.from_dense(rows), Model(None, head))
     # Row c, column c': P(c' | c) among images where both are known, one image more counted.
     torch.testing.assert_close(head.graph, torch.tensor([[0, 1 / 3], [1 / 2, 0]]))
     assert float(head.vectors.square().sum(1).mean()) == pytest.approx(1)
@@ -94,7 +94,7 @@ def test_one_place_of_one_image_can_be_trained_on():
 
 def test_a_head_loaded_without_the_table_scores_the_same():
     method = recipe("ssgrl").make(**SMALL)
-    table = LabelTable.from_dense(labels(20))
+    table = Table.from_dense(labels(20))
     head = method.head(5, 4)
     method.start(table, Model(None, head))
     assert head.vectors.any()
@@ -108,12 +108,12 @@ def test_a_head_loaded_without_the_table_scores_the_same():
 def test_training_on_more_labels_keeps_the_vectors_and_updates_the_graph():
     first = recipe("ssgrl").make(**SMALL)
     head = first.head(5, 4)
-    first.start(LabelTable.from_dense(labels(20)), Model(None, head))
+    first.start(Table.from_dense(labels(20)), Model(None, head))
     before = copy.deepcopy(head.state_dict())
     method = recipe("ssgrl").make(**SMALL)
     continued = method.head(5, 4)
     continued.load_state_dict(before)
-    method.start(LabelTable.from_dense(labels(30, seed=7)), Model(None, continued))
+    method.start(Table.from_dense(labels(30, seed=7)), Model(None, continued))
     assert torch.equal(continued.vectors, before["vectors"])
     assert not torch.equal(continued.graph, before["graph"])
 
@@ -127,7 +127,7 @@ def test_the_method_neither_trains_nor_saves_the_head():
 def test_word_vectors_from_a_file(tmp_path):
     path = tmp_path / "glove.txt"
     path.write_text("cat 1 0\ndog 0 1\n")
-    table = LabelTable.from_dense([[1, -1], [-1, 1]], classes=["cat", "dog"])
+    table = Table.from_dense([[1, -1], [-1, 1]], classes=["cat", "dog"])
     method = recipe("ssgrl").make(vectors=str(path), vector_size=2)
     head = method.head(5, 2)
     method.start(table, Model(None, head))

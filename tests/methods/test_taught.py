@@ -9,7 +9,7 @@ from scipy.special import expit
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import fit_platt
 from halflabel.fitting.solver import can_solve
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.taught import class_trust
 from halflabel.types import Batch
@@ -38,7 +38,7 @@ def example(seed=0, negatives=True):
         labels = np.maximum(labels, 0)
     scores = np.round(expit(1.5 * truth + rng.normal(size=truth.shape)), 3)
     scores[rng.random(scores.shape) < 0.1] = np.nan
-    return LabelTable.from_dense(labels), truth, scores
+    return Table.from_dense(labels), truth, scores
 
 
 @pytest.mark.parametrize("negatives", [True, False])

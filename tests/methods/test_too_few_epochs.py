@@ -11,7 +11,7 @@ from halflabel.features.heads import Model
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, recipes, seeded
 
 CASES = [
@@ -55,7 +55,7 @@ def test_too_few_epochs_cause_a_warning(name: str, options: dict[str, object], l
 @pytest.mark.parametrize("name", ["ss-rml", "csl", "curriculum", "em-apl"])
 def test_the_proposed_number_of_epochs_is_enough(name: str) -> None:
     """With one epoch more than the limit, more entries have a loss in the last epoch than in the first."""
-    table = LabelTable.from_dense([[1, -1, 0], [0, 1, 0], [-1, 0, 1], [0, 0, 0]] * 3)
+    table = Table.from_dense([[1, -1, 0], [0, 1, 0], [-1, 0, 1], [0, 0, 0]] * 3)
     values = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
     limit = {case[0]: case[2] for case in reversed(CASES)}[name]
     changed = []

@@ -7,7 +7,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.embedding_heads import Bilinear
 from halflabel.types import Batch
@@ -51,7 +51,7 @@ def test_the_whole_step_with_exact_ranks(images, classes):
     labels = np.random.default_rng(classes).integers(-1, 2, (images, classes)).astype(np.int8)
     labels[0], labels[-1, -1] = 0, -1
     method = recipe("wsabie").make(rank="exact", dimensions=3)
-    method.start(LabelTable.from_dense(labels))
+    method.start(Table.from_dense(labels))
     head = method.head(4, classes).double()
     features = torch.randn(images, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     batch = Batch(torch.arange(images), (features,), torch.from_numpy(labels))

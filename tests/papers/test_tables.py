@@ -13,7 +13,7 @@ from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings
 from halflabel.images.views import Weak
 from halflabel.labels import drop
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, recipes
 from halflabel.papers.datasets import DATASETS
 from halflabel.papers.measure import LABEL_METRICS, METRICS, RELABEL_METRICS, label_shares
@@ -41,7 +41,7 @@ def test_training_uses_fields_of_the_library(table: PaperTable) -> None:
 
 @ALL
 def test_data_sets_and_masks_accept_their_options(table: PaperTable) -> None:
-    small = LabelTable.from_dense([[1, -1], [-1, 1], [1, 1], [-1, -1]] * 10)
+    small = Table.from_dense([[1, -1], [-1, 1], [1, 1], [-1, -1]] * 10)
     for condition in table.conditions:
         entry = DATASETS[condition.dataset]
         opener = import_module(f"halflabel.papers.datasets.{entry.module}").read
@@ -143,7 +143,7 @@ def test_skipped_rows_of_huynh_2020_state_what_they_need() -> None:
 
 def test_strategies_of_durand_2019_use_equally_many_clean_labels() -> None:
     table = TABLES["S2-table6"]
-    full = LabelTable.from_dense([[1, -1] * 5, [-1, 1] * 5] * 50)
+    full = Table.from_dense([[1, -1] * 5, [-1, 1] * 5] * 50)
     for row in table.rows:
         for condition in filter(row.applies_to, table.conditions):
             (hiding,) = table.cell(row, condition).masks

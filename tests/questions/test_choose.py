@@ -11,7 +11,7 @@ import pytest
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.questions.choose import (
     CONTROL_ABSENT,
     CONTROL_PRESENT,
@@ -26,22 +26,22 @@ from halflabel.questions.doubtful_labels import doubtful_labels
 HALF = np.full(4, 0.5)
 
 
-def positives_only(n: int = 60, classes: int = 4, seed: int = 0) -> tuple[np.ndarray, LabelTable, np.ndarray]:
+def positives_only(n: int = 60, classes: int = 4, seed: int = 0) -> tuple[np.ndarray, Table, np.ndarray]:
     """Scores, the labels known (some positives), and the truth."""
     draw = np.random.default_rng(seed)
     truth = np.where(draw.random((n, classes)) < np.linspace(0.1, 0.6, classes), 1, -1)
     scores = 1 / (1 + np.exp(-(1.5 * truth + draw.normal(size=truth.shape) - 1)))
     known = np.where((truth > 0) & (draw.random(truth.shape) < 0.5), 1, 0)
-    return scores.astype(np.float32), LabelTable.from_dense(known), truth
+    return scores.astype(np.float32), Table.from_dense(known), truth
 
 
-def partly_known(seed: int = 0, n: int = 60) -> tuple[np.ndarray, LabelTable]:
+def partly_known(seed: int = 0, n: int = 60) -> tuple[np.ndarray, Table]:
     scores, _, truth = positives_only(n, seed=seed)
     known = np.where(np.random.default_rng(seed + 1).random(truth.shape) < 0.3, truth, 0)
-    return scores, LabelTable.from_dense(known)
+    return scores, Table.from_dense(known)
 
 
-def slowly(scores: np.ndarray, table: LabelTable, count: int, per_image: int, both_teach: bool) -> set[tuple[int, int]]:
+def slowly(scores: np.ndarray, table: Table, count: int, per_image: int, both_teach: bool) -> set[tuple[int, int]]:
     """The greedy rule as it is written: look at every entry for every question."""
     labels = table.dense()
     q = scores.astype(np.float64)
@@ -95,7 +95,7 @@ def test_rare_classes_come_first_at_equal_chances() -> None:
     known[:2, 1] = 1
     scores = np.full((40, 2), 0.3, np.float32)
     scores[known > 0] = 0.9
-    questions = choose_questions(scores, LabelTable.from_dense(known), HALF[:2], 10, control=0)
+    questions = choose_questions(scores, Table.from_dense(known), HALF[:2], 10, control=0)
     assert [q.column for q in questions].count(1) == 10
     assert all(q.why.endswith("rare class") for q in questions)
 
@@ -105,7 +105,7 @@ def test_poorly_recognised_classes_come_first_at_equal_chances() -> None:
     known[:10, 0] = known[10:20, 1] = 1
     scores = np.full((40, 2), 0.3, np.float32)
     scores[:10, 0], scores[10:20, 1] = 0.9, [0.4] * 9 + [np.nan]
-    questions = choose_questions(scores, LabelTable.from_dense(known), HALF[:2], 10, control=0)
+    questions = choose_questions(scores, Table.from_dense(known), HALF[:2], 10, control=0)
     assert [q.column for q in questions].count(1) == 10
 
 
@@ -175,7 +175,7 @@ def test_questions_after_the_control_come_class_by_class() -> None:
 def test_doubtful_labels_are_the_least_probable_with_their_kind_of_score() -> None:
     labels = np.array([[1, -1], [1, -1], [1, 0], [-1, 1]])
     scores = np.array([[0.1, 0.2], [0.9, 0.95], [0.3, 0.99], [0.4, np.nan]], np.float32)
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     questions = doubtful_labels(scores, table, 10, trained_on=np.array([True, False, False, False]))
     assert [(q.image, q.column) for q in questions] == [(1, 1), (0, 0), (2, 0)]
     assert [q.why for q in questions] == [
@@ -189,19 +189,19 @@ def test_doubtful_labels_are_the_least_probable_with_their_kind_of_score() -> No
 def test_doubtful_lets_no_class_crowd_out_the_others() -> None:
     labels = np.repeat([1, -1], 40)[:, None] * np.ones((1, 2), int)
     scores = np.stack([np.linspace(0.01, 0.2, 80), np.linspace(0.3, 0.4, 80)], axis=1).astype(np.float32)
-    questions = doubtful_labels(scores, LabelTable.from_dense(labels), 8, per_image=1)
+    questions = doubtful_labels(scores, Table.from_dense(labels), 8, per_image=1)
     assert sorted(q.column for q in questions).count(0) >= 2
     assert len({q.image for q in questions}) == len(questions) == 8
 
 
 def test_with_positives_only_a_label_that_the_model_misses_is_not_doubtful() -> None:
     scores = np.concatenate([np.linspace(0.2, 0.4, 20), [0.01]])[:, None].astype(np.float32)
-    questions = doubtful_labels(scores, LabelTable.from_dense(np.ones((21, 1), int)), 10)
+    questions = doubtful_labels(scores, Table.from_dense(np.ones((21, 1), int)), 10)
     assert [q.image for q in questions] == [20]
 
 
 def test_questions_survive_a_file(tmp_path) -> None:
-    table = LabelTable.from_dense([[0, 0], [0, 0]], images=["a,b.jpg", "ü.jpg"], classes=["cat", 'the "dog"'])
+    table = Table.from_dense([[0, 0], [0, 0]], images=["a,b.jpg", "ü.jpg"], classes=["cat", 'the "dog"'])
     asked = [Question(0, 1, 0.25, "uncertain, rare class"), Question(1, 0, math.nan, CONTROL_ABSENT)]
     write_questions(asked, table, tmp_path / "q.csv")
     assert (tmp_path / "q.csv").read_text().splitlines()[0] == "image,class,probability,why"
@@ -222,7 +222,7 @@ def test_questions_survive_a_file(tmp_path) -> None:
     ],
 )
 def test_bad_question_files_are_refused(tmp_path, text: str, says: str) -> None:
-    table = LabelTable.from_dense([[0]], images=["a.jpg"], classes=["cat"])
+    table = Table.from_dense([[0]], images=["a.jpg"], classes=["cat"])
     (tmp_path / "q.csv").write_text(text)
     with pytest.raises(LabelError) as error:
         read_questions(tmp_path / "q.csv", table)
@@ -231,7 +231,7 @@ def test_bad_question_files_are_refused(tmp_path, text: str, says: str) -> None:
 
 def test_missing_question_file_is_refused(tmp_path) -> None:
     with pytest.raises(UserError):
-        read_questions(tmp_path / "q.csv", LabelTable.from_dense([[0]]))
+        read_questions(tmp_path / "q.csv", Table.from_dense([[0]]))
 
 
 @pytest.mark.parametrize("bad", [{"count": 0}, {"control": 1.5}, {"per_image": 0}])
@@ -268,7 +268,7 @@ def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> 
         draw = np.random.default_rng(0)
         scores = draw.random((images, 200), np.float32)
         image = np.arange(images)
-        table = LabelTable.from_entries(
+        table = Table.from_entries(
             Names.numbered(images), Names.numbered(200), image, image % 200, np.ones(images, np.int8)
         )
         tracemalloc.start()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.types import Batch, Output
 
 HERE = Path(__file__).parent
@@ -45,7 +45,7 @@ def batch(logits, labels, index=None):
 
 def begin(method, labels):
     """The method as it is before its first step, on a table of these labels."""
-    method.start(LabelTable.from_dense(np.asarray(labels)))
+    method.start(Table.from_dense(np.asarray(labels)))
     return method
 
 

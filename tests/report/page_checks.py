@@ -15,7 +15,7 @@ import torch
 
 from halflabel.evaluation import best_thresholds
 from halflabel.evaluation.evaluate import evaluate
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.report.run_page import MAX_PAGE_BYTES
 from halflabel.runs.folder import RunFolder
 from halflabel.system.rng import uniform
@@ -41,7 +41,7 @@ def random_run(
     known = np.where(uniform(4, np.arange(images)[:, None], np.arange(len(names))) < keep, truth, 0).astype(np.int8)
     if positives_only:
         known = np.maximum(known, 0)
-    table = LabelTable.from_dense(known, [f"photo {i} {HOSTILE}.jpg" for i in range(images)], names)
+    table = Table.from_dense(known, [f"photo {i} {HOSTILE}.jpg" for i in range(images)], names)
     run = RunFolder.create(folder)
     config = {"method": "bce", "options": {}, "backbone": "tiny", "size": 32, "tune": "head", "images": "/secret/place"}
     run.start(table, {**config, "settings": {"epochs": 3, "lr": 0.1}})

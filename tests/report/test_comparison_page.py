@@ -23,7 +23,7 @@ from halflabel.comparison import compare
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import formats
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.report.comparison_facts import class_gaps, read_comparison
 from halflabel.report.comparison_page import build_comparison
 from halflabel.report.layout import write_page
@@ -36,7 +36,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small comparison with all it can hold; read only."""
     folder = tmp_path_factory.mktemp("compare") / "first"
     digits = scenes(90, size=32)
-    table = LabelTable.from_dense(digits.labels, digits.names, digits.classes)
+    table = Table.from_dense(digits.labels, digits.names, digits.classes)
     config = Config(backbone="tiny", size=32, settings=Settings(epochs=2, batch_size=16, device="cpu"))
     compare(
         table,
@@ -51,7 +51,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def keep_test(folder: Path, table: LabelTable) -> None:
+def keep_test(folder: Path, table: Table) -> None:
     with open(folder / "split.csv", newline="") as file:
         names = [row["image"] for row in csv.DictReader(file) if row["part"] == "test"]
     formats.write(table.subset(table.images.index(names)), folder / "test.parquet")
@@ -276,7 +276,7 @@ def test_other_test_labels_are_refused(edited: Callable[..., Path]) -> None:
     (folder / "test.parquet").unlink()
     with pytest.raises(UserError, match=r"test\.parquet"):
         build_comparison(folder)
-    wrong = LabelTable.from_dense(np.array([[1, -1]]), ["a"], ["x", "y"])
+    wrong = Table.from_dense(np.array([[1, -1]]), ["a"], ["x", "y"])
     formats.write(wrong, folder / "test.parquet")
     with pytest.raises(UserError, match="does not hold the labels that the methods were tested on"):
         build_comparison(folder)

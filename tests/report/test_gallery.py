@@ -15,7 +15,7 @@ from page_checks import check
 from halflabel.features.class_maps import heat_png
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.report import gallery
 from halflabel.report.run_facts import read_run_facts
 from halflabel.report.run_page import build_page
@@ -121,7 +121,7 @@ def test_scan_limits_what_is_scored(trained: tuple[Path, Path]) -> None:
 def test_a_run_of_positives_shows_the_photos_of_its_questions(tmp_path: Path) -> None:
     write_folder(tmp_path, 40, size=32)
     names = sorted(path.name for path in (tmp_path / "images").iterdir())
-    table = drop.single_positive(LabelTable.from_dense(scenes(40, size=32).labels, names, CLASSES))
+    table = drop.single_positive(Table.from_dense(scenes(40, size=32).labels, names, CLASSES))
     (tmp_path / "images" / names[3]).unlink()  # a photo without a file has no score, and no other trouble
     run = RunFolder(tmp_path / "run")
     shape = {"backbone": "tiny", "size": 32, "solver": "lbfgs", "l2_strength": 1e-3, "max_bad": 0.1}

@@ -20,7 +20,7 @@ from halflabel.cli import app
 from halflabel.comparison.study import grow, study
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.report.layout import write_page
 from halflabel.report.run_facts import experiment_kind
 from halflabel.report.study_facts import read_study
@@ -37,7 +37,7 @@ def study_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     labels = rng.choice([-1, 1], size=(120, 3))
     pictures = np.clip(128 + 25 * labels[:, :, None, None] + rng.normal(0, 60, (120, 3, 32, 32)), 0, 255)
-    table = LabelTable.from_dense(labels, [f"{i:03d}" for i in range(120)], ["red", "green", "blue"])
+    table = Table.from_dense(labels, [f"{i:03d}" for i in range(120)], ["red", "green", "blue"])
     config = Config(held_out=0.0, backbone="tiny", size=32, settings=Settings(epochs=4, batch_size=16, device="cpu"))
     how: dict[str, Any] = {"seeds": 2, "lr": 0.05, "config": config, "cache": place / "cache"}
     images = torch.from_numpy(pictures.astype(np.uint8))

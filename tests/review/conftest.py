@@ -20,7 +20,7 @@ from digit_scenes import CLASSES, scenes
 from halflabel.fitting.config import Config
 from halflabel.labels import drop
 from halflabel.labels.answers import AnswerStore
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.questions.choose import choose_questions
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
@@ -56,13 +56,13 @@ def build(folder: Path, flipped: list[tuple[int, int]] | None = None) -> Project
     names = [f"{name}.png" for name in samples.names]
     for name, picture in zip(names, samples.images, strict=True):
         Image.fromarray(picture.permute(1, 2, 0).numpy()).save(images / name)
-    table = drop.apply("single-positive", LabelTable.from_dense(samples.labels, names, CLASSES), seed=0)
+    table = drop.apply("single-positive", Table.from_dense(samples.labels, names, CLASSES), seed=0)
     if flipped is not None:
         labels = samples.labels.copy()
         labels[:, -1] = 0  # one class stays open: there is something to ask
         for entry in flipped:
             labels[entry] *= -1
-        table = LabelTable.from_dense(labels, names, CLASSES)
+        table = Table.from_dense(labels, names, CLASSES)
     run = RunFolder(folder / "runs" / "first")
     run.start(table, Config(images=str(images)).as_dict())
     run.weights.write_bytes(b"no weights are needed where scores are kept")

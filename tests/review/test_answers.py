@@ -14,9 +14,9 @@ import pytest
 from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.answers import Answer, AnswerStore, answered_entries
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 IMAGES, CLASSES = Names(["a", "b", "c"]), Names(["cat", "dog"])
 
@@ -150,8 +150,8 @@ def test_rows_hold_current_answers_without_unsure_ones(store, tmp_path) -> None:
     assert (back.images, back.classes) == (IMAGES, CLASSES)
     assert back.dense().tolist() == [[-1, 0], [0, 1], [0, 0]]
     # After the labels trained on, an answer corrects one, and being unsure retracts none.
-    labels = LabelTable.from_dense([[1, 1], [0, 0], [0, 0]], list(IMAGES), list(CLASSES))
-    both = Rows.from_table(labels).append(rows).resolve()
+    labels = Table.from_dense([[1, 1], [0, 0], [0, 0]], list(IMAGES), list(CLASSES))
+    both = Labels.from_table(labels).append(rows).resolve()
     assert both.dense().tolist() == [[-1, 1], [0, 1], [0, 0]]
 
 
@@ -169,7 +169,7 @@ def test_answers_about_photos_without_a_label_come_after_the_images_of_the_run(s
 
 
 def test_answered_entries_are_named_for_the_next_list(store, tmp_path) -> None:
-    table = LabelTable.from_dense([[0, 0]] * 3, list(IMAGES), list(CLASSES))
+    table = Table.from_dense([[0, 0]] * 3, list(IMAGES), list(CLASSES))
     store.add([Answer("k1", "b", "dog", 0), Answer("k2", "elsewhere", "dog", 1)], "me")
     assert answered_entries(store.place, table) == [(1, 1)]
     assert answered_entries(tmp_path / "none.sqlite", table) == []

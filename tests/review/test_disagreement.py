@@ -9,7 +9,7 @@ import pytest
 from command_line import done, flat, refused
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.questions.disagreement import largest_differences, other_scores, read_probabilities
 
 
@@ -17,7 +17,7 @@ def test_the_largest_differences_come_first() -> None:
     draw = np.random.default_rng(0)
     p, q = draw.random((2, 30, 4))
     labels = np.where(draw.random((30, 4)) < 0.3, 1, 0)
-    table = LabelTable.from_dense(labels, [f"i{k:02}" for k in range(30)], list("abcd"))
+    table = Table.from_dense(labels, [f"i{k:02}" for k in range(30)], list("abcd"))
     q[3] = np.nan
     skip = [(0, 0), (1, 1)]
     questions = largest_differences(p, q, table, 20, per_image=1, skip=skip)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from halflabel import metrics
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.questions.choose import Question
 from halflabel.review.live import EntryAnswer, LiveReview
@@ -32,8 +32,8 @@ def photos() -> tuple[torch.Tensor, np.ndarray]:
     return torch.from_numpy(features.astype(np.float32)), truth
 
 
-def table_of(labels: np.ndarray) -> LabelTable:
-    return LabelTable.from_dense(labels)
+def table_of(labels: np.ndarray) -> Table:
+    return Table.from_dense(labels)
 
 
 def test_a_label_never_reaches_the_scores_of_its_own_image(photos) -> None:

@@ -20,8 +20,8 @@ from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Model
 from halflabel.fitting.config import Config, Settings
 from halflabel.images.sources import open_images
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import choose_questions
 from halflabel.questions.next import next_questions
@@ -57,7 +57,7 @@ def small(tmp_path_factory):
     for name, picture in zip(names, samples.images, strict=True):
         pixels = picture.permute(1, 2, 0).numpy()
         Image.fromarray(pixels[:32] if name == names[0] else pixels).save(folder / "images" / name)
-    table = LabelTable.from_dense(samples.labels, names, CLASSES)
+    table = Table.from_dense(samples.labels, names, CLASSES)
     config = Config(method="bce", size=SIZE, settings=Settings(epochs=1), images=str(folder / "images"))
     return untrained(folder, config, table), folder / "images"
 
@@ -166,7 +166,7 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
     table = small[0].read_labels()
     hidden = table.dense()
     hidden[::2, 1::2] = hidden[1::2, ::2] = 0
-    table = LabelTable.from_dense(hidden, list(table.images), CLASSES)
+    table = Table.from_dense(hidden, list(table.images), CLASSES)
     results = {}
     for kind in ("cr", "pl"):
         options = {"supervise": "weak", "tau": 0.5, "consistency": kind}
@@ -257,7 +257,7 @@ def test_labels_made_by_a_model_are_no_evidence(project) -> None:
     rows = run.read_rows()
     image, column = np.nonzero(before.table.dense() == 0)
     value = np.where(before.scores[image, column] >= 0.5, 1, -1).astype(np.int8)
-    filled = Rows.build(rows.images, rows.classes, image, column, value, "model:bce:first")
+    filled = Labels.build(rows.images, rows.classes, image, column, value, "model:bce:first")
     run.write_labels(rows.append(filled))
     assert (run.read_labels().dense() != 0).all()
     score_cache._write_cache(run, before.table, images, before.paths, before.scores, before.features)

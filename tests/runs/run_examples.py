@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from halflabel.fitting.config import Config, Settings
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 
@@ -22,13 +22,13 @@ HEAD = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, settings
 ALL = dataclasses.replace(HEAD, tune="all", settings=dataclasses.replace(SETTINGS, lr=0.01, save_every=1))
 
 
-def paint(n: int = N) -> tuple[torch.Tensor, LabelTable]:
+def paint(n: int = N) -> tuple[torch.Tensor, Table]:
     """Pictures whose red, green and blue are bright or not: labels that a network of any kind can learn."""
     rng = np.random.default_rng(0)
     labels = rng.choice([-1, 1], size=(n, 3))
     labels[:3] = 2 * np.eye(3, dtype=int) - 1
     pictures = np.clip(128 + 80 * labels[:, :, None, None] + rng.normal(0, 40, (n, 3, 36, 40)), 0, 255).astype(np.uint8)
-    table = LabelTable.from_dense(labels, [f"{i:02d}.png" for i in range(n)], CLASSES)
+    table = Table.from_dense(labels, [f"{i:02d}.png" for i in range(n)], CLASSES)
     return torch.from_numpy(pictures), table
 
 
@@ -45,7 +45,7 @@ def write_folder(folder: Path, bad: tuple[int, ...] = ()) -> Path:
 TABLE = paint()[1]
 
 
-def go(out: Path, images: Path | torch.Tensor, config: Config = HEAD, table: LabelTable = TABLE, **more: Any) -> Any:
+def go(out: Path, images: Path | torch.Tensor, config: Config = HEAD, table: Table = TABLE, **more: Any) -> Any:
     return train(table, images, config, RunFolder(out), **more)
 
 

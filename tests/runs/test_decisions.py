@@ -20,9 +20,9 @@ from halflabel.evaluation.evaluate import fit_decisions
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
 from halflabel.labels.answers import Answer, AnswerStore
+from halflabel.labels.labels import Labels
 from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, calibration_tables
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.questions.next import next_questions
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp("positives")
     write_folder(folder, 80, size=32)
     names = sorted(path.name for path in (folder / "images").iterdir())
-    table = drop.single_positive(LabelTable.from_dense(scenes(80, size=32).labels, names, CLASSES))
+    table = drop.single_positive(Table.from_dense(scenes(80, size=32).labels, names, CLASSES))
     config = Config(
         method="n-ls", backbone="tiny", size=32, solver="lbfgs", l2_strength=1e-3, settings=Settings(device="cpu")
     )
@@ -158,7 +158,7 @@ def test_known_labels_are_never_mixed_with_estimates(run: RunFolder) -> None:
     """With all labels of other images known, everything is measured and nothing estimated."""
     folder = run.folder.parent.parent / "images"
     names = sorted(path.name for path in folder.iterdir())
-    truth = LabelTable.from_dense(scenes(80, size=32).labels, names, CLASSES)
+    truth = Table.from_dense(scenes(80, size=32).labels, names, CLASSES)
     evaluation = Predictor.from_run(run).evaluate(truth, folder)
     assert "estimated_precision" not in evaluation.overall
     assert np.isfinite(evaluation.overall["mAP"])
@@ -200,15 +200,15 @@ def test_chosen_answers_do_not_change_the_labels_per_image() -> None:
     logits = generator.normal(-2, 2.5, size=(1500, 8))
     present = generator.random(logits.shape) < 1 / (1 + np.exp(-2 * logits))
     logits, present = logits[present.any(1)], present[present.any(1)]
-    truth = LabelTable.from_dense(np.where(present, 1, -1))
+    truth = Table.from_dense(np.where(present, 1, -1))
     single = drop.single_positive(truth)
     unknown = np.argwhere(single.dense() == 0)
     order = np.argsort(-logits[tuple(unknown.T)])
     chosen, control = unknown[order[:50]], unknown[generator.choice(len(unknown), 10, replace=False)]
-    rows = Rows.from_table(single)
+    rows = Labels.from_table(single)
     for entries, source in ((chosen, ASKED_SOURCE), (control, CONTROL_SOURCE)):
         value = np.where(present[tuple(entries.T)], 1, -1)
-        rows = rows.append(Rows.build(truth.images, truth.classes, entries[:, 0], entries[:, 1], value, source))
+        rows = rows.append(Labels.build(truth.images, truth.classes, entries[:, 0], entries[:, 1], value, source))
     _, evaluation, random = calibration_tables(rows)
     assert random is not None
     x = torch.from_numpy(logits)

@@ -16,12 +16,12 @@ import pytest
 
 from halflabel import __version__
 from halflabel.errors import UserError
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 
-TABLE = LabelTable.from_dense(
+TABLE = Table.from_dense(
     [[1, 0, -1], [0, 0, 0], [-1, 1, 0]], images=["b/1.jpg", "unlabelled", "ä"], classes=["z", "never used", "a,b"]
 )
 
@@ -95,7 +95,7 @@ def test_labels_keep_their_source_and_score(tmp_path: Path) -> None:
     value, source = np.array([1, 1, -1, -1, 1]), np.array([1, 1, 0, 1, 0])
     score = np.array([0.75, np.nan, np.nan, 0.5, np.nan])
     names = ("person", "model:bce:runs/1")
-    rows = Rows.build(TABLE.images, TABLE.classes, at[:, 0], at[:, 1], value, source, score, names)
+    rows = Labels.build(TABLE.images, TABLE.classes, at[:, 0], at[:, 1], value, source, score, names)
     run.write_labels(rows)
     stored = run.read_rows()
     entries = [
@@ -126,7 +126,7 @@ def test_changed_labels_are_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_labels(TABLE)
     digest = (tmp_path / "data.hash").read_text()
-    changed = LabelTable.from_dense([[1, 1, -1], [0, 0, 0], [-1, 1, 0]], images=TABLE.images, classes=TABLE.classes)
+    changed = Table.from_dense([[1, 1, -1], [0, 0, 0], [-1, 1, 0]], images=TABLE.images, classes=TABLE.classes)
     run.write_labels(changed)
     run.write_text("data.hash", digest)
     for read in (run.read_labels, run.read_rows):

@@ -17,7 +17,7 @@ from halflabel.fitting.config import Config, Settings
 from halflabel.images.image_list import ImageList, stack_images
 from halflabel.images.sources import open_images
 from halflabel.images.views import Plain, kept_shape
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
@@ -30,18 +30,18 @@ SHAPES = [(60, 80), (80, 60), (70, 70), (50, 100), (90, 60)]  # height, width
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LabelTable]:
+def photos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
     folder = tmp_path_factory.mktemp("photos")
     generator = np.random.default_rng(0)
     labels = generator.choice([-1, 1], size=(40, 3)).astype(np.int8)
     for number, row in enumerate(labels):
         pixels = 128 + 60.0 * row + generator.normal(0, 30, (*SHAPES[number % 5], 3))
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{number:02}.png")
-    return folder, LabelTable.from_dense(labels, [f"{number:02}.png" for number in range(40)], ["r", "g", "b"])
+    return folder, Table.from_dense(labels, [f"{number:02}.png" for number in range(40)], ["r", "g", "b"])
 
 
 @pytest.fixture(scope="module")
-def run(photos: tuple[Path, LabelTable], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(photos: tuple[Path, Table], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder, table = photos
     run = RunFolder(tmp_path_factory.mktemp("runs") / "run")
     train(table, folder, dataclasses.replace(CONFIG, images=str(folder)), run)
@@ -85,7 +85,7 @@ def test_a_batch_is_computed_as_its_images_one_by_one() -> None:
     torch.testing.assert_close(mirrored, torch.stack([image.float().mean((1, 2)) for image in images]))
 
 
-def test_exported_models_decide_like_the_run(run: RunFolder, photos: tuple[Path, LabelTable], tmp_path: Path) -> None:
+def test_exported_models_decide_like_the_run(run: RunFolder, photos: tuple[Path, Table], tmp_path: Path) -> None:
     predictor = Predictor.from_run(run)
     assert run.read_json("metrics.json")["mAP"] > 0.9
     folder, table = photos
@@ -99,7 +99,7 @@ def test_exported_models_decide_like_the_run(run: RunFolder, photos: tuple[Path,
 
 
 @pytest.mark.parametrize("change", [{"tune": "all", "settings": QUICK}, {"method": "ml-decoder", "settings": QUICK}])
-def test_what_needs_squares_gets_them(photos: tuple[Path, LabelTable], tmp_path: Path, change: dict[str, Any]) -> None:
+def test_what_needs_squares_gets_them(photos: tuple[Path, Table], tmp_path: Path, change: dict[str, Any]) -> None:
     run = RunFolder(tmp_path / "run")
     train(photos[1], photos[0], dataclasses.replace(CONFIG, **change), run)
     view = Predictor.from_run(run).views["plain"]

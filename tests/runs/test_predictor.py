@@ -13,7 +13,7 @@ from PIL import Image
 from halflabel.features import onnx_features
 from halflabel.features.heads import Model
 from halflabel.fitting.config import Config, Settings
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs import predict
 from halflabel.runs import predictor as module
 from halflabel.runs.folder import RunFolder
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained(out: Path, images: Path, config: Config = CONFIG) -> Predictor:
     labels = np.random.default_rng(1).choice([-1, 1], size=(12, 3))
-    train(LabelTable.from_dense(labels, [f"{i:02d}.png" for i in range(12)]), images, config, RunFolder(out))
+    train(Table.from_dense(labels, [f"{i:02d}.png" for i in range(12)]), images, config, RunFolder(out))
     return Predictor.from_run(RunFolder(out))
 
 
@@ -71,7 +71,7 @@ def test_a_second_evaluation_computes_no_features(
     for path in folder.iterdir():
         (new_images / f"new-{path.name}").write_bytes(path.read_bytes())
     labels = np.random.default_rng(2).choice([-1, 1], size=(12, 3))
-    table = LabelTable.from_dense(labels, sorted(path.name for path in new_images.iterdir()))
+    table = Table.from_dense(labels, sorted(path.name for path in new_images.iterdir()))
     first = predictor.evaluate(table, new_images)
     direct = predictor.logits(module.open_images(table.images, new_images, predictor.views))
     with monkeypatch.context() as patch:

@@ -15,7 +15,7 @@ from halflabel.fitting.config import Config, Settings
 from halflabel.fitting.refit import Refit, refit_head
 from halflabel.fitting.solver_choice import choose_solver
 from halflabel.images.sources import Arrays
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
@@ -27,12 +27,12 @@ SETTINGS = Settings(epochs=1, batch_size=16, lr=1e-5, device="cpu")  # the tuned
 CONFIG = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, tune="all", solver="auto", settings=SETTINGS)
 
 
-def paint(count: int = 48) -> tuple[torch.Tensor, LabelTable]:
+def paint(count: int = 48) -> tuple[torch.Tensor, Table]:
     generator = np.random.default_rng(0)
     labels = generator.choice([-1, 1], size=(count, 3)).astype(np.int8)
     noise = generator.normal(0, 40, (count, 3, 32, 32))
     pictures = np.clip(60.0 * labels[:, :, None, None] + 128 + noise, 0, 255).astype(np.uint8)
-    return torch.from_numpy(pictures), LabelTable.from_dense(labels)
+    return torch.from_numpy(pictures), Table.from_dense(labels)
 
 
 PICTURES, TABLE = paint()
@@ -122,7 +122,7 @@ def test_labels_of_held_out_images_are_not_fitted() -> None:
     changed[held_out] *= -1
     first, second = (
         refit_head(features, table, recipe("bce").make, held_out, evaluation=TABLE)
-        for table in (TABLE, LabelTable.from_dense(changed))
+        for table in (TABLE, Table.from_dense(changed))
     )
     assert torch.equal(first.logits, second.logits)
     assert first.strength == second.strength

@@ -14,8 +14,8 @@ from run_examples import ALL, CLASSES, HEAD, LINEAR_INIT, SETTINGS, TABLE, N, go
 
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor
@@ -117,11 +117,11 @@ def test_an_image_without_a_file_is_unreadable(tmp_path: Path) -> None:
 
 
 def test_image_names_may_lack_their_ending(tmp_path: Path, folder: Path) -> None:
-    table = LabelTable.from_dense(TABLE.dense(), [name.removesuffix(".png") for name in TABLE.images], CLASSES)
+    table = Table.from_dense(TABLE.dense(), [name.removesuffix(".png") for name in TABLE.images], CLASSES)
     assert go(tmp_path / "run", folder, table=table).overall["mAP"] > 0.9
 
 
-POSITIVES = LabelTable.from_dense(np.where(TABLE.dense() > 0, 1, 0), TABLE.images, CLASSES)
+POSITIVES = Table.from_dense(np.where(TABLE.dense() > 0, 1, 0), TABLE.images, CLASSES)
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "method": ({"method": "bec"}, "no method is called 'bec'"),
     "option": ({"options": {"alpha": 1}}, "has no option 'alpha'"),
@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "size": ({"size": 8}, "too small"),
     "regime": ({"table": POSITIVES}, "cannot learn from positives-only labels"),
     "no folder": ({"images": Path("nowhere")}, "is not a folder"),
-    "other images": ({"table": LabelTable.from_dense([[1, -1]], ["x.png"], ["a", "b"])}, "none of the 1 images"),
+    "other images": ({"table": Table.from_dense([[1, -1]], ["x.png"], ["a", "b"])}, "none of the 1 images"),
 }
 
 
@@ -167,12 +167,12 @@ def test_positives_only_have_assumed_and_estimated_metrics(tmp_path: Path, folde
     assert "estimated precision" in (run / "model_card.md").read_text()
 
 
-def rows_of(is_model_made: np.ndarray) -> Rows:
+def rows_of(is_model_made: np.ndarray) -> Labels:
     """The labels of TABLE; those where `is_model_made` is true are inverted and have a model as source."""
     image, column, value = TABLE.entries()
     sources = ("person", "model:bce:runs/before")
     labels = np.where(is_model_made, -value, value)
-    return Rows.build(TABLE.images, TABLE.classes, image, column, labels, is_model_made.astype(int), None, sources)
+    return Labels.build(TABLE.images, TABLE.classes, image, column, labels, is_model_made.astype(int), None, sources)
 
 
 def test_model_labels_are_used_for_training_but_not_for_evaluation(tmp_path: Path, folder: Path) -> None:
@@ -244,7 +244,7 @@ def test_equal_runs_are_equal_files(tmp_path: Path, folder: Path, first_run: Pat
 
 
 def test_the_log_compares_guesses_with_the_truth(tmp_path: Path, folder: Path) -> None:
-    known = LabelTable.from_dense(np.where(np.arange(3 * N).reshape(N, 3) % 2, TABLE.dense(), 0), TABLE.images, CLASSES)
+    known = Table.from_dense(np.where(np.arange(3 * N).reshape(N, 3) % 2, TABLE.dense(), 0), TABLE.images, CLASSES)
     order = np.random.default_rng(1).permutation(N)
     shuffled = TABLE.subset(order, np.array([2, 0, 1]))
     longer = dataclasses.replace(SETTINGS, epochs=12)

@@ -13,7 +13,7 @@ from run_examples import CLASSES, HEAD, TABLE, N
 
 from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor
@@ -47,13 +47,13 @@ def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Pa
     plain = predictor.evaluate(TABLE, folder)
     order = [2, 0, 1]
     labels = np.hstack([TABLE.dense()[:, order], np.ones((N, 1), np.int8)])
-    permuted = LabelTable.from_dense(labels, TABLE.images, [*(CLASSES[c] for c in order), "x"])
+    permuted = Table.from_dense(labels, TABLE.images, [*(CLASSES[c] for c in order), "x"])
     assert predictor.evaluate(permuted, folder).per_class == plain.per_class
     fewer = predictor.evaluate(TABLE.subset(classes=[0, 1]), folder).per_class
     assert fewer[:2] == plain.per_class[:2]
     assert (fewer[2]["class"], fewer[2]["present"], fewer[2]["absent"]) == ("blue", 0, 0)
     assert np.isnan(fewer[2]["AP"])
-    none = LabelTable.from_dense(TABLE.dense(), TABLE.images, ["x", "y", "z"])
+    none = Table.from_dense(TABLE.dense(), TABLE.images, ["x", "y", "z"])
     with pytest.raises(UserError, match=r"other\.csv has none of the model's 3 classes: it has 'x', 'y', 'z'"):
         predictor.evaluate(none, folder, labels_name="other.csv")
 

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from halflabel.labels import formats
 from halflabel.labels.formats._label_studio_names import question_name
 from halflabel.labels.formats.label_studio import config_path
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor, open_model
 from halflabel.serve import make_app
@@ -62,7 +62,7 @@ def test_questions_of_convert_get_the_answers_of_predict(
     client: TestClient, predictor: Predictor, folder: Path, tmp_path: Path
 ) -> None:
     names = [f"a {number}.jpg" for number in range(3)]
-    table = LabelTable.from_dense([[1] + [0] * (len(predictor.classes) - 1)] * 3, names, predictor.classes)
+    table = Table.from_dense([[1] + [0] * (len(predictor.classes) - 1)] * 3, names, predictor.classes)
     formats.write(table, tmp_path / "tasks.json", format="label-studio")
     interface = config_path(tmp_path / "tasks.json").read_text()
     addresses = [task["data"]["image"] for task in json.loads((tmp_path / "tasks.json").read_text())]

@@ -19,7 +19,7 @@ from halflabel.features.heads import Linear, Model
 from halflabel.features.scoring import score_source
 from halflabel.images.sources import Features
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.relabel import check_size
 from halflabel.system import distributed, memory
 
@@ -41,9 +41,9 @@ def open_files(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line]
 
 
-def nothing_known(images: int, classes: int) -> LabelTable:
+def nothing_known(images: int, classes: int) -> Table:
     nothing = np.zeros(0, np.int64)
-    return LabelTable.from_entries(Names.numbered(images), Names.numbered(classes), nothing, nothing, nothing)
+    return Table.from_entries(Names.numbered(images), Names.numbered(classes), nothing, nothing, nothing)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])

@@ -21,7 +21,7 @@ from halflabel.fitting.config import Settings
 from halflabel.fitting.optimizer import learning_rate_factor, make_optimizer
 from halflabel.labels import formats
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.model_card import model_card
 from halflabel.system import plugins
 
@@ -30,8 +30,8 @@ import sys
 import torch
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import add_format
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
 from halflabel.evaluation.registry import metric
 from halflabel.fitting.registry import optimizer, schedule
 
@@ -55,10 +55,10 @@ def sniff(path):
 
 def read(path, policy):
     lines = path.read_text().split()
-    table = LabelTable.from_dense([[1]] * len(lines), images=lines, classes=["seen"])
+    table = Table.from_dense([[1]] * len(lines), images=lines, classes=["seen"])
     audit = Audit("mine", [str(path)])
     audit.add("name", "present", len(lines))
-    return LabelImport(Rows.from_table(table), audit)
+    return LabelImport(Labels.from_table(table), audit)
 
 def write(rows, path):
     path.write_text("\\n".join(rows.resolve().images))
@@ -91,7 +91,7 @@ def test_a_metric_is_computed_and_shown_everywhere() -> None:
     assert evaluation.overall["hamming_loss"] == pytest.approx(1 / 7)
     assert ("Hamming loss", "0.143", "share of wrong decisions; 0 is best") in shown_metrics(evaluation.overall)
     config = {"backbone": "b", "method": "bce", "size": 8, "tune": "head"}
-    card = model_card(config, evaluation, LabelTable.from_dense(labels.numpy()))
+    card = model_card(config, evaluation, Table.from_dense(labels.numpy()))
     assert "| Hamming loss | 0.143 |" in card
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.features.heads import Head, Linear, Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods import base as registry
 from halflabel.methods.base import Method, Recipe, method, recipe, recipes
 from halflabel.methods.parts.losses import BCE
@@ -97,7 +97,7 @@ class Forgets(Linear):
 
 
 class SetsSize(Method):
-    def start(self, table: LabelTable, model: Model | None = None) -> None:
+    def start(self, table: Table, model: Model | None = None) -> None:
         super().start(table, model)
         if model is not None and isinstance(model.head, Forgets):
             model.head.size = 2.0

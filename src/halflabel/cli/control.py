@@ -17,8 +17,8 @@ from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.filling.control import NothingToFill
+    from halflabel.labels.labels import Labels
     from halflabel.labels.names import Names
-    from halflabel.labels.rows import Rows
     from halflabel.runs.folder import RunFolder
 
 
@@ -31,12 +31,14 @@ class ControlQuestions:
 
     run: RunFolder
     images: Path
-    labels: Rows | None
+    labels: Labels | None
     further: Names | None
     precision: float
     count: int
 
-    def find_answers_or_ask(self, given: Rows | None, again: Sequence[str | Path], *, from_file: bool) -> Rows | None:
+    def find_answers_or_ask(
+        self, given: Labels | None, again: Sequence[str | Path], *, from_file: bool
+    ) -> Labels | None:
         """Return the answers to the control questions; if there are too few, write questions and print how to answer.
 
         All answers `from_file` count. `again` are options of the command that fills.
@@ -62,7 +64,7 @@ class ControlQuestions:
         self._show_how_to_answer()
         return None
 
-    def _enough_answers(self, answers: Rows | None, asked: set[tuple[str, str]]) -> Rows | None:
+    def _enough_answers(self, answers: Labels | None, asked: set[tuple[str, str]]) -> Labels | None:
         """Return the answers to the questions that were asked, or None if there are too few."""
         import numpy as np
 
@@ -73,7 +75,7 @@ class ControlQuestions:
         rows = answers.select(np.flatnonzero([entry in asked for entry in _entries(answers)]))
         return rows if len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
 
-    def _refuse(self, error: NothingToFill, again: Sequence[str | Path], answers: Rows | None) -> NoReturn:
+    def _refuse(self, error: NothingToFill, again: Sequence[str | Path], answers: Labels | None) -> NoReturn:
         """Raise the error with what helps: to learn from answers, or a precision at which enough could be filled."""
         from halflabel.filling.control import FEWEST_ANSWERS
         from halflabel.filling.run import unlearned_answers
@@ -156,6 +158,6 @@ class ControlQuestions:
         write_questions([*earlier, *(Question(i, c, p, CONTROL_FILL) for i, c, p in drawn)], table, self.run.control)
 
 
-def _entries(rows: Rows) -> list[tuple[str, str]]:
+def _entries(rows: Labels) -> list[tuple[str, str]]:
     """Return image and class of rows, by name."""
     return [(rows.images[i], rows.classes[c]) for i, c in zip(rows.image.tolist(), rows.column.tolist(), strict=True)]

@@ -190,7 +190,7 @@ def _ask(data: DemoData, bench: TestBench, run: TrainedRun, before: Result) -> N
     import numpy as np
 
     from halflabel.cli.demo_data import write_labels
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
     from halflabel.questions.choose import write_questions
     from halflabel.questions.next import next_questions
     from halflabel.runs.new_run import continue_run
@@ -205,7 +205,7 @@ def _ask(data: DemoData, bench: TestBench, run: TrainedRun, before: Result) -> N
     image, column = (np.array([item[part] for item in chosen.questions]) for part in (0, 1))
     truth = data.truth.dense()
     value = truth[image, column]
-    table = LabelTable.from_entries(data.truth.images, data.truth.classes, image, column, value)
+    table = Table.from_entries(data.truth.images, data.truth.classes, image, column, value)
     write_labels(table, answers)
     after = bench.evaluate_run(continue_run(run.folder, second, answers=answers, force=True).model)
     by_chance = QUESTIONS * float((truth[data.known.dense() == 0] > 0).mean())

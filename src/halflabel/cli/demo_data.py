@@ -15,7 +15,7 @@ from halflabel.errors import UserError
 from halflabel.labels import drop
 from halflabel.labels.formats import read
 from halflabel.labels.split import assign_parts
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.papers.datasets import birds
 from halflabel.system.files import write_csv
 
@@ -28,9 +28,9 @@ class DemoData:
     """The files of the demo, and all labels of the photos."""
 
     folder: Path
-    truth: LabelTable  # all labels of the training photos
-    known: LabelTable  # those that the demo trains on
-    test: LabelTable  # all labels of the test photos
+    truth: Table  # all labels of the training photos
+    known: Table  # those that the demo trains on
+    test: Table  # all labels of the test photos
 
     @property
     def photos(self) -> Path:
@@ -75,12 +75,12 @@ def write_data(folder: Path, *, most: int | None = None) -> DemoData:
     return data
 
 
-def hide_labels(truth: LabelTable, *, seed: int) -> LabelTable:
+def hide_labels(truth: Table, *, seed: int) -> Table:
     """Keep `ANSWERS` labels of each photo, chosen at random: present or absent."""
     return drop.partial(truth, ANSWERS / len(truth.classes), seed=seed)
 
 
-def write_labels(table: LabelTable, path: Path) -> None:
+def write_labels(table: Table, path: Path) -> None:
     """Write the known labels as CSV with the columns image, class and value: 1 is present, -1 absent."""
     entries = zip(*table.entries(), strict=True)
     rows = ((table.images[int(image)], table.classes[int(column)], int(value)) for image, column, value in entries)

@@ -19,7 +19,7 @@ from halflabel.fitting.assembly import Assembly, pooled_features
 from halflabel.fitting.auto import choose
 from halflabel.fitting.config import Config
 from halflabel.images.sources import open_images
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.new_run import make_config
 from halflabel.runs.predictor import Predictor
 from halflabel.system.reporter import SILENT, Reporter
@@ -93,6 +93,6 @@ class TestBench:
         return Result(overall["mAP"], overall["micro_f1"])
 
 
-def _unknown_as_absent(table: LabelTable) -> LabelTable:
+def _unknown_as_absent(table: Table) -> Table:
     values = np.where(table.dense() > 0, 1, -1).astype(np.int8)
-    return LabelTable.from_dense(values, table.images, table.classes)
+    return Table.from_dense(values, table.images, table.classes)

@@ -41,7 +41,7 @@ from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.filling.plan import FillCounts, FillPlan
-    from halflabel.labels.rows import Rows
+    from halflabel.labels.labels import Labels
     from halflabel.runs.folder import RunFolder
 
 Folds = Annotated[
@@ -191,7 +191,7 @@ def _fill(run: RunFolder, images: Path, path: Path, complete: bool, **options: A
         return plan, distributed.run_on_main(lambda: write_filled(plan, path, **more))
 
 
-def _show_photos(filling: FillPlan, images: Path, all_photos: bool, people: Rows | None) -> None:
+def _show_photos(filling: FillPlan, images: Path, all_photos: bool, people: Labels | None) -> None:
     """Print how many photos were filled, or how many the labels do not name, and the answers of people that stay."""
     from halflabel.images.decode import unlisted_images
 

@@ -29,8 +29,8 @@ from halflabel.system.format import counted, printable
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
-    from halflabel.labels.rows import Rows
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.labels import Labels
+    from halflabel.labels.table import Table
 
 
 @app.command()
@@ -91,7 +91,7 @@ def inspect(
     show_next("train", labels, images or "PHOTOS", *words_of(read), "--out", free_name(Path("runs/first")))
 
 
-def _near_copies(table: LabelTable, images: Path) -> str | None:
+def _near_copies(table: Table, images: Path) -> str | None:
     """The warning of nearly identical photos; their features are cached where `train` looks for them."""
     from halflabel.cli.progress import Bar
     from halflabel.features.near_copies import describe_near_copies
@@ -247,7 +247,7 @@ def drop(
     show_next("inspect", out)
 
 
-def _excel_safe(rows: Rows) -> Rows:
+def _excel_safe(rows: Labels) -> Labels:
     """The rows with names that Excel does not run as formulas."""
     from halflabel.labels.names import Names
     from halflabel.system.format import excel_safe
@@ -256,7 +256,7 @@ def _excel_safe(rows: Rows) -> Rows:
     return replace(rows, images=images, classes=classes, sources=tuple(map(excel_safe, rows.sources)))
 
 
-def _with_file_names(rows: Rows, folder: Path) -> Rows:
+def _with_file_names(rows: Labels, folder: Path) -> Labels:
     """The rows with each image named by its file, relative to the folder."""
     from halflabel.images.decode import require_images
     from halflabel.labels.names import Names

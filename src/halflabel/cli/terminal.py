@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from halflabel.errors import UserError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from halflabel.fitting.advice import Advice
     from halflabel.labels.audit import Audit
     from halflabel.labels.stats import Pair, Stats
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
 
 
 class SafeConsole(Console):
@@ -66,9 +66,9 @@ def show_written(path: object, content: str = "") -> None:
     console.print(f"Wrote [bold]{escape(str(path))}[/]{escape(content)}")
 
 
-def plain_table(*titles: str, numbers: Iterable[str] = (), left: int = 0, right: int = 2) -> Table:
+def plain_table(*titles: str, numbers: Iterable[str] = (), left: int = 0, right: int = 2) -> RichTable:
     """Return a table without lines; columns of `numbers` follow the others and are aligned to the right."""
-    table = Table(box=None, padding=(0, right, 0, left), header_style="bold")
+    table = RichTable(box=None, padding=(0, right, 0, left), header_style="bold")
     for title in titles:
         table.add_column(title, overflow="fold")
     for title in numbers:
@@ -105,13 +105,13 @@ def warnings_in_a_line() -> Iterator[None]:
         yield
 
 
-def show_audit(audit: Audit, table: LabelTable) -> None:
+def show_audit(audit: Audit, table: Table) -> None:
     """Print how the values of a label file were read."""
     images, classes = table.shape
     names = ", ".join(escape(name) for name in audit.files)
     shape = f"{counted(images, 'image')}, {counted(classes, 'class', 'classes')}"
     show_paragraph(f"Read [bold]{names}[/] as {audit.format}: {shape}")
-    rows = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+    rows = RichTable(box=None, padding=(0, 2, 0, 2), show_header=False)
     rows.add_column(justify="right")
     rows.add_column()
     rows.add_column()
@@ -124,7 +124,7 @@ def show_audit(audit: Audit, table: LabelTable) -> None:
     show_counts(table)
 
 
-def show_counts(table: LabelTable) -> None:
+def show_counts(table: Table) -> None:
     """Print the number of present, absent and unknown labels of a table."""
     total = len(table.images) * len(table.classes)
     present = int((table.value > 0).sum())
@@ -227,7 +227,7 @@ def show_choice(method: str, why: str) -> None:
 
 def show_names_and_texts(texts: Iterable[tuple[str, str]]) -> None:
     """Print a table of names, each with a text."""
-    rows = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    rows = RichTable(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, text in texts:
         rows.add_row(f"  [bold]{escape(name)}[/]", escape(text))
     console.print(rows)

@@ -50,7 +50,7 @@ from halflabel.system.remote import local_path
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
-    from halflabel.labels.rows import Rows
+    from halflabel.labels.labels import Labels
     from halflabel.methods.base import Recipe
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.resume import TrainingJob
@@ -305,7 +305,7 @@ def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
         show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from), all_photos=further))
 
 
-def _labels_before(job: TrainingJob) -> Rows:
+def _labels_before(job: TrainingJob) -> Labels:
     """The labels of the run that a continued run began from."""
     from halflabel.runs.folder import RunFolder
 
@@ -319,7 +319,7 @@ def _show_random_answers(job: TrainingJob) -> None:
     if not job.config.begin_from:
         return
 
-    def count_random(rows: Rows) -> int:
+    def count_random(rows: Labels) -> int:
         return sum(
             int((rows.source == n).sum()) for n, name in enumerate(rows.sources) if name.startswith(CONTROL_SOURCE)
         )

@@ -45,7 +45,7 @@ from halflabel.fitting.refit import Refit
 from halflabel.images.sources import Subset
 from halflabel.labels.split import assign_parts
 from halflabel.labels.stats import Stats
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.reporter import SILENT, Reporter
 
 Select = Literal["known", "hidden"]
@@ -65,7 +65,7 @@ class Trained(NamedTuple):
 class Division(NamedTuple):
     """The known labels of the images that are not for the test, and the numbers of training and validation images."""
 
-    known: LabelTable
+    known: Table
     inside: NDArray[np.int64]  # training images
     outside: NDArray[np.int64]  # validation images
 
@@ -108,12 +108,12 @@ class Bench:
         self.sources = ExperimentSources(self.data, self.config, self.cache, self.pretrained, self.reporter)
 
     @property
-    def rest(self) -> LabelTable:
+    def rest(self) -> Table:
         """Labels of the images that are not for the test."""
         return self.data.rest
 
     @property
-    def test(self) -> LabelTable:
+    def test(self) -> Table:
         return self.data.test
 
     @property
@@ -277,7 +277,7 @@ class Bench:
         )
         return Trained(outcome, logits.numpy())
 
-    def _measured(self, meter: Meter, logits: Tensor, judged: Tensor | None, known: LabelTable) -> dict[str, Any]:
+    def _measured(self, meter: Meter, logits: Tensor, judged: Tensor | None, known: Table) -> dict[str, Any]:
         """Return time, memory, and with `with_f1` CF1, OF1 and the metrics of plugins on the test images.
 
         The thresholds are fitted to `judged` logits of images with known labels. Without such images the threshold is
@@ -375,7 +375,7 @@ class Bench:
         return Trained(outcome, logits.numpy()), fitted
 
     def _refit(
-        self, assembly: Assembly, model: Model, parts: Parts, known: LabelTable, outside: NDArray[np.int64]
+        self, assembly: Assembly, model: Model, parts: Parts, known: Table, outside: NDArray[np.int64]
     ) -> Refit | None:
         """Fit the head of a tuned network again where `train` does."""
         if self.config.tune == "head" or not len(outside):
@@ -384,7 +384,7 @@ class Bench:
         evaluation = known if self.select == "known" else self.rest
         return as_trained.refit(model, parts.rest, known, outside, evaluation=evaluation)
 
-    def _validation_metric(self, known: LabelTable, outside: NDArray[np.int64]) -> ValidationMetric | None:
+    def _validation_metric(self, known: Table, outside: NDArray[np.int64]) -> ValidationMetric | None:
         """Return the metric that selects the epoch, or None."""
         if self.data.validation is not None:
             return ValidationMetric(torch.from_numpy(self.data.validation.dense()))

@@ -19,15 +19,15 @@ from halflabel.comparison.run_grid import run_grid
 from halflabel.comparison.setup import ExperimentOptions, make_bench, open_store
 from halflabel.errors import UserError
 from halflabel.fitting.auto import short_list, suited
-from halflabel.labels.rows import Rows
+from halflabel.labels.labels import Labels
 from halflabel.labels.split import group_numbers
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.system.reporter import SILENT
 
 
 def compare(
-    labels: LabelTable | Rows,
+    labels: Table | Labels,
     images: str | Path | Tensor,
     methods: str | Sequence[str] = "auto",
     *,

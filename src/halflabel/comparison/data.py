@@ -12,10 +12,10 @@ from torch import Tensor
 
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.images.sources import Arrays, group_images, open_images
+from halflabel.labels.labels import Labels
 from halflabel.labels.provenance import training_and_evaluation_tables
-from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
 
@@ -24,28 +24,28 @@ from halflabel.system.reporter import SILENT, Reporter
 class ExperimentData:
     """All labels, and how they are split; see `split_data`."""
 
-    table: LabelTable
+    table: Table
     images: Path | Tensor
-    rest: LabelTable  # labels of the images to learn from
-    test: LabelTable
+    rest: Table  # labels of the images to learn from
+    test: Table
     inside: NDArray[np.int64]  # the images of `rest`, as numbers in `table`
     outside: NDArray[np.int64]  # the test images, as numbers in `table`, or in `test` where it has its own images
     groups: NDArray[np.int64] | None = None  # of the images of `table`; of one group all are in one part
     test_groups: NDArray[np.int64] | None = None
     has_own_test: bool = False
     test_images: Path | Tensor | None = None
-    validation: LabelTable | None = None
+    validation: Table | None = None
     validation_images: Path | Tensor | None = None
 
 
 def split_data(
-    table: LabelTable,
+    table: Table,
     images: Path | Tensor,
     *,
-    test: LabelTable | None = None,
+    test: Table | None = None,
     test_images: Path | Tensor | None = None,
     test_share: float = 0.2,
-    validation: LabelTable | None = None,
+    validation: Table | None = None,
     validation_images: Path | Tensor | None = None,
     group: str | None = None,
     reporter: Reporter = SILENT,
@@ -92,7 +92,7 @@ def split_data(
     )
 
 
-def without_model_labels(labels: LabelTable | Rows, reporter: Reporter = SILENT) -> LabelTable:
+def without_model_labels(labels: Table | Labels, reporter: Reporter = SILENT) -> Table:
     """Return the labels that no model made: in an experiment any label may be used for evaluation.
 
     A method that learned from model-made labels would otherwise be evaluated on labels of its own kind.
@@ -111,14 +111,14 @@ def image_identity(images: Path | Tensor | None) -> str:
 
 
 def _group(
-    table: LabelTable, images: Path | Tensor, group: str | None, reporter: Reporter = SILENT, *, required: bool = True
+    table: Table, images: Path | Tensor, group: str | None, reporter: Reporter = SILENT, *, required: bool = True
 ) -> NDArray[np.int64] | None:
     names, source = table.images, None
     source = Arrays(images, names, {}) if isinstance(images, Tensor) else open_images(names, images, {}, max_bad=1.0)
     return group_images(group, names, source, reporter, required=required)
 
 
-def _matched(labels: LabelTable, table: LabelTable, name: str) -> LabelTable:
+def _matched(labels: Table, table: Table, name: str) -> Table:
     """Return test or validation labels with the classes of `table`, by name; an image may not be in both."""
     column = labels.classes.index(table.classes.array)
     if (column < 0).any():
@@ -133,7 +133,7 @@ def _matched(labels: LabelTable, table: LabelTable, name: str) -> LabelTable:
     return labels.subset(classes=column)
 
 
-def _check_evaluable(test: LabelTable) -> None:
+def _check_evaluable(test: Table) -> None:
     """Raise an error if all rankings of the test labels would be equally good."""
     for sign, word in ((1, "present"), (-1, "absent")):
         if not bool((np.sign(test.value) == sign).any()):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from halflabel.errors import UserError
 from halflabel.fitting.auto import Choice
 from halflabel.labels import drop
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.labels.uncertain import parse_uncertain
 from halflabel.methods.base import recipe
 
@@ -117,7 +117,7 @@ class LabelMask:
             return 1.0
         return float(dict(self.options)["share"]) if self.protocol == "partial" else math.nan
 
-    def apply(self, table: LabelTable, seed: int) -> LabelTable:
+    def apply(self, table: Table, seed: int) -> Table:
         return drop.apply(self.protocol, table, seed=seed, **dict(self.options)) if self.protocol else table
 
 

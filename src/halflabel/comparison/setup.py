@@ -17,8 +17,8 @@ from halflabel.comparison.store import Store, What
 from halflabel.errors import UserError
 from halflabel.fitting.auto import epochs_for
 from halflabel.fitting.config import Config
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
 from halflabel.system.reporter import SILENT, Reporter
 
 _TEST_SHARE = 0.2
@@ -27,7 +27,7 @@ _TEST_SHARE = 0.2
 class ExperimentOptions(TypedDict, total=False):
     """Keyword arguments of every experiment."""
 
-    test: LabelTable | Rows | None  # labels of other images to evaluate on; without them `test_share` is set aside
+    test: Table | Labels | None  # labels of other images to evaluate on; without them `test_share` is set aside
     test_images: Path | Tensor | None  # their images; by default in the same folder
     test_share: float  # default 0.2
     budget: float | str | None  # seconds, or text such as "30m"; limits this call
@@ -39,7 +39,7 @@ class ExperimentOptions(TypedDict, total=False):
 
 
 def make_bench(
-    table: LabelTable,
+    table: Table,
     images: str | Path | Tensor,
     out: Path,
     options: ExperimentOptions,

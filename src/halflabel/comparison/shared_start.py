@@ -18,7 +18,7 @@ from halflabel.features.heads import Model
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.checkpoint import save_tensors
 from halflabel.fitting.loop import Fitted
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.system.files import to_json_value
 
@@ -92,7 +92,7 @@ def read_start(path: Path) -> Fitted | None:
         return None
 
 
-def copy_start(weights: Mapping[str, Tensor], model: Model, method: Method, table: LabelTable) -> None:
+def copy_start(weights: Mapping[str, Tensor], model: Model, method: Method, table: Table) -> None:
     """Copy the weights of a linear model, x = W f + b, into another model for the same classes.
 
     The weights of the backbone are copied if it is tuned. The head follows W and b as well as it can (`load_linear`).

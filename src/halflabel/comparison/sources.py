@@ -20,7 +20,7 @@ from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
 from halflabel.images.gpu_views import load_to_device
 from halflabel.images.sources import Arrays, Features, Images, Source, Subset, open_images
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.reporter import SILENT, Reporter
 
 _MAX_BYTES_IN_MEMORY = 1 << 30  # larger features are memory-mapped
@@ -62,7 +62,7 @@ class ExperimentSources:
         """The source of the images, then that of separate test images and of validation images, if any."""
         views = self.config.views(self.backbone)
 
-        def open_source(table: LabelTable, images: Path | Tensor | None) -> Images | Arrays:
+        def open_source(table: Table, images: Path | Tensor | None) -> Images | Arrays:
             images = data.images if images is None else images
             if isinstance(images, Tensor):
                 return Arrays(images, table.images, views)

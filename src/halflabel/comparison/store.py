@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from halflabel.comparison.grid import Outcome, Task
 from halflabel.comparison.source_digest import method_digest, metrics_digest
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.system.files import atomic_write, read_json, to_json_value, write_csv, write_json
 
@@ -143,7 +143,7 @@ class Store:
     def write_json(self, name: str, content: Any) -> None:
         write_json(self.folder / name, content)
 
-    def write_test(self, table: LabelTable) -> None:
+    def write_test(self, table: Table) -> None:
         """Write the test labels, which are the same for all tasks, unless they are already written."""
         from halflabel.labels import formats
 

@@ -38,8 +38,8 @@ from halflabel.comparison.study_result import (
 )
 from halflabel.errors import UserError
 from halflabel.fitting.auto import short_list
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
 from halflabel.system.reporter import SILENT
 
 STRATEGIES = ("partial", "dense", "noisy", "noisy+")
@@ -66,7 +66,7 @@ _ONE_SEED = "With one seed the spread over seeds is unknown: the interval is too
 
 
 def study(
-    labels: LabelTable | Rows,
+    labels: Table | Labels,
     images: str | Path | Tensor,
     *,
     out: str | Path,
@@ -122,7 +122,7 @@ def study(
 
 
 def grow(
-    labels: LabelTable | Rows,
+    labels: Table | Labels,
     images: str | Path | Tensor,
     *,
     out: str | Path,
@@ -192,7 +192,7 @@ def _check_shares(shares: Sequence[float]) -> list[float]:
     return sorted(set(shares))
 
 
-def _fully_labelled(table: LabelTable) -> LabelTable:
+def _fully_labelled(table: Table) -> Table:
     """Return the images with all labels known."""
     images = np.flatnonzero(np.diff(table.start) == len(table.classes))
     if len(images) < _MIN_IMAGES:
@@ -248,7 +248,7 @@ class _Runs:
 
 
 def _train(
-    table: LabelTable,
+    table: Table,
     images: str | Path | Tensor,
     out: Path,
     method: str,

@@ -13,7 +13,7 @@ from halflabel.comparison.grid import LabelMask
 from halflabel.comparison.learning_curve import Backtest
 from halflabel.comparison.result import Interval, TaskScore, common_seeds, mean_interval, paired_interval
 from halflabel.comparison.store import Store
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.files import to_json_value
 
 Place = tuple[str, float]  # a strategy and its share of clean labels
@@ -113,7 +113,7 @@ def seeds_note(scores: ScoresByPlace, shared: ScoresByPlace) -> list[str]:
 
 
 def make_point(
-    rest: LabelTable,
+    rest: Table,
     place: Place,
     label_mask: LabelMask,
     shared: Mapping[int, TaskScore],

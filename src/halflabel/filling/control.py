@@ -18,9 +18,9 @@ from halflabel.evaluation.calibration import ClassPlatt, Platt, Recalibration, i
 from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.filling.plan import FillOptions, FillPlan, make_plan
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
+from halflabel.labels.labels import Labels
 from halflabel.labels.provenance import calibration_tables
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.crossfit import Scores
 
 FEWEST_ANSWERS = 30
@@ -52,7 +52,7 @@ class ControlAnswers(NamedTuple):
     present: NDArray[np.bool_]
 
 
-def unknown_curve(platt: Platt, scores: Scores, table: LabelTable) -> ClassPlatt:
+def unknown_curve(platt: Platt, scores: Scores, table: Table) -> ClassPlatt:
     """Return P(present) of an unknown entry by its logit: lower than `platt`, as the label was not given."""
     classes = len(table.classes)
     shared = platt.per_class(classes)
@@ -63,13 +63,13 @@ def unknown_curve(platt: Platt, scores: Scores, table: LabelTable) -> ClassPlatt
 
 def draw_control(
     scores: Scores,
-    table: LabelTable,
+    table: Table,
     platt: Platt,
     *,
     precision: float,
     count: int,
     seed: int = 0,
-    known: LabelTable | None = None,
+    known: Table | None = None,
     among: NDArray[np.int64] | None = None,
 ) -> list[tuple[int, int, float]]:
     """Return `count` random unknown entries (image, class, probability) that might be filled, in random order.
@@ -105,7 +105,7 @@ def draw_control(
 
 
 def plan_present(
-    scores: Scores, labels: Rows, platt: Platt, answers: ControlAnswers | None, options: FillOptions = FillOptions()
+    scores: Scores, labels: Labels, platt: Platt, answers: ControlAnswers | None, options: FillOptions = FillOptions()
 ) -> FillPlan:
     """Decide which unknown entries to fill as present, so that they reach the precision.
 

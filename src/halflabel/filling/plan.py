@@ -15,10 +15,10 @@ from halflabel.errors import UserError
 from halflabel.evaluation.calibration import ClassPlatt, fit_class_platt, image_blocks
 from halflabel.filling.sampling_bias import positives_only, sampling_warnings
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds, random_answers_needed
+from halflabel.labels.labels import Labels
 from halflabel.labels.provenance import RULE_SOURCE, calibration_tables
-from halflabel.labels.rows import Rows
 from halflabel.labels.rules import Rules
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.crossfit import Scores
 from halflabel.system.format import group_digits
 
@@ -57,20 +57,20 @@ class FillPlan:
     """All decisions of a fill; `blocks()` makes the rows."""
 
     scores: Scores
-    table: LabelTable
+    table: Table
     platts: list[ClassPlatt]  # one per part, fitted on the other parts; the last on all, for part −1
     bin_counts: BinCounts
     decide: Callable[[float], tuple[FillDecision, FillDecision]]  # present and absent fills that reach a precision
     present: FillDecision
     absent: FillDecision
     options: FillOptions
-    model_labels: Rows  # labels of `table` made by a model, by image; `sources` are those of the filled rows
+    model_labels: Labels  # labels of `table` made by a model, by image; `sources` are those of the filled rows
     unfillable: Mask  # (C,) classes for which nothing can be estimated
     images_to_fill: NDArray[np.int64]  # image numbers
     warnings: tuple[str, ...] = ()
     assumption: str = ""  # under which the fills are right, where no label shows it
     check: str = ""  # what control answers say about the assumption
-    answered: LabelTable | None = None  # `table` with answers that are not evidence: nothing is filled there either
+    answered: Table | None = None  # `table` with answers that are not evidence: nothing is filled there either
 
     def lower_precisions(self, useful: int = 20) -> list[tuple[float, int]]:
         """Return the highest precision below the wanted one at which labels are filled, and how many.
@@ -96,7 +96,7 @@ class FillPlan:
         """Return counts of zero, for `blocks`."""
         return FillCounts(*np.zeros((6, len(self.table.classes)), np.int64))
 
-    def blocks(self, counts: FillCounts | None = None) -> Iterator[Rows]:
+    def blocks(self, counts: FillCounts | None = None) -> Iterator[Labels]:
         """Yield rows for the entries to fill, by image; never for a known label. Adds to `counts`.
 
         The score is the calibrated probability that the value is right. Rows that follow by rules from labels made by
@@ -113,7 +113,7 @@ class FillPlan:
             counts.absent += (value < 0).sum(0)
             counts.unknown += ((value == 0) & (labels == 0)).sum(0)
             row, column = np.nonzero(value)
-            yield Rows.build(
+            yield Labels.build(
                 self.table.images.take(index),
                 self.table.classes,
                 row,
@@ -124,7 +124,7 @@ class FillPlan:
                 self.model_labels.sources,
             )
 
-    def rows(self) -> Rows:
+    def rows(self) -> Labels:
         """Return all rows at once, with the images of the table: 15 bytes each."""
         blocks = [
             (index, rows)
@@ -132,7 +132,7 @@ class FillPlan:
                 image_blocks(self.images_to_fill, len(self.table.classes)), self.blocks(), strict=True
             )
         ]
-        return Rows.build(
+        return Labels.build(
             self.table.images,
             self.table.classes,
             np.concatenate([index[rows.image] for index, rows in blocks]),
@@ -187,7 +187,7 @@ class FillPlan:
         return value, score, source
 
     def _inherit_source(
-        self, model_labels: Rows, follows: NDArray[np.int8], score: NDArray[np.float32], source: NDArray[np.int16]
+        self, model_labels: Labels, follows: NDArray[np.int8], score: NDArray[np.float32], source: NDArray[np.int16]
     ) -> None:
         """Set score and source of entries that follow (B, C) from a model's labels to those of the surest label."""
         assert self.options.rules is not None
@@ -200,7 +200,7 @@ class FillPlan:
         source[row, column] = sources[row, origin]
 
 
-def plan_fill(scores: Scores, labels: LabelTable | Rows, options: FillOptions = FillOptions()) -> FillPlan:
+def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = FillOptions()) -> FillPlan:
     """Decide which unknown entries to fill, so that present and absent fills each reach the precision.
 
     Labels made by a model stay as they are, but are not evidence; a table has no sources, so all its labels are
@@ -211,7 +211,7 @@ def plan_fill(scores: Scores, labels: LabelTable | Rows, options: FillOptions = 
     precision, confidence = options.precision, options.confidence
     if not 0.5 < precision < 1 or not 0.5 <= confidence < 1:
         raise UserError(f"precision {precision:g} at confidence {confidence:g}", "use shares such as 0.95 and 0.9")
-    known_rows = labels.drop_overridden() if isinstance(labels, Rows) else None
+    known_rows = labels.drop_overridden() if isinstance(labels, Labels) else None
     table, evidence, _ = calibration_tables(labels if known_rows is None else known_rows)
     image, column, value = evidence.entries()
     evidence = evidence.keep((scores.part[image] >= 0) & ~np.isnan(scores.logits[image, column]))
@@ -265,9 +265,9 @@ def _too_little_evidence(word: str, counts: BinCounts, options: FillOptions) -> 
 
 def make_plan(
     scores: Scores,
-    table: LabelTable,
-    evidence: LabelTable,
-    known_rows: Rows | None,
+    table: Table,
+    evidence: Table,
+    known_rows: Labels | None,
     platts: list[ClassPlatt],
     unfillable: Mask,
     decide: Callable[[BinCounts, float], tuple[FillDecision, FillDecision]],
@@ -317,11 +317,13 @@ def _probabilities(scores: Scores, platts: list[ClassPlatt], index: NDArray[np.i
     return p
 
 
-def _model_labels(known: Rows | None, table: LabelTable, source: str) -> Rows:
+def _model_labels(known: Labels | None, table: Table, source: str) -> Labels:
     """Return the labels made by a model, with their sources numbered after `source` and "rule"."""
     if known is None:
         nothing = np.zeros(0, np.int32)
-        return Rows.build(table.images, table.classes, nothing, nothing, nothing, nothing, None, (source, RULE_SOURCE))
+        return Labels.build(
+            table.images, table.classes, nothing, nothing, nothing, nothing, None, (source, RULE_SOURCE)
+        )
     rows = known.select(known.is_model_made())
     names = [known.sources[n] for n in np.unique(rows.source).tolist()]
     sources = tuple(dict.fromkeys((source, RULE_SOURCE, *names)))
@@ -329,7 +331,7 @@ def _model_labels(known: Rows | None, table: LabelTable, source: str) -> Rows:
     return replace(rows, source=number[rows.source], sources=sources)
 
 
-def _rows_of_images(rows: Rows, index: NDArray[np.int64]) -> Rows:
+def _rows_of_images(rows: Labels, index: NDArray[np.int64]) -> Labels:
     """Return the rows of the images `index` (B,), ascending; the image of a row becomes its position in `index`."""
     first, end = np.searchsorted(rows.image, (index[0], index[-1] + 1))
     numbers = np.arange(first, end)
@@ -348,7 +350,7 @@ class _RuleResult(NamedTuple):
     people_differ: Mask  # entries where labels made by people contradict each other
 
 
-def _apply_rules(rules: Rules | None, labels: NDArray[np.int8], model_labels: Rows, unfillable: Mask) -> _RuleResult:
+def _apply_rules(rules: Rules | None, labels: NDArray[np.int8], model_labels: Labels, unfillable: Mask) -> _RuleResult:
     """Return what follows from known labels (B, C); labels made by people override the `model_labels`."""
     unknown = labels == 0
     if rules is None:

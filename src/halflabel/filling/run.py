@@ -12,16 +12,16 @@ import numpy as np
 
 from halflabel.errors import UserError
 from halflabel.labels.formats._long_write import appear_in_order, declaration_blocks, record_batches, write_blocks
+from halflabel.labels.labels import MODEL_PREFIX, Labels
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables
-from halflabel.labels.rows import MODEL_PREFIX, Rows
 from halflabel.labels.stats import are_nearly_all_positive
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
     from halflabel.filling.plan import FillCounts, FillPlan
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
 
 
 def run_source(run: RunFolder, method: str, *, assumed: bool = False) -> str:
@@ -33,13 +33,13 @@ def fill(
     run: RunFolder | str | Path,
     images: str | Path,
     *,
-    labels: Rows | None = None,
+    labels: Labels | None = None,
     precision: float = 0.95,
     confidence: float = 0.9,
     rules: Path | None = None,
     folds: int | None = None,
-    control: Rows | None = None,
-    answers: Rows | None = None,
+    control: Labels | None = None,
+    answers: Labels | None = None,
     assume_random: bool = False,
     all_photos: bool = False,
     reporter: Reporter = SILENT,
@@ -113,7 +113,7 @@ def fill(
     return plan
 
 
-def unlearned_answers(answers: Rows, table: LabelTable) -> Rows:
+def unlearned_answers(answers: Labels, table: Table) -> Labels:
     """Return the answers yes or no about entries that a table does not know.
 
     Answers that a model was trained on were drawn among the likely labels of an earlier model: they would overestimate
@@ -131,13 +131,13 @@ def control_questions(
     run: RunFolder,
     images: str | Path,
     *,
-    labels: Rows | None = None,
+    labels: Labels | None = None,
     precision: float = 0.95,
     count: int = 100,
     further_photos: Names | None = None,
     only_further: bool = False,
     reporter: Reporter = SILENT,
-) -> tuple[LabelTable, list[tuple[int, int, float]]]:
+) -> tuple[Table, list[tuple[int, int, float]]]:
     """Return the labels, and random entries (image, class, probability) whose answers show the precision of a fill.
 
     The entries are drawn from the photos of the labels and from `further_photos`, or with `only_further` from these.
@@ -154,13 +154,13 @@ def control_questions(
     return table, drawn
 
 
-def has_only_positives(run: RunFolder, labels: Rows | None = None) -> bool:
+def has_only_positives(run: RunFolder, labels: Labels | None = None) -> bool:
     """Return whether the labels are nearly all positive, so that a fill needs control answers or an assumption."""
     evidence = _open_labels(run, labels)[2]
     return are_nearly_all_positive(evidence.value, math.prod(evidence.shape))
 
 
-def unlisted_photos(run: RunFolder, labels: Rows | None, folder: Path) -> Names:
+def unlisted_photos(run: RunFolder, labels: Labels | None, folder: Path) -> Names:
     """Return the photos of the folder that neither run nor `labels` name."""
     from halflabel.images.decode import unlisted_images
 
@@ -169,8 +169,8 @@ def unlisted_photos(run: RunFolder, labels: Rows | None, folder: Path) -> Names:
 
 
 def _open_labels(
-    run: RunFolder, labels: Rows | None, further_photos: Names | None = None
-) -> tuple[Rows, LabelTable, LabelTable]:
+    run: RunFolder, labels: Labels | None, further_photos: Names | None = None
+) -> tuple[Labels, Table, Table]:
     """Return the rows of a run and of `labels`, their table, and the table of the labels that no model made."""
     run.check_finished()
     rows = run_rows = run.read_rows()
@@ -206,8 +206,8 @@ def write_filled(
     plan: FillPlan,
     path: Path,
     *,
-    base: Rows | None = None,
-    answers: Rows | None = None,
+    base: Labels | None = None,
+    answers: Labels | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> FillCounts:
     """Write the filled rows to CSV or Parquet, by the file name; `base` and `answers` are written before them.
@@ -221,7 +221,7 @@ def write_filled(
     images = Names([]) if base is None else base.images.union(plan.table.images.take(plan.images_to_fill))
     has_row = np.zeros(len(images), bool)
 
-    def write(rows: Rows) -> Iterator[Any]:
+    def write(rows: Labels) -> Iterator[Any]:
         if base is not None:
             place = images.index(rows.images.take(np.unique(rows.image)).array)
             has_row[place[place >= 0]] = True
@@ -246,7 +246,7 @@ def write_filled(
     return counts
 
 
-def _align(rows: Rows, classes: Names) -> Rows:
+def _align(rows: Labels, classes: Names) -> Labels:
     """Return the rows with the classes of the run; other classes are an error."""
     index = classes.index(rows.classes.array)
     if (index < 0).any():

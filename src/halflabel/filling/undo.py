@@ -16,8 +16,8 @@ from halflabel.labels import formats
 from halflabel.labels.formats import long
 from halflabel.labels.formats._csv import CsvTable, first_line
 from halflabel.labels.formats._long_write import COLUMNS, write_blocks
+from halflabel.labels.labels import MODEL_PREFIX, Labels
 from halflabel.labels.provenance import RULE_SOURCE
-from halflabel.labels.rows import MODEL_PREFIX, Rows
 from halflabel.labels.table import last_of_each
 
 
@@ -59,7 +59,9 @@ def _write_other_lines(path: Path, sources: tuple[str, ...]) -> None:
     write_blocks(lines.filter(pc.invert(pc.is_in(lines["source"], pa.array(sources)))).to_batches(), path)
 
 
-def remove_sources(rows: Rows, source_numbers: NDArray[np.int64], *, retract: bool = False) -> tuple[Rows, UndoResult]:
+def remove_sources(
+    rows: Labels, source_numbers: NDArray[np.int64], *, retract: bool = False
+) -> tuple[Labels, UndoResult]:
     """Return the rows without those of some sources, or with retractions of them at the end."""
     is_theirs = np.isin(rows.source, source_numbers)
     holding = rows.holding()
@@ -75,7 +77,7 @@ def remove_sources(rows: Rows, source_numbers: NDArray[np.int64], *, retract: bo
     return rows.append(retractions), UndoResult(names, len(decided), answered_since)
 
 
-def _find_sources(rows: Rows, source: str | None, run: str | None) -> NDArray[np.int64]:
+def _find_sources(rows: Labels, source: str | None, run: str | None) -> NDArray[np.int64]:
     """Return the numbers of the matching sources; if there are none, the error lists the sources of models."""
     if (source is None) == (run is None):
         raise UserError("it is not clear which labels to undo", "give --source model:METHOD:RUN, or the run")

@@ -31,7 +31,7 @@ from halflabel.fitting.solver import can_solve
 from halflabel.images.items import Items, pool_items
 from halflabel.images.sources import Arrays, Features, Images, Source
 from halflabel.images.stored_features import StoredFeatures
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.labels.uncertain import decide_uncertain
 from halflabel.methods.base import Method, Recipe, recipe, seeded
 from halflabel.system import memory
@@ -77,7 +77,7 @@ class Assembly:
             config.backbone, weights=weights, pretrained=pretrained, size=config.size, bands=config.channels
         )
 
-    def uses_solver(self, table: LabelTable) -> bool:
+    def uses_solver(self, table: Table) -> bool:
         """Return whether L-BFGS fits the head: on a frozen backbone, for methods and tables that allow it."""
         config = self.config
         if config.solver == "sgd":
@@ -88,7 +88,7 @@ class Assembly:
             raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use the solver auto or sgd")
         return hindrance is None
 
-    def training_table(self, table: LabelTable) -> LabelTable:
+    def training_table(self, table: Table) -> Table:
         """Return the labels to train on: uncertain ones as the configuration states."""
         return decide_uncertain(table, self.config.uncertain)
 
@@ -134,10 +134,10 @@ class Assembly:
     def solve(
         self,
         features: Features | Tensor,
-        table: LabelTable,
+        table: Table,
         classifier: Classifier | None,
         *,
-        evaluation: LabelTable | None = None,
+        evaluation: Table | None = None,
         of_backbone: bool = True,
         groups: Sequence[object] | NDArray[np.int64] | None = None,
         folds: int | None = None,
@@ -169,10 +169,10 @@ class Assembly:
         self,
         tuned: Model,
         source: Source,
-        table: LabelTable,
+        table: Table,
         held_out: NDArray[np.int64],
         *,
-        evaluation: LabelTable,
+        evaluation: Table,
         reporter: Reporter = SILENT,
     ) -> Refit | None:
         """Fit the head of a tuned network again by L-BFGS; None if that ranks the held-out images no better.
@@ -203,7 +203,7 @@ class Assembly:
         return refitted
 
 
-def solver_hindrance(method: Method, name: str, table: LabelTable) -> str | None:
+def solver_hindrance(method: Method, name: str, table: Table) -> str | None:
     """Return why L-BFGS cannot fit a head by this method on this table, or None if it can."""
     images, classes = table.shape
     if not can_solve(method):

@@ -24,7 +24,7 @@ from halflabel.features.similar_images import KEY_SIZE, SimilarImages, nearest_i
 from halflabel.fitting.callbacks import EpochLog
 from halflabel.fitting.solver import LinearSolver
 from halflabel.labels.split import assign_parts
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.system import memory
 from halflabel.system.threads import use_free_cores
@@ -88,14 +88,14 @@ class CrossFit:
 
 def crossfit(
     features: Tensor,
-    table: LabelTable,
+    table: Table,
     make_method: MakeMethod,
     *,
     classifier: Classifier | None = None,
     of_backbone: bool = True,
     strength: float | None = None,
     use_similar: bool = True,
-    evaluation: LabelTable | None = None,
+    evaluation: Table | None = None,
     folds: int | None = None,
     groups: Sequence[object] | NDArray[np.int64] | None = None,
     seed: int = 0,
@@ -198,7 +198,7 @@ def _score(solver: LinearSolver, features: Tensor, rows: Tensor) -> Tensor:
     return torch.cat([solver.score(features[part]) for part in torch.split(rows, _SCORED)])
 
 
-def default_folds(table: LabelTable) -> int:
+def default_folds(table: Table) -> int:
     """Return the number of folds that a table is divided into."""
     return FOLDS if table.shape[0] * table.shape[1] < LARGE else LARGE_FOLDS
 
@@ -222,10 +222,10 @@ class _Task:
     make_method: MakeMethod
     features: Tensor
     variance: Tensor
-    table: LabelTable
+    table: Table
     fold: Tensor
     folds: int
-    evaluation: LabelTable
+    evaluation: Table
 
     def __post_init__(self) -> None:
         device = self.features.device

@@ -39,7 +39,7 @@ from halflabel.fitting.optimizer import learning_rate_factor
 from halflabel.fitting.state import TrainingState
 from halflabel.fitting.step import OptimizerStep
 from halflabel.images.sources import Plan, Source, preferred_order, share_unreadable
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.checks import absorbed
 from halflabel.methods.state_watch import StateWatch
@@ -72,13 +72,13 @@ def fit(
     model: Model,
     method: Method,
     source: Source,
-    table: LabelTable,
+    table: Table,
     settings: Settings,
     *,
     validation: Source | None = None,
     judge: Judge | None = None,
     callback: Callback | None = None,
-    truth: LabelTable | None = None,
+    truth: Table | None = None,
     folder: Path | None = None,
     resume: bool = False,
 ) -> Fitted:
@@ -118,7 +118,7 @@ class Loop:
     step: OptimizerStep
     source: Source
     validation: tuple[Source, Judge] | None
-    truth: LabelTable | None
+    truth: Table | None
     callback: Callback
     folder: Path | None
 

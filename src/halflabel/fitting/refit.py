@@ -14,7 +14,7 @@ from halflabel.features.feature_transform import FeatureTransform
 from halflabel.features.heads import NormalisedLinear
 from halflabel.fitting.crossfit import MakeMethod, best_strength, to_components
 from halflabel.fitting.solver import LinearSolver
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.threads import use_free_cores
 
 
@@ -30,11 +30,11 @@ class Refit:
 
 def refit_head(
     features: Tensor,
-    table: LabelTable,
+    table: Table,
     make_method: MakeMethod,
     held_out: NDArray[np.int64],
     *,
-    evaluation: LabelTable,
+    evaluation: Table,
     device: str = "cpu",
 ) -> Refit:
     """Fit a linear head to tuned features (N, D), NaN rows for unreadable images, without the held-out images.

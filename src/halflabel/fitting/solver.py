@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from halflabel.features.heads import Head, Linear, Model
 from halflabel.fitting.lbfgs import minimise_each
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import BCE, Loss, Reduce, over_known
 from halflabel.methods.parts.ranking import UnknownAs
@@ -122,7 +122,7 @@ class LinearSolver:
         self,
         method: Method,
         features: Tensor,
-        table: LabelTable,
+        table: Table,
         *,
         variance: Tensor | None = None,
         rounds: int = ROUNDS,

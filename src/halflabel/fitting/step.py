@@ -17,7 +17,7 @@ from halflabel.features.ema import ModelEma
 from halflabel.fitting.config import Settings
 from halflabel.fitting.distribution import Distribution
 from halflabel.fitting.optimizer import make_optimizer, parameter_groups
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.checks import checked_step
 from halflabel.system.gpu_memory import MicroBatcher, Snapshot, out_of_gpu_memory
@@ -38,7 +38,7 @@ class OptimizerStep:
     accelerator: Any
     method: Method
     distribution: Distribution
-    table: LabelTable
+    table: Table
     settings: Settings
 
     def __post_init__(self) -> None:

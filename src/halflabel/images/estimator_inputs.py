@@ -17,7 +17,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.images.decode import image_pixels
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 Zero = Literal["unknown", "absent", "auto"]
 
@@ -66,8 +66,8 @@ def _digest(image: NDArray[np.uint8]) -> str:
 
 
 def read_labels(y: Any, zero: Zero) -> InputLabels:
-    """Read y (N, C), (N,) or a LabelTable; `zero` says what 0 means in y (N, C)."""
-    if isinstance(y, LabelTable):
+    """Read y (N, C), (N,) or a Table; `zero` says what 0 means in y (N, C)."""
+    if isinstance(y, Table):
         return InputLabels(y.dense(), np.array(list(y.classes)), "unknown")
     is_sparse = hasattr(y, "toarray")
     if not is_sparse and np.asarray(y).ndim < 2:

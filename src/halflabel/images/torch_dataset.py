@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from halflabel.errors import UserError
 from halflabel.images.decode import BadImage, read_image, require_images
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 
 class LabelledImages(Dataset[Any]):
@@ -22,7 +22,7 @@ class LabelledImages(Dataset[Any]):
     The labels are int8 (C,) in {−1, 0 unknown, +1}. `folder` is an image folder or a pack; an image that is not there
     raises a UserError at once, an image that cannot be decoded when it is read.
 
-    >>> table = LabelTable.from_dense([[1, 0]], images=["a.jpg"])
+    >>> table = Table.from_dense([[1, 0]], images=["a.jpg"])
     >>> LabelledImages(table, "no-such-folder")
     Traceback (most recent call last):
     halflabel.errors.UserError: no-such-folder is not a folder. Fix: name the folder with the images
@@ -30,7 +30,7 @@ class LabelledImages(Dataset[Any]):
 
     def __init__(
         self,
-        table: LabelTable,
+        table: Table,
         folder: str | Path,
         transform: Callable[[Tensor], Any] | None = None,
         *,

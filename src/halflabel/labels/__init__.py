@@ -1,7 +1,7 @@
 """Labels: tables of present, absent and unknown labels, and everything that reads, writes and changes them.
 
-table       LabelTable: the known labels of N images × C classes
-rows        Rows: labels with source and score, in the order they were written; `Rows.resolve` gives a LabelTable
+table       Table: the known labels of N images × C classes
+labels      Labels: rows with source and score, in the order they were written; `Labels.resolve` gives a Table
 provenance  which labels a model made; the gate that keeps them out of every evaluation
 names       Names: the ordered names of images or classes
 formats/    readers and writers of label files, one module per format

@@ -15,10 +15,10 @@ import numpy as np
 from halflabel.errors import UserError
 from halflabel.labels.agreement import SETTLED, holding_answers
 from halflabel.labels.databases import database_name, open_database
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, is_answer_source
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 
 _SCHEMA = """
@@ -188,7 +188,7 @@ class AnswerStore:
         """Return all (image, class, value) ever answered, undone or not."""
         return {(image, label, value) for image, label, value in self._read("SELECT image, class, value FROM answer")}
 
-    def is_export(self, path: Path, labels: Rows) -> bool:
+    def is_export(self, path: Path, labels: Labels) -> bool:
         """Whether a file is an export of these answers, alone or after `labels`; it may then be overwritten safely."""
         from halflabel.labels import formats
 
@@ -212,7 +212,7 @@ class AnswerStore:
         same = ((image, labels.image), (column, labels.column), (rows.value[:label_count], labels.value))
         return len(rows) > label_count and all(np.array_equal(a, b) for a, b in same) and are_answers(label_count)
 
-    def label_rows(self, images: Names, classes: Names) -> Rows:
+    def label_rows(self, images: Names, classes: Names) -> Labels:
         """Return the answers that hold as label rows; unsure ones and conflicts that nothing decides are left out.
 
         Image and class indices are those of the run's labels; photos that the labels do not list come after them.
@@ -231,14 +231,14 @@ class AnswerStore:
         value = np.array([item.value for item in answers], np.int8)
         sources = list(dict.fromkeys(item.source for item in answers))
         source = np.array([sources.index(item.source) for item in answers], np.int16)
-        return Rows.build(images, classes, image, column, value, source, None, sources)
+        return Labels.build(images, classes, image, column, value, source, None, sources)
 
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def answered_entries(place: str | Path, table: LabelTable) -> list[tuple[int, int]]:
+def answered_entries(place: str | Path, table: Table) -> list[tuple[int, int]]:
     """Return the entries of a table that are answered, unsure ones too; empty where the file is missing."""
     if isinstance(place, Path) and not place.exists():
         return []
@@ -249,7 +249,7 @@ def answered_entries(place: str | Path, table: LabelTable) -> list[tuple[int, in
     return [(int(i), int(c)) for i, c in zip(image, column, strict=True) if i >= 0 and c >= 0]
 
 
-def review_answers(run: RunFolder) -> Rows | None:
+def review_answers(run: RunFolder) -> Labels | None:
     """Return the answers of `review` about the images of a run as label rows, or None if there are none."""
     if not run.answers.exists():
         return None

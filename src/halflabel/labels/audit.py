@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
 
 
 class ValueCount(NamedTuple):
@@ -53,9 +53,9 @@ class Audit:
 class LabelImport(NamedTuple):
     """The result of reading a label file: the rows, and the audit of how they were read."""
 
-    rows: Rows
+    rows: Labels
     audit: Audit
 
-    def table(self) -> LabelTable:
+    def table(self) -> Table:
         """The table of labels that hold."""
         return self.rows.resolve()

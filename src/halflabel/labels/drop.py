@@ -1,4 +1,4 @@
-"""Protocols that hide or corrupt labels, to simulate partly labelled data: LabelTable -> LabelTable, pure and seeded.
+"""Protocols that hide or corrupt labels, to simulate partly labelled data: Table -> Table, pure and seeded.
 
 Every choice is a function of (seed, image name, class name), so the same call gives the same labels on every machine
 and for any order of the images. Protocols that choose image by image (`partial`, `noisy`, `noisy_plus`,
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.rng import bits, hash_names, uniform
 
 Mask = NDArray[np.bool_]
@@ -27,7 +27,7 @@ _CHUNK = 1 << 22  # entries per chunk: limits working memory to some hundred MB
 _SWAPS = 8  # rounds of random swaps in `_derangement`
 
 
-def partial(table: LabelTable, share: float, *, exact: bool = True, seed: int = 0) -> LabelTable:
+def partial(table: Table, share: float, *, exact: bool = True, seed: int = 0) -> Table:
     """Keep a random share of every image's known labels.
 
     With `exact`, an image with n known labels keeps ⌊share·n⌋ of them, and one more with probability share·n −
@@ -39,7 +39,7 @@ def partial(table: LabelTable, share: float, *, exact: bool = True, seed: int = 
     return table.keep(_choose_entries(table, "partial", share, exact, seed))
 
 
-def dense(table: LabelTable, share: float, *, seed: int = 0) -> LabelTable:
+def dense(table: Table, share: float, *, seed: int = 0) -> Table:
     """Keep all labels of a random share of the images and none of the others.
 
     Of the N images with a known label exactly ⌊share·N + ½⌋ keep all their labels. With the same seed, dense(0.1) is
@@ -50,7 +50,7 @@ def dense(table: LabelTable, share: float, *, seed: int = 0) -> LabelTable:
     return _keep_images(table, order[: _round_share(share, len(order))])
 
 
-def noisy(table: LabelTable, share: float, *, exact: bool = True, seed: int = 0) -> LabelTable:
+def noisy(table: Table, share: float, *, exact: bool = True, seed: int = 0) -> Table:
     """Flip a random share of every image's known labels and keep all of them.
 
     Flipping turns +1 into −1 and −1 into +1. The flipped labels are chosen as in `partial`: ⌊share·n⌋ per image and one
@@ -64,7 +64,7 @@ def noisy(table: LabelTable, share: float, *, exact: bool = True, seed: int = 0)
     return _with_values(table, np.where(wrong, -table.value, table.value))
 
 
-def noisy_plus(table: LabelTable, *, seed: int = 0) -> LabelTable:
+def noisy_plus(table: Table, *, seed: int = 0) -> Table:
     """Keep one known positive per image and turn the others into negatives.
 
     The positive is the one `single_positive` keeps. Known negatives stay; unknown stays unknown. (Durand 2019, §4.1.)
@@ -73,7 +73,7 @@ def noisy_plus(table: LabelTable, *, seed: int = 0) -> LabelTable:
     return _with_values(table, np.where(chosen, 1, -1).astype(np.int8))
 
 
-def single_positive(table: LabelTable, *, seed: int = 0) -> LabelTable:
+def single_positive(table: Table, *, seed: int = 0) -> Table:
     """Keep one known positive per image, chosen uniformly; all other labels become unknown.
 
     Images without a known positive lose all labels. (Zhou 2022.)
@@ -82,13 +82,13 @@ def single_positive(table: LabelTable, *, seed: int = 0) -> LabelTable:
 
 
 def positives(
-    table: LabelTable,
+    table: Table,
     *,
     share: float | None = None,
     number: int | None = None,
     keep_negatives: bool = False,
     seed: int = 0,
-) -> LabelTable:
+) -> Table:
     """Keep a share, or a number, of each image's known positives; all other labels become unknown.
 
     Of n known positives an image keeps ⌊share·n⌋ and one more with probability share·n − ⌊share·n⌋, or min(number, n).
@@ -104,7 +104,7 @@ def positives(
     return table.keep(chosen | (table.value < 0) if keep_negatives else chosen)
 
 
-def one_positive_all_negatives(table: LabelTable, *, seed: int = 0) -> LabelTable:
+def one_positive_all_negatives(table: Table, *, seed: int = 0) -> Table:
     """Keep one known positive per image and all known negatives; the other positives become unknown.
 
     The positive is the one `single_positive` keeps. (Zhou 2022, "1 positive + all negatives".)
@@ -112,7 +112,7 @@ def one_positive_all_negatives(table: LabelTable, *, seed: int = 0) -> LabelTabl
     return positives(table, number=1, keep_negatives=True, seed=seed)
 
 
-def per_class(table: LabelTable, *, positives: int, negatives: int, seed: int = 0) -> LabelTable:
+def per_class(table: Table, *, positives: int, negatives: int, seed: int = 0) -> Table:
     """Keep a fixed number of known positives and known negatives per class; all other labels become unknown.
 
     A class with fewer keeps all of them. With the same seed, larger numbers contain the smaller ones.
@@ -139,7 +139,7 @@ def per_class(table: LabelTable, *, positives: int, negatives: int, seed: int = 
     return table.keep(mask)
 
 
-def corrupt(table: LabelTable, share: float, *, labelled: float = 1.0, seed: int = 0) -> LabelTable:
+def corrupt(table: Table, share: float, *, labelled: float = 1.0, seed: int = 0) -> Table:
     """Exchange the labels of a random share of the images, so that all class counts stay the same.
 
     Exactly ⌊share·N + ½⌋ of the N images with a known label are chosen, and their whole label rows are permuted at
@@ -161,12 +161,10 @@ def corrupt(table: LabelTable, share: float, *, labelled: float = 1.0, seed: int
     source = np.arange(len(table.images))
     source[order] = order[_derangement(_hash_rows(table)[order], hash_names(table.images.array)[order], seed)]
     uncertain = None if table.uncertain is None else table.uncertain[source]
-    return LabelTable(table.images, table.classes, *table.gather(source), uncertain)
+    return Table(table.images, table.classes, *table.gather(source), uncertain)
 
 
-def semi_supervised(
-    table: LabelTable, *, share: float | None = None, number: int | None = None, seed: int = 0
-) -> LabelTable:
+def semi_supervised(table: Table, *, share: float | None = None, number: int | None = None, seed: int = 0) -> Table:
     """Remove all labels of a share, or a number, of the images; the others keep all their labels.
 
     Of the N images with a known label exactly `number`, or ⌊share·N + ½⌋, lose all labels. The images that keep their
@@ -189,7 +187,7 @@ def semi_supervised(
 
 _EXAMPLES = {"share": "0.1", "positives": "20", "negatives": "20"}  # of required options, for error messages
 
-PROTOCOLS: dict[str, Callable[..., LabelTable]] = {
+PROTOCOLS: dict[str, Callable[..., Table]] = {
     "partial": partial,
     "dense": dense,
     "noisy": noisy,
@@ -234,7 +232,7 @@ def check_options(protocol: str, given: Collection[str], spell: Callable[[str], 
         raise UserError(f"{protocol} needs either {spell('share')} or {spell('number')}", "give exactly one of them")
 
 
-def apply(protocol: str, table: LabelTable, *, seed: int = 0, **options: Any) -> LabelTable:
+def apply(protocol: str, table: Table, *, seed: int = 0, **options: Any) -> Table:
     """Run a protocol by name with its options; the error names an option that is wrong or missing."""
     check_options(protocol, options)
     return PROTOCOLS[protocol](table, seed=seed, **options)
@@ -275,7 +273,7 @@ def _draw_quota(share: float, count: NDArray[np.int64], chance: NDArray[np.float
     return whole + (chance < (nano - whole * _NANO) / _NANO)
 
 
-def _chunks(table: LabelTable) -> Iterator[tuple[int, int]]:
+def _chunks(table: Table) -> Iterator[tuple[int, int]]:
     """Ranges of images with about `_CHUNK` entries each."""
     first = 0
     while first < len(table.images):
@@ -285,7 +283,7 @@ def _chunks(table: LabelTable) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _draws(table: LabelTable, tag: str, seed: int) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.uint64]]]:
+def _draws(table: Table, tag: str, seed: int) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.uint64]]]:
     """Per chunk: the entries, the image index of each, and its random bits."""
     image_hash, class_hash = hash_names(table.images.array), hash_names(table.classes.array)
     for first, last in _chunks(table):
@@ -305,7 +303,7 @@ def _lowest(group: NDArray[np.int64], draw: NDArray[np.uint64], quota: NDArray[n
     return mask
 
 
-def _choose_entries(table: LabelTable, tag: str, share: float, exact: bool, seed: int) -> Mask:
+def _choose_entries(table: Table, tag: str, share: float, exact: bool, seed: int) -> Mask:
     """Choose a share of the known entries: exactly per image, or each entry independently."""
     mask = np.zeros(table.known, np.bool_)
     if exact:
@@ -317,7 +315,7 @@ def _choose_entries(table: LabelTable, tag: str, share: float, exact: bool, seed
     return mask
 
 
-def _choose_positives(table: LabelTable, share: float | None, number: int | None, seed: int) -> Mask:
+def _choose_positives(table: Table, share: float | None, number: int | None, seed: int) -> Mask:
     """Choose known positives of each image. All protocols use the same tag, so they keep the same positive."""
     _check_any(int(np.count_nonzero(table.value > 0)), "known positives")
     mask = np.zeros(table.known, np.bool_)
@@ -334,24 +332,24 @@ def _choose_positives(table: LabelTable, share: float | None, number: int | None
     return mask
 
 
-def _shuffled_labelled_images(table: LabelTable, seed: int) -> NDArray[np.int64]:
+def _shuffled_labelled_images(table: Table, seed: int) -> NDArray[np.int64]:
     """The images with a known label, in a random order that depends only on their names and the seed."""
     images = np.flatnonzero(np.diff(table.start))
     _check_any(len(images), "known labels")
     return images[np.argsort(bits(seed, _tag("image"), hash_names(table.images.array)[images]), kind="stable")]
 
 
-def _keep_images(table: LabelTable, images: NDArray[np.int64]) -> LabelTable:
+def _keep_images(table: Table, images: NDArray[np.int64]) -> Table:
     is_kept = np.zeros(len(table.images), np.bool_)
     is_kept[images] = True
     return table.keep(np.repeat(is_kept, np.diff(table.start)))
 
 
-def _with_values(table: LabelTable, value: NDArray[np.int8]) -> LabelTable:
-    return LabelTable(table.images, table.classes, table.start, table.column, value, table.uncertain)
+def _with_values(table: Table, value: NDArray[np.int8]) -> Table:
+    return Table(table.images, table.classes, table.start, table.column, value, table.uncertain)
 
 
-def _hash_rows(table: LabelTable) -> NDArray[np.uint64]:
+def _hash_rows(table: Table) -> NDArray[np.uint64]:
     """One hash per image, equal for images with the same known labels in any order of the classes."""
     class_hash = hash_names(table.classes.array)
     out = np.zeros(len(table.images), np.uint64)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from halflabel.labels.rows import MODEL_PREFIX, Rows, is_model_source
+from halflabel.labels.labels import MODEL_PREFIX, Labels, is_model_source
 
 if TYPE_CHECKING:
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
 
 ASKED_SOURCE = "person:asked"  # an answer to a question that was chosen: no random sample
 CONTROL_SOURCE = "person:control"  # an answer to a question that was drawn at random
@@ -28,11 +28,11 @@ _FEWEST_POSITIVES = 5  # known beside answers to chosen questions; with fewer, t
 RULE_SOURCE = "rule"  # derived by rules from labels that people made
 
 
-def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTable]:
+def training_and_evaluation_tables(labels: Labels | Table) -> tuple[Table, Table]:
     """(all labels, the labels that no model made), over the same images and classes.
 
     Train with the first table; evaluate, calibrate and split with the second. Everything that evaluates must get its
-    labels here or from `evaluation_rows`. A LabelTable has no sources, so both tables are the given one: a caller
+    labels here or from `evaluation_rows`. A Table has no sources, so both tables are the given one: a caller
     that builds one from rows must already have passed this gate.
 
     A label counts by the row that holds: a person's label holds against those of models, in any order.
@@ -40,11 +40,11 @@ def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTabl
     >>> from halflabel.labels.names import Names
     >>> image, column, value = np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([1, -1, 1])
     >>> source, sources = np.array([0, 1, 1]), ("person", "model:bce:runs/1")
-    >>> rows = Rows.build(Names("ab"), Names("xy"), image, column, value, source, None, sources)
+    >>> rows = Labels.build(Names("ab"), Names("xy"), image, column, value, source, None, sources)
     >>> [table.dense().tolist() for table in training_and_evaluation_tables(rows)]
     [[[1, -1], [0, 1]], [[1, 0], [0, 0]]]
     """
-    if not isinstance(labels, Rows):
+    if not isinstance(labels, Labels):
         return labels, labels
     table = labels.resolve()
     model_made = labels.is_model_made()
@@ -54,7 +54,7 @@ def training_and_evaluation_tables(labels: Rows | LabelTable) -> tuple[LabelTabl
     return table, table.keep(~model_made[labels.holding()])
 
 
-def calibration_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTable, LabelTable | None]:
+def calibration_tables(labels: Labels | Table) -> tuple[Table, Table, Table | None]:
     """(all labels, the labels to evaluate and calibrate on, answers to control questions or None).
 
     Answers to chosen questions ("person:asked:NAME") are not a random sample: they are trained on, but neither
@@ -63,7 +63,7 @@ def calibration_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTabl
     of labels then need different treatment.
     """
     table, people = training_and_evaluation_tables(labels)
-    if not isinstance(labels, Rows):
+    if not isinstance(labels, Labels):
         return table, people, None
     rows = evaluation_rows(labels)
     kind = np.array([_answer_kind(name) for name in rows.sources])[rows.source]
@@ -75,7 +75,7 @@ def calibration_tables(labels: Rows | LabelTable) -> tuple[LabelTable, LabelTabl
     return table, given, people.keep(kind == 2) if (kind == 2).any() else None
 
 
-def choosing_table(labels: Rows | LabelTable) -> LabelTable:
+def choosing_table(labels: Labels | Table) -> Table:
     """Return the labels by which training chooses strength and similar images: those that it is evaluated on.
 
     Where people know more than twice as many positives, because the others are answers to chosen questions, all of
@@ -100,7 +100,7 @@ def is_answer_source(source: str) -> bool:
     return _answer_kind(source) > 0
 
 
-def evaluation_rows(rows: Rows) -> Rows:
+def evaluation_rows(rows: Labels) -> Labels:
     """The rows that hold and that no model made; all images, classes and sources stay.
 
     `evaluation_rows(rows).resolve()` is the second table of `training_and_evaluation_tables(rows)`. Use it where the

@@ -20,7 +20,7 @@ from halflabel.labels.formats._csv import csv_line, detect_delimiter, first_line
 from halflabel.labels.formats._json import load_json
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, class_number
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 Kind = Literal["implies", "excludes"]
 Mask = NDArray[np.bool_]
@@ -271,7 +271,7 @@ def _raise_impossible(rules: list[_Rule], which: int, implied: Any, classes: Nam
     )
 
 
-def find_contradictions(rules: Rules, table: LabelTable, *, max_examples: int = 5) -> tuple[int, list[str]]:
+def find_contradictions(rules: Rules, table: Table, *, max_examples: int = 5) -> tuple[int, list[str]]:
     """Count the entries where known labels contradict each other by the rules; with examples "image: class".
 
     Images are processed in blocks of about two million entries.
@@ -305,7 +305,7 @@ class RuleSuggestion(NamedTuple):
     expected: float
 
 
-def suggest_rules(table: LabelTable, *, bound: float = 0.95, top: int = 50) -> list[RuleSuggestion]:
+def suggest_rules(table: Table, *, bound: float = 0.95, top: int = 50) -> list[RuleSuggestion]:
     """Rules that the known labels support, by lift; a person decides, they are never applied automatically.
 
     For a → b: of the images where a is present and b is known, those where b is present; for a × b: where b is absent.

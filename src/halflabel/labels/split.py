@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.rng import bits, hash_names
 
 Ints = NDArray[np.int64]
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 def assign_parts(
-    table: LabelTable, shares: Sequence[float], *, groups: Sequence[Any] | NDArray[Any] | None = None, seed: int = 0
+    table: Table, shares: Sequence[float], *, groups: Sequence[Any] | NDArray[Any] | None = None, seed: int = 0
 ) -> NDArray[np.int8]:
     """The part of each image, (N,) int8, so that every part has its share of each class's known labels.
 
@@ -105,7 +105,7 @@ def join_groups(first: Ints, second: Ints) -> Ints:
     return np.asarray(connected_components(graph, directed=False)[1], np.int64)
 
 
-def _shuffle_groups(table: LabelTable, group: Ints, seed: int) -> Ints:
+def _shuffle_groups(table: Table, group: Ints, seed: int) -> Ints:
     """Renumber the groups in a random order, by a hash of the seed and their smallest image name."""
     import pyarrow.compute as pc
 
@@ -119,7 +119,7 @@ def _shuffle_groups(table: LabelTable, group: Ints, seed: int) -> Ints:
     return number[group]
 
 
-def _count_strata(table: LabelTable, group: Ints, groups: int) -> tuple[Any, NDArray[np.uint64]]:
+def _count_strata(table: Table, group: Ints, groups: int) -> tuple[Any, NDArray[np.uint64]]:
     """Count the images of each group in each stratum: sparse (G, 2C) counts, and a hash of each stratum.
 
     Strata are numbered in the order of their hashes, so that ties between equally small strata do not depend on the

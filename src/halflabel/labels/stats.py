@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable, count_before
+from halflabel.labels.table import Table, count_before
 
 _MAX_PAIRS = 5e7  # pairs of present classes of all images
 _MAX_DISTINCT_PAIRS = 1e7  # of these, the most that may be stored: each takes some 30 bytes
@@ -91,7 +91,7 @@ class Stats:
         return "single-positive" if len(self.positives_per_image) == 2 else "positives-only"
 
 
-def compute_stats(table: LabelTable) -> Stats:
+def compute_stats(table: Table) -> Stats:
     """Count the known labels of each class and each image."""
     images, classes = table.shape
     present = table.value > 0
@@ -115,7 +115,7 @@ def compute_stats(table: LabelTable) -> Stats:
     )
 
 
-def count_together(table: LabelTable) -> tuple[Any, Any]:
+def count_together(table: Table) -> tuple[Any, Any]:
     """(together, seen), sparse (C, C): images with i and j present, and with i present and j known.
 
     P(j | i) = together / seen. Images where j is unknown do not count, so missing labels do not pull towards absence; a
@@ -139,7 +139,7 @@ class Pair(NamedTuple):
     lift: float
 
 
-def top_pairs(table: LabelTable, n: int = 20) -> list[Pair]:
+def top_pairs(table: Table, n: int = 20) -> list[Pair]:
     """The n pairs of classes that are most often present together, most frequent first.
 
     `first` is the class with fewer known positives, so that P is the larger of the two conditional probabilities in
@@ -163,7 +163,7 @@ def top_pairs(table: LabelTable, n: int = 20) -> list[Pair]:
     ]
 
 
-def _together(table: LabelTable) -> Any:
+def _together(table: Table) -> Any:
     """How often each two classes are present together, sparse (C, C); rare classes are left out of large tables.
 
     An image with n present classes has n² pairs: a thousand images with a thousand tags each would take gigabytes.

@@ -1,4 +1,4 @@
-"""LabelTable: present, absent or unknown for N images × C classes. The only module that knows the encoding."""
+"""Table: present, absent or unknown for N images × C classes. The only module that knows the encoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK = 1 << 22  # entries processed at a time
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class LabelTable:
+class Table:
     """The known labels of N images × C classes; entries that are not stored are unknown.
 
     Compressed sparse rows: the entries of image i are `column[start[i]:start[i+1]]` (class indices, ascending) with
@@ -32,11 +32,11 @@ class LabelTable:
     Uncertain entries are unknown, and listed in `uncertain` beside that: a sparse (N, C) array with −1 at each of them,
     or 1 + its soft target for training; None if there are none. `labels.uncertain.decide_uncertain` sets the targets.
 
-    >>> table = LabelTable.from_dense([[1, 0], [-1, 1]], images=["a", "b"], classes=["cat", "dog"])
+    >>> table = Table.from_dense([[1, 0], [-1, 1]], images=["a", "b"], classes=["cat", "dog"])
     >>> table.rows([1, 0]).tolist()
     [[-1, 1], [1, 0]]
     >>> table
-    LabelTable(2 images × 2 classes, 3 known)
+    Table(2 images × 2 classes, 3 known)
     """
 
     images: Names
@@ -49,7 +49,7 @@ class LabelTable:
     @classmethod
     def from_entries(
         cls, images: Names, classes: Names, image: NDArray[Any], column: NDArray[Any], value: NDArray[Any]
-    ) -> LabelTable:
+    ) -> Table:
         """Build from entries in any order. The last entry of an (image, class) wins; 0 is unknown, 2 uncertain."""
         if not (len(image) == len(column) == len(value)):
             raise ValueError("image, column and value must have the same length")
@@ -79,7 +79,7 @@ class LabelTable:
     @classmethod
     def from_dense(
         cls, labels: ArrayLike, images: Iterable[str] | None = None, classes: Iterable[str] | None = None
-    ) -> LabelTable:
+    ) -> Table:
         """Build from an (N, C) array of −1, 0 (unknown), +1; NaN also means unknown."""
         array = np.asarray(labels)
         if array.ndim != 2:
@@ -119,12 +119,12 @@ class LabelTable:
         return len(self.images)
 
     def __repr__(self) -> str:
-        return f"LabelTable({len(self.images)} images × {len(self.classes)} classes, {self.known} known)"
+        return f"Table({len(self.images)} images × {len(self.classes)} classes, {self.known} known)"
 
     def __eq__(self, other: object) -> bool:
         """Same images and classes in the same order, and the same known labels."""
         return (
-            isinstance(other, LabelTable)
+            isinstance(other, Table)
             and self.images == other.images
             and self.classes == other.classes
             and np.array_equal(self.start, other.start)
@@ -162,10 +162,10 @@ class LabelTable:
         """All known entries as (image, class, value), ordered by image and class."""
         return np.repeat(np.arange(len(self.images)), np.diff(self.start)), self.column, self.value
 
-    def keep(self, mask: NDArray[np.bool_]) -> LabelTable:
+    def keep(self, mask: NDArray[np.bool_]) -> Table:
         """The same images and classes with only the known entries where `mask` (one per entry) is true."""
         start = count_before(mask, self.start)
-        return LabelTable(self.images, self.classes, start, self.column[mask], self.value[mask], self.uncertain)
+        return Table(self.images, self.classes, start, self.column[mask], self.value[mask], self.uncertain)
 
     def matrix(self, mask: NDArray[np.bool_]) -> Any:
         """The known entries where `mask` (one per entry) is true, as ones in a sparse (N, C) matrix.
@@ -177,13 +177,13 @@ class LabelTable:
         column = self.column[mask].astype(np.int32)
         return csr_array((np.ones(len(column), np.int32), column, count_before(mask, self.start)), shape=self.shape)
 
-    def subset(self, images: ArrayLike | None = None, classes: ArrayLike | None = None) -> LabelTable:
+    def subset(self, images: ArrayLike | None = None, classes: ArrayLike | None = None) -> Table:
         """Some images and classes, by index and in the given order."""
         table = self
         if images is not None:
             index = _check_indices(images, len(table.images))
             uncertain = None if table.uncertain is None else table.uncertain[index]
-            table = LabelTable(table.images.take(index), table.classes, *table.gather(index), uncertain)
+            table = Table(table.images.take(index), table.classes, *table.gather(index), uncertain)
         if classes is not None:
             wanted = _check_indices(classes, len(table.classes))
             position = np.full(len(table.classes), -1, np.int64)
@@ -191,7 +191,7 @@ class LabelTable:
             image, column, value = table.entries()
             is_kept = position[column] >= 0
             uncertain = None if table.uncertain is None else table.uncertain[:, wanted]
-            table = LabelTable.from_entries(
+            table = Table.from_entries(
                 table.images, table.classes.take(wanted), image[is_kept], position[column[is_kept]], value[is_kept]
             )
             table.uncertain = uncertain
@@ -210,12 +210,12 @@ class LabelTable:
             column[out], value[out] = self.column[position], self.value[position]
         return start, column, value
 
-    def merge(self, other: LabelTable) -> LabelTable:
+    def merge(self, other: Table) -> Table:
         """All images and classes of both; where both know an entry, `other` wins."""
         images, classes = self.images.union(other.images), self.classes.union(other.classes)
         image, column, value = self.entries()
         their_image, their_column, their_value = other.entries()
-        return LabelTable.from_entries(
+        return Table.from_entries(
             images,
             classes,
             np.concatenate([image, images.index(other.images.array)[their_image]]),
@@ -225,7 +225,7 @@ class LabelTable:
 
     def split(
         self, shares: Sequence[float], *, groups: Sequence[Any] | None = None, seed: int = 0
-    ) -> tuple[LabelTable, ...]:
+    ) -> tuple[Table, ...]:
         """Parts with the given shares, stratified by known labels; images of one group stay together.
 
         `halflabel.labels.split.assign_parts` returns the part of each image instead.

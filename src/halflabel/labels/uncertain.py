@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
 
 SOFT = (0.55, 0.85)  # the interval of Pham 2021
 _READING = re.compile(r"(?:(.*)=)?(ignore|present|absent|soft(?:=(\d*\.?\d+)-(\d*\.?\d+))?)", re.DOTALL)
@@ -57,7 +57,7 @@ def describe_reading(text: str) -> str:
     }.get(text, f"trained on by --uncertain {text!r}")
 
 
-def decide_uncertain(table: LabelTable, text: str) -> LabelTable:
+def decide_uncertain(table: Table, text: str) -> Table:
     """Return the labels to train on: uncertain entries as the option `text` states; known ones as they are.
 
     The soft target of an entry depends on the names of its image and class alone.
@@ -69,7 +69,7 @@ def decide_uncertain(table: LabelTable, text: str) -> LabelTable:
         return table
     import numpy as np
 
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
     from halflabel.system.rng import hash_names, uniform
 
     of_class = [readings.get(name, readings.get("*", Reading())) for name in table.classes]
@@ -83,7 +83,7 @@ def decide_uncertain(table: LabelTable, text: str) -> LabelTable:
     is_hard = (target == 0) | (target == 1)
     stays = ~is_hard
     image, known, value = table.entries()
-    decided = LabelTable.from_entries(
+    decided = Table.from_entries(
         table.images,
         table.classes,
         np.concatenate([image, row[is_hard]]),

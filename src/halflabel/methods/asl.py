@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import ASL, over_images, total
 from halflabel.methods.parts.relabel import AssumeNegative, Ignore
@@ -53,6 +53,6 @@ def asl(
 class KnownOnly(Ignore):
     """Unknown → (0, 0); refuses labels without any known absence, with which everything would be called present."""
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         if not (table.value < 0).any():
             raise UserError("unknown=ignore cannot learn if no label is known to be absent", "use unknown=negative")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Head, HeadMaker, Linear, Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods import REGIMES as REGIMES  # exported for methods
 from halflabel.methods.parts.losses import Loss, Reduce, over_entries
 from halflabel.methods.parts.relabel import Ignore, Relabeler
@@ -97,7 +97,7 @@ class Method(nn.Module):
         if distributed.is_main() and (warning := self.relabel.idle(epochs)):
             warnings.warn(warning, stacklevel=2)
 
-    def start(self, table: LabelTable, model: Model | None = None) -> None:
+    def start(self, table: Table, model: Model | None = None) -> None:
         """Receive the known training labels and the model, on its device; called once, before training.
 
         `model` is None where there is none: in `halflabel.loss`, and in tests of steps.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halflabel.features.heads import HeadMaker, Model, find_head
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.ranking import UnknownAs
@@ -90,7 +90,7 @@ class Ordered(UnknownAs):
         super().__init__(unknown)
         self.order = order
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         super().start(table)
         positives = table.stats().positives
         ranked = np.argsort(positives if self.order == "rare" else -positives, kind="stable")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, method
 from halflabel.methods.large_loss import largest
 from halflabel.methods.parts.losses import ASL, over_images
@@ -50,7 +50,7 @@ class Selective(Relabeler):
         earlier = f"--prior-epochs {epochs - 1}"
         return never_starts("learning from unknown entries", self.prior_epochs + 1, epochs, earlier)
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         self.register_buffer("prior", torch.zeros(len(table.classes)))
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 

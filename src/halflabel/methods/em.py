@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.label_store import SoftLabels, fits_float32
 from halflabel.methods.parts.losses import BCE
@@ -119,7 +119,7 @@ class APL(Relabeler):
         earlier = f"--apl-from {epochs - 1}" if epochs > 1 else ""
         return never_starts("learning from pseudo-labels", self.first + 1, epochs, earlier)
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         in_memory = fits_float32(table)
         check_size(table, 4 if in_memory else 0, "em-apl", sweeps=1, stored=0 if in_memory else 1)
         self.known.start(table)

@@ -10,7 +10,7 @@ from torch.nn.functional import softplus
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model, find_head
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.embedding_heads import LabelVectorHead
 from halflabel.methods.parts.label_vectors import label_vectors
@@ -70,7 +70,7 @@ class Fast0Tag(Method):
         super().__init__(RankNet(), UnknownAs(unknown), head=head, reduce=over_images)
         self.source, self.vector_size = vectors, vector_size
 
-    def start(self, table: LabelTable, model: Model | None = None) -> None:
+    def start(self, table: Table, model: Model | None = None) -> None:
         super().start(table, model)
         vectors = torch.from_numpy(label_vectors(self.source, table, self.vector_size)).float()
         if model is not None:

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.label_graph import Edges
 from halflabel.methods.parts.semantic import GraphClassifier, SemanticMethod, label_edges
@@ -65,7 +65,7 @@ def gcn_ml(
     between(1, MAX_SIZE, vector_size=vector_size, hidden=hidden)
     one_of(("max", "mean"), pooling=pooling)
 
-    def make_edges(table: LabelTable) -> Edges:
+    def make_edges(table: Table) -> Edges:
         classes = len(table.classes)
         edges = label_edges(graph, table).at_least(tau).reweighted(classes, p)
         total = np.bincount(edges.rows, edges.weights, classes)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from halflabel.labels.groups import image_groups
 from halflabel.labels.split import group_numbers
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import check_size
@@ -55,7 +55,7 @@ class GroupAgreement(Taught):
     def __init__(self, trust: float, smoothing: float) -> None:
         super().__init__("", trust, smoothing)
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         check_size(table, 5, "group-consistency", sweeps=1)
         self.table = table
         self.numbers = torch.from_numpy(

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.label_store import PackedLabels
 from halflabel.methods.parts.losses import BCE
@@ -45,7 +45,7 @@ class LargeLoss(Relabeler):
         self.scheme = scheme
         self.delta = delta  # percent
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         if self.scheme == "keep":
             self.flipped = PackedLabels()
             self.flipped.start(table, "ll-cp", known=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Linear
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, Recipe, recipe, seeded
 from halflabel.methods.parts.relabel import FewAbsent, Relabeler
 from halflabel.methods.parts.terms import Term
@@ -24,13 +24,13 @@ def loss(
     method: str | Recipe | Callable[..., Method],
     /,
     *,
-    table: LabelTable | ArrayLike | None = None,
+    table: Table | ArrayLike | None = None,
     epochs: int | None = None,
     **options: Any,
 ) -> MethodLoss:
     """Return the loss of a method, by name and with its options, as a module: `loss(logits, labels)` -> scalar.
 
-    `table` holds the labels of all training images, a LabelTable or an (N, C) array. Methods that count something in
+    `table` holds the labels of all training images, a Table or an (N, C) array. Methods that count something in
     them or remember something per image require it. em works without it, and then gives known negatives full weight
     even if they are few (its option few_absent). `epochs` is the length of the training; methods with a schedule
     require it. Methods that need more than the logits of one view of a batch raise a UserError: those with a head of
@@ -54,13 +54,13 @@ def loss(
             f"the loss of {chosen.name} changes over the epochs", "pass epochs=, the length of the training"
         )
     if table is not None:
-        table = table if isinstance(table, LabelTable) else LabelTable.from_dense(table)
+        table = table if isinstance(table, Table) else Table.from_dense(table)
         chosen.check_regime(table.stats().regime)
         module.start(table)
     elif _requires_table(module):
         raise UserError(
             f"{chosen.name} needs the labels of all training images before the first batch",
-            "pass table=, a LabelTable or an (N, C) array of -1, 0 (unknown) and +1",
+            "pass table=, a Table or an (N, C) array of -1, 0 (unknown) and +1",
         )
     return MethodLoss(chosen.name, module, images=len(table) if table is not None else None)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halflabel.features.ema import ModelEma
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.methods.parts.ranking import UnknownAs
@@ -63,7 +63,7 @@ class MeanTeacher(Method):
         super().plan(epochs)
         self.ramp_epochs = self.ramp_up * epochs
 
-    def start(self, table: LabelTable, model: Model | None = None) -> None:
+    def start(self, table: Table, model: Model | None = None) -> None:
         super().start(table, model)
         if model is not None:
             self.teacher = ModelEma(model, self.decay)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, method
 from halflabel.methods.parts.label_estimates import LabelEstimates, teach
 from halflabel.methods.parts.losses import BCE
@@ -100,7 +100,7 @@ class Role(Method):
         self.expected = ExpectedPositives(positives)
         self.theta_rate = theta_rate
 
-    def start(self, table: LabelTable, model: Model | None = None) -> None:
+    def start(self, table: Table, model: Model | None = None) -> None:
         super().start(table, model)
         self.expected.start(table)
 

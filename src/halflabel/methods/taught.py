@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halflabel.evaluation.calibration import fit_platt, has_negatives_to_calibrate
 from halflabel.evaluation.positives_only import fit_positives_only
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler, check_size
@@ -68,7 +68,7 @@ class Taught(Relabeler):
         super().__init__()
         self.teacher, self.largest_trust, self.smoothing = teacher, trust, smoothing
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         check_size(table, 5, "taught")
         self.set_scores(table.dense(), teacher_probabilities(self.teacher, table) if self.teacher else None)
 

@@ -14,7 +14,7 @@ from halflabel.comparison.bench import Bench
 from halflabel.comparison.grid import Outcome, Task
 from halflabel.comparison.store import Store
 from halflabel.evaluation import Kind
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.papers.spec import PaperTable, TableRow
 
 METRICS = {
@@ -52,11 +52,11 @@ LABEL_METRICS = {
 }
 
 
-def label_shares(known: LabelTable, full: LabelTable) -> dict[str, float]:
+def label_shares(known: Table, full: Table) -> dict[str, float]:
     """LABEL_METRICS of the labels that training sees, compared with the full labels of the same images.
 
-    >>> full = LabelTable.from_dense([[1, 1, -1, -1]])
-    >>> label_shares(LabelTable.from_dense([[1, -1, 0, -1]]), full)
+    >>> full = Table.from_dense([[1, 1, -1, -1]])
+    >>> label_shares(Table.from_dense([[1, -1, 0, -1]]), full)
     {'clean_labels': 50.0, 'wrong_labels': 25.0}
     """
     (image, column, value), (full_image, full_column, full_value) = known.entries(), full.entries()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.evaluation.calibration import has_negatives_to_calibrate, image_blocks
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.files import write_csv
 from halflabel.system.rng import bits, hash_names
 
@@ -81,7 +81,7 @@ class LowestCost:
 
 def choose_questions(
     scores: NDArray[Any],
-    table: LabelTable,
+    table: Table,
     thresholds: NDArray[Any],
     count: int,
     *,
@@ -134,7 +134,7 @@ def _answer_value(both_teach: bool) -> Callable[[Any], Any]:
     return lambda q: q * (1 - q) + q / (4 if both_teach else 2)
 
 
-def _class_errors(scores: NDArray[Any], table: LabelTable) -> NDArray[np.float64]:
+def _class_errors(scores: NDArray[Any], table: Table) -> NDArray[np.float64]:
     """Return 1 − the mean score of the known positives of each class (C,), some average positives added."""
     classes = len(table.classes)
     missed, count = np.zeros(classes), np.zeros(classes)
@@ -160,7 +160,7 @@ class _OpenEntries(NamedTuple):
 
 def _scan_entries(
     scores: NDArray[Any],
-    table: LabelTable,
+    table: Table,
     thresholds: NDArray[Any],
     answer_value: Callable[[Any], Any],
     control: int,
@@ -308,7 +308,7 @@ def _by_class(questions: Sequence[Question], worth: Sequence[float]) -> list[Que
 
 def likely_positives(
     scores: NDArray[Any],
-    table: LabelTable,
+    table: Table,
     count: int,
     *,
     skip: Iterable[tuple[int, int]] = (),
@@ -332,7 +332,7 @@ def sorted_entries(entries: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
 
 
 def open_blocks(
-    scores: NDArray[Any], table: LabelTable, answered: NDArray[np.int64]
+    scores: NDArray[Any], table: Table, answered: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.bool_]]]:
     """Yield blocks of images: indices, scores, and which entries are unknown, scored and not answered."""
     for index in image_blocks(*table.shape):
@@ -343,7 +343,7 @@ def open_blocks(
         yield index, block, unknown
 
 
-def write_questions(questions: Sequence[Question], table: LabelTable, path: str | Path) -> None:
+def write_questions(questions: Sequence[Question], table: Table, path: str | Path) -> None:
     """Write questions in their order as CSV: image,class,probability,why."""
     entries = ((table.images[item.image], table.classes[item.column], item) for item in questions)
     rows = ((image, label, f"{item.probability:.4f}", item.why) for image, label, item in entries)
@@ -373,7 +373,7 @@ def _read_lines(path: str | Path) -> list[tuple[int, dict[str, str]]]:
     return rows
 
 
-def read_questions(path: str | Path, table: LabelTable) -> list[Question]:
+def read_questions(path: str | Path, table: Table) -> list[Question]:
     """Read questions from CSV; images and classes must be those of the table, probability and why are optional."""
     rows = _read_lines(path)
     images = table.images.index([row["image"] or "" for _, row in rows])

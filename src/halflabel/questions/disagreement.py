@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.questions.choose import LowestCost, Question, open_blocks, sorted_entries
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.scores import ScoredImages, cached_scores
@@ -37,7 +37,7 @@ def other_scores(other: Path, scored: ScoredImages, reporter: Reporter = SILENT)
     return scores
 
 
-def read_probabilities(path: Path, table: LabelTable, paths: Sequence[str | None]) -> NDArray[np.float32]:
+def read_probabilities(path: Path, table: Table, paths: Sequence[str | None]) -> NDArray[np.float32]:
     """Read a CSV file with image, class and probability into an array (N, C); other images and classes are ignored.
 
     Images may be named as in the labels or by their file. `halflabel predict --format csv` writes such a file.
@@ -77,7 +77,7 @@ def _probability(text: str | None, path: Path, line: int) -> float:
 def largest_differences(
     scores: NDArray[Any],
     other: NDArray[Any],
-    table: LabelTable,
+    table: Table,
     count: int,
     *,
     per_image: int = 2,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from halflabel.evaluation.calibration import image_blocks
 from halflabel.labels.stats import are_nearly_all_positive
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.questions.choose import Question
 
 _SHARE_OF_MEDIAN = 0.1
@@ -35,7 +35,7 @@ def present_limits(column: NDArray[Any], probability: NDArray[Any], classes: int
 
 def doubtful_labels(
     scores: NDArray[Any],
-    table: LabelTable,
+    table: Table,
     count: int,
     *,
     trained_on: NDArray[np.bool_] | None = None,

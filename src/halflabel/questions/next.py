@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from halflabel.labels.answers import answered_entries
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.questions.choose import Question, choose_questions
 from halflabel.questions.disagreement import largest_differences, other_scores
 from halflabel.questions.doubtful_labels import doubtful_labels
@@ -19,7 +19,7 @@ class NextQuestions(NamedTuple):
     """Questions about entries of `table`, the labels of the run that people made."""
 
     questions: list[Question]
-    table: LabelTable
+    table: Table
     held_out: int  # images the model was not trained on
     crossfitted: bool  # whether doubtful labels were scored by heads that were trained without them
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from halflabel import metrics
 from halflabel.comparison.result import RESAMPLES, ComparisonRow, Failure, Interval, LeftOut, difference
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.report.layout import nan_for_null, read_experiment
 from halflabel.runs.redact import shown_name, shown_options, without_folders
 
@@ -35,7 +35,7 @@ class ComparisonFacts:
     hidden_truth: bool
     memory_kind: str
     chosen_by: Mapping[str, str]
-    test: LabelTable
+    test: Table
 
     @property
     def panels(self) -> list[list[ComparisonRow]]:
@@ -100,7 +100,7 @@ def _left_out(content: Mapping[str, Any]) -> LeftOut:
     return LeftOut(**{**content, "method": shown_name(content["method"]), "seeds": tuple(content["seeds"])})
 
 
-def _read_test(folder: Path, digest: str | None) -> LabelTable:
+def _read_test(folder: Path, digest: str | None) -> Table:
     from halflabel.labels import formats
 
     path = folder / "test.parquet"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from halflabel.evaluation.calibration import has_negatives_to_calibrate
 from halflabel.labels.stats import top_pairs
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.report import svg
 from halflabel.report.layout import (
     WrittenPage,
@@ -44,12 +44,12 @@ LEAST_TOGETHER = 3  # images with both classes: shares of fewer say little
 _LINKS = {"labels": "Known", "pairs": "Together"}
 
 
-def write_labels_page(table: LabelTable, path: Path) -> WrittenPage:
+def write_labels_page(table: Table, path: Path) -> WrittenPage:
     """Write the page of a label table, for `halflabel inspect --plot`."""
     return write_page(path, lambda: build_labels_page(table, path.stem))
 
 
-def build_labels_page(table: LabelTable, name: str) -> str:
+def build_labels_page(table: Table, name: str) -> str:
     """Return the page of a label table as HTML text."""
     sections = [known_labels_section(table), cooccurrence_section(table)]
     shown = [part for part in sections if part is not None]
@@ -58,7 +58,7 @@ def build_labels_page(table: LabelTable, name: str) -> str:
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown)])
 
 
-def known_labels_section(table: LabelTable, training: int | None = None) -> Html:
+def known_labels_section(table: Table, training: int | None = None) -> Html:
     """Show how much is known, in total and per class; `training` is the number of images that were trained on."""
     stats = table.stats()
     total = stats.images * stats.classes
@@ -107,7 +107,7 @@ def _group_bins(spread: NDArray[np.int64], most: int = 40) -> tuple[NDArray[Any]
     return padded.reshape(-1, step).sum(axis=1), np.arange(0, len(padded) + 1, step) - 0.5
 
 
-def cooccurrence_section(table: LabelTable) -> Html | None:
+def cooccurrence_section(table: Table) -> Html | None:
     """List the pairs of classes that occur together most often; None where no pair does."""
     pairs = top_pairs(table, TABLE_PAIRS)
     if not pairs:

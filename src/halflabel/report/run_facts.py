@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.system.html import count, percent
 
@@ -74,7 +74,7 @@ class RunFacts:
 
     name: str
     config: dict[str, Any]
-    table: LabelTable
+    table: Table
     training: NDArray[np.int64]  # indices of the training images
     log: list[dict[str, Any]]
     held_out: HeldOutResults | None
@@ -116,7 +116,7 @@ def experiment_kind(folder: Path) -> str | None:
     return kind if kind in ("comparison", "study") else None
 
 
-def _training_images(run: RunFolder, table: LabelTable) -> NDArray[np.int64]:
+def _training_images(run: RunFolder, table: Table) -> NDArray[np.int64]:
     if not run.split.exists():  # unfinished
         return np.arange(len(table))
     part = run.split_of(table.images)
@@ -125,14 +125,14 @@ def _training_images(run: RunFolder, table: LabelTable) -> NDArray[np.int64]:
     return np.flatnonzero(part == 0)
 
 
-def _image_indices(run: RunFolder, table: LabelTable, names: Names) -> NDArray[np.int64]:
+def _image_indices(run: RunFolder, table: Table, names: Names) -> NDArray[np.int64]:
     indices = table.images.index(names.array)
     if (indices < 0).any():
         raise UserError(f"{run.folder} holds images that its labels do not name", "train again")
     return indices
 
 
-def _read_held_out(run: RunFolder, table: LabelTable) -> HeldOutResults:
+def _read_held_out(run: RunFolder, table: Table) -> HeldOutResults:
     names, classes, scores = run.read_predictions()
     if classes != list(table.classes):
         raise UserError(f"{run.predictions} has other classes than the run's labels", "train again")

@@ -12,7 +12,7 @@ from torch import Tensor
 from halflabel.features.feature_transform import Classifier, FeatureTransform, principal_components
 from halflabel.fitting.solver import LinearSolver
 from halflabel.labels.split import assign_parts
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe
 from halflabel.system.threads import use_free_cores
 
@@ -39,7 +39,7 @@ class LiveModel:
     def __init__(
         self,
         features: Tensor,
-        table: LabelTable,
+        table: Table,
         make_method: Callable[[], Method] | None,
         *,
         classifier: Classifier | None = None,
@@ -94,7 +94,7 @@ class LiveModel:
         logits[self.rows] = np.where((known != 0).any(1)[:, None], out_of_fold, stacked.mean(0))
         return logits
 
-    def table(self, labels: NDArray[np.int8]) -> LabelTable:
+    def table(self, labels: NDArray[np.int8]) -> Table:
         """Return labels (N, C) as a table."""
         image, column = np.nonzero(labels)
-        return LabelTable.from_entries(self.images, self.classes, image, column, labels[image, column])
+        return Table.from_entries(self.images, self.classes, image, column, labels[image, column])

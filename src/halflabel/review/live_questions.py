@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT, Question, choose_questions
 
 CONTROL_SHARE = 0.1  # share of the queue that is drawn at random
@@ -109,7 +109,7 @@ def draw_controls(
 def build_queue(
     p: NDArray[np.float32],
     labels: NDArray[np.int8],
-    table: LabelTable,
+    table: Table,
     controls: Sequence[Question],
     *,
     features: NDArray[Any] | None,

@@ -15,7 +15,7 @@ from halflabel.images.decode import list_images
 from halflabel.images.sources import group_images, open_images
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.provenance import training_and_evaluation_tables
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.review.live import LiveReview
 from halflabel.review.live_model import STRENGTH, LiveModel
 from halflabel.runs.crossfit import run_features
@@ -42,7 +42,7 @@ def start_without_labels(folder: Path, images: Path, classes: Sequence[str], bac
     names, _ = list_images(images)
     if not len(names):
         raise UserError(f"{images} has no images", "name the folder with the photos")
-    table = LabelTable.from_entries(Names(names), Names(classes), *np.zeros((3, 0), np.int8))
+    table = Table.from_entries(Names(names), Names(classes), *np.zeros((3, 0), np.int8))
     run.folder.mkdir(parents=True, exist_ok=True)
     run.start(table, Config(method="wan", images=absolute_path(images), backbone=backbone or DEFAULT).as_dict())
     return run

@@ -17,7 +17,7 @@ from halflabel.labels.agreement import (
     measure_agreement,
 )
 from halflabel.labels.answers import AnswerStore, CurrentAnswer
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_FILL, CONTROL_PRESENT, Question
 
 
@@ -27,7 +27,7 @@ class TeamAnswers:
     The share `twice` of all entries, drawn at random, is asked to two people.
     """
 
-    def __init__(self, store: AnswerStore, table: LabelTable, project: str, twice: float) -> None:
+    def __init__(self, store: AnswerStore, table: Table, project: str, twice: float) -> None:
         self.store, self.table, self.project, self.twice = store, table, project, twice
         self._image = {name: i for i, name in enumerate(table.images)}
         self._column = {name: c for c, name in enumerate(table.classes)}

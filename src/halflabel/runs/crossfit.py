@@ -26,7 +26,7 @@ from halflabel.images.sources import Features, Images, Source, Subset, group_ima
 from halflabel.images.stored_features import holds_features
 from halflabel.labels.names import Names
 from halflabel.labels.split import assign_parts, group_numbers
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system import memory
@@ -49,7 +49,7 @@ class Scores(NamedTuple):
 def score_run(
     run: RunFolder,
     images: Path,
-    table: LabelTable,
+    table: Table,
     *,
     folds: int | None = None,
     reporter: Reporter = SILENT,
@@ -108,7 +108,7 @@ def run_features(
 
 def cross_fit(
     features: Features,
-    table: LabelTable,
+    table: Table,
     config: Config,
     *,
     folds: int = FOLDS,
@@ -146,7 +146,7 @@ def cross_fit(
     return Scores(logits.numpy(), part, protocol)
 
 
-def _train(source: Source, table: LabelTable, assembly: Assembly, channels: int) -> Model:
+def _train(source: Source, table: Table, assembly: Assembly, channels: int) -> Model:
     method = assembly.make_method()
     model = Model(None, assembly.make_head(method, channels, len(table.classes)))
     # Without a validation part the last epoch counts: no label of the fold influences it.
@@ -161,7 +161,7 @@ def _complete(
     run: RunFolder,
     config: Config,
     images: Path,
-    table: LabelTable,
+    table: Table,
     reporter: Reporter,
 ) -> Scores:
     """Return the out-of-fold scores of a run; images that the run never had are scored by its final model."""
@@ -175,7 +175,7 @@ def _complete(
     return Scores(logits, fold, "out-of-fold scores: each image scored by models that saw none of its labels")
 
 
-def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: LabelTable, reporter: Reporter) -> Scores:
+def _held_out(run: RunFolder, predictor: Predictor, images: Path, table: Table, reporter: Reporter) -> Scores:
     # An image that the run never had was not trained on either.
     is_held_out = run.split_of(table.images) != 0
     if not is_held_out.any():

@@ -39,9 +39,9 @@ from halflabel.system.files import (
 
 if TYPE_CHECKING:
     from halflabel.evaluation.calibration import Platt
+    from halflabel.labels.labels import Labels
     from halflabel.labels.names import Names
-    from halflabel.labels.rows import Rows
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
 
 
 _START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash", "split.parquet")
@@ -160,7 +160,7 @@ class RunFolder:
             yield
 
     @_first_process_only
-    def start(self, labels: LabelTable | Rows, config: Mapping[str, Any], truth: LabelTable | None = None) -> None:
+    def start(self, labels: Table | Labels, config: Mapping[str, Any], truth: Table | None = None) -> None:
         """Remove the files of an earlier run, then write labels and settings. From now on the run can be resumed."""
         if self.store is not None:
             self.store.clear()
@@ -350,28 +350,28 @@ class RunFolder:
             raise UserError(f"{path} cannot be read ({error})", "train again") from None
 
     @_first_process_only
-    def write_labels(self, labels: LabelTable | Rows) -> None:
+    def write_labels(self, labels: Table | Labels) -> None:
         """Write the training labels, so that a run can be resumed even if the original file changes.
 
         Rows keep their source and score, so labels made by a model remain marked as such; overridden rows are dropped.
         """
         from halflabel.labels import formats
-        from halflabel.labels.rows import Rows
+        from halflabel.labels.labels import Labels
 
-        rows = (labels if isinstance(labels, Rows) else Rows.from_table(labels)).drop_overridden()
+        rows = (labels if isinstance(labels, Labels) else Labels.from_table(labels)).drop_overridden()
         with with_checksum(self.labels):
             formats.write(rows, self.labels)
         self.write_text("data.hash", rows.resolve().digest() + "\n")
 
-    def read_labels(self) -> LabelTable:
+    def read_labels(self) -> Table:
         """Return the training labels as a table, checked against their digest."""
         return self._read_labels()[1]
 
-    def read_rows(self) -> Rows:
+    def read_rows(self) -> Labels:
         """Return the training labels as rows, one per known entry, with their sources."""
         return self._read_labels()[0]
 
-    def _read_labels(self) -> tuple[Rows, LabelTable]:
+    def _read_labels(self) -> tuple[Labels, Table]:
         from halflabel.labels import formats
 
         verify_checksum(self.labels)
@@ -384,7 +384,7 @@ class RunFolder:
             raise UserError(f"{self.labels} differs from the labels that were trained on", "start a new run")
         return rows, table
 
-    def read_truth(self) -> LabelTable | None:
+    def read_truth(self) -> Table | None:
         """Return the hidden labels that the log compares guesses with, or None."""
         from halflabel.labels import formats
 
@@ -402,7 +402,7 @@ class RunFolder:
         return np.where(index < 0, -1, part[index] if len(part) else 0).astype(np.int8)
 
     @_first_process_only
-    def write_out_of_fold(self, table: LabelTable, logits: NDArray[np.float32], fold: NDArray[np.int8]) -> None:
+    def write_out_of_fold(self, table: Table, logits: NDArray[np.float32], fold: NDArray[np.int8]) -> None:
         """Write the out-of-fold logits (N, C) and folds (N,) of the images of a table."""
         folder_tables.write_scores_parquet(self.out_of_fold, table.images.array, list(table.classes), logits, fold)
 

@@ -12,12 +12,10 @@ from halflabel.system.format import decimal, points
 
 if TYPE_CHECKING:
     from halflabel.evaluation.evaluate import Evaluation
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
 
 
-def model_card(
-    config: Mapping[str, Any], evaluation: Evaluation, held_out: LabelTable, *, out_of_fold: bool = False
-) -> str:
+def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Table, *, out_of_fold: bool = False) -> str:
     """Describe the model, its evaluation on held-out labels and its limits; contains only measured values.
 
     With `out_of_fold` the labels are those of all images, each scored by models that did not see its labels.

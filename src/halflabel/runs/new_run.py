@@ -24,10 +24,10 @@ from halflabel.fitting.config import Config, declared_options
 from halflabel.fitting.solver_choice import choose_solver
 from halflabel.images.stored_features import describe_features, holds_features
 from halflabel.labels.formats import read
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import training_and_evaluation_tables
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, recipe
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
@@ -48,7 +48,7 @@ class TrainedRun(NamedTuple):
 
 
 def train_run(
-    labels: str | Path | Rows | LabelTable,
+    labels: str | Path | Labels | Table,
     images: str | Path | Tensor,
     out: str | Path,
     method: str = "auto",
@@ -70,7 +70,7 @@ def train_run(
     """
     if isinstance(labels, str | Path):
         stated = {field.name: options.pop(field.name) for field in fields(Policy) if field.name in options}
-        rows: Rows | LabelTable = read(labels, **stated).rows
+        rows: Labels | Table = read(labels, **stated).rows
     else:
         rows = labels
     folder = images if isinstance(images, Tensor) else Path(images)
@@ -95,7 +95,7 @@ def continue_run(
     run: str | Path,
     out: str | Path,
     *,
-    answers: str | Path | Rows | None = None,
+    answers: str | Path | Labels | None = None,
     images: str | Path | None = None,
     force: bool = False,
     reporter: Reporter = SILENT,

@@ -34,10 +34,10 @@ from halflabel.images.items import Items, pool_items
 from halflabel.images.sources import Features, Images, Source, group_images, open_images
 from halflabel.images.stored_features import StoredFeatures
 from halflabel.images.views import Plain, View
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.folder import RunFolder, model_kind
@@ -274,7 +274,7 @@ class Predictor:
 
     def evaluate(
         self,
-        labels: LabelTable | Rows,
+        labels: Table | Labels,
         images: Path,
         reporter: Reporter = SILENT,
         *,
@@ -354,7 +354,7 @@ def check_threshold(threshold: float) -> float:
 
 
 def evaluate_model(
-    model: str | Path | Predictor, labels: LabelTable | Rows, images: str | Path, *, threshold: float | None = None
+    model: str | Path | Predictor, labels: Table | Labels, images: str | Path, *, threshold: float | None = None
 ) -> Evaluation:
     """Evaluate a model on known labels of other images, as `halflabel evaluate` does: see `Predictor.evaluate`."""
     predictor = model if isinstance(model, Predictor) else open_model(model)
@@ -406,9 +406,9 @@ def _described_by(metadata: ModelMetadata, where: str) -> dict[str, Any]:
     }
 
 
-def _with_classes(table: LabelTable, classes: Names) -> LabelTable:
+def _with_classes(table: Table, classes: Names) -> Table:
     """Return the labels of a table with other classes, matched by name; classes it does not have are unknown."""
     index = classes.index(table.classes.array)
     image, column, value = table.entries()
     shared = index[column] >= 0
-    return LabelTable.from_entries(table.images, classes, image[shared], index[column[shared]], value[shared])
+    return Table.from_entries(table.images, classes, image[shared], index[column[shared]], value[shared])

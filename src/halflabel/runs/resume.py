@@ -12,9 +12,9 @@ import numpy as np
 from halflabel.evaluation.evaluate import Evaluation
 from halflabel.fitting.callbacks import Callback
 from halflabel.fitting.config import Config
+from halflabel.labels.labels import Labels
 from halflabel.labels.provenance import CONTROL_SOURCE
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.system.files import absolute_path
@@ -24,11 +24,11 @@ from halflabel.system.reporter import SILENT, Reporter
 class TrainingJob(NamedTuple):
     """The arguments of one training."""
 
-    labels: Rows
+    labels: Labels
     images: Path
     config: Config
     run: RunFolder
-    truth: LabelTable | None = None
+    truth: Table | None = None
     resume: bool = False
 
     def start(self, reporter: Reporter = SILENT, init_callback: Callback | None = None) -> Evaluation | None:
@@ -46,7 +46,7 @@ def resume_training(run: RunFolder, images: Path | None = None) -> TrainingJob:
 
 
 def continue_training(
-    finished: RunFolder, run: RunFolder, *, answers: Rows | None = None, images: Path | None = None
+    finished: RunFolder, run: RunFolder, *, answers: Labels | None = None, images: Path | None = None
 ) -> TrainingJob:
     """A training in the folder `run` that starts from the weights, labels and settings of a finished run.
 
@@ -62,7 +62,7 @@ def continue_training(
     return TrainingJob(rows, folder, config, run)
 
 
-def _mark_control(answers: Rows, run: RunFolder) -> Rows:
+def _mark_control(answers: Labels, run: RunFolder) -> Labels:
     """Give the source of control answers to answers without a source about the control questions of a run."""
     if not run.control.exists():
         return answers

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import training_and_evaluation_tables
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import atomic_write
 from halflabel.system.remote import local_folder
@@ -43,7 +43,7 @@ class ScoredImages:
     Memory: 128 bytes per image beside the labels and names, and 4·C for the scores, in a scratch file from 256 MB on.
     """
 
-    table: LabelTable
+    table: Table
     scores: NDArray[np.float32]  # (N, C) calibrated; NaN where an image cannot be read
     features: NDArray[np.float16]  # (N, 64) a random projection of the features
     held_out: NDArray[np.bool_]  # (N,) scored by models that did not see the labels of the image
@@ -104,7 +104,7 @@ def crossfit_scores(
 
 
 def _compute(
-    run: RunFolder, table: LabelTable, folder: Path, reporter: Reporter
+    run: RunFolder, table: Table, folder: Path, reporter: Reporter
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]]:
     from halflabel.images.items import first_files
 
@@ -117,7 +117,7 @@ def _compute(
     return paths, scores, features
 
 
-def _first_features(run: RunFolder, table: LabelTable, folder: Path, reporter: Reporter) -> NDArray[np.float16]:
+def _first_features(run: RunFolder, table: Table, folder: Path, reporter: Reporter) -> NDArray[np.float16]:
     """Return the projected features of a run that has no model yet."""
     from halflabel.fitting.assembly import Assembly, pooled_features
     from halflabel.fitting.config import Config
@@ -133,7 +133,7 @@ def _first_features(run: RunFolder, table: LabelTable, folder: Path, reporter: R
 
 
 def _score(
-    run: RunFolder, table: LabelTable, folder: Path, reporter: Reporter
+    run: RunFolder, table: Table, folder: Path, reporter: Reporter
 ) -> tuple[NDArray[np.float32], NDArray[np.float16]]:
     from halflabel.features.backbones import Backbone
     from halflabel.features.heads import Model
@@ -157,7 +157,7 @@ def _score(
     return _calibrate(predictor, scored.logits), features
 
 
-def _use_out_of_fold(run: RunFolder, table: LabelTable, logits: Tensor) -> None:
+def _use_out_of_fold(run: RunFolder, table: Table, logits: Tensor) -> None:
     """Replace logits (N, C) by the run's out-of-fold logits, if it has any, for images readable then and now.
 
     Other images have no labels that the run was trained on: the final model scores them without bias.
@@ -197,7 +197,7 @@ def _project(wide: NDArray[Any]) -> NDArray[np.float16]:
     return np.asarray(flat / (spread if spread > 0 else 1), dtype=np.float16)
 
 
-def _held_out(run: RunFolder, table: LabelTable) -> NDArray[np.bool_]:
+def _held_out(run: RunFolder, table: Table) -> NDArray[np.bool_]:
     if run.out_of_fold.exists():  # no score comes from a model that saw the image's labels
         return np.ones(len(table), bool)
     if not (run / "split.parquet").exists():
@@ -205,7 +205,7 @@ def _held_out(run: RunFolder, table: LabelTable) -> NDArray[np.bool_]:
     return np.asarray(run.split_of(table.images) == 1)
 
 
-def _thresholds(run: RunFolder, table: LabelTable) -> NDArray[np.float64]:
+def _thresholds(run: RunFolder, table: Table) -> NDArray[np.float64]:
     if not (run / "thresholds.json").exists():
         return np.full(len(table.classes), 0.5)
     thresholds = run.read_thresholds()
@@ -230,7 +230,7 @@ def _stamp(run: RunFolder, folder: Path, paths: Sequence[str | None]) -> str:
 
 
 def _read_cache(
-    run: RunFolder, table: LabelTable, folder: Path
+    run: RunFolder, table: Table, folder: Path
 ) -> tuple[list[str | None], NDArray[np.float32], NDArray[np.float16]] | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -256,7 +256,7 @@ def _read_cache(
     return (paths, scores, features) if done == len(table) else None
 
 
-def _block_images(table: LabelTable) -> int:
+def _block_images(table: Table) -> int:
     """Return the number of images written or read at a time."""
     return max(1, _BLOCK_ENTRIES // max(len(table.classes), 1))
 
@@ -273,7 +273,7 @@ def _empty_scores(shape: tuple[int, int]) -> NDArray[np.float32]:
 
 def _write_cache(
     run: RunFolder,
-    table: LabelTable,
+    table: Table,
     folder: Path,
     paths: list[str | None],
     scores: NDArray[np.float32],

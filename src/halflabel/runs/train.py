@@ -34,11 +34,11 @@ from halflabel.images.pack.source import DeviceViews
 from halflabel.images.quarantine import TooManyBadImages
 from halflabel.images.sources import Arrays, Features, Images, Source, Subset, group_images, open_images
 from halflabel.images.stored_features import StoredFeatures
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables, choosing_table, training_and_evaluation_tables
-from halflabel.labels.rows import Rows
 from halflabel.labels.split import assign_parts
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.labels.uncertain import describe_reading
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.folder_integrity import verify_checksum, write_checksums
@@ -51,7 +51,7 @@ _OUT_OF_FOLD = "out-of-fold scores"  # protocol of an evaluation without held-ou
 
 
 def train(
-    labels: LabelTable | Rows,
+    labels: Table | Labels,
     images: Path | Tensor,
     config: Config,
     run: RunFolder,
@@ -59,7 +59,7 @@ def train(
     reporter: Reporter = SILENT,
     init_callback: Callback | None = None,
     cache: Path | None = None,
-    truth: LabelTable | None = None,
+    truth: Table | None = None,
     resume: bool = False,
 ) -> Evaluation | None:
     """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 images, and write the run folder.
@@ -121,13 +121,13 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
 class _Job:
     """One training: labels, configuration and run, and what is opened for it."""
 
-    labels: LabelTable | Rows
+    labels: Table | Labels
     image_folder: Path | Tensor
     config: Config
     run: RunFolder
     reporter: Reporter
     cache: Path | None
-    truth: LabelTable | None
+    truth: Table | None
     resume: bool
 
     def check(self) -> None:
@@ -341,7 +341,7 @@ def _training_source(job: _Job) -> Source:
     return source
 
 
-def _align(truth: LabelTable, table: LabelTable) -> LabelTable:
+def _align(truth: Table, table: Table) -> Table:
     """The rows and columns of `truth` in the order of `table`, by name."""
     images, classes = truth.images.index(table.images.array), truth.classes.index(table.classes.array)
     for kind, names, at in (("image", table.images, images), ("class", table.classes, classes)):

@@ -29,7 +29,7 @@ from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.images.views import Plain
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, seeded
 from halflabel.methods.checks import absorbed, checked_step
 from halflabel.runs.new_run import reserved_options
@@ -48,7 +48,7 @@ class Broken(Exception):
         self.problem, self.fix = problem, fix
 
 
-def make_table(regime: str) -> LabelTable:
+def make_table(regime: str) -> Table:
     """A small random table of the regime, in which every class has a known positive."""
     rng = np.random.default_rng(5)
     labels = np.where(rng.random((IMAGES, CLASSES)) < 0.4, 1, -1)
@@ -60,7 +60,7 @@ def make_table(regime: str) -> LabelTable:
         labels[0, :2] = 1
     elif regime == "single-positive":
         labels = np.eye(CLASSES, dtype=np.int64)[np.arange(IMAGES) % CLASSES]
-    return LabelTable.from_dense(labels)
+    return Table.from_dense(labels)
 
 
 class Case:

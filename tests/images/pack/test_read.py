@@ -24,9 +24,9 @@ from halflabel.images.pack.read import (
 )
 from halflabel.images.pack.source import PackedImages
 from halflabel.images.pack.write import pack_images
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 
 def test_damage_affects_only_the_damaged_images(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_endings_of_a_column_equal_those_of_each_name(names: list[str]) -> None:
     assert rank.tolist() == [_RANK.get(_split(name)[1], len(_RANK)) for name in names]
 
 
-def labelled(*images: str) -> Rows:
-    return Rows.from_table(LabelTable.from_dense(np.ones((len(images), 1), np.int8), images, ["dog"]))
+def labelled(*images: str) -> Labels:
+    return Labels.from_table(Table.from_dense(np.ones((len(images), 1), np.int8), images, ["dog"]))
 
 
 def test_only_labelled_images_are_packed_each_once(tmp_path: Path) -> None:

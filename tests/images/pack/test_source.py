@@ -168,7 +168,7 @@ def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: p
     from halflabel.features.heads import Linear, Model
     from halflabel.fitting.config import Settings
     from halflabel.fitting.loop import fit
-    from halflabel.labels.table import LabelTable
+    from halflabel.labels.table import Table
     from halflabel.methods.base import recipe
 
     monkeypatch.setattr(packed, "_BLOCK", 3)
@@ -183,7 +183,7 @@ def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: p
         return fetch(self, plan, views, **more)
 
     monkeypatch.setattr(PackedImages, "fetch", recorded_fetch)
-    table = LabelTable.from_dense(np.ones((N, 2), np.int8))
+    table = Table.from_dense(np.ones((N, 2), np.int8))
     backbone = build_backbone("tiny")
     model = Model(backbone, Linear(backbone.channels, 2))
     fit(model, recipe("bce").make(), Subset(pack, np.arange(N)), table, Settings(epochs=2, batch_size=5, device="cpu"))

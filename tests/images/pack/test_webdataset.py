@@ -20,9 +20,9 @@ from halflabel.images.pack.read import PackSettings, is_pack, open_pack
 from halflabel.images.pack.source import open_packed_images
 from halflabel.images.pack.write import pack_images
 from halflabel.labels import formats
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 
 # The package webdataset leaves the tars open.
 pytestmark = [
@@ -42,11 +42,11 @@ def encoded(number: int, kind: str = "png") -> bytes:
     return stream.getvalue()
 
 
-def some_rows(images: list[str]) -> Rows:
+def some_rows(images: list[str]) -> Labels:
     image, column = np.array([0, 0, 1, 2, 3]), np.array([0, 1, 0, 2, 1])
     value, source = np.array([1, -1, 1, 1, -1]), np.array([0, 0, 1, 0, 0])
     score = np.array([np.nan, np.nan, 0.75, np.nan, np.nan])
-    return Rows.build(
+    return Labels.build(
         Names(images), Names(["dog", "cat", "bär"]), image, column, value, source, score, ["", "model:x:y"]
     )
 

@@ -16,26 +16,26 @@ from safetensors.numpy import load_file
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats, stats, table
 from halflabel.labels.formats import binary
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable, count_before, last_of_each
+from halflabel.labels.table import Table, count_before, last_of_each
 
 
-def make_rows() -> Rows:
+def make_rows() -> Labels:
     """Statements that contradict and retract each other, of two sources, one with scores."""
     image, column = np.array([2, 0, 1, 0, 2, 1]), np.array([0, 1, 1, 1, 1, 0])
     value, source = np.array([1, 1, -1, -1, 1, 1]), np.array([0, 0, 1, 1, 0, 1])
     score = np.array([np.nan, np.nan, 0.25, 0.75, np.nan, 0.5])
-    rows = Rows.build(
+    rows = Labels.build(
         Names(["ä", "b", "c", "none"]), Names(["x", "y", "z"]), image, column, value, source, score, ["p", "m"]
     )
-    return rows.append(Rows.build(rows.images, rows.classes, np.array([2]), np.array([1]), np.array([0]), "p"))
+    return rows.append(Labels.build(rows.images, rows.classes, np.array([2]), np.array([1]), np.array([0]), "p"))
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_goes_in_comes_out(tmp_path: Path, whole: bool) -> None:
-    rows = make_rows() if whole else Rows.from_table(make_rows().resolve(), "only")
+    rows = make_rows() if whole else Labels.from_table(make_rows().resolve(), "only")
     path = tmp_path / "a.labels"
     formats.write(rows, path)
     result = formats.read(path)
@@ -75,7 +75,7 @@ def test_the_arrays_are_the_files_own_and_others_can_read_them(tmp_path: Path) -
 def test_tables_of_any_shape(tmp_path_factory: pytest.TempPathFactory, images: int, classes: int, seed: int) -> None:
     path = tmp_path_factory.mktemp("any") / "a.labels"
     dense = np.random.default_rng(seed).integers(-1, 2, (images, classes))
-    written = LabelTable.from_dense(dense, images=[f"{i}ß" * (i % 3) + str(i) for i in range(images)])
+    written = Table.from_dense(dense, images=[f"{i}ß" * (i % 3) + str(i) for i in range(images)])
     formats.write(written, path)
     assert binary.open_table(path) == written
     assert np.array_equal(binary.open_table(path).dense(), dense)
@@ -187,7 +187,7 @@ def test_the_last_of_each_in_pieces(entries: list[tuple[int, int, int]], ascendi
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "_CHUNK", 3)
         order = last_of_each(image, column)
-        written = LabelTable.from_entries(Names.numbered(5), Names.numbered(4), image, column, value)
+        written = Table.from_entries(Names.numbered(5), Names.numbered(4), image, column, value)
         mask = written.value > 0
         part = written.keep(mask)
         before = count_before(mask, written.start)

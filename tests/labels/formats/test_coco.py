@@ -17,9 +17,9 @@ from label_files import GOLDEN_FILES, is_readable, label_error
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import coco
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "coco" / "instances.json"
 IMAGES = ["000000397133.jpg", "000000037777.jpg", "252219", "été/0008.jpg"]
@@ -92,7 +92,7 @@ def test_byte_order_mark_and_utf_16_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", [UNKNOWN, ABSENT])
 def test_round_trip_of_golden(policy: Policy, tmp_path: Path) -> None:
     table = coco.read(GOLDEN, policy).table()
-    coco.write(Rows.from_table(table), tmp_path / "out.json")
+    coco.write(Labels.from_table(table), tmp_path / "out.json")
     assert coco.read(tmp_path / "out.json", policy).table() == table
 
 
@@ -105,16 +105,16 @@ def test_round_trip_of_any_table(data: st.DataObject) -> None:
     other = data.draw(st.sampled_from([0, -1]))
     cells = data.draw(st.lists(st.sampled_from([other, 1]), min_size=len(images) * len(classes)))
     labels = np.array(cells[: len(images) * len(classes)]).reshape(len(images), len(classes))
-    table = LabelTable.from_dense(labels, images, classes)
+    table = Table.from_dense(labels, images, classes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "out.json"
-        coco.write(Rows.from_table(table), path)
+        coco.write(Labels.from_table(table), path)
         assert coco.read(path, ABSENT if other else UNKNOWN).table() == table
 
 
 def test_written_annotations_have_no_box(tmp_path: Path) -> None:
-    table = LabelTable.from_dense([[1, -1], [-1, 1]], ["a", "b"], ["x", "y"])
-    coco.write(Rows.from_table(table), tmp_path / "out.json")
+    table = Table.from_dense([[1, -1], [-1, 1]], ["a", "b"], ["x", "y"])
+    coco.write(Labels.from_table(table), tmp_path / "out.json")
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["annotations"] == [
         {"id": 1, "image_id": 1, "category_id": 1},
@@ -124,9 +124,9 @@ def test_written_annotations_have_no_box(tmp_path: Path) -> None:
 
 
 def test_absent_beside_unknown_is_refused(tmp_path: Path) -> None:
-    table = LabelTable.from_dense([[1, -1], [0, 1]])
+    table = Table.from_dense([[1, -1], [0, 1]])
     with pytest.raises(UserError, match="1 entries are absent and 1 unknown") as caught:
-        coco.write(Rows.from_table(table), tmp_path / "out.json")
+        coco.write(Labels.from_table(table), tmp_path / "out.json")
     assert "--to lvis" in caught.value.fix
     assert "halflabel fill" in caught.value.fix
     assert not list(tmp_path.iterdir())

@@ -15,9 +15,9 @@ from label_files import GOLDEN_FILES, label_error
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import cub
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "cub" / "CUB_200_2011"
 ALBATROSS = "001.Black_footed_Albatross/Black_Footed_Albatross_"
@@ -218,8 +218,8 @@ def test_round_trip_of_the_golden_folder(tmp_path: Path) -> None:
 
 
 def test_the_last_row_is_written_and_zero_retracts(tmp_path: Path) -> None:
-    blank = LabelTable.from_dense([[0, 0, 0]], ["a"], ["x", "y", "z"])
-    rows = Rows.build(
+    blank = Table.from_dense([[0, 0, 0]], ["a"], ["x", "y", "z"])
+    rows = Labels.build(
         blank.images,
         blank.classes,
         np.zeros(5, int),
@@ -244,16 +244,16 @@ names = names.filter(lambda name: name == name.strip())
 @settings(max_examples=40, deadline=None)
 def test_round_trip_of_any_table(images: list[str], classes: list[str], seed: int) -> None:
     labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
-    table = LabelTable.from_dense(labels, images, classes)
+    table = Table.from_dense(labels, images, classes)
     with tempfile.TemporaryDirectory() as folder:
-        cub.write(Rows.from_table(table), Path(folder))
+        cub.write(Labels.from_table(table), Path(folder))
         assert cub.read(Path(folder), Policy()).table() == table
 
 
 @pytest.mark.parametrize(("image", "label"), [("", "x"), ("a", " x"), ("a\nb", "x"), ("a", "x\u2028y")])
 def test_write_refuses_what_it_cannot_hold(tmp_path: Path, image: str, label: str) -> None:
     with pytest.raises(UserError, match='to="long"'):
-        cub.write(Rows.from_table(LabelTable.from_dense([[1]], [image], [label])), tmp_path)
+        cub.write(Labels.from_table(Table.from_dense([[1]], [image], [label])), tmp_path)
 
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:

@@ -15,22 +15,22 @@ from label_files import GOLDEN_FILES, label_error
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import fiftyone
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "fiftyone"
 UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
 
 
-def golden_rows() -> Rows:
+def golden_rows() -> Labels:
     """As in tests/golden/fiftyone/own, after a contradiction and a retraction that leave no trace there."""
     image, column = np.array([0, 0, 1, 0, 2, 2]), np.array([0, 2, 1, 0, 0, 0])
     value, source = np.array([-1, 1, -1, 1, 1, 0]), np.array([2, 0, 1, 2, 1, 1])
     score = np.array([np.nan, np.nan, np.nan, 0.7, np.nan, np.nan])
     names = Names(["sub/a.v2.jpg", "b.png", "c.jpg"]), Names(["cat", "dog", "cow"])
-    return Rows.build(*names, image, column, value, source, score, ["", "person", "model"])
+    return Labels.build(*names, image, column, value, source, score, ["", "person", "model"])
 
 
 def labels(folder: Path, **content: Any) -> Path:
@@ -109,7 +109,7 @@ def test_coco_is_not_taken_for_it(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    table = LabelTable.from_dense([[1], [1]], ["a.jpg", "a.png"], ["x"])
+    table = Table.from_dense([[1], [1]], ["a.jpg", "a.png"], ["x"])
     with pytest.raises(UserError, match=r"'a\.jpg' and 'a\.png'"):
         formats.write(table, tmp_path / "out", format="fiftyone")
     with pytest.raises(UserError, match="name a folder"):
@@ -125,7 +125,7 @@ def test_round_trip_of_any_table(data: st.DataObject, tmp_path_factory: pytest.T
     classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
     size = len(images) * len(classes)
     cells = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))
-    table = LabelTable.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
+    table = Table.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
     folder = tmp_path_factory.mktemp("fiftyone")
     formats.write(table, folder, format="fiftyone")
     assert fiftyone.read(folder, Policy()).table() == table

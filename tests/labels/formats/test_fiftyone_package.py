@@ -10,7 +10,7 @@ from PIL import Image
 
 from halflabel.labels import formats
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 data = pytest.importorskip("fiftyone.utils.data")
 
@@ -20,7 +20,7 @@ CLASSES = ["cat", "dog", "cow"]
 
 def test_fiftyone_reads_what_is_written_and_its_export_is_read(tmp_path: Path) -> None:
     folder, exported = tmp_path / "ours", tmp_path / "theirs"
-    table = LabelTable.from_dense(LABELS, ["a.jpg", "b.jpg", "c.jpg"], CLASSES)
+    table = Table.from_dense(LABELS, ["a.jpg", "b.jpg", "c.jpg"], CLASSES)
     formats.write(table, folder, format="fiftyone")
     (folder / "data").mkdir()
     for name in table.images:

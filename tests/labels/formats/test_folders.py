@@ -10,15 +10,15 @@ import pytest
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.files import WRITING_MARK
 
 FOLDERS = ("voc", "cub", "nus-wide", "single-positive", "fiftyone")
-OLD = LabelTable.from_dense([[1, -1], [-1, 1], [1, 1]], ["a.jpg", "b.jpg", "c.jpg"], ["cat", "dog"])
-NEW = LabelTable.from_dense([[-1, 1], [1, -1], [-1, -1]], ["a.jpg", "b.jpg", "c.jpg"], ["cat", "dog"])
+OLD = Table.from_dense([[1, -1], [-1, 1], [1, 1]], ["a.jpg", "b.jpg", "c.jpg"], ["cat", "dog"])
+NEW = Table.from_dense([[-1, 1], [1, -1], [-1, -1]], ["a.jpg", "b.jpg", "c.jpg"], ["cat", "dog"])
 
 
-def read(path: Path, name: str) -> LabelTable:
+def read(path: Path, name: str) -> Table:
     return formats.read(path, Policy(), format=name).table()
 
 

@@ -11,9 +11,9 @@ from label_files import GOLDEN_FILES
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import LabelImport
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES
 
@@ -141,7 +141,7 @@ def test_marks_of_complete_lists_may_be_lost(tmp_path: Path) -> None:
     assert formats.read(tmp_path / "wide.csv").table() == rows.resolve()
 
 
-def entries(rows: Rows) -> set[tuple[str, str, int, str, str]]:
+def entries(rows: Labels) -> set[tuple[str, str, int, str, str]]:
     return {
         (
             rows.images[rows.image[k]],
@@ -222,8 +222,8 @@ def test_a_stated_format_goes_before_the_recognised_one() -> None:
 
 
 def test_write_takes_tables_and_rows(tmp_path: Path) -> None:
-    table = LabelTable.from_dense([[1, 0], [0, -1]], ["a", "b"], ["cat", "dog"])
-    for labels in (table, Rows.from_table(table)):
+    table = Table.from_dense([[1, 0], [0, -1]], ["a", "b"], ["cat", "dog"])
+    for labels in (table, Labels.from_table(table)):
         for name in ("long", "wide", "voc", "cub"):
             path = tmp_path / (f"{name}.csv" if name in ("long", "wide") else name)
             formats.write(labels, path, format=name)

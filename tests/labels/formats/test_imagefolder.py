@@ -19,9 +19,9 @@ from label_files import GOLDEN_FILES, is_readable, label_error
 from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import imagefolder
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "imagefolder"
 UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
@@ -287,25 +287,25 @@ def test_round_trip_of_any_table(data: st.DataObject) -> None:
     classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
     size = len(images) * len(classes)
     cells = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))
-    table = LabelTable.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
+    table = Table.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"metadata.{kind}"
         if kind == "csv" and not survives_csv(images, classes):
             with pytest.raises(UserError, match=r"metadata\.jsonl"):
-                imagefolder.write(Rows.from_table(table), path)
+                imagefolder.write(Labels.from_table(table), path)
             return
-        imagefolder.write(Rows.from_table(table), path)
+        imagefolder.write(Labels.from_table(table), path)
         assert imagefolder.read(path, Policy()).table() == table
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="called 'file_name'"):
-        imagefolder.write(Rows.from_table(LabelTable.from_dense([[1]], ["a"], ["file_name"])), tmp_path / "out")
+        imagefolder.write(Labels.from_table(Table.from_dense([[1]], ["a"], ["file_name"])), tmp_path / "out")
     for images, classes in ((["a"], [" x"]), (["a"], ["x;y"]), (["a\n"], ["x"])):
         with pytest.raises(UserError, match="cannot be written to CSV"):
-            imagefolder.write(Rows.from_table(LabelTable.from_dense([[1]], images, classes)), tmp_path / "metadata.csv")
+            imagefolder.write(Labels.from_table(Table.from_dense([[1]], images, classes)), tmp_path / "metadata.csv")
     with pytest.raises(UserError, match=r"\.json files"):
-        imagefolder.write(Rows.from_table(LabelTable.from_dense([[1]])), tmp_path / "metadata.json")
+        imagefolder.write(Labels.from_table(Table.from_dense([[1]])), tmp_path / "metadata.json")
     assert not list(tmp_path.iterdir())
 
 

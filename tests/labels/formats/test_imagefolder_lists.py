@@ -15,23 +15,23 @@ from label_files import GOLDEN_FILES, label_error
 from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import imagefolder_lists
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "imagefolder_lists"
 
 
-def golden_rows() -> Rows:
+def golden_rows() -> Labels:
     image, column = np.array([0, 0, 0, 0, 2, 2]), np.array([0, 0, 1, 2, 1, 2])
     value, source = np.array([-1, 1, -1, -1, 1, 1]), np.array([2, 2, 1, 2, 0, 0])
     score = np.array([np.nan, 0.7, np.nan, 0.125, np.nan, np.nan])
     names = Names(["0001.png", "sub/0002.png", "a, b.png"]), Names(["cat", "NA", "dog"])
-    return Rows.build(*names, image, column, value, source, score, ["", "person", "model"])
+    return Labels.build(*names, image, column, value, source, score, ["", "person", "model"])
 
 
-def told(rows: Rows) -> set[tuple[str, str, int, str, float | None]]:
+def told(rows: Labels) -> set[tuple[str, str, int, str, float | None]]:
     last = rows.holding()
     return {
         (
@@ -70,7 +70,7 @@ def test_golden_file_is_written_and_read(name: str, tmp_path: Path) -> None:
 
 
 def test_plain_lists_are_those_of_imagefolder(tmp_path: Path) -> None:
-    table = LabelTable.from_dense([[1, -1], [0, 0], [0, 1]], ["a", "b", "c"], ["x", "y"])
+    table = Table.from_dense([[1, -1], [0, 0], [0, 1]], ["a", "b", "c"], ["x", "y"])
     formats.write(table, tmp_path, format="imagefolder-lists")
     assert set(json.loads((tmp_path / "metadata.jsonl").read_text().splitlines()[0])) == {
         "file_name",
@@ -112,9 +112,9 @@ def test_faults(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'y' has no known labels"):
-        formats.write(LabelTable.from_dense([[1, 0]], ["a"], ["x", "y"]), tmp_path, format="imagefolder-lists")
+        formats.write(Table.from_dense([[1, 0]], ["a"], ["x", "y"]), tmp_path, format="imagefolder-lists")
     with pytest.raises(UserError, match=r"\.csv files"):
-        formats.write(LabelTable.from_dense([[1]]), tmp_path / "metadata.csv", format="imagefolder-lists")
+        formats.write(Table.from_dense([[1]]), tmp_path / "metadata.csv", format="imagefolder-lists")
     assert not list(tmp_path.iterdir())
 
 
@@ -129,7 +129,7 @@ def test_round_trip_of_any_rows(data: st.DataObject, tmp_path_factory: pytest.Te
     column = rng.integers(0, len(classes), count)
     value = rng.choice([-1, 0, 1], count)
     source = rng.integers(0, 2, count)
-    rows = Rows.build(
+    rows = Labels.build(
         Names(images), Names(classes), rng.integers(0, len(images), count), column, value, source, score, ["", "p"]
     )
     path = tmp_path_factory.mktemp("lists")

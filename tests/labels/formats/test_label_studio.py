@@ -18,10 +18,10 @@ from label_files import GOLDEN_FILES, is_readable, label_error
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import label_studio
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "label_studio"
 CLASSES = ["cat", '$5 <note> & "coin"', "dôme"]
@@ -30,15 +30,15 @@ IMAGES = ["a b#1.jpg", "https://example.org/x/%C3%A9.png"]
 
 def rows_of(
     *labels: tuple[int, int, int, str, float], images: list[str] = IMAGES, classes: list[str] = CLASSES
-) -> Rows:
+) -> Labels:
     sources = list(dict.fromkeys(item[3] for item in labels)) or [""]
     columns = [np.array([item[k] for item in labels]) for k in (0, 1, 2)]
     source = np.array([sources.index(item[3]) for item in labels])
     score = np.array([item[4] for item in labels])
-    return Rows.build(Names(images), Names(classes), *columns, source, score, sources)
+    return Labels.build(Names(images), Names(classes), *columns, source, score, sources)
 
 
-def statements(rows: Rows) -> list[tuple[str, str, int, str]]:
+def statements(rows: Labels) -> list[tuple[str, str, int, str]]:
     """Every row as it would be told."""
     return [
         (rows.images[i], rows.classes[c], int(v), rows.sources[s])
@@ -302,7 +302,7 @@ def test_round_trip_of_any_table(data: st.DataObject, tmp_path_factory: pytest.T
     classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
     size = len(images) * len(classes)
     cells = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))
-    table = LabelTable.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
+    table = Table.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
     path = tmp_path_factory.mktemp("tasks") / "tasks.json"
     formats.write(table, path, format="label-studio")
     assert label_studio.read(path, Policy()).table() == table

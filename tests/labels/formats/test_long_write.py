@@ -13,15 +13,15 @@ from label_files import GOLDEN_FILES, source_of
 
 from halflabel.errors import UserError
 from halflabel.labels.formats import _long_write, long
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "long"
 HEADER = "image,class,value,source,score\n"
 
 
-def same(first: Rows, other: Rows) -> bool:
+def same(first: Labels, other: Labels) -> bool:
     """The same rows in the same order, and the same images and classes in theirs."""
     return (
         first.images == other.images
@@ -45,21 +45,21 @@ def test_round_trip_of_the_golden_files(tmp_path: Path, name: str, golden: str) 
 
 
 def test_files_stay_plain(file: Path) -> None:
-    table = LabelTable.from_dense([[1, 0], [0, -1]], ["a", "b"], ["cat", "dog"])
-    rows = Rows.from_table(table, "me")
+    table = Table.from_dense([[1, 0], [0, -1]], ["a", "b"], ["cat", "dog"])
+    rows = Labels.from_table(table, "me")
     long.write(
-        Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, "me", np.float32([0.7, 1])), file
+        Labels.build(rows.images, rows.classes, rows.image, rows.column, rows.value, "me", np.float32([0.7, 1])), file
     )
     assert file.read_text() == HEADER + "a,cat,1,me,0.7\nb,dog,-1,me,1\n"
     long.write(
-        Rows.build(rows.images, rows.classes, rows.image, rows.column, rows.value, "a,b", np.float32([0.7, 1])), file
+        Labels.build(rows.images, rows.classes, rows.image, rows.column, rows.value, "a,b", np.float32([0.7, 1])), file
     )
     assert file.read_text() == HEADER + 'a,cat,1,"a,b",0.7\nb,dog,-1,"a,b",1\n'
 
 
 def test_a_file_begins_with_labels_and_keeps_the_order(file: Path) -> None:
-    table = LabelTable.from_dense([[0, 0, 1], [0, 0, 0], [1, 0, 0]], ["b", "none", "a"], ["cat", "never", "dog"])
-    long.write(Rows.from_table(table), file)
+    table = Table.from_dense([[0, 0, 1], [0, 0, 0], [1, 0, 0]], ["b", "none", "a"], ["cat", "never", "dog"])
+    long.write(Labels.from_table(table), file)
     lines = file.read_text().splitlines()
     assert lines[1:3] == ["b,dog,1,,", "a,cat,1,,"]
     assert lines[3:] == [",cat,,,", ",never,,,", ",dog,,,", "b,,,,", "none,,,,", "a,,,,"]
@@ -73,9 +73,9 @@ def test_many_blocks(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images out of order, so that they are declared; every part is longer than a block."""
     monkeypatch.setattr(_long_write, "_BLOCK", 7)
     rng = np.random.default_rng(0)
-    blank = LabelTable.from_dense(np.zeros((30, 20)))
+    blank = Table.from_dense(np.zeros((30, 20)))
     image, column = rng.integers(30, size=100), rng.integers(20, size=100)
-    rows = Rows.build(blank.images, blank.classes, image, column, rng.integers(-1, 2, 100), "s", rng.random(100))
+    rows = Labels.build(blank.images, blank.classes, image, column, rng.integers(-1, 2, 100), "s", rng.random(100))
     for path in (file, file.with_suffix(".parquet")):
         long.write(rows, path)
         assert same(long.read(path, Policy()).rows, rows)
@@ -97,8 +97,8 @@ def test_round_trip_of_any_rows(
 ) -> None:
     rng = np.random.default_rng(seed)
     count = int(rng.integers(0, 12))
-    blank = LabelTable.from_dense(np.zeros((len(images), len(classes))), images, classes)
-    rows = Rows.build(
+    blank = Table.from_dense(np.zeros((len(images), len(classes))), images, classes)
+    rows = Labels.build(
         blank.images,
         blank.classes,
         rng.integers(len(images), size=count),
@@ -118,5 +118,5 @@ def test_round_trip_of_any_rows(
 @pytest.mark.parametrize(("image", "label"), [("", "cat"), ("a", "")])
 def test_write_refuses_names_it_cannot_hold(file: Path, image: str, label: str) -> None:
     with pytest.raises(UserError, match="has no name"):
-        long.write(Rows.from_table(LabelTable.from_dense([[1]], [image], [label])), file)
+        long.write(Labels.from_table(Table.from_dense([[1]], [image], [label])), file)
     assert not file.exists()

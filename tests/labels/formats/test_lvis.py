@@ -17,9 +17,9 @@ from label_files import GOLDEN_FILES, is_readable
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import lvis
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "lvis" / "v1.json"
 
@@ -108,10 +108,10 @@ def test_round_trip_of_any_table(data: st.DataObject) -> None:
     classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
     size = len(images) * len(classes)
     cells = data.draw(st.lists(st.sampled_from([-1, 0, 1]), min_size=size, max_size=size))
-    table = LabelTable.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
+    table = Table.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "out.json"
-        lvis.write(Rows.from_table(table), path)
+        lvis.write(Labels.from_table(table), path)
         assert lvis.read(path, Policy()).table() == table
 
 

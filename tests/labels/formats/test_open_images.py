@@ -17,9 +17,9 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import open_images
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "open_images"
 VERIFIED = GOLDEN / "verified" / "validation-annotations-human-imagelabels.csv"
@@ -256,16 +256,16 @@ names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), m
 def test_round_trip_of_any_table_in_which_all_have_a_label(images: list[str], classes: list[str], seed: int) -> None:
     labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
     labels[:, 0] = labels[0] = 1
-    table = LabelTable.from_dense(labels, images, classes)
+    table = Table.from_dense(labels, images, classes)
     with tempfile.TemporaryDirectory() as folder:
-        open_images.write(Rows.from_table(table), Path(folder) / "x.csv")
+        open_images.write(Labels.from_table(table), Path(folder) / "x.csv")
         assert open_images.read(Path(folder) / "x.csv", Policy()).table() == table
 
 
-def rows_of(value: list[int], source: str = "", score: float = np.nan) -> Rows:
-    table = LabelTable.from_dense([[1]], ["a"], ["x"])
+def rows_of(value: list[int], source: str = "", score: float = np.nan) -> Labels:
+    table = Table.from_dense([[1]], ["a"], ["x"])
     zeros = np.zeros(len(value), int)
-    return Rows.build(
+    return Labels.build(
         table.images, table.classes, zeros, zeros, np.array(value), zeros, np.full(len(value), score), (source,)
     )
 
@@ -278,17 +278,17 @@ def test_the_last_row_is_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (Rows.from_table(LabelTable.from_dense([[1], [0]], ["a", "b"], ["x"])), "image 'b'"),
-        (Rows.from_table(LabelTable.from_dense([[1, 0]], ["a"], ["x", "y"])), "class 'y'"),
+        (Labels.from_table(Table.from_dense([[1], [0]], ["a", "b"], ["x"])), "image 'b'"),
+        (Labels.from_table(Table.from_dense([[1, 0]], ["a"], ["x", "y"])), "class 'y'"),
         (rows_of([1, 0]), "image 'a'"),
-        (Rows.from_table(LabelTable.from_dense([[1]], ["a\nb"], ["x"])), "line break"),
-        (Rows.from_table(LabelTable.from_dense([[1]], ["a"], [""])), "no name"),
+        (Labels.from_table(Table.from_dense([[1]], ["a\nb"], ["x"])), "line break"),
+        (Labels.from_table(Table.from_dense([[1]], ["a"], [""])), "no name"),
         (rows_of([1], "a\rb"), "line break"),
         (rows_of([1], "machine"), "machine"),
         (rows_of([-1], "machine", 0.5), "machine"),
     ],
 )
-def test_write_refuses_what_it_cannot_hold(tmp_path: Path, rows: Rows, words: str) -> None:
+def test_write_refuses_what_it_cannot_hold(tmp_path: Path, rows: Labels, words: str) -> None:
     with pytest.raises(UserError, match='to="long"') as caught:
         open_images.write(rows, tmp_path / "x.csv")
     assert words in caught.value.message

@@ -16,10 +16,10 @@ from halflabel.labels import formats
 from halflabel.labels.formats._parquet import read_parquet
 from halflabel.labels.groups import column_group, image_groups
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 DENSE = np.random.default_rng(0).integers(-1, 2, (30, 4)).astype(np.int8)
-TABLE = LabelTable.from_dense(DENSE, [f"{n:02d}.jpg" for n in range(30)], ["a b", "dog/cat", "c", "d"])
+TABLE = Table.from_dense(DENSE, [f"{n:02d}.jpg" for n in range(30)], ["a b", "dog/cat", "c", "d"])
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from label_files import GOLDEN_FILES, is_readable, label_error
 from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import single_positive
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "single_positive"
 TRAIN, VAL = Policy(split="train"), Policy(split="val")
@@ -204,19 +204,19 @@ def test_round_trip_of_any_table(data: st.DataObject) -> None:
     values = data.draw(st.sampled_from([[-1, 1], [0, 1], [-1, 0, 1]]))
     size = len(images) * len(classes)
     cells = data.draw(st.lists(st.sampled_from(values), min_size=size, max_size=size))
-    table = LabelTable.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
+    table = Table.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
     with tempfile.TemporaryDirectory() as folder:
         if any(set(name) & set("\r\n") or name[-1] == "\0" or name[0] == "\ufeff" for name in (*images, *classes)):
             with pytest.raises(UserError, match="cannot hold the name"):
-                single_positive.write(Rows.from_table(table), Path(folder))
+                single_positive.write(Labels.from_table(table), Path(folder))
             return
-        single_positive.write(Rows.from_table(table), Path(folder))
+        single_positive.write(Labels.from_table(table), Path(folder))
         assert single_positive.read(Path(folder), Policy()).table() == table
 
 
 def test_new_files_do_not_mix_with_old_ones(tmp_path: Path) -> None:
-    def table(labels: list[list[int]], images: str = "ab", classes: str = "xy") -> Rows:
-        return Rows.from_table(LabelTable.from_dense(labels, images, classes))
+    def table(labels: list[list[int]], images: str = "ab", classes: str = "xy") -> Labels:
+        return Labels.from_table(Table.from_dense(labels, images, classes))
 
     single_positive.write(table([[1, -1], [-1, 1]]), tmp_path)
     single_positive.write(table([[1, 0], [0, 1]]), tmp_path)  # the triplet: complete and observed, of the same images

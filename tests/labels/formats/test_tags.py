@@ -18,9 +18,9 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import LabelImport, ValueCount
 from halflabel.labels.formats import tags
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "tags"
 UNKNOWN, ABSENT = Policy(unlisted="unknown"), Policy(unlisted="absent")
@@ -129,7 +129,7 @@ def test_spellings_of_a_tag_are_one_class_if_asked_for(file: Path, tmp_path: Pat
     assert any(note.startswith("3 spellings") for note in imported.audit.notes)
     if unlisted == "unknown":
         rows = imported.rows
-        filled = rows.append(Rows.build(rows.images, rows.classes, *np.array([[2], [1], [1]])))
+        filled = rows.append(Labels.build(rows.images, rows.classes, *np.array([[2], [1], [1]])))
         formats.write(filled, tmp_path / "out.csv", format="tags", into=file)
         assert (tmp_path / "out.csv").read_text().splitlines()[3] == "c.jpg,Dog; Cat"  # as it was written
 
@@ -309,17 +309,17 @@ plain = names.filter(lambda name: name == name.strip() and name.lower() not in t
 def test_what_is_written_is_recognised_and_read_back(images: list[str], classes: list[str], seed: int) -> None:
     labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
     labels[0] = 1  # in the order of the classes, and none without a word
-    table = LabelTable.from_dense(labels, images, classes)
+    table = Table.from_dense(labels, images, classes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.csv"
-        tags.write(Rows.from_table(table), path)
+        tags.write(Labels.from_table(table), path)
         result = formats.read(path)
         assert (result.audit.format, result.table()) == ("tags", table)
 
 
 def test_files_stay_plain(file: Path) -> None:
-    table = LabelTable.from_dense([[1, 1, -1], [0, -1, 0]], ["a", "b"], ["dog", "cat", "cow"])
-    tags.write(Rows.from_table(table), file)
+    table = Table.from_dense([[1, 1, -1], [0, -1, 0]], ["a", "b"], ["dog", "cat", "cow"])
+    tags.write(Labels.from_table(table), file)
     assert file.read_text() == 'image,tags,absent\na,"dog, cat",cow\nb,,cat\n'
 
 
@@ -340,7 +340,7 @@ def test_files_stay_plain(file: Path) -> None:
 )
 def test_write_refuses_what_it_cannot_hold(file: Path, image: str, label: str, value: int) -> None:
     with pytest.raises(UserError, match="Fix: "):
-        tags.write(Rows.from_table(LabelTable.from_dense([[value]], [image], [label])), file)
+        tags.write(Labels.from_table(Table.from_dense([[value]], [image], [label])), file)
     assert not file.exists()
 
 
@@ -393,7 +393,7 @@ def test_names_that_look_the_same_are_noted(file: Path) -> None:
 def test_tags_are_written_into_a_copy_of_a_table(tmp_path: Path, table: str, expected: str) -> None:
     (tmp_path / "mine.csv").write_text(table, encoding="utf-8")
     images, classes = ["a.jpg", "b.jpg", "new.jpg"], ["dog", "cat", "sky"]
-    labels = Rows.from_table(LabelTable.from_dense([[1, 1, -1], [1, 0, 1], [0, 1, 0]], images, classes))
+    labels = Labels.from_table(Table.from_dense([[1, 1, -1], [1, 0, 1], [0, 1, 0]], images, classes))
     formats.write(labels, tmp_path / "out.csv", format="tags", into=tmp_path / "mine.csv")
     assert (tmp_path / "out.csv").read_text(encoding="utf-8") == expected
     back = formats.read(tmp_path / "out.csv", Policy(unlisted="unknown")).table()

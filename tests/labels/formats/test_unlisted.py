@@ -12,9 +12,9 @@ from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import Audit, ValueCount
 from halflabel.labels.formats import _unlisted as unlisted
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -22,7 +22,7 @@ def test_absent_is_what_no_row_speaks_of(seed: int) -> None:
     rng = np.random.default_rng(seed)
     images, classes = Names.numbered(6), Names.numbered(4)
     image, column, value = rng.integers(6, size=9), rng.integers(4, size=9), rng.integers(-1, 2, 9)
-    rows = Rows.build(images, classes, image, column, value, "person")
+    rows = Labels.build(images, classes, image, column, value, "person")
     masks = rng.random(6) < 0.7, rng.random(4) < 0.7
     of_images, of_classes = masks[0] if seed % 2 else None, masks[1] if seed % 4 > 1 else None
     audit = Audit("x", [])

@@ -15,9 +15,9 @@ from label_files import GOLDEN_FILES, label_error
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import voc
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "voc" / "VOC2007"
 TRAINVAL = Policy(split="trainval")
@@ -154,9 +154,9 @@ short = words.filter(lambda name: len(name.encode()) < 60)
 @settings(max_examples=40, deadline=None)
 def test_round_trip_of_any_table(images: list[str], classes: list[str], seed: int) -> None:
     labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
-    table = LabelTable.from_dense(labels, images, sorted(classes))
+    table = Table.from_dense(labels, images, sorted(classes))
     with tempfile.TemporaryDirectory() as folder:
-        voc.write(Rows.from_table(table), Path(folder))
+        voc.write(Labels.from_table(table), Path(folder))
         assert voc.read(Path(folder), Policy()).table() == table
 
 
@@ -172,18 +172,18 @@ def test_round_trip_of_any_table(images: list[str], classes: list[str], seed: in
 )
 def test_write_refuses_what_it_cannot_hold(tmp_path: Path, images: list[str], classes: list[str], words: str) -> None:
     with pytest.raises(UserError, match="Fix: ") as caught:
-        voc.write(Rows.from_table(LabelTable.from_dense([[1]], images, classes)), tmp_path)
+        voc.write(Labels.from_table(Table.from_dense([[1]], images, classes)), tmp_path)
     assert words in caught.value.message
 
 
 def test_write_refuses_nothing_and_a_folder_with_other_classes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no class to write"):
-        voc.write(Rows.from_table(LabelTable.from_dense(np.zeros((1, 0)), ["a"], [])), tmp_path)
-    voc.write(Rows.from_table(LabelTable.from_dense([[1, 1]], ["a"], ["cat", "dog"])), tmp_path)
-    voc.write(Rows.from_table(LabelTable.from_dense([[0, -1]], ["b"], ["cat", "dog"])), tmp_path)
+        voc.write(Labels.from_table(Table.from_dense(np.zeros((1, 0)), ["a"], [])), tmp_path)
+    voc.write(Labels.from_table(Table.from_dense([[1, 1]], ["a"], ["cat", "dog"])), tmp_path)
+    voc.write(Labels.from_table(Table.from_dense([[0, -1]], ["b"], ["cat", "dog"])), tmp_path)
     with pytest.raises(UserError, match="other classes: dog"):
-        voc.write(Rows.from_table(LabelTable.from_dense([[1]], ["a"], ["cat"])), tmp_path)
-    assert voc.read(tmp_path, Policy()).table() == LabelTable.from_dense([[0, -1]], ["b"], ["cat", "dog"])
+        voc.write(Labels.from_table(Table.from_dense([[1]], ["a"], ["cat"])), tmp_path)
+    assert voc.read(tmp_path, Policy()).table() == Table.from_dense([[0, -1]], ["b"], ["cat", "dog"])
 
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:

@@ -16,9 +16,9 @@ from halflabel.labels import formats
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import wide
 from halflabel.labels.formats._wide_values import CLASS_NUMBER_COLUMNS
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "wide"
 
@@ -172,14 +172,14 @@ def test_round_trip_of_the_golden_files(tmp_path: Path) -> None:
 
 
 def test_files_stay_plain(file: Path) -> None:
-    wide.write(Rows.from_table(LabelTable.from_dense([[1, 0], [0, -1]], ["a", "b,c"], ["cat", "dog, big"])), file)
+    wide.write(Labels.from_table(Table.from_dense([[1, 0], [0, -1]], ["a", "b,c"], ["cat", "dog, big"])), file)
     assert file.read_text() == 'image,cat,"dog, big"\na,1,\n"b,c",,0\n'
 
 
 def test_the_last_row_is_written(file: Path) -> None:
-    blank = LabelTable.from_dense([[0, 0]], ["a"], ["x", "y"])
+    blank = Table.from_dense([[0, 0]], ["a"], ["x", "y"])
     zeros = np.zeros(4, int)
-    wide.write(Rows.build(blank.images, blank.classes, zeros, np.array([0, 0, 1, 1]), np.array([1, -1, 1, 0])), file)
+    wide.write(Labels.build(blank.images, blank.classes, zeros, np.array([0, 0, 1, 1]), np.array([1, -1, 1, 0])), file)
     assert file.read_text() == "image,x,y\na,0,\n"
 
 
@@ -197,9 +197,9 @@ headers = cells.filter(
 @settings(max_examples=100, deadline=None)
 def test_round_trip_of_any_table(images: list[str], classes: list[str], seed: int) -> None:
     labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
-    table = LabelTable.from_dense(labels, images, classes)
+    table = Table.from_dense(labels, images, classes)
     with tempfile.TemporaryDirectory() as folder:
-        wide.write(Rows.from_table(table), Path(folder) / "x.csv")
+        wide.write(Labels.from_table(table), Path(folder) / "x.csv")
         assert wide.read(Path(folder) / "x.csv", Policy()).table() == table
 
 
@@ -217,17 +217,17 @@ odd_headers = st.sampled_from([*LIKE_LONG, *LIKE_OPEN_IMAGES, "Image", "cat", "a
 @settings(max_examples=150, deadline=None)
 def test_what_is_written_is_recognised_and_read_back(images: list[str], classes: list[str], seed: int) -> None:
     labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
-    table = LabelTable.from_dense(labels, images, classes)
+    table = Table.from_dense(labels, images, classes)
     is_long = "value" in classes and set(classes) & {"class", "label", "Tag", "category"} and len(classes) < 8
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.csv"
         is_number = len(classes) == 1 and classes[0] in ("class", "label", "category")
         if is_long or is_number or set(LIKE_OPEN_IMAGES) <= set(classes):
             with pytest.raises(UserError, match=r"would be read as|only class"):
-                wide.write(Rows.from_table(table), path)
+                wide.write(Labels.from_table(table), path)
             assert not path.exists()
         else:
-            wide.write(Rows.from_table(table), path)
+            wide.write(Labels.from_table(table), path)
             result = formats.read(path)
             assert (result.audit.format, result.table()) == ("wide", table)
 
@@ -251,15 +251,15 @@ def test_cells_tell_long_from_wide(file: Path, content: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a;b;c", "a|b|c|d", "a\tb\tc", 'a";"b";"c'])
 def test_a_class_name_full_of_other_delimiters(file: Path, name: str) -> None:
-    table = LabelTable.from_dense([[1]], ["x"], [name])
-    wide.write(Rows.from_table(table), file)
+    table = Table.from_dense([[1]], ["x"], [name])
+    wide.write(Labels.from_table(table), file)
     assert wide.read(file, Policy()).table() == table
 
 
 @pytest.mark.parametrize(("image", "label"), [("a", "image"), ("a", " cat"), ("a", ""), ("", "cat")])
 def test_write_refuses_names_it_cannot_hold(file: Path, image: str, label: str) -> None:
     with pytest.raises(UserError, match="Fix: "):
-        wide.write(Rows.from_table(LabelTable.from_dense([[1]], [image], [label])), file)
+        wide.write(Labels.from_table(Table.from_dense([[1]], [image], [label])), file)
     assert not file.exists()
 
 

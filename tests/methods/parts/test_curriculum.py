@@ -13,7 +13,7 @@ import torch
 from halflabel.errors import UserError
 from halflabel.evaluation import completion_rates
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
 from halflabel.system import memory
 from halflabel.system.rng import hash_names
@@ -32,7 +32,7 @@ def make_labels(images, classes, share=0.4):
 
 
 def make_table(labels):
-    return LabelTable.from_dense(labels, images=[f"photo {i * 7 % 1009}" for i in range(len(labels))])
+    return Table.from_dense(labels, images=[f"photo {i * 7 % 1009}" for i in range(len(labels))])
 
 
 def make_sweep(shape, seed, *, tied=False, unread=True, passes=False):
@@ -90,7 +90,7 @@ def test_labels_equal_the_slow_loop_after_every_sweep(strategy, shape, tied):
 def test_labels_at_the_thresholds():
     """Eq. 8: x ≥ θ is present, x < −θ absent; eq. 11: U ≤ θ is sure."""
     logits = torch.tensor([[2.0, -2.0, 2.1, -2.1, 1.9, 0.0]])
-    table = LabelTable.from_dense(np.zeros((1, 6), np.int8))
+    table = Table.from_dense(np.zeros((1, 6), np.int8))
     for strategy, expected in (("a", [1, 0, 1, -1, 0, 0]), ("2steps", [1, -1, 1, -1, 1, 1])):
         relabel = Curriculum(strategy, before="2")
         relabel.start(table)
@@ -164,7 +164,7 @@ def test_no_sweep_after_the_last_epoch(epochs, options, after):
 
 def test_no_sweep_where_all_labels_are_known():
     relabel = Curriculum("a", before="2")
-    relabel.start(LabelTable.from_dense(np.ones((3, 2), np.int8)))
+    relabel.start(Table.from_dense(np.ones((3, 2), np.int8)))
     assert not any(relabel.wants_sweep(epoch) for epoch in range(1, 20))
 
 
@@ -201,7 +201,7 @@ def test_the_order_of_the_table_does_not_matter():
         sweep = make_sweep((40, 3), 1, tied=True, passes=True)
         for rows in (np.arange(40), order):
             relabel = Curriculum(strategy, before="2", block=7)
-            relabel.start(LabelTable.from_dense(labels[rows], images=[names[i] for i in rows]))
+            relabel.start(Table.from_dense(labels[rows], images=[names[i] for i in rows]))
             relabel.absorb(Sweep(*(values[rows] for values in sweep)), 1)
             results.append(relabel.guesses())
         assert torch.equal(results[0][order], results[1])
@@ -258,7 +258,7 @@ def test_refusals_say_what_to_do():
 def test_large_tables_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**10))
-    table = LabelTable.from_entries(Names.numbered(500_000), Names.numbered(5000), nothing, nothing, nothing)
+    table = Table.from_entries(Names.numbered(500_000), Names.numbered(5000), nothing, nothing, nothing)
     for strategy, size in (("a", "10.6"), ("e", "30.6")):
         with pytest.raises(UserError, match=rf"500000 images × 5000 classes at once: {size} GB .*TMPDIR.*em or wan"):
             Curriculum(strategy).start(table)

@@ -11,13 +11,13 @@ import torch
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
 from halflabel.labels.stats import count_together
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.label_graph import Edges, LabelGraph, from_cooccurrence, from_file, from_wordnet, identity
 
 
 def table(seed=0, images=60, classes=8):
     rng = np.random.default_rng(seed)
-    return LabelTable.from_dense(rng.choice([-1, 0, 0, 1], (images, classes)))
+    return Table.from_dense(rng.choice([-1, 0, 0, 1], (images, classes)))
 
 
 def dense(edges, classes):
@@ -65,12 +65,12 @@ def test_without_prior_it_is_the_conditional_probability():
 def test_unknown_labels_do_not_count():
     labels = np.array([[1, 1, -1], [1, 1, -1], [-1, -1, 1], [1, -1, 1]])
     extended = np.concatenate([labels, np.tile([[1, 0, 0], [0, 1, 0]], (50, 1))])
-    graph, extended_graph = (from_cooccurrence(LabelTable.from_dense(rows)) for rows in (labels, extended))
+    graph, extended_graph = (from_cooccurrence(Table.from_dense(rows)) for rows in (labels, extended))
     np.testing.assert_allclose(dense(graph, 3), dense(extended_graph, 3))
 
 
 def test_no_labels_no_edges():
-    for empty in (LabelTable.from_dense(np.zeros((4, 3))), LabelTable.from_dense(-np.ones((4, 1)))):
+    for empty in (Table.from_dense(np.zeros((4, 3))), Table.from_dense(-np.ones((4, 1)))):
         graph = from_cooccurrence(empty, 5)
         assert len(graph.rows) == 0
         assert len(graph.normalised().rows) == 0

@@ -15,7 +15,7 @@ from torch import nn
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts import label_store
 from halflabel.methods.parts.label_store import PackedLabels, SoftLabels
 from halflabel.system import memory
@@ -37,7 +37,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_packed_against_a_plain_table(classes: int, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_store, "_BLOCK_ENTRIES", 7)  # several pieces, none of whole images
     labels = make_labels(23, classes)
-    table = LabelTable.from_dense(labels)
+    table = Table.from_dense(labels)
     store = PackedLabels()
     store.start(table)
     assert store.is_mapped == (place == "file")
@@ -63,7 +63,7 @@ def test_packed_against_a_plain_table(classes: int, place: str, monkeypatch: pyt
 def test_packed_of_any_shape(images: int, classes: int, seed: int) -> None:
     store = PackedLabels()
     labels = make_labels(images, classes, seed)
-    store.start(LabelTable.from_dense(labels))
+    store.start(Table.from_dense(labels))
     assert np.array_equal(store.dense().numpy(), labels)
 
 
@@ -73,7 +73,7 @@ def test_state_is_saved_and_loaded(
 ) -> None:
     if place == "file":
         monkeypatch.setattr(label_store, "FLOAT32_BELOW", 1)
-    table = LabelTable.from_dense(make_labels(6, 5))
+    table = Table.from_dense(make_labels(6, 5))
     saved, loaded = kind(), kind()
     for store in (saved, loaded):
         store.start(table)
@@ -89,7 +89,7 @@ def test_state_is_saved_and_loaded(
 
 def test_the_scratch_file_is_unnamed_and_stays_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    table = LabelTable.from_dense(make_labels(6, 5))
+    table = Table.from_dense(make_labels(6, 5))
     inside = nn.ModuleDict({"small": PackedLabels()})
     inside["small"].start(table)
     monkeypatch.setattr(memory, "_SCRATCH_BYTES", 1)
@@ -113,7 +113,7 @@ def test_soft_labels_are_right_to_one_in_506(place: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(label_store, "_BLOCK_ENTRIES", 7)
     labels = make_labels(40, 6)
     store = SoftLabels()
-    store.start(LabelTable.from_dense(labels))
+    store.start(Table.from_dense(labels))
     known = torch.from_numpy(labels) != 0
     index, everything = torch.arange(40), slice(None)
     assert torch.equal(store.rows(index) == -1, known)
@@ -139,5 +139,5 @@ def test_soft_labels_are_right_to_one_in_506(place: str, monkeypatch: pytest.Mon
 def test_two_bits_for_many_images() -> None:
     nothing = np.zeros(0, np.int64)
     store = PackedLabels()
-    store.start(LabelTable.from_entries(Names.numbered(100_000), Names.numbered(1000), nothing, nothing, nothing))
+    store.start(Table.from_entries(Names.numbered(100_000), Names.numbered(1000), nothing, nothing, nothing))
     assert store.codes.nbytes == 25_000_000

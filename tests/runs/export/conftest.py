@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.fitting.config import Config, Settings
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 
@@ -37,12 +37,12 @@ def labels() -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def table() -> LabelTable:
-    return LabelTable.from_dense(labels(), [f"{number:02d}.png" for number in range(24)], CLASSES)
+def table() -> Table:
+    return Table.from_dense(labels(), [f"{number:02d}.png" for number in range(24)], CLASSES)
 
 
 @pytest.fixture(scope="session")
-def run(pictures: Path, table: LabelTable, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(pictures: Path, table: Table, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A finished run with held-out measurements; read only."""
     settings = Settings(epochs=3, batch_size=8, lr=0.05, device="cpu")
     config = Config(

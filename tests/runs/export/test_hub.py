@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.runs.export.hub import FILES, export_hub, push
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import OnnxHead, export_onnx
@@ -79,9 +79,7 @@ def test_the_card_states_the_measured_values(run: RunFolder, folder: Path) -> No
     assert "More Information Needed" not in text
 
 
-def test_the_card_of_a_run_without_evaluation(
-    pictures: Path, table: LabelTable, run: RunFolder, tmp_path: Path
-) -> None:
+def test_the_card_of_a_run_without_evaluation(pictures: Path, table: Table, run: RunFolder, tmp_path: Path) -> None:
     config: Config = dataclasses.replace(Predictor.from_run(run).config, held_out=0.0)
     bare = RunFolder(tmp_path / "bare")
     train(table, pictures, config, bare)
@@ -92,7 +90,7 @@ def test_the_card_of_a_run_without_evaluation(
 
 
 def test_all_three_kinds_predict_the_same(
-    run: RunFolder, folder: Path, exported: Path, pictures: Path, table: LabelTable, tmp_path: Path
+    run: RunFolder, folder: Path, exported: Path, pictures: Path, table: Table, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
@@ -249,9 +247,7 @@ def test_errors_of_push_have_a_fix(run: RunFolder, folder: Path, tmp_path: Path)
 
 
 @pytest.fixture(scope="module")
-def run_with_paths(
-    pictures: Path, table: LabelTable, run: RunFolder, tmp_path_factory: pytest.TempPathFactory
-) -> RunFolder:
+def run_with_paths(pictures: Path, table: Table, run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run with label vectors from a file that began with the weights of another; read only."""
     place = tmp_path_factory.mktemp("a secret place")
     words = place / "glove.txt"

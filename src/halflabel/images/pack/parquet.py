@@ -20,8 +20,8 @@ from halflabel.errors import LabelError, UserError
 from halflabel.images.pack.read import is_pack
 from halflabel.labels.formats import webdataset
 from halflabel.labels.formats.tags import LIST_COLUMNS
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 from halflabel.system.remote import local_folder
 from halflabel.system.webdataset import append_to_tar, end_tar
 
@@ -38,7 +38,7 @@ _ROWS = 256  # read at a time
 
 
 @contextmanager
-def unpacked_parquet(folder: Path, out: Path) -> Iterator[tuple[Path, Rows | None]]:
+def unpacked_parquet(folder: Path, out: Path) -> Iterator[tuple[Path, Labels | None]]:
     """Yield a folder of tars with the images of Parquet files or Lance datasets, and their labels.
 
     Another folder stays as it is.

@@ -41,7 +41,7 @@ from halflabel.images.pack.read import (
 from halflabel.images.quarantine import Quarantine
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
 from halflabel.labels.formats.imagefolder_lists import image_records
-from halflabel.labels.rows import Rows
+from halflabel.labels.labels import Labels
 from halflabel.system.files import atomic_write, exclusive, file_crc32, refuse_remote, write_json
 from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits, hash_names
@@ -57,7 +57,7 @@ def pack_images(
     out: Path,
     settings: PackSettings,
     *,
-    labels: Rows | None = None,
+    labels: Labels | None = None,
     shard_bytes: int = 256 << 20,
     workers: int = 0,
     max_bad: float = 0.01,
@@ -129,7 +129,7 @@ def pack_images(
         return _finish(out, manifest, parts, len(quarantine))
 
 
-def _select_images(folder: Path, labels: Rows | None) -> tuple[Any, list[str], dict[str, int]]:
+def _select_images(folder: Path, labels: Labels | None) -> tuple[Any, list[str], dict[str, int]]:
     """Return the sorted relative paths to pack, those not in UTF-8, and the labelled image of each path."""
     import pyarrow as pa
 

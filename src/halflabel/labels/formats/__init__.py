@@ -25,9 +25,9 @@ from halflabel.labels.formats.unsupported import (
     refuse_other_content,
     unsupported_format_error,
 )
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.plugin_sources import remember
 from halflabel.system.remote import local_path
 
@@ -167,7 +167,7 @@ def default_format(path: str | Path) -> str:
 
 
 def write(
-    labels: Rows | LabelTable,
+    labels: Labels | Table,
     path: str | Path,
     *,
     format: str = "auto",
@@ -193,7 +193,7 @@ def write(
         if name not in getattr(module, "OPTIONS", ()):
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} means nothing for the format {format!r}", f"leave {flag} out")
-    rows = labels if isinstance(labels, Rows) else Rows.from_table(labels)
+    rows = labels if isinstance(labels, Labels) else Labels.from_table(labels)
     if without_uncertain or not getattr(module, "HOLDS_UNCERTAIN", False):
         rows = drop_uncertain(rows, format, accepted=without_uncertain)
     if hasattr(module, "keeps_provenance") and not without_sources:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.labels.formats._csv import csv_line
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.rows import Rows
 from halflabel.labels.table import UNCERTAIN
 from halflabel.system.files import atomic_write
 
@@ -49,7 +49,7 @@ def write_blocks(parts: Iterable[pa.RecordBatch], path: Path) -> None:
                     file.write(csv_text(block))
 
 
-def record_batches(rows: Rows) -> Iterator[pa.RecordBatch]:
+def record_batches(rows: Labels) -> Iterator[pa.RecordBatch]:
     """The rows in blocks for `write_blocks`, with names instead of indices."""
     sources = pa.array(rows.sources, pa.string())
     for start in range(0, len(rows), _BLOCK):

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.rows import Rows
 
 
 class RowCollector:
@@ -32,9 +32,9 @@ class RowCollector:
         number = self.sources.setdefault(source, len(self.sources))
         self._rows.append((self.add_image(image), self.add_class(label), value, number, score))
 
-    def build(self) -> Rows:
+    def build(self) -> Labels:
         """All rows, in order."""
         columns = zip(*self._rows, strict=True) if self._rows else [()] * 5
         image, column, value, source, score = map(np.array, columns)
         names = Names(self.images), Names(self.classes)
-        return Rows.build(*names, image, column, value, source, score, list(self.sources) or [""])
+        return Labels.build(*names, image, column, value, source, score, list(self.sources) or [""])

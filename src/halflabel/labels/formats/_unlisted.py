@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.audit import Audit
+from halflabel.labels.labels import UNLISTED_SOURCE, Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import UNLISTED_SOURCE, Rows
 from halflabel.system.memory import physical_memory
 
 _ENTRY_BYTES = 50  # that each absent entry takes while it is added
@@ -23,8 +23,8 @@ def unlisted_not_stated(reason: str, complete: str = "the lists are complete") -
 
 
 def apply_unlisted_policy(
-    rows: Rows, policy: Policy, audit: Audit, *, images: NDArray[np.bool_] | None = None, default: str = "unknown"
-) -> Rows:
+    rows: Labels, policy: Policy, audit: Audit, *, images: NDArray[np.bool_] | None = None, default: str = "unknown"
+) -> Labels:
     """Mark unlisted pairs absent if the policy says so, else count them as unknown in the audit.
 
     `images` (N,): the images whose unlisted pairs may be absent; all if None. `default` holds if nothing is stated.
@@ -39,13 +39,13 @@ def apply_unlisted_policy(
 
 
 def mark_unlisted_absent(
-    rows: Rows,
+    rows: Labels,
     audit: Audit,
     *,
     images: NDArray[np.bool_] | None = None,
     classes: NDArray[np.bool_] | None = None,
     raw: str = "not listed",
-) -> Rows:
+) -> Labels:
     """Add a row "absent" with the source UNLISTED_SOURCE for every pair without a row.
 
     The masks `images` (N,) and `classes` (C,) limit this to some images and classes. `raw` is the audit's word for
@@ -66,4 +66,4 @@ def mark_unlisted_absent(
     image, column = np.nonzero(unlisted)
     audit.add(raw, "absent", len(image))
     absent = np.full(len(image), -1, np.int8)
-    return rows.append(Rows.build(rows.images, rows.classes, image, column, absent, UNLISTED_SOURCE))
+    return rows.append(Labels.build(rows.images, rows.classes, image, column, absent, UNLISTED_SOURCE))

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.labels.labels import UNLISTED_SOURCE, Labels
 from halflabel.labels.names import Names
-from halflabel.labels.rows import UNLISTED_SOURCE, Rows
-from halflabel.labels.table import UNCERTAIN, LabelTable
+from halflabel.labels.table import UNCERTAIN, Table
 from halflabel.system.files import atomic_write
 from halflabel.system.format import counted
 
 NOT_IN_FILE_NAMES = r"[/\\\x00-\x1f]"
 
 
-def check_names(rows: Rows) -> None:
+def check_names(rows: Labels) -> None:
     """Raise UserError if an image or a class has an empty name."""
     if "" in rows.images or "" in rows.classes:
         raise UserError("an image or a class has no name", "give every image and every class a name")
@@ -35,7 +35,7 @@ def check_has_labels(names: Names, labelled: NDArray[Any], kind: str, fix: str) 
         raise UserError(f"the {kind} {name!r} has no known labels, so the file would not name it", fix)
 
 
-def check_provenance(rows: Rows, is_kept: NDArray[np.bool_], format: str) -> None:
+def check_provenance(rows: Labels, is_kept: NDArray[np.bool_], format: str) -> None:
     """Raise UserError if a label that holds has a source or score that the format cannot hold.
 
     Without its source a label made by a model would be read back as made by a person. The source "unlisted" may be
@@ -56,7 +56,7 @@ def check_provenance(rows: Rows, is_kept: NDArray[np.bool_], format: str) -> Non
     raise UserError(message, "write --to long or binary, which keep them, or add --without-sources to lose them")
 
 
-def drop_uncertain(rows: Rows, format: str, *, accepted: bool) -> Rows:
+def drop_uncertain(rows: Labels, format: str, *, accepted: bool) -> Labels:
     """Remove uncertain labels, if the user accepted that; raise UserError for them otherwise."""
     if not (rows.value == UNCERTAIN).any():
         return rows
@@ -70,7 +70,7 @@ def drop_uncertain(rows: Rows, format: str, *, accepted: bool) -> Rows:
     return rows.select(~is_uncertain)
 
 
-def keeps_no_provenance(rows: Rows) -> NDArray[np.bool_]:
+def keeps_no_provenance(rows: Labels) -> NDArray[np.bool_]:
     """For formats that hold neither sources nor scores."""
     return np.zeros(len(rows), bool)
 
@@ -96,12 +96,12 @@ def shortest_float(score: np.float32) -> float:
     return float(str(score))
 
 
-def split_by_image(rows: Rows, index: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def split_by_image(rows: Labels, index: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Row indices that are ordered by image, as one array per image; without any image, one empty array."""
     return np.split(index, np.searchsorted(rows.image[index], np.arange(1, len(rows.images))))
 
 
-def table_lines(table: LabelTable, words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def table_lines(table: Table, words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield each image with a word per class: those of absent, unknown, present and, if there are any, uncertain."""
     vocabulary = np.array(words)
     for first in range(0, len(table), 4096):

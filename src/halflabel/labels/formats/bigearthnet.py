@@ -19,9 +19,9 @@ from halflabel.labels.formats._json import load_json
 from halflabel.labels.formats._parquet import parquet_columns, parquet_files, read_parquet
 from halflabel.labels.formats._paths import choose_split
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 
 USES = ("unlisted", "split")
 CANNOT_WRITE = ("the places and times of the patches are not known", "write the long form (--to long)")
@@ -47,7 +47,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     image = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
     columns = np.array([column[name] for name in chain(*lists)])
     audit.add("listed", "present", len(image))
-    rows = Rows.build(Names(patches), Names(column), image, columns, np.ones(len(image)))
+    rows = Labels.build(Names(patches), Names(column), image, columns, np.ones(len(image)))
     rows = apply_unlisted_policy(rows, policy, audit, default="absent")
     audit.note("neighbouring patches look alike: train with --group '^(.*)_[0-9]+_[0-9]+$', which is the tile")
     return LabelImport(rows, audit)

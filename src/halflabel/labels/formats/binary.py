@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system.files import atomic_write, file_crc32
 from halflabel.system.rng import hash_names
 
@@ -56,11 +56,11 @@ class _ArrayPlace(NamedTuple):
     end: int
 
 
-class _MappedRows(Rows):
+class _MappedRows(Labels):
     """The rows of a binary file, one per known entry; the image indices are computed on first use."""
 
     def __init__(
-        self, table: LabelTable, source: NDArray[np.int16], score: NDArray[np.float32], sources: tuple[str, ...]
+        self, table: Table, source: NDArray[np.int16], score: NDArray[np.float32], sources: tuple[str, ...]
     ) -> None:
         # Bypass the frozen dataclass, whose constructor needs all arrays.
         vars(self).update(images=table.images, classes=table.classes, value=table.value)
@@ -68,16 +68,16 @@ class _MappedRows(Rows):
 
     @cached_property
     def image(self) -> NDArray[np.int32]:
-        table: LabelTable = vars(self)["table"]
+        table: Table = vars(self)["table"]
         return np.repeat(np.arange(len(table), dtype=np.int32), np.diff(table.start))
 
     @cached_property
     def column(self) -> NDArray[np.int32]:
-        table: LabelTable = vars(self)["table"]
+        table: Table = vars(self)["table"]
         return table.column.astype(np.int32)
 
-    def resolve(self) -> LabelTable:
-        table: LabelTable = vars(self)["table"]
+    def resolve(self) -> Table:
+        table: Table = vars(self)["table"]
         return table
 
     def count_conflicts(self) -> int:
@@ -102,12 +102,12 @@ def read(path: Path, policy: Policy) -> LabelImport:
     return LabelImport(_MappedRows(table, source, score, sources), audit)
 
 
-def open_table(path: str | Path) -> LabelTable:
+def open_table(path: str | Path) -> Table:
     """The table of a binary file; its arrays are mapped from the file."""
     return _open(Path(path))[0]
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write the labels that hold, with source and score, completely or not at all. Overridden rows are not written."""
     path = Path(path)
     if path.suffix != ENDING:
@@ -133,14 +133,14 @@ def write(rows: Rows, path: Path) -> None:
             file.write(array.data)
 
 
-def _arrays(rows: Rows) -> dict[str, NDArray[Any]]:
+def _arrays(rows: Labels) -> dict[str, NDArray[Any]]:
     """The arrays by name, largest item size first, so that each is aligned to its item size."""
     if isinstance(rows, _MappedRows):
         holding: Any = slice(None)
         table = rows.resolve()  # one row per entry
     else:
         holding = rows.holding()
-        table = LabelTable.from_entries(
+        table = Table.from_entries(
             rows.images, rows.classes, rows.image[holding], rows.column[holding], rows.value[holding]
         )
     arrays: dict[str, NDArray[Any]] = {"start": table.start, "column": table.column, "value": table.value}
@@ -155,7 +155,7 @@ def _arrays(rows: Rows) -> dict[str, NDArray[Any]]:
     return dict(sorted(little.items(), key=lambda item: -item[1].itemsize))
 
 
-def _open(path: Path) -> tuple[LabelTable, dict[str, NDArray[Any]], tuple[str, ...]]:
+def _open(path: Path) -> tuple[Table, dict[str, NDArray[Any]], tuple[str, ...]]:
     path = existing_path(path)
     with open(path, "rb") as file:
         arrays = _map(file, path)
@@ -167,7 +167,7 @@ def _open(path: Path) -> tuple[LabelTable, dict[str, NDArray[Any]], tuple[str, .
         images, classes = (
             Names.from_parts(arrays[f"{kind}_offset"], arrays[f"{kind}_text"]) for kind in ("image", "class")
         )
-        table = LabelTable(images, classes, arrays["start"], arrays["column"], arrays["value"])
+        table = Table(images, classes, arrays["start"], arrays["column"], arrays["value"])
         _check(table, arrays, sources)
     except (KeyError, ValueError) as error:
         raise LabelError(f"its parts do not fit together ({error})", _FIX_DAMAGED, path) from None
@@ -227,7 +227,7 @@ def _are_distinct(names: Names) -> bool:
     return len(names.array.unique()) == len(names)
 
 
-def _check(table: LabelTable, arrays: dict[str, NDArray[Any]], sources: tuple[str, ...]) -> None:
+def _check(table: Table, arrays: dict[str, NDArray[Any]], sources: tuple[str, ...]) -> None:
     """Check what correct checksums do not guarantee: that the writer followed the format."""
     for kind, names in (("image", table.images), ("class", table.classes)):
         if not _are_distinct(names):

@@ -11,9 +11,9 @@ from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, folders_with_images
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy, quote_option
-from halflabel.labels.rows import Rows
 
 USES = ("unlisted", "ignore")
 CANNOT_WRITE = ("folders of images cannot hold several classes of an image", "write the long form (--to long)")
@@ -55,7 +55,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     audit = Audit("class-folders", [str(path)])
     audit.add("folder", "present", len(images))
     present = np.ones(len(images), np.int8)
-    rows = Rows.build(Names(images), Names(classes), np.arange(len(images)), np.array(columns), present)
+    rows = Labels.build(Names(images), Names(classes), np.arange(len(images)), np.array(columns), present)
     return LabelImport(apply_unlisted_policy(rows, policy, audit), audit)
 
 

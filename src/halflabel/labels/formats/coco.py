@@ -24,9 +24,9 @@ from halflabel.labels.formats._json import (
 )
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._write import shortest_float, write_compact_json
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 
 USES = ("unlisted",)
 
@@ -94,19 +94,19 @@ def read(path: Path, policy: Policy) -> LabelImport:
     audit.add("annotation", "present", len(image))
     note_annotations(parsed, len(image), audit)
     present = np.ones(len(image), np.int8)
-    rows = Rows.build(parsed.images, parsed.classes, image, column, present, source, score, sources)
+    rows = Labels.build(parsed.images, parsed.classes, image, column, present, source, score, sources)
     rows = apply_unlisted_policy(rows, policy, audit)
     empty = len(parsed.images) - len(np.unique(image))
     audit.note_count(empty, "images have no annotation: nothing in them, or not finished?")
     return LabelImport(rows, audit)
 
 
-def keeps_provenance(rows: Rows) -> NDArray[np.bool_]:
+def keeps_provenance(rows: Labels) -> NDArray[np.bool_]:
     """Only present labels are annotations, which have a source and a score."""
     return rows.value > 0
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write image-level annotations without boxes. Unlisted entries must be all absent or all unknown, not both."""
     table = rows.resolve()
     absent = int((table.value < 0).sum())
@@ -168,7 +168,7 @@ def _check_annotation(record: Record, path: str | Path, place: str) -> None:
             raise LabelError(message, "remove the annotation, or write the absent classes as LVIS", path, column=place)
 
 
-def document(rows: Rows) -> dict[str, list[Record]]:
+def document(rows: Labels) -> dict[str, list[Record]]:
     """The three lists for rows, ids from 1; only present entries become annotations, with source and score."""
     holding = rows.holding()
     annotations: list[Record] = []

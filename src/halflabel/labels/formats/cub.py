@@ -20,9 +20,9 @@ from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import distinct_names, read_lines
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._write import check_names_fit, write_text
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_folder, atomic_write
 
 USES = ("split",)
@@ -82,7 +82,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     pair = np.sort(image * len(classes) + column)
     repeats = int(np.count_nonzero(pair[1:] == pair[:-1]))
     audit.note_count(repeats, "lines repeat an image and attribute: the last known one wins")
-    rows = Rows.build(
+    rows = Labels.build(
         Names(images[number] for number in selected),
         Names(classes),
         new_position[image[known]],
@@ -94,12 +94,12 @@ def read(path: Path, policy: Policy) -> LabelImport:
     return LabelImport(rows, audit)
 
 
-def keeps_provenance(rows: Rows) -> NDArray[np.bool_]:
+def keeps_provenance(rows: Labels) -> NDArray[np.bool_]:
     """The source is kept if it is a certainty; there are no scores."""
     return np.isin(rows.sources, CERTAINTIES)[rows.source] & np.isnan(rows.score)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write the same layout with a line for every pair: unknown as "not visible", other sources as "definitely"."""
     import pyarrow.csv as pa_csv
 

@@ -27,9 +27,9 @@ from halflabel.labels.formats._json import Record, check_name, head_and_tail, lo
 from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._write import shortest_float, write_compact_json
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import first_duplicate
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_folder
 
 USES = ("unlisted",)
@@ -76,7 +76,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     return LabelImport(rows, audit)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write labels.json and negatives.json into a folder: the last row of each pair, with source and score."""
     if path.suffix:
         raise UserError(f"FiftyOne reads a folder, not {path.name}", "name a folder to write")
@@ -107,7 +107,7 @@ def write(rows: Rows, path: Path) -> None:
             write_compact_json(folder / file, content)
 
 
-def _target(rows: Rows, k: int) -> Record:
+def _target(rows: Labels, k: int) -> Record:
     target: Record = {"label": int(rows.column[k])}
     if not math.isnan(rows.score[k]):
         target["confidence"] = shortest_float(rows.score[k])

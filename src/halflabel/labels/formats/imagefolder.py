@@ -26,9 +26,9 @@ from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._wide_values import decode_columns
 from halflabel.labels.formats._write import keeps_no_provenance, table_lines
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, quote_option
-from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write, is_utf8
 
 USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding")
@@ -84,7 +84,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     return LabelImport(rows, audit)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write true, false or null per class: metadata.jsonl in a folder, or the named .jsonl, .csv or .parquet file."""
     path = Path(path)
     if path.is_dir() or not path.suffix:
@@ -126,7 +126,7 @@ def _open_metadata(path: Path, encoding: str | None) -> CsvTable:
     raise LabelError("metadata files are .csv, .jsonl or .parquet", "name such a file, or its folder", path)
 
 
-def _read_columns(metadata: CsvTable, images: Names, classes: list[str], policy: Policy, audit: Audit) -> Rows:
+def _read_columns(metadata: CsvTable, images: Names, classes: list[str], policy: Policy, audit: Audit) -> Labels:
     """Read one column per class; null and blank are unknown, −1 must be stated."""
     if policy.unlisted is not None:
         message = "every class has its own column, so nothing is unlisted"
@@ -139,10 +139,10 @@ def _read_columns(metadata: CsvTable, images: Names, classes: list[str], policy:
     columns = ((name, metadata.column(name)) for name in classes)
     labels = decode_columns(columns, policy, audit, make_error, blank="null or blank")
     image, column = np.nonzero(labels)
-    return Rows.build(images, Names(classes), image, column, labels[image, column])
+    return Labels.build(images, Names(classes), image, column, labels[image, column])
 
 
-def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Policy, audit: Audit) -> Rows:
+def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Policy, audit: Audit) -> Labels:
     """Read a list of present classes, and perhaps one of absent classes; a null list means nothing is known."""
     policy.check(set(USES) - {"minus_one", "zero", "values"}, "imagefolder, with lists of class names")
     negative = [name for name in lists if name in ABSENT_COLUMNS]
@@ -171,7 +171,7 @@ def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Pol
     # Present comes last, so that it wins if a class is in both lists.
     image, column = np.concatenate([pairs[name] for name in (*negative, *positive)]).T
     value = np.repeat([-1, 1], [len(image) - len(pairs[positive[0]]), len(pairs[positive[0]])])
-    rows = Rows.build(images, Names(number), image, column, value)
+    rows = Labels.build(images, Names(number), image, column, value)
 
     is_null = np.array([items is None for items in lists_of_images[positive[0]]])
     audit.note_count(
@@ -194,7 +194,7 @@ def _refuse_multi_hot(metadata: CsvTable, name: str, of_images: list[list[str] |
             raise metadata.error(message, fix, row=row, column=name)
 
 
-def _add_missing_images(rows: Rows, folder: Path, audit: Audit) -> Rows:
+def _add_missing_images(rows: Labels, folder: Path, audit: Audit) -> Labels:
     """Add the images of the folder that are not in the metadata, without labels."""
     listed = {os.path.normpath(name) for name in rows.images}
     on_disk, unreadable = _find_images(folder)
@@ -205,7 +205,7 @@ def _add_missing_images(rows: Rows, folder: Path, audit: Audit) -> Rows:
     audit.note_count(missing, f"of {len(rows.images)} images in the metadata are not in the folder")
     audit.note_count(unreadable, "images have a file name that is not Unicode: left out")
     images = rows.images.union(Names(unlisted_images))
-    return Rows(images, rows.classes, rows.image, rows.column, rows.value, rows.source, rows.score, rows.sources)
+    return Labels(images, rows.classes, rows.image, rows.column, rows.value, rows.source, rows.score, rows.sources)
 
 
 def _find_images(folder: Path) -> tuple[list[str], int]:
@@ -225,7 +225,7 @@ def _find_images(folder: Path) -> tuple[list[str], int]:
     return images, unreadable
 
 
-def _write_jsonl(rows: Rows, path: Path) -> None:
+def _write_jsonl(rows: Labels, path: Path) -> None:
     table = rows.resolve()
     keys = [json.dumps(name, ensure_ascii=False) for name in table.classes]
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
@@ -234,7 +234,7 @@ def _write_jsonl(rows: Rows, path: Path) -> None:
             file.write(f'{{"{IMAGE_COLUMN}": {json.dumps(name, ensure_ascii=False)}{cells}}}\n')
 
 
-def _write_csv(rows: Rows, path: Path) -> None:
+def _write_csv(rows: Labels, path: Path) -> None:
     table = rows.resolve()
     unwritable = [name for name in table.classes if name != name.strip() or set(name) & set(";\t|\r\n\0")]
     unwritable += [name for name in table.images if set(name) & set("\r\n\0")]
@@ -246,7 +246,7 @@ def _write_csv(rows: Rows, path: Path) -> None:
         writer.writerows([name, *cells] for name, cells in table_lines(table, ("false", "", "true")))
 
 
-def _write_parquet(rows: Rows, path: Path) -> None:
+def _write_parquet(rows: Labels, path: Path) -> None:
     import pyarrow.parquet as pq
 
     table = rows.resolve()

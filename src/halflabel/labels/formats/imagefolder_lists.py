@@ -23,8 +23,8 @@ from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
 from halflabel.labels.formats._write import check_has_labels, check_names, shortest_float, split_by_image
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
 USES = ("encoding",)
@@ -84,14 +84,14 @@ def add_record(collector: RowCollector, image: Any, record: dict[str, Any], fail
             collector.add(image, label, sign, source, score)
 
 
-def audit_lists(rows: Rows, audit: Audit) -> None:
+def audit_lists(rows: Labels, audit: Audit) -> None:
     """Note in the audit how many labels the lists have."""
     for name, sign in _LISTS.items():
         audit.add(f"in {name}", "present" if sign > 0 else "absent", int(np.count_nonzero(rows.value == sign)))
     audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write metadata.jsonl into a folder, or the named .jsonl file: the last row of each (image, class).
 
     Classes are read back in order of first appearance; a class without known labels cannot be written.
@@ -106,7 +106,7 @@ def write(rows: Rows, path: Path) -> None:
             out.write(json.dumps({IMAGE_COLUMN: image_name, **record}, ensure_ascii=False) + "\n")
 
 
-def image_records(rows: Rows) -> Iterator[dict[str, Any]]:
+def image_records(rows: Labels) -> Iterator[dict[str, Any]]:
     """Yield the lists of each image: present and absent classes, with scores and sources if there are any."""
     holding = rows.holding()
     has_score = not bool(np.isnan(rows.score[holding]).all())

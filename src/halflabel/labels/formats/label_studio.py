@@ -31,10 +31,10 @@ from halflabel.labels.formats._label_studio_names import class_of, image_name_fr
 from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.provenance import model_source
-from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write, is_utf8
 
 USES = ("unlisted", "image_column")
@@ -87,7 +87,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     return LabelImport(_build_rows(collector, policy, answered), audit)
 
 
-def write(rows: Rows, path: Path, image_url: str = LOCAL_FILES) -> None:
+def write(rows: Labels, path: Path, image_url: str = LOCAL_FILES) -> None:
     """Write the tasks, and the labelling interface next to them; `image_url` is the prefix of each image's path.
 
     The last row of each (image, class) counts. Paths are percent-encoded; an image whose name is a URL keeps it.
@@ -108,7 +108,7 @@ def write(rows: Rows, path: Path, image_url: str = LOCAL_FILES) -> None:
             file.write("\n]\n" if len(rows.images) else "[]\n")
 
 
-def _task(rows: Rows, holding: NDArray[np.int64], name: str, url: str, questions: list[str]) -> Record:
+def _task(rows: Labels, holding: NDArray[np.int64], name: str, url: str, questions: list[str]) -> Record:
     """The task of one image, with its labels (the rows `holding`) as a prediction."""
     data: Record = {"image": url, "name": name}
     if not len(holding):
@@ -261,7 +261,7 @@ def _add_answer(collector: _Collector, image: str, question: str, answer: str, s
     collector.rows.add(image, label, value, source, score)
 
 
-def _build_rows(collector: _Collector, policy: Policy, answered: bool) -> Rows:
+def _build_rows(collector: _Collector, policy: Policy, answered: bool) -> Labels:
     """The collected rows, with the policy for unlisted classes applied and the audit completed."""
     audit, counts = collector.audit, collector.counts
     for answer, meaning in _MEANINGS.items():

@@ -45,6 +45,7 @@ from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names
 from halflabel.labels.formats.unsupported import own_output_error
+from halflabel.labels.labels import Labels, too_many_sources
 from halflabel.labels.names import Names
 from halflabel.labels.policy import (
     LABEL_VALUES,
@@ -58,7 +59,6 @@ from halflabel.labels.policy import (
     read_value,
     shorten_cell,
 )
-from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.labels.table import UNCERTAIN
 
 HOLDS_UNCERTAIN = True
@@ -162,7 +162,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     sources, source = _read_sources(sheet, roles.get("source"), cells.get("source"), len(selected))
     score = _read_scores(sheet, roles.get("score"), cells.get("score"), selected)
     image, column, value, source, score = (part[is_label] for part in (image, column, value, source, score))
-    rows = Rows.build(images, classes, image, column, value, source, score, sources)
+    rows = Labels.build(images, classes, image, column, value, source, score, sources)
     if "value" in cells:
         says_nothing = rows.value == 0
         if is_own_format:
@@ -184,7 +184,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     return LabelImport(rows, audit)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write all rows: CSV, or Parquet if the name ends in .parquet.
 
     Readers order classes and images by first appearance. Where that would be another order, or one has no row, rows
@@ -220,7 +220,7 @@ def _trim_names(cells: dict[str, pa.Array], audit: Audit) -> None:
         cells[role] = trimmed
 
 
-def _without_answer_first(rows: Rows, says_nothing: NDArray[np.bool_], audit: Audit) -> Rows:
+def _without_answer_first(rows: Labels, says_nothing: NDArray[np.bool_], audit: Audit) -> Labels:
     """The rows in an order in which those without an answer do not retract the label of another row."""
     if not says_nothing.any():
         return rows

@@ -16,8 +16,8 @@ from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import coco
 from halflabel.labels.formats._json import head_and_tail
 from halflabel.labels.formats._write import write_compact_json
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 
 USES = ()
 keeps_provenance = coco.keeps_provenance
@@ -36,7 +36,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     absent_image, absent_column = _listed_pairs(parsed, "neg_category_ids", path)
     image, column, source, score, sources = parsed.pairs_with_source()
     no_source = np.zeros(len(absent_image), np.int16)
-    rows = Rows.build(
+    rows = Labels.build(
         parsed.images,
         parsed.classes,
         np.concatenate([absent_image, image]),
@@ -66,7 +66,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     return LabelImport(rows, audit)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write any table: present as image-level annotations without boxes, absent as neg_category_ids.
 
     Annotations have source and score; neg_category_ids cannot hold them.

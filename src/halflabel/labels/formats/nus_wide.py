@@ -24,9 +24,9 @@ from halflabel.labels.formats._write import (
     keeps_no_provenance,
     write_text,
 )
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_folder, is_utf8
 
 USES = ("split",)
@@ -65,10 +65,10 @@ def read(path: Path, policy: Policy) -> LabelImport:
     audit.add("0", "absent", labels.size - present)
     image = np.repeat(np.arange(len(images), dtype=np.int32), len(files))
     column = np.tile(np.arange(len(files), dtype=np.int32), len(images))
-    return LabelImport(Rows.build(Names(images), Names(files), image, column, labels.reshape(-1)), audit)
+    return LabelImport(Labels.build(Names(images), Names(files), image, column, labels.reshape(-1)), audit)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write AllLabels and Imagelist.txt; UserError for unknown labels, which 0 and 1 cannot express."""
     table = rows.resolve()
     labels = table.dense()

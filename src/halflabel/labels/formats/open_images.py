@@ -24,9 +24,9 @@ from halflabel.labels.formats._csv import check_quotes, csv_fault, first_line, r
 from halflabel.labels.formats._long_write import csv_text, record_batches
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._write import check_has_labels
+from halflabel.labels.labels import Labels, too_many_sources
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows, too_many_sources
 from halflabel.system.files import atomic_write
 
 USES = ("machine",)
@@ -82,7 +82,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     images = Names(ids)
     # Arrow keeps the memory of its hash tables: more than a gigabyte for millions of images.
     pa.default_memory_pool().release_unused()
-    rows = Rows.build(images, classes, number, column, value, source, score, sources.to_pylist())
+    rows = Labels.build(images, classes, number, column, value, source, score, sources.to_pylist())
     rows = _machine_rows_first(rows)
     audit.note_count(rows.count_conflicts(), "entries are both present and absent: the last verified row wins")
     return LabelImport(rows, audit)
@@ -94,13 +94,13 @@ def _join(blocks: list[pa.DictionaryArray]) -> tuple[pa.Array, NDArray[np.int32]
     return coded.chunk(0).dictionary, np.concatenate([part.indices.to_numpy() for part in coded.chunks])
 
 
-def keeps_provenance(rows: Rows) -> NDArray[np.bool_]:
+def keeps_provenance(rows: Labels) -> NDArray[np.bool_]:
     """Sources are kept, but only a label of the source "machine" has a score; those of other models become unknown."""
     is_machine = np.isin(rows.sources, MACHINE)[rows.source]
     return is_machine | (~rows.is_model_made() & np.isnan(rows.score))
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write the labels that hold, with Confidence 1 or 0 and the class name as LabelName.
 
     Machine-generated rows keep their score as Confidence. Labels made by other models get their probability of being
@@ -286,7 +286,7 @@ def _descriptions(path: Path) -> dict[str, str]:
     return name_of
 
 
-def _machine_rows_first(rows: Rows) -> Rows:
+def _machine_rows_first(rows: Labels) -> Labels:
     """Machine-generated rows, which alone have a score, come first, so that verified labels win."""
     is_machine = ~np.isnan(rows.score)
     if not is_machine.any() or is_machine.all():
@@ -294,7 +294,7 @@ def _machine_rows_first(rows: Rows) -> Rows:
     return rows.select(np.argsort(~is_machine, kind="stable"))
 
 
-def _holding_in_image_order(rows: Rows) -> Rows:
+def _holding_in_image_order(rows: Labels) -> Labels:
     """The rows that hold, in the order of the images."""
     holding = np.sort(rows.holding())
     seen, first = np.unique(rows.image[holding], return_index=True)
@@ -303,7 +303,7 @@ def _holding_in_image_order(rows: Rows) -> Rows:
     return rows.select(holding)
 
 
-def _check_writable(rows: Rows) -> None:
+def _check_writable(rows: Labels) -> None:
     """Raise UserError for what the format cannot express."""
     for kind, names, used in (("image", rows.images, rows.image), ("class", rows.classes, rows.column)):
         check_has_labels(names, used, kind, _LONG)

@@ -21,9 +21,9 @@ from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._paths import check_exists, choose_split, existing_path
 from halflabel.labels.formats._write import check_names_fit, keeps_no_provenance
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_folder, atomic_write
 
 USES = ("split",)
@@ -70,10 +70,10 @@ def read(path: Path, policy: Policy) -> LabelImport:
     audit.add("0", "unknown", int((labels == 0).sum()) if observed else 0)
     image, column = np.nonzero(present | absent)
     value = np.where(present[image, column], 1, -1)
-    return LabelImport(Rows.build(images, classes, image, column, value), audit)
+    return LabelImport(Labels.build(images, classes, image, column, value), audit)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write the split "train" into a folder, or the split in a file name such as formatted_val_images.npy.
 
     A table without unknown labels becomes `_labels` (1, 0), any other `_labels_obs` (1, −1, 0).

@@ -28,9 +28,9 @@ from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._write import check_has_labels, keeps_no_provenance, split_by_image
 from halflabel.labels.formats.long import IMAGE_COLUMNS
+from halflabel.labels.labels import Labels, is_model_source
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy, shorten_cell
-from halflabel.labels.rows import Rows, is_model_source
 from halflabel.system.files import atomic_write
 
 OPTIONS = ("into",)
@@ -157,7 +157,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     value = np.repeat(
         np.array(list(reversed(lists.values())), np.int8), [len(distinct[name]) for name in reversed(lists)]
     )
-    rows = Rows.build(images, classes, key // len(classes), key % len(classes), value)
+    rows = Labels.build(images, classes, key // len(classes), key % len(classes), value)
     _add_notes(audit, sheet, rows, len(selected), sum(len(keys[name]) - len(distinct[name]) for name in lists))
     rows = apply_unlisted_policy(rows, policy, audit)
     used = {image_column, *lists, *policy.ignore, *policy.where}
@@ -168,7 +168,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     return LabelImport(rows, audit)
 
 
-def write(rows: Rows, path: Path, *, into: str | Path | None = None) -> None:
+def write(rows: Labels, path: Path, *, into: str | Path | None = None) -> None:
     """Write `image,tags,absent` with comma-separated lists: classes in neither list are unknown.
 
     `into`: write a copy of this table of tags instead, with its own columns and order, and these lists.
@@ -400,7 +400,7 @@ def _refuse_models(sheet: CsvTable, names: list[str]) -> None:
             raise sheet.error("a model made some of these labels, which a list of tags cannot say", fix, column=name)
 
 
-def _add_notes(audit: Audit, sheet: CsvTable, rows: Rows, line_count: int, repeats: int) -> None:
+def _add_notes(audit: Audit, sheet: CsvTable, rows: Labels, line_count: int, repeats: int) -> None:
     """Add notes: rows left out, lines merged, repeated tags, contradictions, similar classes."""
     if empty := [name for name in rows.classes if name.lower() in _NO_LIST]:
         audit.note(f"the tag {empty[0]!r} is read as a class: leave the cell empty if nothing is listed")

@@ -23,9 +23,9 @@ from halflabel.labels.formats._write import (
     keeps_no_provenance,
     write_text,
 )
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
-from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_folder, is_utf8
 
 USES = ("difficult", "split")
@@ -71,13 +71,13 @@ def read(path: Path, policy: Policy) -> LabelImport:
     labels = np.where(difficult, LABEL_VALUES[meaning], flags).astype(np.int8)
     image, column = np.nonzero(labels)
     source = difficult[image, column].astype(np.int16)
-    rows = Rows.build(
+    rows = Labels.build(
         Names(images), Names(files), image, column, labels[image, column], source, sources=("", "difficult")
     )
     return LabelImport(rows, audit)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write the split trainval: 1 present, −1 absent, and 0 for unknown, which is read back as unknown by default."""
     table = rows.resolve()
     main = Path(path) / "ImageSets" / "Main"

@@ -17,6 +17,7 @@ from halflabel.labels.formats.long import IMAGE_COLUMNS, has_values
 from halflabel.labels.formats.open_images import REQUIRED_COLUMNS
 from halflabel.labels.formats.tags import LIST_COLUMNS
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import (
     MINUS_ONE,
@@ -27,7 +28,6 @@ from halflabel.labels.policy import (
     quote_option,
     shorten_cell,
 )
-from halflabel.labels.rows import Rows
 from halflabel.system.files import atomic_write
 
 HOLDS_UNCERTAIN = True
@@ -79,10 +79,10 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if policy.where:
         audit.note(f"{len(sheet) - len(selected)} of {len(sheet)} rows left out by --where")
     image, column = np.nonzero(labels)
-    return LabelImport(Rows.build(images, Names(classes), image, column, labels[image, column]), audit)
+    return LabelImport(Labels.build(images, Names(classes), image, column, labels[image, column]), audit)
 
 
-def write(rows: Rows, path: Path) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write 1, 0, uncertain or blank per cell; sources and scores are not written."""
     table = rows.resolve()
     for name in table.classes:

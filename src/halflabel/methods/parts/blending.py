@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from halflabel.features.heads import Model, find_head
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.feature_bank import Prototypes
 from halflabel.methods.parts.semantic import LabelFeatures, SemanticHead, SemanticMethod, label_features
 from halflabel.methods.parts.transfer import WarmUp, contrastive_loss
@@ -51,7 +51,7 @@ class Blending(SemanticMethod):
         self.alpha = nn.Parameter(torch.tensor(share), requires_grad=learn)
         self.beta = nn.Parameter(torch.tensor(share), requires_grad=learn)
 
-    def begin(self, table: LabelTable) -> None:
+    def begin(self, table: Table) -> None:
         super().begin(table)
         self.prototypes.start(len(table.classes), self.width)
 

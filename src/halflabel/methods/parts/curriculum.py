@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.label_store import PackedLabels
 from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
 from halflabel.system.rng import hash_names
@@ -89,7 +89,7 @@ class Curriculum(Relabeler):
         earlier = f"--relabel-at {max(epochs // 2, 2)}" if epochs > 1 else ""
         return never_starts("labelling unknown entries", self.before[0], epochs, earlier)
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         tables = 3 if self.strategy == "e" else 1
         check_size(table, 0, "curriculum labelling", sweeps=tables, stored=0.25)
         self.table = table

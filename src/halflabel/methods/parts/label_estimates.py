@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.relabel import Relabeler, check_size
 from halflabel.system.rng import hash_names, uniform
 from halflabel.types import Batch, Targets, at_least_float32
@@ -30,10 +30,10 @@ class LabelEstimates(Relabeler):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
-        self.table: LabelTable | None = None
+        self.table: Table | None = None
         self.register_parameter("theta", None)
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         if self.table == table:
             return
         check_size(table, 16, "role")
@@ -48,7 +48,7 @@ class LabelEstimates(Relabeler):
         return self.theta[batch.index]
 
 
-def initial_estimates(table: LabelTable, seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+def initial_estimates(table: Table, seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     """Return the initial θ: (N, C), a function of the seed, the names and the known labels."""
     images, classes = hash_names(table.images.array), hash_names(table.classes.array)
     theta = np.empty(table.shape, np.float32)

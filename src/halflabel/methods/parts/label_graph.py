@@ -19,7 +19,7 @@ from halflabel.labels.formats._csv import detect_delimiter, first_line, read_rec
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, class_number
 from halflabel.labels.stats import count_together
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.wordnet import WordNet
 
 _PRODUCTS = 1 << 23  # products of gradients and labels computed at a time
@@ -84,7 +84,7 @@ def identity(classes: int) -> Edges:
     return Edges(labels, labels, np.ones(classes))
 
 
-def read_edges(source: str, table: LabelTable, k: int | None = None) -> Edges:
+def read_edges(source: str, table: Table, k: int | None = None) -> Edges:
     """Return the label graph of a `--graph` option, with at most k edges per label where it is counted or measured.
 
     source: "cooccurrence", "identity", "wordnet", a CSV file, or "wordnet+FILE", where the file serves the labels that
@@ -107,7 +107,7 @@ def read_edges(source: str, table: LabelTable, k: int | None = None) -> Edges:
     return edges.or_else(from_file(file, table.classes)) if file else edges
 
 
-def from_cooccurrence(table: LabelTable, k: int | None = None, *, prior: float = 1.0) -> Edges:
+def from_cooccurrence(table: Table, k: int | None = None, *, prior: float = 1.0) -> Edges:
     """Connect each label to the k others (None = all) most often present with it, in images where both are known.
 
         rank of j' for row j:  #(j and j' present) / (#(j present, j' known) + prior), then the count, then the number

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system import memory
 
 LARGEST = 2 * 10**10  # most bytes of a store, in memory or on disk
@@ -54,7 +54,7 @@ class _ByteStore(nn.Module):
         return [slice(first, first + step) for first in range(0, len(self.codes), step)]
 
 
-def _label_blocks(table: LabelTable) -> Iterator[tuple[slice, Tensor]]:
+def _label_blocks(table: Table) -> Iterator[tuple[slice, Tensor]]:
     """Yield the known labels of some images at a time, int8."""
     step = max(_BLOCK_ENTRIES // max(table.shape[1], 1), 1)
     for first in range(0, len(table), step):
@@ -69,7 +69,7 @@ class PackedLabels(_ByteStore):
     Memory: ⌈C/4⌉ bytes per image; tables of 256 MB or more are in a scratch file.
 
     >>> labels = PackedLabels()
-    >>> labels.start(LabelTable.from_dense([[1, 0, -1], [0, 0, 0]]))
+    >>> labels.start(Table.from_dense([[1, 0, -1], [0, 0, 0]]))
     >>> labels.set_rows(torch.tensor([1]), torch.tensor([[0, 1, -1]]))
     >>> labels.rows(torch.tensor([1, 0])).tolist(), labels.counts()
     ([[0, 1, -1], [1, 0, -1]], (2, 2))
@@ -79,7 +79,7 @@ class PackedLabels(_ByteStore):
         super().__init__()
         self.classes = 0
 
-    def start(self, table: LabelTable, method: str = "this method", *, known: bool = True) -> None:
+    def start(self, table: Table, method: str = "this method", *, known: bool = True) -> None:
         """Allocate the store for a label table; fill in its known labels unless `known` is False."""
         images, self.classes = table.shape
         self._allocate(images, -(-self.classes // 4), method)
@@ -123,7 +123,7 @@ class PackedLabels(_ByteStore):
         return torch.tensor([0, 2, 4, 6], dtype=torch.uint8, device=device)
 
 
-def fits_float32(table: LabelTable) -> bool:
+def fits_float32(table: Table) -> bool:
     """Whether `SoftLabels` of this table are stored in float32: below 256 MB."""
     return 4 * len(table) * len(table.classes) < FLOAT32_BELOW
 
@@ -142,7 +142,7 @@ class SoftLabels(_ByteStore):
         super().__init__()
         self.register_buffer("values", None)
 
-    def start(self, table: LabelTable, method: str = "this method") -> None:
+    def start(self, table: Table, method: str = "this method") -> None:
         """Allocate the store for a label table and mark its known entries."""
         self.values, self.codes, self.is_mapped = None, None, False  # type: ignore[assignment]
         if fits_float32(table):

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 Vectors = NDArray[np.float64]  # (C, d)
 
@@ -24,7 +24,7 @@ _CLASSES = 256  # classes counted at a time
 _MOST_CLASSES = 20_000  # for the decomposition of the co-occurrence matrix
 
 
-def label_vectors(source: str, table: LabelTable, size: int) -> Vectors:
+def label_vectors(source: str, table: Table, size: int) -> Vectors:
     """Return (C, size) vectors of the classes, all scaled by one number so that their mean squared length is 1.
 
     `source`: "graph" = `from_cooccurrence`; "text:NAME" = a sentence-transformers model by name; else a file of word
@@ -50,7 +50,7 @@ def label_vectors(source: str, table: LabelTable, size: int) -> Vectors:
     return vectors / length if length > 0 else vectors
 
 
-def from_cooccurrence(table: LabelTable, size: int, *, prior: float = 1.0) -> Vectors:
+def from_cooccurrence(table: Table, size: int, *, prior: float = 1.0) -> Vectors:
     """Compute vectors whose inner products measure how much more often than by chance two labels occur together.
 
         M_ij = max(log((n_ij + prior) / (m_ij p_i p_j + prior)), 0)     (positive PMI)
@@ -157,7 +157,7 @@ def sentence_encoder(name: str) -> Callable[[list[str]], ArrayLike]:
     return encode
 
 
-def _pairs(table: LabelTable) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]]:
+def _pairs(table: Table) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]]:
     """Yield pairs of classes (row, col) that occur together, in how many images, and in how many both are known."""
     present, known = table.matrix(table.value > 0), table.matrix(np.ones(table.known, bool))
     columns_present, columns_known = present.tocsc(), known.tocsc()

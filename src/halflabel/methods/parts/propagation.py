@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.methods.parts.relabel import check_size, never_starts
 from halflabel.system.validate import at_least
@@ -42,7 +42,7 @@ class PropagateLabels(UnknownAs):
     def idle(self, epochs: int) -> str:
         return never_starts("label propagation", self.first + 1, epochs, f"--start {epochs - 1}")
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         super().start(table)
         if self.first >= 0:
             check_size(table, 0, "ss-rml", sweeps=1)

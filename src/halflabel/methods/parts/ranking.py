@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import Loss, over_images
 from halflabel.methods.parts.relabel import Relabeler
@@ -153,7 +153,7 @@ class UnknownAs(Relabeler):
         self.policy = policy
         self.register_buffer("weight", torch.tensor(float(policy == "negative")))
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         if self.policy == "auto":
             self.weight.fill_(float(not (table.value < 0).any()))
 

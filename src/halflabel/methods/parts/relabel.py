@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.system import distributed, memory
 from halflabel.types import Batch, Sweep, Targets, at_least_float32
 
@@ -40,7 +40,7 @@ class Relabeler(nn.Module):
         """
         return ""
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         """Receive the known training labels; called once, before training."""
 
     def __call__(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
@@ -132,7 +132,7 @@ class FewAbsent(Relabeler):
         self.weight = weight
         self.absent_weight = 1.0
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         stats = table.stats()
         few = stats.positives.sum() > stats.negatives.sum() and stats.unknown.sum() > 0
         self.absent_weight = self.weight if few else 1.0
@@ -159,7 +159,7 @@ def never_starts(part: str, first: int, epochs: int, earlier: str = "") -> str:
     return f"{part} never starts in {number}: it begins with epoch {first}; {fix}"
 
 
-def check_size(table: LabelTable, bytes_per_entry: float, method: str, *, sweeps: int = 0, stored: float = 0.0) -> None:
+def check_size(table: Table, bytes_per_entry: float, method: str, *, sweeps: int = 0, stored: float = 0.0) -> None:
     """Raise if a method would store more than 2·10⁹ bytes in memory, or if the temporary folder is too small.
 
     The temporary folder holds `sweeps` tables of logits of all images, 4 bytes per entry each, and the method's own

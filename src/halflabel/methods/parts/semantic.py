@@ -14,7 +14,7 @@ from torch.nn.functional import leaky_relu, linear
 
 from halflabel.errors import UserError, WrongHead
 from halflabel.features.heads import Head, Model, find_head, pool
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.parts.label_graph import Edges, read_edges
 from halflabel.methods.parts.label_vectors import label_vectors
@@ -266,7 +266,7 @@ class SemanticMethod(Method):
     def __init__(
         self,
         make: Callable[[int, int], LabelAwareHead],
-        edges: Callable[[LabelTable], Edges],
+        edges: Callable[[Table], Edges],
         *,
         vectors: str = "graph",
         vector_size: int = 300,
@@ -275,9 +275,9 @@ class SemanticMethod(Method):
         super().__init__(BCE(), head=make, reduce=parts.pop("reduce", over_known), **parts)
         self._edges = edges
         self.vectors, self.vector_size = vectors, vector_size
-        self.table: LabelTable | None = None
+        self.table: Table | None = None
 
-    def start(self, table: LabelTable, model: Model | None = None) -> None:
+    def start(self, table: Table, model: Model | None = None) -> None:
         super().start(table, model)
         if self.table != table:
             self.begin(table)
@@ -286,11 +286,11 @@ class SemanticMethod(Method):
         if model is not None:
             find_head(model, LabelAwareHead).set_labels(vectors, edges.dense(len(table.classes)))
 
-    def begin(self, table: LabelTable) -> None:
+    def begin(self, table: Table) -> None:
         """Prepare for a new training table; not called again for the same one."""
 
 
-def label_edges(source: str, table: LabelTable) -> Edges:
+def label_edges(source: str, table: Table) -> Edges:
     """Return the label graph of a `--graph` option; for co-occurrence row c holds P(c' | c)."""
     edges = read_edges(source, table)
     return edges.transposed() if source == "cooccurrence" else edges

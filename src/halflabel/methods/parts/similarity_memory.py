@@ -11,7 +11,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.labels.groups import image_groups
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.relabel import Ignore, never_starts
 from halflabel.types import Sweep, at_least_float32
 
@@ -59,7 +59,7 @@ class SimilarityMemory(Ignore):
         self.logistic_share = logistic_share
         self.keep_start = keep_start
         self.logistic_epochs = 1 if keep_start else 0
-        self.table: LabelTable | None = None
+        self.table: Table | None = None
         for name in self.late_buffers:
             self.register_buffer(name, None)
 
@@ -71,7 +71,7 @@ class SimilarityMemory(Ignore):
             return ""
         return never_starts("smoothness", self.logistic_epochs + 1, epochs)
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         if self.table == table:
             return
         self.table = table
@@ -143,7 +143,7 @@ class SimilarityMemory(Ignore):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
-def group_numbers(side: str, table: LabelTable) -> NDArray[np.int64]:
+def group_numbers(side: str, table: Table) -> NDArray[np.int64]:
     """Return the number of the group of each image, (N,), −1 for none; `side` states groups as `--group` does."""
     groups = image_groups(side, table.images, option="--side") or []
     number = {group: place for place, group in enumerate(sorted(filter(None, set(groups))))}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.parts.label_graph import LabelGraph, read_edges
 from halflabel.methods.parts.losses import BCE
@@ -57,7 +57,7 @@ class SimilarityMethod(Method):
         self.options = options
         self.weights = (options.lambda_y, options.lambda_f)
         self.rate = 0.0  # learning rate of A
-        self.table: LabelTable | None = None
+        self.table: Table | None = None
 
     def activate(self, inferred: Tensor) -> Tensor:
         """tanh, or its first-order approximation."""
@@ -67,7 +67,7 @@ class SimilarityMethod(Method):
         """Return Σ_i ℓ_y and Σ_i ℓ_f of the images of a batch; `recent` are the images in memory."""
         raise TypeError(f"{type(self).__name__} does not define smoothness")
 
-    def start(self, table: LabelTable, model: Model | None = None) -> None:
+    def start(self, table: Table, model: Model | None = None) -> None:
         super().start(table, model)
         if self.table == table:
             return

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Ignore
@@ -41,7 +41,7 @@ class SimilarityRounds(Ignore):
     def similarity(self) -> SimilarityMethod:
         return self._similarity[0]
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         similarity = self.similarity
         similarity.table = None  # A starts again for every fit
         similarity.start(table)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 COLUMNS = ("image", "class", "probability")
 
@@ -26,7 +26,7 @@ class _Scores(NamedTuple):
     probability: NDArray[np.float32]
 
 
-def teacher_probabilities(path: str, table: LabelTable) -> NDArray[np.float32]:
+def teacher_probabilities(path: str, table: Table) -> NDArray[np.float32]:
     """Return the teacher's probabilities (N, C) for the entries of a table; NaN where the file has none.
 
     The file is CSV with the columns image, class and probability, as `halflabel predict` writes it with --format csv

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from halflabel.labels.stats import Stats
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
 
 class Term(nn.Module):
     """A scalar added to the loss of a step."""
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         """Receive the known training labels; called once, before training."""
 
     def forward(self, output: Output, batch: Batch, targets: Targets) -> Tensor:
@@ -78,7 +78,7 @@ class ExpectedPositives(Term):
         self.positives = positives
         self.k = positives
 
-    def start(self, table: LabelTable) -> None:
+    def start(self, table: Table) -> None:
         self.k = self.positives or estimate_positives(table)
 
     def penalty(self, logits: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class Transductive(Term):
         return self.eta * cost.sum() / max(len(cost), 1)
 
 
-def estimate_positives(table: LabelTable) -> float:
+def estimate_positives(table: Table) -> float:
     """Estimate the number of positives per image from the known labels.
 
     If labels are missing at random: Σ_c s_c, s_c = positives_c / known_c. Otherwise (positives only, or single
@@ -134,7 +134,7 @@ def _shares(stats: Stats) -> NDArray[np.float64]:
     return np.asarray(stats.positives / (stats.positives + stats.negatives).clip(1))
 
 
-def _at_random(table: LabelTable, stats: Stats) -> bool:
+def _at_random(table: Table, stats: Stats) -> bool:
     """Whether labels may be missing at random: the number of labelled images without a known positive must be
 
         at least half of the expected  Σ_i Π_(c known of i) (1 − s_c)

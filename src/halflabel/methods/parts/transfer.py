@@ -11,7 +11,7 @@ from torch.nn.functional import normalize, softplus
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.parts.feature_bank import SMALLEST_NORM, FeatureBank, Prototypes, check_bytes
 from halflabel.methods.parts.losses import ASL
 from halflabel.methods.parts.relabel import Ignore, never_starts
@@ -68,7 +68,7 @@ class SemanticTransfer(SemanticMethod):
         self.prototypes = Prototypes(bank, prototypes) if prototypes else None
         self.theta = nn.Parameter(torch.full((2,), theta), requires_grad=learned)
 
-    def begin(self, table: LabelTable) -> None:
+    def begin(self, table: Table) -> None:
         super().begin(table)
         self.cooccurrence.start(len(table.classes))
         for part in (self.bank, self.prototypes):

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ def read_records(parts: Sequence[NDArray[np.uint8]], numbers: NDArray[np.int64])
 class Split:
     """Labels, and the folder with their image files, or the raw images."""
 
-    labels: LabelTable
+    labels: Table
     images: Path | RawImages
 
     def __len__(self) -> int:
@@ -113,11 +113,11 @@ class Dataset:
         return cls(name, splits, notes)
 
     @property
-    def train(self) -> LabelTable:
+    def train(self) -> Table:
         return self.splits["train"].labels
 
     @property
-    def test(self) -> LabelTable:
+    def test(self) -> Table:
         return self.splits["test"].labels
 
     @property
@@ -146,10 +146,10 @@ class Layout(NamedTuple):
         raise self.missing(paths[0])
 
 
-def single_label(images: Names, classes: Names, column: NDArray[np.int64]) -> LabelTable:
+def single_label(images: Names, classes: Names, column: NDArray[np.int64]) -> Table:
     """Return labels of images that show one class each: all other classes are absent; column −1 means unlabelled."""
     known = np.flatnonzero(column >= 0)
     image = np.repeat(known, len(classes))
     classes_repeated = np.tile(np.arange(len(classes)), len(known))
     value = np.where(classes_repeated == np.repeat(column[known], len(classes)), 1, -1)
-    return LabelTable.from_entries(images, classes, image, classes_repeated, value)
+    return Table.from_entries(images, classes, image, classes_repeated, value)

@@ -13,7 +13,7 @@ from halflabel.errors import LabelError
 from halflabel.labels.formats import coco as reader
 from halflabel.labels.formats._json import check_name, load_object, record_id, record_list
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.papers.datasets.base import Dataset, Layout, Split
 from halflabel.system.validate import one_of
 
@@ -71,7 +71,7 @@ def _read_words(folder: Path, year: int, expected: Layout) -> Dataset:
         dense = np.full((len(words), len(classes)), -1, np.int8)
         for image, of_image in enumerate(words.values()):
             dense[image, [column[word] for word in of_image if word in column]] = 1
-        table = LabelTable.from_dense(dense, images=list(words), classes=classes)
+        table = Table.from_dense(dense, images=list(words), classes=classes)
         splits[role] = Split(table, expected.require(folder / part, folder / "images" / part))
     return Dataset.build(f"coco{year}", splits, (f"labels: the {len(classes)} most frequent words of the captions",))
 

@@ -8,7 +8,7 @@ from typing import Literal
 from halflabel.labels.formats import cub as reader
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.papers.datasets.base import Dataset, Layout, Split
 from halflabel.system.validate import one_of
 
@@ -41,11 +41,11 @@ def read(folder: Path, *, certainty: Literal["used", "ignored"] = "used") -> Dat
     return Dataset.build("cub", splits, (f"certainties are {certainty}",))
 
 
-def _not_visible(base: Path) -> LabelTable:
+def _not_visible(base: Path) -> Table:
     """Read the labels of the lines marked as not visible; the reader has already checked the files."""
     image_ids, images = reader.read_numbered_names(base / "images.txt")
     class_ids, classes = reader.read_numbered_names(reader.find_attributes_file(base))
     fields, _ = reader.parse_labels(base / "attributes" / "image_attribute_labels.txt")
     fields = fields[fields[:, 3] == 1]
     image, column = reader.find_positions(fields[:, 0], image_ids), reader.find_positions(fields[:, 1], class_ids)
-    return LabelTable.from_entries(Names(images), Names(classes), image, column, 2 * fields[:, 2] - 1)
+    return Table.from_entries(Names(images), Names(classes), image, column, 2 * fields[:, 2] - 1)

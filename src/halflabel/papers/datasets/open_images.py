@@ -18,7 +18,7 @@ from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.papers.datasets.base import Dataset, Layout, Split
 
 _SPLITS = ("train", "validation", "test")
@@ -76,7 +76,7 @@ def _class_list(folder: Path, wanted: str | None, expected: Layout) -> list[str]
     return ids
 
 
-def _select_classes(table: LabelTable, ids: list[str], names: list[str]) -> LabelTable:
+def _select_classes(table: Table, ids: list[str], names: list[str]) -> Table:
     """Select the listed classes, found in the table by id or by name; a class that is missing there is unknown."""
     by_name, by_id = table.classes.index(names), table.classes.index(ids)
     old = np.where(by_name >= 0, by_name, by_id)
@@ -84,4 +84,4 @@ def _select_classes(table: LabelTable, ids: list[str], names: list[str]) -> Labe
     new_column[old[old >= 0]] = np.flatnonzero(old >= 0)
     image, column, value = table.entries()
     listed = new_column[column] >= 0
-    return LabelTable.from_entries(table.images, Names(names), image[listed], new_column[column[listed]], value[listed])
+    return Table.from_entries(table.images, Names(names), image[listed], new_column[column[listed]], value[listed])

@@ -19,7 +19,7 @@ from halflabel.labels.formats._csv import read_lines
 from halflabel.labels.formats._json import load_object
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, first_duplicate
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.papers.datasets.base import Dataset, Layout, Split
 
 _CLASSES = 200
@@ -47,7 +47,7 @@ def read(folder: Path) -> Dataset:
     return Dataset.build("vg200", splits, ("the categories are named by their numbers: the files do not name them",))
 
 
-def _table(listing: Path, present: dict[str, Any], file: Path) -> LabelTable:
+def _table(listing: Path, present: dict[str, Any], file: Path) -> Table:
     names = [line.strip() for line in read_lines(existing_path(listing)) if line.strip()]
     labels = np.full((len(names), _CLASSES), -1, np.int8)
     for number, name in enumerate(names):
@@ -63,4 +63,4 @@ def _table(listing: Path, present: dict[str, Any], file: Path) -> LabelTable:
         labels[number, categories] = 1
     if (duplicate := first_duplicate(names)) is not None:
         raise LabelError(f"image {duplicate!r} is listed twice", "download the file again", listing)
-    return LabelTable.from_dense(labels, names, Names.numbered(_CLASSES))
+    return Table.from_dense(labels, names, Names.numbered(_CLASSES))

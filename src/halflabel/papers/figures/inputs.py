@@ -16,7 +16,7 @@ from halflabel.features.scoring import score_source
 from halflabel.fitting import checkpoint
 from halflabel.images.decode import BadImage, read_image
 from halflabel.images.sources import Images, Subset, open_images
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, seeded
 from halflabel.report.run_facts import HeldOutResults, read_run_facts
 from halflabel.runs.folder import RunFolder
@@ -49,7 +49,7 @@ class FigureInputs:
         return Predictor.from_run(self.run)
 
     @cached_property
-    def truth(self) -> LabelTable | None:
+    def truth(self) -> Table | None:
         """The labels of `train --truth`, in the image and class order of the run's own labels."""
         truth, table = self.run.read_truth(), self.facts.table
         if truth is None:

