@@ -289,6 +289,18 @@ class TestRows:
         assert np.isnan(rows.score).all()
         assert rows.resolve() == table
 
+    def test_weights_follow_their_rows(self) -> None:
+        images, classes = Names("abc"), Names("xy")
+        image, column, weight = np.array([0, 1, 2, 2]), np.array([1, 1, 0, 0]), np.array([0, 12.5, np.nan, 3])
+        rows = Labels.build(images, classes, image, column, np.array([1, -1, 1, 1]), weight=weight)
+        more = Labels.build(Names("cd"), classes, np.array([0, 1]), np.array([1, 1]), np.array([1, 1]))
+        joined = rows.append(more).drop_overridden()
+        assert joined.weight.tolist() == pytest.approx([0, 12.5, 3, np.nan, np.nan], nan_ok=True)
+        assert joined.select(joined.weight > 0).weight.tolist() == [12.5, 3]
+        table = Table.from_dense([[1, 1], [0, 1], [1, 0]], images, classes)
+        relabelled = rows.with_labels(table)
+        assert relabelled.weight.tolist() == pytest.approx([np.nan, 0, 12.5, 3], nan_ok=True)
+
     @quick
     @given(tables(), tables())
     def test_append_resolves_like_merge(self, first: Table, other: Table) -> None:

@@ -1,4 +1,4 @@
-"""Labels: rows in the order they were written, each with its source (who made it) and score (how sure that was).
+"""Labels: rows in the order they were written, each with its source (who made it), score and weight (how it was asked).
 
 Readers of label files produce rows; `Labels.resolve` turns them into the Table that training uses.
 """
@@ -24,12 +24,14 @@ _MAX_SOURCES = int(np.iinfo(np.int16).max)
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Rows of (image, class, value, source, score), in order; rows may contradict each other.
+    """Rows of (image, class, value, source, score, weight), in order; rows may contradict each other.
 
     For each (image, class) the last row holds, and value 0 retracts the label: a correction is one more row, and so
     is undoing it. A label made by a person holds against rows made by a model, in any order, until a person retracts
     it. Value 2 means that the annotator was uncertain: the entry is unknown, and a later row of a model may decide it.
-    `score` is NaN where the file has none. Memory: 15 bytes per row.
+    `score` is NaN where the file has none. `weight` says how the label was asked for: NaN where nobody was asked, 0 for
+    the answer to a chosen question; for a question drawn at random the number of entries that it stands for, 1 / the
+    probability that it was drawn. Memory: 19 bytes per row.
     """
 
     images: Names
@@ -39,6 +41,7 @@ class Labels:
     value: NDArray[np.int8]
     source: NDArray[np.int16]  # indices into `sources`
     score: NDArray[np.float32]
+    weight: NDArray[np.float32]
     sources: tuple[str, ...] = ("",)
 
     @classmethod
@@ -52,8 +55,9 @@ class Labels:
         source: NDArray[Any] | str = "",
         score: NDArray[Any] | None = None,
         sources: Sequence[str] | None = None,
+        weight: NDArray[Any] | None = None,
     ) -> Labels:
-        """Build rows with defaults: `source` may be one string for all rows, and a missing score becomes NaN.
+        """Build rows with defaults: `source` may be one string for all rows; a missing score or weight becomes NaN.
 
         Raises UserError for more sources than an int16 can number.
         """
@@ -69,6 +73,7 @@ class Labels:
             value.astype(np.int8, copy=False),
             source.astype(np.int16, copy=False),
             np.full(len(image), np.nan, np.float32) if score is None else score.astype(np.float32, copy=False),
+            np.full(len(image), np.nan, np.float32) if weight is None else weight.astype(np.float32, copy=False),
             sources,
         )
 
@@ -139,7 +144,9 @@ class Labels:
         """Some of the rows, by index or by mask; all images, classes and sources stay."""
         image, column, value = self.image[which], self.column[which], self.value[which]
         source, score = self.source[which], self.score[which]
-        return Labels.build(self.images, self.classes, image, column, value, source, score, self.sources)
+        return Labels.build(
+            self.images, self.classes, image, column, value, source, score, self.sources, self.weight[which]
+        )
 
     def count_conflicts(self) -> int:
         """How many (image, class) pairs have both a present and an absent row."""
@@ -176,8 +183,10 @@ class Labels:
         row, is_old = holding[place], before[place] == after
         source = np.where(is_old, self.source[row], len(self.sources))
         score = np.where(is_old & (self.value[row] == value), self.score[row], np.nan)
+        weight = np.where(is_old, self.weight[row], np.nan)
         sources = (*self.sources, "")
-        return uncertain.append(Labels.build(self.images, self.classes, image, column, value, source, score, sources))
+        changed = Labels.build(self.images, self.classes, image, column, value, source, score, sources, weight)
+        return uncertain.append(changed)
 
     def with_images(self, names: Names) -> Labels:
         """These rows, with further images of which nothing is known."""
@@ -200,6 +209,7 @@ class Labels:
             np.concatenate([self.value, other.value]),
             np.concatenate([own_source[self.source], other_source[other.source]]),
             np.concatenate([self.score, other.score]),
+            np.concatenate([self.weight, other.weight]),
             sources,
         )
 

@@ -64,7 +64,8 @@ class _MappedRows(Labels):
     ) -> None:
         # Bypass the frozen dataclass, whose constructor needs all arrays.
         vars(self).update(images=table.images, classes=table.classes, value=table.value)
-        vars(self).update(source=source, score=score, sources=sources, table=table)
+        weight = np.broadcast_to(np.float32(np.nan), len(score))
+        vars(self).update(source=source, score=score, weight=weight, sources=sources, table=table)
 
     @cached_property
     def image(self) -> NDArray[np.int32]:

@@ -204,8 +204,7 @@ def _add_missing_images(rows: Labels, folder: Path, audit: Audit) -> Labels:
     missing = len(listed - {os.path.normpath(name) for name in on_disk})
     audit.note_count(missing, f"of {len(rows.images)} images in the metadata are not in the folder")
     audit.note_count(unreadable, "images have a file name that is not Unicode: left out")
-    images = rows.images.union(Names(unlisted_images))
-    return Labels(images, rows.classes, rows.image, rows.column, rows.value, rows.source, rows.score, rows.sources)
+    return rows.with_images(Names(unlisted_images))
 
 
 def _find_images(folder: Path) -> tuple[list[str], int]:
