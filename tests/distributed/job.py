@@ -24,17 +24,15 @@ from halflabel import cli
 from halflabel.errors import UserError
 from halflabel.features.heads import Head, Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting import fsdp
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.fitting.step import OptimizerStep
 from halflabel.images.sources import Arrays, Features
 from halflabel.images.views import Plain, Strong, Weak
 from halflabel.labels.table import Table
-from halflabel.methods.base import Method, recipe, recipes, seeded
-from halflabel.methods.parts.losses import BCE
+from halflabel.methods.base import recipe, recipes, seeded
 from halflabel.system import distributed, memory
-from halflabel.types import Batch, Output
+from halflabel.types import Output
 
 N, SIDE, D, C = 37, 8, 6, 5
 PLAIN = Settings(epochs=3, batch_size=12, lr=0.1, optimizer="sgd", schedule="constant", device="cpu")
@@ -199,23 +197,20 @@ CASES: dict[str, Callable[[], dict[str, Tensor]]] = {
     "ss-rml": lambda: train("ss-rml", {"start": 1, "every": 1}, kind="some images"),
     "srcr": lambda: train("srcr", {"k": 2}, batch_size=13),
     "weights charged": lambda: train("l2r", {"strength": 0.01, "of": "weights"}),
-    "sharded": lambda: train("plcl", {"strategy": "a", "theta": 0.01, "dropout": 0.0, "relabel_at": "2"}, shard=True),
-    "sharded, adamw, clipped": lambda: train("role", optimizer="adamw", clip=0.05, accumulate=2, lr=1e-3, shard=True),
+    "role, adamw, clipped": lambda: train("role", optimizer="adamw", clip=0.05, accumulate=2, lr=1e-3),
     "sweep": sweep,
     "sweep of few": sweep_of_few,
 }
 
 
-def every_method(shard: bool = False) -> dict[str, Tensor]:
+def every_method() -> dict[str, Tensor]:
     """One epoch of every method, in single precision, as some methods support no other."""
     results = {}
     for name, method_recipe in recipes().items():
-        if shard and "shard" in method_recipe.cannot:
-            continue
         options = {"dropout": 0.0} if "dropout" in method_recipe.options else {}  # it is drawn for each slice
         if "passes" in method_recipe.options:
             options["strategy"] = "a"
-        state = train(name, options, epochs=1, lr=0.01, single=True, shard=shard)
+        state = train(name, options, epochs=1, lr=0.01, single=True)
         results |= {f"{name}.{key}": value for key, value in state.items()}
     return results
 
@@ -238,36 +233,16 @@ def agreed() -> dict[str, Tensor]:
     return {**values, "differed": torch.tensor(differed), "message": torch.tensor(list(message.encode()))}
 
 
-class Charged(Method):
-    """Computes with the model's weights as if this process had all of them."""
-
-    def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
-        loss = super().step(model, batch, epoch)
-        return loss + sum((weight.square().sum() for weight in model.parameters()), torch.zeros(()))
-
-
-def refused() -> dict[str, Tensor]:
-    """The error for such a method with sharded weights."""
-    method = Charged(BCE())
-    try:
-        fit(model(method, single=True), method, images(), labels(), replace(PLAIN, shard=True))
-    except UserError as error:
-        return {"message": torch.tensor(list(str(error).encode()))}
-    return {}
-
-
 NOISY = {
     "every method": every_method,
-    "every method, sharded": lambda: every_method(shard=True),
-    "refused": refused,
     "dropped": dropped,
     "agreed": agreed,
 }
 
 
-def resumed(folder: Path, epochs: int, resume: bool, **settings: Any) -> dict[str, Tensor]:
+def resumed(folder: Path, epochs: int, resume: bool) -> dict[str, Tensor]:
     """A training with checkpoints, which may be resumed with another number of processes."""
-    return train("role", folder=folder / "resumed", epochs=epochs, resume=resume, judged=False, **settings)
+    return train("role", folder=folder / "resumed", epochs=epochs, resume=resume, judged=False)
 
 
 def commands(folder: Path) -> list[list[str]]:
@@ -341,9 +316,7 @@ def make_photos(folder: Path) -> None:
 def main(folder: Path) -> None:
     """Run all cases; each process writes its own result files. At the end one process is killed."""
     distributed.initialize()
-    fsdp._MIN_BLOCK = 1  # every layer of a sequence by itself
     cases = {**CASES, **NOISY, "resumed": lambda: resumed(folder, 4, True)}
-    cases["resumed in parts"] = lambda: resumed(folder, 6, True, shard=True)
     for name, case in cases.items():
         save_file({key: value.contiguous() for key, value in case().items()}, result(folder, name, distributed.rank()))
     distributed.shut_down = lambda: None  # more commands follow

@@ -123,27 +123,6 @@ def test_every_method_agrees_over_processes(two_processes: Path) -> None:
         )
 
 
-def test_every_method_is_the_same_with_sharded_weights(two_processes: Path) -> None:
-    expected, sharded = (
-        load_result(two_processes, "every method", 0),
-        load_result(two_processes, "every method, sharded", 0),
-    )
-    assert_same(sharded, load_result(two_processes, "every method, sharded", 1))
-    unsupported = tuple(f"{name}." for name, method_recipe in recipes().items() if "shard" in method_recipe.cannot)
-    expected = {key: value for key, value in expected.items() if not key.startswith(unsupported)}
-    assert expected.keys() == sharded.keys()
-    for key, value in expected.items():
-        torch.testing.assert_close(
-            sharded[key], value, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m, k=key: f"{k}: {m}"
-        )
-
-
-def test_a_method_that_needs_whole_weights_is_refused(two_processes: Path) -> None:
-    message = bytes(load_result(two_processes, "refused", 1)["message"].tolist()).decode()
-    assert message.startswith("Charged computes with the weights of the model")
-    assert "without shard" in message
-
-
 def test_dropout_differs_between_slices_but_the_state_does_not(two_processes: Path) -> None:
     actual = load_result(two_processes, "dropped", 0)
     assert_same(actual, load_result(two_processes, "dropped", 1))
@@ -162,7 +141,6 @@ def test_processes_agree_with_the_first(two_processes: Path) -> None:
 
 def test_two_processes_resume_a_checkpoint_of_one(two_processes: Path, tmp_path: Path) -> None:
     assert_close(JOB.resumed(tmp_path, 4, False), load_result(two_processes, "resumed", 0), 1e-6)
-    assert_close(JOB.resumed(tmp_path, 6, True), load_result(two_processes, "resumed in parts", 0), 1e-6)
 
 
 def test_commands_leave_the_same_files(two_processes: Path, one_process: tuple[Path, list[str]]) -> None:

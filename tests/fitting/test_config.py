@@ -70,10 +70,12 @@ def test_every_option_is_declared_with_help_and_defaults_in_bounds() -> None:
 
 
 def test_arguments_give_the_same_config() -> None:
-    config = Config(method="em", options={"class_prior": 0.1}, mirror=True, settings=Settings(epochs=7, shard=True))
+    config = Config(
+        method="em", options={"class_prior": 0.1}, mirror=True, settings=Settings(epochs=7, channels_last=False)
+    )
     words = config.as_arguments()
     assert [words[words.index(flag) + 1] for flag in ("--method", "--epochs", "--class-prior")] == ["em", "7", "0.1"]
-    assert {"--mirror", "--shard", "--no-deterministic"} <= set(words)
+    assert {"--mirror", "--no-channels-last", "--no-deterministic"} <= set(words)
     assert "--weights" not in words
 
 

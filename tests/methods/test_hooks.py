@@ -21,7 +21,7 @@ from halflabel.fitting.loop import fit
 from halflabel.fitting.solver import can_solve
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
-from halflabel.methods.base import Method, recipe
+from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Ignore
 from halflabel.methods.state_watch import StateWatch
@@ -154,10 +154,3 @@ def test_a_changed_state_is_refused_by_its_key(tmp_path: Path, later: dict[str, 
     train(Method(BCE(), HasBuffers(one=1)), folder=tmp_path)
     with pytest.raises(UserError, match=re.escape(f"the checkpoint does not fit the method: {reason}")):
         train(Method(BCE(), HasBuffers(**later)), folder=tmp_path, resume=True)
-
-
-def test_what_a_method_declares_not_to_support_is_refused() -> None:
-    with pytest.raises(UserError, match="'mean-teacher' does not support shard: the teacher is a whole copy"):
-        recipe("mean-teacher").check_supports("shard")
-    recipe("mean-teacher").check_supports("onnx")
-    recipe("bce").check_supports("shard")

@@ -113,7 +113,6 @@ def _print_group(title: str, group: list[tuple[str, str]]) -> None:
 
 
 def _show_method(name: str) -> None:
-    from halflabel.methods.base import LIMITS
     from halflabel.methods.base import recipe as find_recipe
 
     recipe = find_recipe(name)
@@ -123,8 +122,8 @@ def _show_method(name: str) -> None:
         console.print(escape(line), soft_wrap=line.startswith(" "))  # formulas keep their line breaks
     console.print(f"\n[bold]learns from[/] {', '.join(recipe.serves)} labels")
     console.print(f"[bold]defaults[/] --lr {recipe.lr:g} --weight-decay {recipe.weight_decay:g}")
-    for feature, reason in recipe.cannot.items():
-        show_paragraph(f"[bold]does not support[/] {LIMITS[feature]}: {escape(reason)}")
+    if recipe.no_onnx:
+        show_paragraph(f"[bold]does not support[/] export to ONNX: {escape(recipe.no_onnx)}")
     for option, parameter in recipe.options.items():
         default = '""' if parameter.default == "" else str(parameter.default)
         console.print(f"  --{option.replace('_', '-')} {escape(default)}")

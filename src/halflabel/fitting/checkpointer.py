@@ -54,15 +54,15 @@ class Checkpointer:
             )
 
     def save(self) -> None:
-        if self.folder is None or not (distributed.is_main() or self.distribution.is_sharded):
+        if self.folder is None or not distributed.is_main():
             return
-        tensors = checkpoints.flatten("model", self.distribution.whole_model().state_dict())
+        tensors = checkpoints.flatten("model", self.distribution.plain.state_dict())
         tensors |= checkpoints.flatten("method", self._method_state())
         tensors |= checkpoints.flatten("best", self.state.best_weights)
         if self.step.ema is not None:
             tensors |= checkpoints.flatten("average", self.step.ema.state_dict())
         optimizer_tensors, groups = checkpoints.pack_optimizer(self.step.optimizer)
-        tensors |= self.distribution.gather_optimizer(optimizer_tensors)
+        tensors |= optimizer_tensors
         scaler = self.step.accelerator.scaler
         meta = {
             **self.state.to_json(),
@@ -71,8 +71,7 @@ class Checkpointer:
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
         number = (self.state.epoch - 1) * (self.batches_per_epoch + 1) + self.state.batches_done
-        if distributed.is_main():
-            checkpoints.save(self.folder, number, Checkpoint(tensors, meta))
+        checkpoints.save(self.folder, number, Checkpoint(tensors, meta))
         self.saved = self.state.position
 
     def _method_state(self) -> dict[str, Any]:
@@ -109,7 +108,7 @@ class Checkpointer:
             # Whether steps are fused depends on the present device, not on that of the checkpoint.
             fused = [{name: group[name] for name in ("fused",) if name in group} for group in optimizer.param_groups]
             groups = [saved | present for saved, present in zip(meta["groups"], fused, strict=True)]
-            checkpoints.unpack_optimizer(optimizer, self.distribution.restore(tensors, optimizer), groups)
+            checkpoints.unpack_optimizer(optimizer, tensors, groups)
         except (RuntimeError, ValueError, KeyError) as error:
             raise UserError(
                 f"the checkpoint belongs to another model ({error_summary(error)})", "resume with the same options"

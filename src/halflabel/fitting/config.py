@@ -115,10 +115,6 @@ class Settings:
         Literal["no", "inductor"],
         Option("inductor: compile the model by torch.compile, which takes a minute.", SPEED),
     ] = "no"
-    shard: Annotated[
-        bool,
-        Option("With torchrun: shard the weights over the processes (FSDP), for large backbones.", SPEED),
-    ] = False
     deterministic: Annotated[
         bool,
         Option("On a GPU: use deterministic algorithms where torch has them. Slower.", SPEED),

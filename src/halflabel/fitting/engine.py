@@ -35,10 +35,6 @@ def make_accelerator(settings: Settings) -> Any:
 
     if distributed.is_distributed() and settings.compile != "no":
         raise UserError(f"--compile {settings.compile} works in one process only", "leave --compile out")
-    if settings.shard and (settings.ema or settings.precision == "fp16"):
-        raise UserError(
-            "--shard works neither with --ema nor with --precision fp16", "use --ema 0 and --precision bf16"
-        )
     precision = settings.precision
     if precision == "fp16" and choose_device(settings.device) == "cpu":
         warnings.warn("fp16 needs a GPU: this training computes in float32", stacklevel=2)

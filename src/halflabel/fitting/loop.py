@@ -8,7 +8,7 @@ data_parallel.py.
 loop.py            `fit`: epochs, validation, relabelling, callbacks
 step.py            one optimizer step
 checkpointer.py    save and resume
-distribution.py    one process, data parallel, or sharded weights
+distribution.py    one process or several
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def fit(
     method.plan(settings.epochs)
     method.start(table, plain)
     method.to(accelerator.device)
-    distribution = distribute(plain, settings, accelerator.device)  # after method.start, which may set weights
+    distribution = distribute(plain, settings)
     step = OptimizerStep(accelerator, method, distribution, table, settings)
     checked = None if validation is None or judge is None else (validation, judge)
     callback = callback if callback is not None and distributed.is_main() else Callback()
@@ -138,8 +138,8 @@ class Loop:
             with deterministic_algorithms() if self.settings.deterministic else nullcontext():
                 return self._run(resume)
         except KeyboardInterrupt:
-            # The state is consistent, so save it. Sharded weights cannot be saved: other processes may have ended.
-            if not (signals.are_deferred() or self.distribution.is_sharded or self.checkpointer.is_current):
+            # The state is consistent, so save it.
+            if not (signals.are_deferred() or self.checkpointer.is_current):
                 self.checkpointer.save()
             raise
         finally:
@@ -163,7 +163,6 @@ class Loop:
         if not state.best_weights:
             state.best_weights, state.best_epoch = self._evaluated_weights(), state.epoch - 1
         self.distribution.plain.load_state_dict(state.best_weights)
-        self.distribution.finish()
         distributed.all_gather(None)  # wait until the last checkpoint is written
         return Fitted(state.best_weights, state.best_epoch, state.log)
 
@@ -307,40 +306,36 @@ class Loop:
         """Score all training images after this epoch, for the method."""
         relabel = self.method.relabel
         seed = int(bits(self.settings.seed, PASSES, epoch)[0])
-        model = self.distribution.whole_model()
-        return self._score(model, self.source, relabel.passes, seed, relabel.wants_features)
+        return self._score(self.distribution.plain, self.source, relabel.passes, seed, relabel.wants_features)
 
     def _score(self, model: Model, source: Source, passes: int = 0, seed: int = 0, features: bool = False) -> Sweep:
         size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
-        with self.distribution.on_device_for_scoring(model):
-            return score_source(
-                model,
-                source,
-                device=self.step.device,
-                batch_size=size,
-                autocast=self.step.autocast,
-                passes=passes,
-                seed=seed,
-                batcher=self.scoring_batches,
-                features=features,
-            )
+        return score_source(
+            model,
+            source,
+            device=self.step.device,
+            batch_size=size,
+            autocast=self.step.autocast,
+            passes=passes,
+            seed=seed,
+            batcher=self.scoring_batches,
+            features=features,
+        )
 
     def _evaluated_model(self) -> Model:
         """The model that is validated and kept: the weight average if there is one, else the method's choice."""
         if self.step.ema is not None:
             return self.step.ema.model
-        return self.method.evaluated(self.distribution.whole_model())
+        return self.method.evaluated(self.distribution.plain)
 
     def _evaluated_weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self._evaluated_model().state_dict().items()}
 
     def _shared_tensors(self) -> Iterator[Tensor]:
         """All tensors that training changes, which must be equal in all processes."""
-        modules: tuple[Any, ...] = (self.distribution.whole_model(), self.method, self.step.ema)
+        modules: tuple[Any, ...] = (self.distribution.plain, self.method, self.step.ema)
         for module in modules:
             yield from module.state_dict().values() if module is not None else ()
-        if self.distribution.is_sharded:
-            return
         for slots in self.step.optimizer.state.values():
             yield from (value for value in slots.values() if isinstance(value, Tensor))
 

@@ -35,8 +35,7 @@ def make_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.op
         case "adam":
             return torch.optim.Adam(groups, weight_decay=decay, fused=True)
         case "sgd":
-            fused = not settings.shard  # fused SGD does not support sharded weights
-            return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=fused)
+            return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=True)
         case _:
             return torch.optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
 

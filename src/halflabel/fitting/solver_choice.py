@@ -22,7 +22,6 @@ _SGD_OPTIONS = (
     "patience",
     "save_every",
     "precision",
-    "shard",
     "begin_from",
     "held_out",
     "mirror",

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.errors import UserError
 from halflabel.features.ema import ModelEma
 from halflabel.fitting.config import Settings
 from halflabel.fitting.distribution import Distribution
@@ -43,7 +42,7 @@ class OptimizerStep:
 
     def __post_init__(self) -> None:
         method, distribution, table, settings = self.method, self.distribution, self.table, self.settings
-        self.groups = parameter_groups(distribution.trained, method, settings)
+        self.groups = parameter_groups(distribution.plain, method, settings)
         # Not wrapped by the accelerator: its wrapper looks for packages on the disk at every step.
         self.optimizer = make_optimizer(self.groups, settings)
         self.ema = ModelEma(distribution.plain, settings.ema) if settings.ema else None
@@ -114,22 +113,13 @@ class OptimizerStep:
         batch = Batch(index, moved, labels, None if soft is None else torch.from_numpy(soft).to(device))
         # Typed as a model for the methods; with several processes it is a wrapper with the same interface.
         model: Any = self.distribution.model
-        try:
-            with self.autocast():
-                if self.check_next_batch:
-                    loss = checked_step(self.method, model, batch, epoch)
-                    self.check_next_batch = False
-                else:
-                    loss = self.method.step(model, batch, epoch)
-            self.accelerator.backward(loss if share == 1 else loss * share)
-        except RuntimeError as error:
-            if not self.distribution.is_sharded or "DTensor" not in str(error):
-                raise
-            raise UserError(
-                f"{type(self.method).__name__} computes with the weights of the model, of which --shard keeps only a "
-                "part in each process",
-                "train without --shard; in a method, halflabel.system.distributed.full_tensor completes weight sums",
-            ) from error
+        with self.autocast():
+            if self.check_next_batch:
+                loss = checked_step(self.method, model, batch, epoch)
+                self.check_next_batch = False
+            else:
+                loss = self.method.step(model, batch, epoch)
+        self.accelerator.backward(loss if share == 1 else loss * share)
         return loss.detach()
 
     def _to_layout(self, view: Tensor) -> Tensor:
@@ -145,7 +135,7 @@ class OptimizerStep:
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
             parameters = [parameter for group in self.groups for parameter in group["params"]]
-            self.distribution.clip_gradients(parameters, self.settings.clip)
+            torch.nn.utils.clip_grad_norm_(parameters, self.settings.clip)
         try:
             if scaler is not None:
                 scaler.step(self.optimizer)
@@ -157,4 +147,4 @@ class OptimizerStep:
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update(self.distribution.plain)
-        self.method.after_step(self.distribution.trained)
+        self.method.after_step(self.distribution.plain)

@@ -31,7 +31,6 @@ from halflabel.types import Batch
 M = TypeVar("M", bound=nn.Module)
 VIEWS = ("plain", "weak", "strong")  # the kinds of views that image sources can make
 Tune = Mapping[str, Sequence[Any]]  # option name -> values to try
-LIMITS = {"shard": "--shard", "onnx": "export to ONNX"}  # what a method may declare not to support
 
 
 class Method(nn.Module):
@@ -144,7 +143,7 @@ class Recipe:
     weight_decay: float
     linear_init: int = 0
     tune: Tune | Callable[[Mapping[str, Any]], Tune] = field(default_factory=dict)
-    cannot: Mapping[str, str] = field(default_factory=dict)  # feature of LIMITS -> why it is not supported
+    no_onnx: str = ""  # why the model cannot be exported to ONNX
 
     def __deepcopy__(self, memo: Any) -> Recipe:
         """Return the recipe itself: it is immutable."""
@@ -184,14 +183,6 @@ class Recipe:
         if not isinstance(method, Method):
             raise TypeError(f"{self.build.__name__} returns {type(method).__name__}, not a Method")
         return method
-
-    def check_supports(self, feature: str) -> None:
-        """Raise if the method declares that it does not support this feature, one of LIMITS."""
-        if feature in self.cannot:
-            raise UserError(
-                f"the method {self.name!r} does not support {LIMITS[feature]}: {self.cannot[feature]}",
-                "use another method, or do without it",
-            )
 
     def check_regime(self, regime: str) -> None:
         """Raise if this method cannot learn from labels of this regime."""
@@ -249,7 +240,7 @@ def method(
     weight_decay: float = 1e-4,
     linear_init: int = 0,
     tune: Tune | Callable[[Mapping[str, Any]], Tune] | None = None,
-    cannot: Mapping[str, str] | None = None,
+    no_onnx: str = "",
     name: str | None = None,
     options_of: Callable[..., Method] | None = None,
 ) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
@@ -264,15 +255,13 @@ def method(
     whole network is trained.
     tune: values to try of the method's most important option, for comparisons; or a function of all options that
     returns them, where the other options decide which values make sense.
-    cannot: what the method does not support, "shard" (--shard) or "onnx" (export to ONNX), each with the reason.
+    no_onnx: why the model cannot be exported to ONNX, if it cannot.
     name: for methods whose name no function can have, such as sarb*; the function's name is then an alias.
     options_of: another method, whose options this one takes too; the function gets them as keyword arguments.
     """
     unknown = set(serves) - set(REGIMES)
     if unknown:
         raise ValueError(f"no such regimes: {sorted(unknown)}")
-    if unsupported := set(cannot or {}) - set(LIMITS):
-        raise ValueError(f"cannot= has {min(unsupported)!r}: there are {', '.join(LIMITS)}")
 
     def register(build: Callable[..., Method]) -> Callable[..., Method]:
         if not build.__module__.startswith("halflabel.methods."):
@@ -303,7 +292,7 @@ def method(
             weight_decay,
             linear_init,
             tune=tune or {},
-            cannot=dict(cannot or {}),
+            no_onnx=no_onnx,
         )
         _REGISTRY[method_name] = registered
         vars(build)[_RECIPE] = registered  # pickled with the function, for processes that have not registered it

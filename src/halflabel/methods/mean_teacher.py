@@ -21,7 +21,6 @@ from halflabel.types import Batch
     serves=REGIMES,
     paper="Tarvainen & Valpola 2017: Mean teachers are better role models",
     tune={"weight": (1.0, 10.0)},
-    cannot={"shard": "the teacher is a whole copy of the model in each process"},
 )
 def mean_teacher(weight: float = 10.0, decay: float = 0.999, ramp_up: float = 0.25, unknown: str = "auto") -> Method:
     """A teacher, the average of the model over its steps, scores weak views; the model must agree on strong views.

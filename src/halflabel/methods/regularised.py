@@ -9,7 +9,6 @@ from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import AssumeNegative
 from halflabel.methods.parts.terms import UnknownScores
-from halflabel.system import distributed
 from halflabel.system.validate import at_least, one_of
 from halflabel.types import Batch
 
@@ -71,7 +70,7 @@ class RegularisedWeights(Method):
         loss = super().step(model, batch, epoch)
         for weight in model.parameters():
             if weight.requires_grad and weight.ndim > 1:
-                loss = loss + self.strength * distributed.full_tensor(weight.abs().pow(self.power).sum())
+                loss = loss + self.strength * weight.abs().pow(self.power).sum()
         return loss
 
 

@@ -156,8 +156,6 @@ class _Job:
                 f"{self.table.uncertain.nnz} uncertain labels are {describe_reading(self.config.uncertain)}, and never "
                 "used for evaluation"
             )
-        if self.config.settings.shard:
-            self.assembly.recipe.check_supports("shard")
         self.device = choose_device(self.config.settings.device)
         self.backbone = self.assembly.make_backbone()
         self.size = self.config.size or self.backbone.preprocess.size

@@ -219,15 +219,6 @@ def _checksum(tensor: Tensor) -> int:
     return total
 
 
-def full_tensor(total: Tensor) -> Tensor:
-    """Return a sum over a weight whose parts may lie in different processes (`--shard`), with its gradient.
-
-    Methods that penalise weights call it, in all processes in the same order. An ordinary tensor is returned as it is.
-    """
-    gather_parts: Callable[[], Tensor] | None = getattr(total, "full_tensor", None)
-    return total if gather_parts is None else gather_parts()
-
-
 def claim(key: str) -> bool:
     """Return True in exactly one process, for messages that each process could print."""
     if _store is None:

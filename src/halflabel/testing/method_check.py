@@ -19,14 +19,13 @@ from typing import NamedTuple
 import torch
 
 from halflabel.errors import UserError, error_summary
-from halflabel.methods.base import LIMITS, Recipe, recipe
+from halflabel.methods.base import Recipe, recipe
 from halflabel.system import distributed
 from halflabel.system.sockets import open_socket
 from halflabel.testing.method_contract import CHECKS, ONCE, Broken, check_page, train_briefly
 
 _PROCESSES = 2
 _TIMEOUT = 300  # seconds for the two processes
-_OF_CHECK = {"export to ONNX": "onnx", "sharded weights": "shard"}  # check -> the feature that a method may exclude
 
 
 class CheckResult(NamedTuple):
@@ -47,17 +46,13 @@ def check_method(method: Recipe) -> Iterator[CheckResult]:
             yield _run(check, method, function, method.serves)
         for check, function in ONCE.items():
             yield _run(check, method, function, method.serves[-1:])
-        result = _run("two processes", method, processes.compare)
-        yield result
-        if result.holds:
-            yield _run("sharded weights", method, processes.compare_sharded)
+        yield _run("two processes", method, processes.compare)
 
 
 def _run(name: str, method: Recipe, check: Callable[..., None], regimes: Sequence[str] | None = None) -> CheckResult:
     started = time.perf_counter()
-    feature = _OF_CHECK.get(name, "")
-    if feature in method.cannot:
-        return CheckResult(name, None, f"{LIMITS[feature]} is not supported: {method.cannot[feature]}", "", 0.0)
+    if name == "export to ONNX" and method.no_onnx:
+        return CheckResult(name, None, f"export to ONNX is not supported: {method.no_onnx}", "", 0.0)
     problem = fix = ""
     try:
         with warnings.catch_warnings():
@@ -77,7 +72,6 @@ def _run(name: str, method: Recipe, check: Callable[..., None], regimes: Sequenc
 
 
 _VIEWS = "pass batch.views to the model only; for another model use model.run(other, view), which gathers all rows"
-_SHARD = 'complete sums of weights by distributed.full_tensor, or declare @method(..., cannot={"shard": "…"})'
 
 
 class _Processes:
@@ -114,38 +108,25 @@ class _Processes:
                     f"the processes wait for each other after {_TIMEOUT} seconds",
                     "call the model in every step, and equally often in every process",
                 ) from None
-            if not (self.folder / f"plain.{rank}.pt").is_file():
+            if not result_path(self.folder, rank).is_file():
                 lines = (self.folder / f"{rank}.txt").read_text().strip().splitlines() or ["it gives no reason"]
                 raise Broken(f"a process fails: {lines[-1]}", _VIEWS)
-        self._compare(method, "plain")
-
-    def compare_sharded(self, method: Recipe) -> None:
-        self._compare(method, "sharded")
-
-    def _compare(self, method: Recipe, kind: str) -> None:
         expected = train_briefly(method)
         for rank in range(_PROCESSES):
-            path = self.folder / f"{kind}.{rank}.pt"
-            if not path.is_file():
-                raise Broken((self.folder / f"{kind}.{rank}.txt").read_text(), _SHARD)
-            actual = torch.load(path, weights_only=True)
+            actual = torch.load(result_path(self.folder, rank), weights_only=True)
             for name, value in expected.items():
                 if not torch.allclose(actual[name], value, rtol=1e-4, atol=1e-5, equal_nan=True):
                     raise Broken(f"{name} differs from the training in one process", _VIEWS)
 
 
+def result_path(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.pt"
+
+
 def main(name: str, folder: Path) -> None:
-    """Train as one of several processes, with whole and with sharded weights; write the results to the folder."""
+    """Train as one of several processes; write the result to the folder."""
     distributed.initialize()
-    method, rank = recipe(name), distributed.rank()
-    torch.save(train_briefly(method), folder / f"plain.{rank}.pt")
-    if "shard" in method.cannot:
-        return
-    try:
-        torch.save(train_briefly(method, shard=True), folder / f"sharded.{rank}.pt")
-    except Exception as error:  # for the table, whatever it is
-        text = error.message if isinstance(error, UserError) else f"{type(error).__name__}: {error_summary(error)}"
-        (folder / f"sharded.{rank}.txt").write_text(text)
+    torch.save(train_briefly(recipe(name)), result_path(folder, distributed.rank()))
 
 
 if __name__ == "__main__":

@@ -406,7 +406,7 @@ class _TinyBackbone(nn.Module):
 
 def check_onnx(recipe: Recipe, regime: str) -> None:
     """The model can be exported to ONNX, and ONNX Runtime gives the same scores."""
-    if "onnx" in recipe.cannot:
+    if recipe.no_onnx:
         return
     from halflabel.runs.export.metadata import ModelMetadata
     from halflabel.runs.export.onnx import write_onnx
@@ -419,17 +419,17 @@ def check_onnx(recipe: Recipe, regime: str) -> None:
         try:
             write_onnx(model, metadata, Path(folder) / "model.onnx")
         except UserError as error:
-            fix = 'change the head\'s forward, or declare @method(..., cannot={"onnx": "why"})'
+            fix = 'change the head\'s forward, or declare @method(..., no_onnx="why")'
             raise Broken(error.message, fix) from None
 
 
-def train_briefly(recipe: Recipe, *, shard: bool = False) -> dict[str, Tensor]:
+def train_briefly(recipe: Recipe) -> dict[str, Tensor]:
     """Weights and state after one epoch without dropout, which several processes draw differently."""
     case = Case(recipe, recipe.serves[-1])
     for layer in case.model.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.p = 0.0
-    state = case.fit(Settings(epochs=1, batch_size=12, lr=0.01, optimizer="sgd", device="cpu", shard=shard))
+    state = case.fit(Settings(epochs=1, batch_size=12, lr=0.01, optimizer="sgd", device="cpu"))
     return {name: value.detach().clone().contiguous() for name, value in state.items()}
 
 

@@ -25,6 +25,7 @@ from halflabel.features.heads import Ensemble, Head, Linear, Model, NormalisedLi
 from halflabel.features.onnx_features import parity_images
 from halflabel.features.similar_images import SimilarImages
 from halflabel.images.views import Plain
+from halflabel.methods.base import recipe
 from halflabel.methods.boostlu import BoostedMaps
 from halflabel.methods.parts.embedding_heads import Bilinear
 from halflabel.methods.parts.gnn_head import GnnHead
@@ -33,6 +34,7 @@ from halflabel.methods.parts.recurrent_head import RecurrentHead
 from halflabel.methods.parts.self_training import SaliencyHead
 from halflabel.methods.parts.semantic import GraphClassifier, LabelAwareHead, SemanticHead
 from halflabel.methods.rlsd import Regional
+from halflabel.runs.export import onnx as onnx_export
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import (
     ExportedGraph,
@@ -275,6 +277,14 @@ def test_bad_arguments_are_refused(run: RunFolder, exported: Path, tmp_path: Pat
     assert caught.value.fix == "pip install no_such_package"
     result = CliRunner().invoke(app, ["export", "onnx", str(run.folder), "--out", str(exported)])
     assert result.exit_code == 2
+
+
+def test_a_method_that_declares_no_export_is_refused(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_export, "recipe", lambda name: replace(recipe(name), no_onnx="its head asks a server"))
+    with pytest.raises(UserError, match="does not support export to ONNX: its head asks a server"):
+        export_onnx(Predictor.from_run(run), tmp_path / "m.onnx")
 
 
 def test_parity_images_are_noise_and_scenes() -> None:

@@ -120,7 +120,12 @@ def export_onnx(predictor: Predictor, path: Path, *, tolerance: float = TOLERANC
             "export it with halflabel export hub",
         )
     if not isinstance(predictor.model.head, NormalisedLinear):  # which L-BFGS fits, whatever the method
-        recipe(predictor.config.method).check_supports("onnx")
+        method = recipe(predictor.config.method)
+        if method.no_onnx:
+            raise UserError(
+                f"the method {method.name!r} does not support export to ONNX: {method.no_onnx}",
+                "export it with halflabel export hub",
+            )
     return write_onnx(predictor.model, ModelMetadata.of(predictor), path, tolerance=tolerance)
 
 
