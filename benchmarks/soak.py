@@ -338,7 +338,6 @@ def result(run: Path) -> dict[str, Any]:
 def import_everything() -> None:
     """Import what training imports before the first fork; it must not start threads."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import accelerate
     import pyarrow.parquet
     import sklearn.datasets
     import torch
@@ -354,7 +353,7 @@ def import_everything() -> None:
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # written data survive a killed process; only a power cut would need fsync
     cache._NOTE_IMAGES = 16  # there are few images, so write notes more often
-    del accelerate, pyarrow, sklearn, halflabel
+    del pyarrow, sklearn, halflabel
 
 
 def main() -> int:

@@ -23,8 +23,8 @@ from halflabel import cli
 from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.fitting.config import Settings
-from halflabel.fitting.engine import make_accelerator
-from halflabel.methods.base import recipes
+from halflabel.fitting.distribution import distribute
+from halflabel.methods.base import recipe, recipes
 from halflabel.system import distributed
 
 
@@ -239,7 +239,7 @@ def test_compiling_is_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match="compile inductor works in one process"):
-        make_accelerator(Settings(compile="inductor"))
+        distribute(JOB.model(recipe("bce").make()), Settings(compile="inductor"))
 
 
 def test_errors_of_a_lost_process_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,12 +63,11 @@ class Checkpointer:
             tensors |= checkpoints.flatten("average", self.step.ema.state_dict())
         optimizer_tensors, groups = checkpoints.pack_optimizer(self.step.optimizer)
         tensors |= optimizer_tensors
-        scaler = self.step.accelerator.scaler
         meta = {
             **self.state.to_json(),
             "images_at_once": self.step.micro_batches.limit,
             "groups": groups,
-            "scaler": scaler.state_dict() if scaler is not None else None,
+            "scaler": self.step.scaler.state_dict(),
         }
         number = (self.state.epoch - 1) * (self.batches_per_epoch + 1) + self.state.batches_done
         checkpoints.save(self.folder, number, Checkpoint(tensors, meta))
@@ -99,7 +98,7 @@ class Checkpointer:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         tensors, meta = checkpoint
-        optimizer, scaler = self.step.optimizer, self.step.accelerator.scaler
+        optimizer = self.step.optimizer
         try:
             checkpoints.load_state(self.distribution.plain, checkpoints.restore("model", tensors))
             self._load_method(checkpoints.restore("method", tensors))
@@ -118,6 +117,6 @@ class Checkpointer:
         self.state.best_weights = {name: value.to(device) for name, value in best_weights.items()}
         self.state.load_json(meta)
         self.step.micro_batches.limit = meta.get("images_at_once", 0)
-        if scaler is not None and meta["scaler"] is not None:
-            scaler.load_state_dict(meta["scaler"])
+        if meta["scaler"]:  # empty without fp16
+            self.step.scaler.load_state_dict(meta["scaler"])
         self.saved = self.state.position

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.fitting.compiled_model import CompiledModel
 from halflabel.fitting.config import Settings
@@ -25,6 +26,8 @@ def place_model(model: Model, settings: Settings, device: torch.device) -> Model
 def distribute(plain: Model, settings: Settings) -> Distribution:
     """The distribution for the settings and the number of processes. `plain` comes from `place_model`."""
     if distributed.is_distributed():
+        if settings.compile != "no":
+            raise UserError(f"--compile {settings.compile} works in one process only", "leave --compile out")
         return DataParallel(plain)
     return Distribution(plain, settings)
 

@@ -33,8 +33,8 @@ from halflabel.features.scoring import PASSES, score_source, seed_generators
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.checkpointer import Checkpointer
 from halflabel.fitting.config import Settings
+from halflabel.fitting.device import deterministic_algorithms, training_device
 from halflabel.fitting.distribution import distribute, place_model
-from halflabel.fitting.engine import deterministic_algorithms, make_accelerator
 from halflabel.fitting.optimizer import learning_rate_factor
 from halflabel.fitting.state import TrainingState
 from halflabel.fitting.step import OptimizerStep
@@ -90,13 +90,13 @@ def fit(
     """
     if len(source) != len(table):
         raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
-    accelerator = make_accelerator(settings)
-    plain = place_model(model, settings, accelerator.device)
+    device = training_device(settings.device)
+    plain = place_model(model, settings, device)
     method.plan(settings.epochs)
     method.start(table, plain)
-    method.to(accelerator.device)
+    method.to(device)
     distribution = distribute(plain, settings)
-    step = OptimizerStep(accelerator, method, distribution, table, settings)
+    step = OptimizerStep(device, method, distribution, table, settings)
     checked = None if validation is None or judge is None else (validation, judge)
     callback = callback if callback is not None and distributed.is_main() else Callback()
     return Loop(step, source, checked, truth, callback, folder).run(resume)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from halflabel.features.ema import ModelEma
 from halflabel.fitting.config import Settings
+from halflabel.fitting.device import mixed_precision
 from halflabel.fitting.distribution import Distribution
 from halflabel.fitting.optimizer import make_optimizer, parameter_groups
 from halflabel.labels.table import Table
@@ -34,7 +33,7 @@ class OptimizerStep:
     is repeated with half as many images at once.
     """
 
-    accelerator: Any
+    device: torch.device
     method: Method
     distribution: Distribution
     table: Table
@@ -43,12 +42,9 @@ class OptimizerStep:
     def __post_init__(self) -> None:
         method, distribution, table, settings = self.method, self.distribution, self.table, self.settings
         self.groups = parameter_groups(distribution.plain, method, settings)
-        # Not wrapped by the accelerator: its wrapper looks for packages on the disk at every step.
         self.optimizer = make_optimizer(self.groups, settings)
         self.ema = ModelEma(distribution.plain, settings.ema) if settings.ema else None
-        self.autocast: Callable[[], AbstractContextManager[Any]] = (
-            nullcontext if settings.precision == "no" else self.accelerator.autocast
-        )
+        self.autocast, self.scaler = mixed_precision(settings.precision, self.device)
         # Looking up labels in a dense table is faster; a large table stays sparse.
         is_small = len(table) * len(table.classes) <= _DENSE_ENTRIES
         self.dense_labels = torch.from_numpy(table.dense()).to(self.device) if is_small else None
@@ -56,11 +52,6 @@ class OptimizerStep:
         can_split = distribution.can_split_batches and self.device.type in _LIMITED_MEMORY
         self.snapshot = Snapshot(distribution.plain, method) if can_split else None
         self.check_next_batch = True  # whether to check the shapes and values that the method returns
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.accelerator.device
-        return device
 
     def begin(self) -> None:
         """Remember the state before a step, for `undo`."""
@@ -119,7 +110,7 @@ class OptimizerStep:
                 self.check_next_batch = False
             else:
                 loss = self.method.step(model, batch, epoch)
-        self.accelerator.backward(loss if share == 1 else loss * share)
+        torch.autograd.backward(self.scaler.scale(loss if share == 1 else loss * share))
         return loss.detach()
 
     def _to_layout(self, view: Tensor) -> Tensor:
@@ -129,19 +120,14 @@ class OptimizerStep:
 
     def update(self) -> None:
         """Update the weights by the gradients added so far, then the weight average."""
-        scaler = self.accelerator.scaler
         self.distribution.average_gradients()
         if self.settings.clip:
-            if scaler is not None:
-                scaler.unscale_(self.optimizer)
+            self.scaler.unscale_(self.optimizer)
             parameters = [parameter for group in self.groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, self.settings.clip)
         try:
-            if scaler is not None:
-                scaler.step(self.optimizer)
-                scaler.update()
-            else:
-                self.optimizer.step()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         except torch.OutOfMemoryError:  # some weights may be updated already, and fewer images would not help
             raise out_of_gpu_memory(f"for the state of {self.settings.optimizer}") from None
         self.optimizer.zero_grad(set_to_none=True)

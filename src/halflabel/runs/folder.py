@@ -298,7 +298,7 @@ class RunFolder:
         from importlib.metadata import PackageNotFoundError, version
 
         versions = {"halflabel": __version__}
-        for package in ("torch", "torchvision", "timm", "accelerate", "numpy"):
+        for package in ("torch", "torchvision", "timm", "numpy"):
             try:
                 versions[package] = version(package)
             except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The processes of one job as `torchrun` and `accelerate launch` start them: ranks, and collective operations.
+"""The processes of one job as `torchrun` starts them: ranks, and collective operations.
 
 With one process nothing here waits, sends or changes anything. The collective functions (`run_on_main`, `all_gather`,
 `gather_to_main`, `check_on_all`, `merge_rows`, `synchronize`) must be called by all processes in the same order.
@@ -78,7 +78,7 @@ def initialize() -> None:
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"the {world_size()} processes of this job cannot reach each other ({error_summary(error)})",
-            "start them with torchrun or accelerate launch, with the same address and port on all machines",
+            "start them with torchrun, with the same address and port on all machines",
         ) from None
     _store = PrefixStore("halflabel", store)
 
