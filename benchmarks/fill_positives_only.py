@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import fit_decisions
 from halflabel.filling.control import ControlAnswers, NothingToFill, draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
@@ -49,7 +49,9 @@ class Fill:
             device=bench.device,
         )
         self.scores = Scores(fitted.logits, fitted.fold, "")
-        self.platt: Platt = fit_decisions(torch.from_numpy(fitted.logits), torch.from_numpy(self.known.dense())).platt
+        self.calibration: Calibration = fit_decisions(
+            torch.from_numpy(fitted.logits), torch.from_numpy(self.known.dense())
+        ).calibration
 
     def measure(self, answers: ControlAnswers | None) -> tuple[float, float]:
         """Return the true precision of the fills, and the share of the missing positives that they are."""
@@ -67,13 +69,13 @@ class Fill:
 
     def fill(self, answers: ControlAnswers | None) -> Labels:
         options = FillOptions(precision=self.options.precision, confidence=self.options.confidence)
-        return plan_present(self.scores, Labels.from_table(self.known), self.platt, answers, options).rows()
+        return plan_present(self.scores, Labels.from_table(self.known), self.calibration, answers, options).rows()
 
     def draw(self, seed: int) -> ControlAnswers:
         drawn = draw_control(
             self.scores,
             self.known,
-            self.platt,
+            self.calibration,
             precision=self.options.precision,
             count=self.options.answers,
             seed=seed,
@@ -84,7 +86,7 @@ class Fill:
     def hindsight(self) -> float:
         """Return the share of the missing positives above the lowest cut with the precision."""
         unknown = self.known.dense() == 0
-        p = unknown_curve(self.platt, self.scores, self.known).scores(self.scores.logits)[unknown]
+        p = unknown_curve(self.calibration, self.scores, self.known).scores(self.scores.logits)[unknown]
         right = self.truth[unknown][np.argsort(-p, kind="stable")]
         precise = np.flatnonzero(np.cumsum(right) / np.arange(1, len(right) + 1) >= self.options.precision)
         return float(right[: precise[-1] + 1].sum() / right.sum()) if len(precise) else 0.0

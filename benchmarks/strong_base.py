@@ -130,12 +130,12 @@ class Bench:
             seed=seed,
             device=self.device,
         )
-        platt, thresholds = fit_decisions(torch.from_numpy(fitted.logits), torch.from_numpy(known.dense()))
+        calibration, thresholds = fit_decisions(torch.from_numpy(fitted.logits), torch.from_numpy(known.dense()))
         seconds = time.perf_counter() - begun
         with torch.no_grad():
             head = fitted.head.to(self.device)
             logits = torch.cat([head(part.to(self.device)).logits.cpu() for part in self.test.split(1024)])
-        scores = platt.scores(logits)
+        scores = calibration.scores(logits)
         f1 = metrics.precision_recall_f1(scores, self.truth, float(thresholds[0]))
         return {
             "regime": regime,

@@ -21,7 +21,7 @@ from torch.nn.functional import logsigmoid
 
 from halflabel import metrics
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import Decisions, fit_decisions
 from halflabel.features.backbone_names import DEFAULT
 from halflabel.features.backbones import Backbone
@@ -179,10 +179,10 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = labels.classes
         self.zero_ = labels.zero
         self.oof_logits_ = out_of_fold
-        decisions = Decisions(Platt(), torch.full((len(table.classes),), 0.5))
+        decisions = Decisions(Calibration(), torch.full((len(table.classes),), 0.5))
         if out_of_fold is not None and labels.zero is not None:
             decisions = fit_decisions(torch.from_numpy(out_of_fold), torch.from_numpy(labels.labels))
-        self.calibration_ = decisions.platt
+        self.calibration_ = decisions.calibration
         self.thresholds_ = decisions.thresholds.double().numpy()
         if self.threshold != "auto":
             self.thresholds_ = np.full(len(table.classes), float(self.threshold))

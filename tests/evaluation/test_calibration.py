@@ -1,4 +1,4 @@
-"""Platt scaling: against its likelihood, and on labels drawn from known probabilities."""
+"""Calibration scaling: against its likelihood, and on labels drawn from known probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from halflabel.evaluation.calibration import Platt, fit_platt
+from halflabel.evaluation.calibration import Calibration, fit_platt
 
 
 def drawn(slope: float, offset: float, n: int = 40_000, known: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -25,15 +25,15 @@ def drawn(slope: float, offset: float, n: int = 40_000, known: float = 0.5) -> t
 @pytest.mark.parametrize(("slope", "offset"), [(1, 0), (0.3, -1), (2, 1.5)])
 def test_slope_and_offset_of_the_labels_are_recovered(slope: float, offset: float) -> None:
     logits, labels = drawn(slope, offset)
-    platt = fit_platt(logits, labels)
-    assert platt.slope == pytest.approx(slope, rel=0.06)
-    assert platt.offset == pytest.approx(offset, abs=0.06)
-    assert platt.known == int((labels != 0).sum())
+    calibration = fit_platt(logits, labels)
+    assert calibration.slope == pytest.approx(slope, rel=0.06)
+    assert calibration.offset == pytest.approx(offset, abs=0.06)
+    assert calibration.known == int((labels != 0).sum())
 
 
 def test_fit_maximises_platts_likelihood() -> None:
     logits, labels = drawn(0.7, 0.4, n=400)
-    platt = fit_platt(logits, labels)
+    calibration = fit_platt(logits, labels)
     known = labels.numpy() != 0
     x, present = logits.numpy()[known].astype(np.float64), labels.numpy()[known] > 0
     n_pos, n_neg = present.sum(), (~present).sum()
@@ -43,10 +43,10 @@ def test_fit_maximises_platts_likelihood() -> None:
         p = 1 / (1 + np.exp(-slope * x - offset))
         return float((target * np.log(p) + (1 - target) * np.log(1 - p)).mean())
 
-    best = likelihood(platt.slope, platt.offset)
+    best = likelihood(calibration.slope, calibration.offset)
     for step in (1e-3, -1e-3):
-        assert likelihood(platt.slope + step, platt.offset) < best
-        assert likelihood(platt.slope, platt.offset + step) < best
+        assert likelihood(calibration.slope + step, calibration.offset) < best
+        assert likelihood(calibration.slope, calibration.offset + step) < best
 
 
 def test_unknown_entries_and_unreadable_images_do_not_count() -> None:
@@ -60,28 +60,28 @@ def test_unknown_entries_and_unreadable_images_do_not_count() -> None:
 
 def test_perfectly_separated_labels_keep_a_finite_slope() -> None:
     logits = torch.tensor([[-2.0], [-1.0], [1.0], [2.0]])
-    platt = fit_platt(logits, logits.sign().to(torch.int8))
-    assert 0 < platt.slope < 100
-    scores = platt.scores(logits)
+    calibration = fit_platt(logits, logits.sign().to(torch.int8))
+    assert 0 < calibration.slope < 100
+    scores = calibration.scores(logits)
     assert bool((scores > 0).all() and (scores < 1).all())
 
 
 @pytest.mark.parametrize("value", [1, -1, 0], ids=["positives only", "negatives only", "nothing"])
 def test_without_both_signs_nothing_is_fitted(value: int) -> None:
-    assert fit_platt(torch.randn(5, 2), torch.full((5, 2), value, dtype=torch.int8)) == Platt()
+    assert fit_platt(torch.randn(5, 2), torch.full((5, 2), value, dtype=torch.int8)) == Calibration()
 
 
 def test_scores_that_rank_backwards_are_not_inverted() -> None:
     logits, labels = drawn(-1, 0, n=400)
-    assert fit_platt(logits, labels) == Platt()
+    assert fit_platt(logits, labels) == Calibration()
 
 
 def test_scores_are_the_sigmoid_and_keep_nan() -> None:
     logits = torch.tensor([[0.0, 2.0], [math.nan, -1.0]])
-    scores = Platt(0.5, 1.0).scores(logits)
+    scores = Calibration(0.5, 1.0).scores(logits)
     assert scores[0].tolist() == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-2))])
     assert bool(scores[1, 0].isnan())
-    assert torch.equal(Platt().scores(logits[:1]), torch.sigmoid(logits[:1]))
+    assert torch.equal(Calibration().scores(logits[:1]), torch.sigmoid(logits[:1]))
 
 
 @given(
@@ -90,7 +90,7 @@ def test_scores_are_the_sigmoid_and_keep_nan() -> None:
 def test_any_scores_give_a_finite_rising_pair(entries: list[tuple[float, int]]) -> None:
     logits = torch.tensor([[x] for x, _ in entries])
     labels = torch.tensor([[y] for _, y in entries], dtype=torch.int8)
-    platt = fit_platt(logits, labels)
-    assert math.isfinite(platt.slope)
-    assert math.isfinite(platt.offset)
-    assert platt.slope > 0
+    calibration = fit_platt(logits, labels)
+    assert math.isfinite(calibration.slope)
+    assert math.isfinite(calibration.offset)
+    assert calibration.slope > 0

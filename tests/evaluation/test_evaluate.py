@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate
 from halflabel.labels.names import Names
 
@@ -73,9 +73,9 @@ def test_unreadable_images_are_left_out_and_counted() -> None:
 
 def test_thresholds_are_of_calibrated_scores() -> None:
     logits, labels = case()
-    platt = Platt(2.0, -1.0)
+    calibration = Calibration(2.0, -1.0)
     cuts = torch.tensor([0.2, 0.4, 0.6, 0.8])
-    evaluation = evaluate(logits, labels, CLASSES, thresholds=cuts, platt=platt)
+    evaluation = evaluate(logits, labels, CLASSES, thresholds=cuts, calibration=calibration)
     assert [row["threshold"] for row in evaluation.per_class] == pytest.approx(cuts.tolist())
     scores = torch.sigmoid(2 * logits - 1)
     for c, row in enumerate(evaluation.per_class):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import evaluate, fit_decisions
 from halflabel.evaluation.positives_only import (
     _chosen_share,
@@ -51,20 +51,20 @@ def test_the_chosen_share_is_that_of_all_combinations() -> None:
 
 def test_probabilities_from_one_chosen_label_per_image() -> None:
     logits, p, present = simulate()
-    platt = fit_chosen_labels(logits, choose_one(present))
-    fitted = platt.scores(torch.from_numpy(logits)).numpy()
+    calibration = fit_chosen_labels(logits, choose_one(present))
+    fitted = calibration.scores(torch.from_numpy(logits)).numpy()
     assert float(fitted.sum(1).mean()) == pytest.approx(present.sum(1).mean(), rel=0.12)
     assert float(np.abs(fitted - p).mean()) < 0.05
-    assert "random" in platt.assumption
+    assert "random" in calibration.assumption
 
 
 def test_a_nonlinear_curve_is_fitted() -> None:
     """As with label smoothing: above 0 the logits grow three times as fast as the scores of the model."""
     logits, p, present = simulate(prior=-1)
     z = 2 * logits - 1
-    platt = fit_chosen_labels(np.where(z > 0, 3 * z, z), choose_one(present))
-    fitted = platt.scores(torch.from_numpy(np.where(z > 0, 3 * z, z))).numpy()
-    assert platt.bend < 0.7
+    calibration = fit_chosen_labels(np.where(z > 0, 3 * z, z), choose_one(present))
+    fitted = calibration.scores(torch.from_numpy(np.where(z > 0, 3 * z, z))).numpy()
+    assert calibration.bend < 0.7
     assert float(np.abs(fitted - p).mean()) < 0.05
 
 
@@ -75,11 +75,11 @@ def test_labels_given_at_a_constant_rate_fit_a_nonlinear_curve(factor: float) ->
     z = 2 * logits - 1
     labels = (present & (np.random.default_rng(2).random(p.shape) < 0.5)).astype(np.int8)
     x = np.where(z > 0, factor * z, z)
-    platt = fit_given_labels(x, labels)
-    assert platt.bend < 0.7 if factor > 1 else platt.bend == pytest.approx(1, abs=0.05)
-    assert platt.bend <= 1
-    assert abs(int(platt.assumption.rsplit(" ", 2)[1]) - 50) <= 8
-    assert float(np.abs(platt.scores(torch.from_numpy(x)).numpy() - p).mean()) < 0.05
+    calibration = fit_given_labels(x, labels)
+    assert calibration.bend < 0.7 if factor > 1 else calibration.bend == pytest.approx(1, abs=0.05)
+    assert calibration.bend <= 1
+    assert abs(int(calibration.assumption.rsplit(" ", 2)[1]) - 50) <= 8
+    assert float(np.abs(calibration.scores(torch.from_numpy(x)).numpy() - p).mean()) < 0.05
 
 
 @pytest.mark.parametrize("differ", [True, False])
@@ -91,17 +91,17 @@ def test_classes_have_their_own_curves_where_known_labels_show_it(differ: bool) 
     labels = np.where(generator.random(p.shape) < p, 1, -1) * (generator.random(p.shape) < 0.5)
     labels[:200] = np.minimum(labels[:200], 0)  # at least as many known negatives as positives
     labels[:1500][(labels[:1500] > 0) & (generator.random((1500, 4)) < 0.5)] = 0
-    platt = fit_decisions(torch.from_numpy(logits), torch.from_numpy(labels.astype(np.int8))).platt
-    assert bool(platt.class_slope) == differ
+    calibration = fit_decisions(torch.from_numpy(logits), torch.from_numpy(labels.astype(np.int8))).calibration
+    assert bool(calibration.class_slope) == differ
 
 
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_probabilities_from_labels_given_at_a_constant_rate(share: float) -> None:
     logits, p, present = simulate()
     labels = (present & (np.random.default_rng(2).random(p.shape) < share)).astype(np.int8)
-    platt = fit_given_labels(logits, labels)
-    assert float(np.abs(platt.scores(torch.from_numpy(logits)).numpy() - p).mean()) < 0.05
-    assert abs(int(platt.assumption.rsplit(" ", 2)[1]) - 100 * share) < 100 * share * 0.2
+    calibration = fit_given_labels(logits, labels)
+    assert float(np.abs(calibration.scores(torch.from_numpy(logits)).numpy() - p).mean()) < 0.05
+    assert abs(int(calibration.assumption.rsplit(" ", 2)[1]) - 100 * share) < 100 * share * 0.2
 
 
 def test_the_assumption_depends_on_the_positives_per_image() -> None:
@@ -116,16 +116,16 @@ def test_the_assumption_depends_on_the_positives_per_image() -> None:
 
 @pytest.mark.parametrize("labels", [np.zeros((6, 3), np.int8), np.ones((6, 3), np.int8)])
 def test_uninformative_labels_leave_the_scores_unchanged(labels: np.ndarray) -> None:
-    platt = fit_positives_only(np.zeros((6, 3)), labels)
-    assert (platt.slope, platt.offset) == (1.0, 0.0)
-    assert platt.assumption
+    calibration = fit_positives_only(np.zeros((6, 3)), labels)
+    assert (calibration.slope, calibration.offset) == (1.0, 0.0)
+    assert calibration.assumption
 
 
 def test_a_stated_number_of_positives_is_met() -> None:
     logits = simulate(500)[0]
     logits[3] = np.nan
     for number in (0.5, 1.7, 5.0):
-        scores = match_positives_per_image(logits, Platt(2.0, 7.0), number).scores(torch.from_numpy(logits))
+        scores = match_positives_per_image(logits, Calibration(2.0, 7.0), number).scores(torch.from_numpy(logits))
         assert float(scores.nansum(1).sum() / (len(logits) - 1)) == pytest.approx(number, rel=1e-3)
 
 
@@ -158,9 +158,9 @@ def test_few_negatives_do_not_calibrate_positives() -> None:
     logits, _, present = simulate()
     labels = choose_one(present)
     labels[:40][~present[:40] & (logits[:40] > 0)] = -1
-    platt, thresholds = fit_decisions(torch.from_numpy(logits), torch.from_numpy(labels))
-    predicted = platt.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
-    assert platt.assumption
+    calibration, thresholds = fit_decisions(torch.from_numpy(logits), torch.from_numpy(labels))
+    predicted = calibration.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
+    assert calibration.assumption
     assert predicted.sum() == pytest.approx(present.sum(), rel=0.25)
 
 
@@ -169,10 +169,12 @@ def test_precision_is_estimated_where_it_cannot_be_measured() -> None:
 
     logits, _, present = simulate()
     labels = torch.from_numpy(choose_one(present))
-    platt, thresholds = fit_decisions(torch.from_numpy(logits), labels)
-    result = evaluate(torch.from_numpy(logits), labels, Names(list("abcdefgh")), thresholds=thresholds, platt=platt)
-    predicted = platt.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
+    calibration, thresholds = fit_decisions(torch.from_numpy(logits), labels)
+    result = evaluate(
+        torch.from_numpy(logits), labels, Names(list("abcdefgh")), thresholds=thresholds, calibration=calibration
+    )
+    predicted = calibration.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
     precision = (predicted & present).sum() / predicted.sum()
     assert result.overall["estimated_precision"] == pytest.approx(precision, abs=0.05)
     assert np.isnan(result.overall["mAP"])
-    assert platt.assumption in result.protocol
+    assert calibration.assumption in result.protocol

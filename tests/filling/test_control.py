@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import Platt, recalibrate
+from halflabel.evaluation.calibration import Calibration, describe_answers, fit_correction
 from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.filling import fill
 from halflabel.filling.control import ControlAnswers, draw_control, plan_present, unknown_curve
@@ -34,7 +34,7 @@ from halflabel.runs.resume import continue_training
 from halflabel.runs.scores import cached_scores
 from halflabel.runs.train import train
 
-PLATT = Platt(1.0, 0.0, 100, "labels were given at random")
+PLATT = Calibration(1.0, 0.0, 100, "labels were given at random")
 
 
 def simulate(images: int = 2000, wrong: float = 0.0) -> tuple[Scores, Table, np.ndarray]:
@@ -130,11 +130,12 @@ def test_a_label_that_was_not_given_is_less_likely() -> None:
 def test_few_answers_change_little_and_many_change_much() -> None:
     p = np.full(400, 0.9)
     present = np.arange(400) % 2 == 0  # half of them
-    few, many = recalibrate(p[:6], present[:6]), recalibrate(p, present)
-    assert 0.75 < few.apply(p[:1])[0] < 0.9
-    assert many.apply(p[:1])[0] == pytest.approx(0.5, abs=0.05)
-    assert "fewer" in many.check
-    assert "agree" in recalibrate(p[:50], np.arange(50) % 10 > 0).check
+    z = np.log(p / (1 - p))
+    few, many = fit_correction(z[:6], present[:6]), fit_correction(z, present)
+    assert 0.75 < few.scores(z[:1])[0] < 0.9
+    assert many.scores(z[:1])[0] == pytest.approx(0.5, abs=0.05)
+    assert "fewer" in describe_answers(p, present)
+    assert "agree" in describe_answers(p[:50], np.arange(50) % 10 > 0)
 
 
 class Project(NamedTuple):
@@ -165,7 +166,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
     config = Config(method="wan", backbone="tiny", size=32, solver="lbfgs", l2_strength=1e-3, settings=settings)
     run = RunFolder(folder / "runs" / "first")
     train(table, folder / "images", config, run)
-    run.write_calibration(Platt(6.0, 9.0, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))
+    run.write_calibration(Calibration(6.0, 9.0, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))
     return Project(run, folder / "images", truth)
 
 
@@ -258,7 +259,7 @@ def test_continued_training_takes_control_answers_of_a_plain_file_as_random(aske
 
 def test_a_precision_that_no_label_reaches_names_one_that_works(project: Project) -> None:
     run = project.run
-    run.write_calibration(Platt(0.3, 1.5, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))
+    run.write_calibration(Calibration(0.3, 1.5, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))
     result = CliRunner().invoke(app, ["fill", str(run.folder), str(project.images), "--precision", "0.999"])
     assert result.exit_code == 2
     assert f"halflabel review {run.folder} {project[1]}\n" in result.stderr

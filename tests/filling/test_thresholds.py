@@ -42,16 +42,16 @@ def test_classes_with_many_labels_have_a_curve_and_others_share_one() -> None:
         columns.append(np.full(size, c))
         xs.append(x)
         signs.append(present)
-    platt = fit_class_platt(np.concatenate(columns), np.concatenate(xs), np.concatenate(signs), 10)
+    calibration = fit_class_platt(np.concatenate(columns), np.concatenate(xs), np.concatenate(signs), 10)
     grid = np.linspace(-3, 3, 13)
     for c in range(8):
-        p = platt.scores(grid, np.full(13, c))
+        p = calibration.scores(grid, np.full(13, c))
         assert np.abs(p - sigmoid(1.5 * grid + offsets[c])).max() < 0.06
-    nothing = platt.scores(grid, np.full(13, 9))
+    nothing = calibration.scores(grid, np.full(13, 9))
     shared = sigmoid(1.5 * grid - 0.5)
     assert np.abs(nothing - shared).max() < 0.15
     # Eight labels move the class some way from the others, but not all the way to where it belongs.
-    few = platt.scores(np.zeros(1), np.array([8]))[0]
+    few = calibration.scores(np.zeros(1), np.array([8]))[0]
     assert nothing[6] < few < sigmoid(3.0)
 
 
@@ -59,9 +59,9 @@ def test_sure_positives_have_a_slope_of_their_own() -> None:
     rng = np.random.default_rng(1)
     x = rng.normal(-2, 2, 20_000)
     present = rng.random(len(x)) < sigmoid(np.where(x > 0, 3 * x, x))
-    platt = fit_class_platt(np.zeros(len(x), int), x, present, 1)
+    calibration = fit_class_platt(np.zeros(len(x), int), x, present, 1)
     grid = np.array([-3.0, -1.0, 0.7, 1.5])
-    assert np.abs(platt.scores(grid, np.zeros(4, int)) - sigmoid(np.where(grid > 0, 3 * grid, grid))).max() < 0.05
+    assert np.abs(calibration.scores(grid, np.zeros(4, int)) - sigmoid(np.where(grid > 0, 3 * grid, grid))).max() < 0.05
 
 
 def test_entries_of_like_logits_fitted_as_one_make_the_same_curves(monkeypatch: pytest.MonkeyPatch) -> None:

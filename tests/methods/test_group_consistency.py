@@ -55,13 +55,15 @@ def test_targets_are_those_of_the_slow_loop():
     trust = [0.6 * share for share in trust]
     assert min(trust) > 0.2
     np.testing.assert_allclose(method.relabel.trust, trust, rtol=1e-5)
-    platt = fit_platt(torch.from_numpy(np.log(scored / (1 - scored))), torch.from_numpy(known))
+    calibration = fit_platt(torch.from_numpy(np.log(scored / (1 - scored))), torch.from_numpy(known))
     batch = Batch(torch.arange(63), (torch.zeros(63, 4),), torch.from_numpy(labels))
     pos, neg = method.relabel(batch, torch.zeros(63, 4), 2)
     for i in range(63):
         for c in range(4):
             value = None if t[i][c] is None else scored[i, c]
-            expected = slow_taught.targets(labels[i, c], value, trust[c], platt.slope, platt.offset, 0.1, True)
+            expected = slow_taught.targets(
+                labels[i, c], value, trust[c], calibration.slope, calibration.offset, 0.1, True
+            )
             assert (float(pos[i, c]), float(neg[i, c])) == pytest.approx(expected, abs=1e-4)
 
 

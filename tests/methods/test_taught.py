@@ -64,11 +64,11 @@ def test_targets_are_those_of_the_slow_loop(tmp_path, negatives):
     if not negatives:
         assert bool((targets.neg[batch.labels == 0] > 0).all())
         return
-    platt = fit_platt(torch.logit(torch.from_numpy(scores)), torch.from_numpy(known))
+    calibration = fit_platt(torch.logit(torch.from_numpy(scores)), torch.from_numpy(known))
     for i, row in enumerate(labels):
         for c, label in enumerate(row):
             t = None if np.isnan(scores[i, c]) else scores[i, c]
-            expected = slow.targets(label, t, trust[c], platt.slope, platt.offset, 0.2, ignores=True)
+            expected = slow.targets(label, t, trust[c], calibration.slope, calibration.offset, 0.2, ignores=True)
             assert (float(targets.pos[i, c]), float(targets.neg[i, c])) == pytest.approx(expected, abs=1e-5)
 
 

@@ -145,8 +145,8 @@ def test_random_checks_correct_probabilities() -> None:
     truth = np.where(draw.random(z.shape) < 1 / (1 + np.exp(2 - z)), 1, -1)
     controls = [Control(i, c, int(truth[i, c]), 1.0) for i, c in np.argwhere(np.ones((100, 4))).tolist()]
     fitted = fit_probabilities(z, controls)
-    assert abs(fitted(z).mean() - (truth > 0).mean()) < 0.04
-    assert abs(fit_probabilities(z, [])(z).mean() - (truth > 0).mean()) > 0.15
+    assert abs(fitted.scores(z).mean() - (truth > 0).mean()) < 0.04
+    assert abs(fit_probabilities(z, []).scores(z).mean() - (truth > 0).mean()) > 0.15
     quality = measure(z, fitted, np.zeros(z.shape, np.int8), controls, answers=400)
     value, low, high = quality.mean_average_precision
     assert low < metrics.mean_average_precision(torch.from_numpy(z), truth) < high

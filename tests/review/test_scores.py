@@ -287,8 +287,8 @@ def test_stored_out_of_fold_scores_are_used(solved, monkeypatch) -> None:
     logits, fold = run.read_out_of_fold(table.images)
     assert fold.min() == 0
     predictor = Predictor.from_run(run)
-    platt = predictor.platt
-    expected = 1 / (1 + np.exp(-(platt.slope * logits + platt.offset)))
+    calibration = predictor.calibration
+    expected = 1 / (1 + np.exp(-(calibration.slope * logits + calibration.offset)))
     scored = cached_scores(run, images)
     assert np.allclose(scored.scores, expected, atol=1e-6)
     final = predictor.scores(open_images(table.images, images, predictor.views, max_bad=1.0)).numpy()

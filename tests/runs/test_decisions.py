@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import fit_decisions
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
@@ -73,7 +73,7 @@ def test_exports_decide_like_the_run(run: RunFolder, files: list[Path], tmp_path
     expected = predict_files(predictor, files, all_scores=True)
     for path in (tmp_path / "m.onnx", tmp_path / "hub"):
         opened = open_model(path)
-        assert opened.platt.assumption == predictor.platt.assumption
+        assert opened.calibration.assumption == predictor.calibration.assumption
         for expected_image, actual_image in zip(expected, predict_files(opened, files, all_scores=True), strict=True):
             present = [
                 {label["class"] for label in image.labels if label["present"]}
@@ -86,17 +86,17 @@ def test_exports_keep_curves_and_thresholds_per_class(run: RunFolder, files: lis
     shutil.copytree(run.folder, tmp_path / "run")
     copy = RunFolder.open(tmp_path / "run")
     ramp = np.linspace(0.5, 2, len(CLASSES)).tolist()
-    platt = Platt(1.5, 1.0, 9, "", 0.5, tuple(ramp), tuple(ramp[::-1]))
-    copy.write_calibration(platt, dict(zip(CLASSES, (np.array(ramp) / 3).tolist(), strict=True)))
+    calibration = Calibration(1.5, 1.0, 9, "", 0.5, tuple(ramp), tuple(ramp[::-1]))
+    copy.write_calibration(calibration, dict(zip(CLASSES, (np.array(ramp) / 3).tolist(), strict=True)))
     predictor = Predictor.from_run(copy)
-    assert predictor.platt == platt
+    assert predictor.calibration == calibration
     export_onnx(predictor, tmp_path / "m.onnx")
     export_hub(copy, tmp_path / "hub")
     expected = predict_files(predictor, files, all_scores=True)
     assert len({label["present"] for label in expected[0].labels}) == 2
     for path in (tmp_path / "m.onnx", tmp_path / "hub"):
         opened = open_model(path)
-        assert opened.platt == platt
+        assert opened.calibration == calibration
         for expected_image, actual_image in zip(expected, predict_files(opened, files, all_scores=True), strict=True):
             assert [item["class"] for item in expected_image.labels] == [item["class"] for item in actual_image.labels]
             assert [item["present"] for item in expected_image.labels] == [
@@ -109,7 +109,7 @@ def test_exports_keep_curves_and_thresholds_per_class(run: RunFolder, files: lis
 def test_a_calibration_of_other_classes_is_refused(run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(run.folder, tmp_path / "run")
     copy = RunFolder.open(tmp_path / "run")
-    copy.write_json("calibration.json", Platt(class_slope=(1.0, 2.0), class_offset=(0.0, 0.0))._asdict())
+    copy.write_json("calibration.json", Calibration(class_slope=(1.0, 2.0), class_offset=(0.0, 0.0)).as_json())
     with pytest.raises(UserError, match="damaged"):
         copy.read_calibration()
 
@@ -119,9 +119,9 @@ def test_a_stated_number_of_positives_holds_on_the_training_images(run: RunFolde
     assert logits is not None
     for number in (1.2, 4.0):
         predictor = Predictor.from_run(run).deciding(positives_per_image=number)
-        scores = predictor.platt.scores(torch.from_numpy(logits[0]))
+        scores = predictor.calibration.scores(torch.from_numpy(logits[0]))
         assert float(scores.sum(1).mean()) == pytest.approx(number, rel=1e-3)
-        assert f"{number:g}" in predictor.platt.assumption
+        assert f"{number:g}" in predictor.calibration.assumption
 
 
 def test_bad_decision_options_are_refused(run: RunFolder, tmp_path: Path) -> None:
@@ -212,8 +212,10 @@ def test_chosen_answers_do_not_change_the_labels_per_image() -> None:
     _, evaluation, random = calibration_tables(rows)
     assert random is not None
     x = torch.from_numpy(logits)
-    platt, thresholds = fit_decisions(x, torch.from_numpy(evaluation.dense()), control=torch.from_numpy(random.dense()))
-    labels_per_image = float((platt.scores(x) >= thresholds).sum(1).double().mean())
+    calibration, thresholds = fit_decisions(
+        x, torch.from_numpy(evaluation.dense()), control=torch.from_numpy(random.dense())
+    )
+    labels_per_image = float((calibration.scores(x) >= thresholds).sum(1).double().mean())
     assert labels_per_image == pytest.approx(present.sum(1).mean(), rel=0.3)
 
 
@@ -230,9 +232,9 @@ def test_control_answers_correct_the_probabilities() -> None:
     drawn = generator.choice(len(row), 300, replace=False)
     answers[row[drawn], column[drawn]] = np.where(present[row[drawn], column[drawn]], 1, -1)
     x = torch.from_numpy(logits)
-    before = fit_decisions(x, known).platt
-    after = fit_decisions(x, known, control=torch.from_numpy(answers)).platt
-    errors = [float(np.abs(platt.scores(x).numpy() - p).mean()) for platt in (before, after)]
+    before = fit_decisions(x, known).calibration
+    after = fit_decisions(x, known, control=torch.from_numpy(answers)).calibration
+    errors = [float(np.abs(calibration.scores(x).numpy() - p).mean()) for calibration in (before, after)]
     assert errors[1] < 0.8 * errors[0]
     assert "than" in after.assumption.split(";")[1]
 
@@ -248,6 +250,7 @@ def test_negative_answers_to_likely_questions_add_no_labels() -> None:
     answers[tuple(likely.T)] = np.where(np.arange(len(likely)) % 4 == 0, -1, 1)
     x, known = torch.from_numpy(logits), torch.from_numpy(labelled.astype(np.int8))
     before, after = (
-        fit_decisions(x, known, control=control).platt.scores(x).sum() for control in (None, torch.from_numpy(answers))
+        fit_decisions(x, known, control=control).calibration.scores(x).sum()
+        for control in (None, torch.from_numpy(answers))
     )
     assert 0.5 * before < after < before

@@ -60,7 +60,7 @@ def test_the_run_predicts_with_the_head_that_was_fitted_again(refitted: RunFolde
     pictures = PICTURES[torch.from_numpy(held_out)]
     source = Arrays(pictures, TABLE.images.take(np.flatnonzero(held_out)), predictor.views)
     logits = predictor.logits(source)
-    np.testing.assert_allclose(predictor.platt.scores(logits).numpy(), stored, atol=1e-3)
+    np.testing.assert_allclose(predictor.calibration.scores(logits).numpy(), stored, atol=1e-3)
     assert refitted.read_json("metrics.json")["mAP"] > 0.9
     export_hub(refitted, tmp_path / "hub")
     opened = Predictor.from_hub(tmp_path / "hub")

@@ -128,9 +128,9 @@ def test_resuming_a_finished_run_changes_nothing(folder: Path, first_run: Path, 
 
 
 def test_a_new_run_in_an_old_folder_has_its_own_calibration(folder: Path, copied: Path) -> None:
-    assert Predictor.from_run(RunFolder(copied)).platt.known > 0
+    assert Predictor.from_run(RunFolder(copied)).calibration.known > 0
     go(copied, folder, dataclasses.replace(HEAD, held_out=0.0))
-    assert Predictor.from_run(RunFolder(copied)).platt.known == 0
+    assert Predictor.from_run(RunFolder(copied)).calibration.known == 0
 
 
 def test_a_second_training_into_the_same_folder_is_refused(tmp_path: Path, folder: Path) -> None:

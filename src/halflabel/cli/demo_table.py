@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from halflabel.cli.demo_data import DemoData, hide_labels
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import evaluate, fit_decisions
 from halflabel.features.feature_transform import Classifier
 from halflabel.features.heads import Head
@@ -72,23 +72,24 @@ class TestBench:
             table = _unknown_as_absent(table)
         config = make_config(choose(table.stats()), {"solver": "auto", "seed": seed}, {}, "")
         fitted = Assembly(config).solve(self.training, table, self.classifier)
-        platt, thresholds = fit_decisions(torch.from_numpy(fitted.logits), torch.from_numpy(table.dense()))
-        return self._evaluate(fitted.head, platt, thresholds)
+        calibration, thresholds = fit_decisions(torch.from_numpy(fitted.logits), torch.from_numpy(table.dense()))
+        return self._evaluate(fitted.head, calibration, thresholds)
 
     def evaluate_run(self, predictor: Predictor) -> Result:
         """Evaluate a run on the test photos, as `halflabel evaluate` does."""
-        return self._evaluate(predictor.model.head, predictor.platt, predictor.thresholds)
+        return self._evaluate(predictor.model.head, predictor.calibration, predictor.thresholds)
 
     @torch.no_grad()
     def test_scores(self, predictor: Predictor) -> Tensor:
         """Return the calibrated probabilities (M, C) of the test photos."""
-        return predictor.platt.scores(predictor.model.head(self.test).logits)
+        logits: Tensor = predictor.model.head(self.test).logits
+        return predictor.calibration.scores(logits)
 
     @torch.no_grad()
-    def _evaluate(self, head: Head, platt: Platt, thresholds: Tensor) -> Result:
+    def _evaluate(self, head: Head, calibration: Calibration, thresholds: Tensor) -> Result:
         labels = torch.from_numpy(self.data.test.dense())
         overall = evaluate(
-            head(self.test).logits, labels, self.data.test.classes, thresholds=thresholds, platt=platt
+            head(self.test).logits, labels, self.data.test.classes, thresholds=thresholds, calibration=calibration
         ).overall
         return Result(overall["mAP"], overall["micro_f1"])
 

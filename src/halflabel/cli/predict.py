@@ -177,8 +177,8 @@ def predict(
             else:
                 _PRINTERS[output_format](predictions)
             count, bad = counts["count"], counts["bad"]
-    if predictor.platt.assumption and output_format is OutputFormat.table:
-        console.print(f"[bright_black]Probabilities assume that {escape(predictor.platt.assumption)}.[/]")
+    if predictor.calibration.assumption and output_format is OutputFormat.table:
+        console.print(f"[bright_black]Probabilities assume that {escape(predictor.calibration.assumption)}.[/]")
     if count == bad:
         raise UserError("no image could be read", "check the paths")
     if out is not None:

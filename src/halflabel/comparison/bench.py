@@ -30,7 +30,7 @@ from halflabel.comparison.shared_start import (
 )
 from halflabel.comparison.sources import ExperimentSources, Parts
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import ValidationMetric, fit_decisions
 from halflabel.evaluation.registry import own_metrics
 from halflabel.features.backbones import fingerprint
@@ -286,13 +286,13 @@ class Bench:
         measured = {"wall": meter.seconds, "memory": meter.memory, "memory_kind": meter.kind}
         if not self.with_f1:
             return measured
-        platt, thresholds = Platt(), torch.full((logits.shape[1],), 0.5)
+        calibration, thresholds = Calibration(), torch.full((logits.shape[1],), 0.5)
         if judged is not None:
             labels = torch.from_numpy(known.dense())
-            platt, thresholds = fit_decisions(judged, labels, positives_per_image=self.config.positives_per_image)
+            calibration, thresholds = fit_decisions(judged, labels, positives_per_image=self.config.positives_per_image)
         readable = ~torch.isnan(logits).any(1)
         labels = torch.from_numpy(self.test.dense())[readable]
-        scores = platt.scores(logits[readable])
+        scores = calibration.scores(logits[readable])
         rates = metrics.precision_recall_f1(scores, labels, thresholds)
         plugin_metrics = own_metrics(scores, labels, thresholds)
         return {**measured, "CF1": rates.CF1, "OF1": rates.OF1, "own_metrics": plugin_metrics}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ _PRIOR_SPREAD = np.array([0.2, 0.5])  # of slope and offset, before answers corr
 _BLOCK_ENTRIES = 1 << 20  # entries of an image block
 
 
-class Platt(NamedTuple):
+class Calibration(NamedTuple):
     """p = σ(slope_c · z' + offset_c), with z = slope · x + offset and z' = z, or bend · z above 0 (Platt 1999).
 
     Fitted on `known` labels. `assumption` says in words under which assumption p holds; "" where the known labels
@@ -44,34 +44,60 @@ class Platt(NamedTuple):
     bend: float = 1.0
     class_slope: tuple[float, ...] = ()  # (C,) > 0
     class_offset: tuple[float, ...] = ()  # (C,)
+    covariance: tuple[tuple[float, float], ...] = ()  # (2, 2) of slope and offset, where answers correct probabilities
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], classes: int) -> Platt:
-        """Read the values of `_asdict` from JSON; raise ValueError if they are not a calibration of so many classes."""
+    def from_json(cls, values: Mapping[str, Any], classes: int) -> Calibration:
+        """Read the values of `as_json`; raise ValueError if they are not a calibration of so many classes."""
         numbers = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        platt = cls(**check_fields(cls, numbers))
-        sizes = {len(platt.class_slope), len(platt.class_offset)}
-        parameters = (platt.slope, platt.offset, platt.bend, *platt.class_slope, *platt.class_offset)
+        calibration = cls(**check_fields(cls, numbers))
+        sizes = {len(calibration.class_slope), len(calibration.class_offset)}
+        shared = (calibration.slope, calibration.offset, calibration.bend)
+        parameters = (*shared, *calibration.class_slope, *calibration.class_offset)
         if sizes not in ({0}, {classes}) or not all(map(math.isfinite, parameters)):
             raise ValueError("the calibration does not fit the classes")
-        return platt
+        return calibration
 
-    def per_class(self, classes: int) -> ClassPlatt:
-        """Return the same curves with a slope and an offset of each class: the reverse of `ClassPlatt.as_platt`."""
-        slope, offset = np.array(self.class_slope or np.ones(classes)), np.array(self.class_offset or np.zeros(classes))
-        return ClassPlatt(slope, offset, (self.slope, self.offset), (1.0, self.bend))
+    def as_json(self) -> dict[str, Any]:
+        """Return the values that a run and an exported model store."""
+        return {name: value for name, value in self._asdict().items() if name != "covariance"}
 
-    def scores(self, logits: Tensor) -> Tensor:
-        """Logits (…, C) -> probabilities (…, C)."""
-        z = self.slope * logits + self.offset
+    @overload
+    def scores(self, logits: Tensor) -> Tensor: ...
+    @overload
+    def scores(self, logits: NDArray[Any], column: NDArray[Any] | None = None) -> NDArray[np.float32]: ...
+    def scores(self, logits: Any, column: NDArray[Any] | None = None) -> Any:
+        """Logits (…, C) -> probabilities (…, C); with `column`, of single entries (n,) of these classes. NaN stays."""
+        z = self.log_odds(logits, column)
+        return sigmoid(z).astype(np.float32) if isinstance(z, np.ndarray) else z.sigmoid()
+
+    def log_odds(self, logits: Any, column: NDArray[Any] | None = None) -> Any:
+        """Return log p / (1 − p) of the probabilities p that `scores` returns; an array is computed in float64."""
+        is_array = isinstance(logits, np.ndarray)
+        z = self.slope * (logits.astype(np.float64) if is_array else logits) + self.offset
         if self.bend != 1:
-            z = z.clamp(max=0) + self.bend * z.clamp(min=0)
+            z = z.clip(max=0) + self.bend * z.clip(min=0)
         if self.class_slope:
-            z = z * z.new_tensor(self.class_slope) + z.new_tensor(self.class_offset)
-        return z.sigmoid()
+            curves = np.array([self.class_slope, self.class_offset])[:, slice(None) if column is None else column]
+            slope, offset = curves if is_array else z.new_tensor(curves)
+            z = slope * z + offset
+        return z
+
+    def corrected(self, slope: float, offset: float, classes: int) -> Calibration:
+        """Return the curves with logit p' = slope · logit p + offset."""
+        curves = np.array([self.class_slope or np.ones(classes), self.class_offset or np.zeros(classes)])
+        class_slope, class_offset = (slope * curves + [[0.0], [offset]]).tolist()
+        return self._replace(class_slope=tuple(class_slope), class_offset=tuple(class_offset))
+
+    def draws(self, count: int) -> Floats:
+        """Return pairs of slope and offset that are plausible after the answers, (count, 2)."""
+        pair = np.array([self.slope, self.offset])
+        if not self.covariance:
+            return pair[None]
+        return np.random.default_rng(0).multivariate_normal(pair, np.array(self.covariance), count)
 
 
-def fit_platt(logits: Tensor, labels: Tensor) -> Platt:
+def fit_platt(logits: Tensor, labels: Tensor) -> Calibration:
     """Fit the pair that maximises the likelihood of the known labels.
 
     Returns (1, 0) where one sign is missing, or where the scores rank the known labels backwards: probabilities keep
@@ -83,36 +109,21 @@ def fit_platt(logits: Tensor, labels: Tensor) -> Platt:
     positives = int(present.sum())
     negatives = len(x) - positives
     if not positives or not negatives:
-        return Platt()
+        return Calibration()
     target = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
     weight = np.full(len(x), 1 / len(x))
     slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), np.zeros(2)).tolist()
-    return Platt(slope, offset, len(x)) if slope > 0 and math.isfinite(slope) and math.isfinite(offset) else Platt()
+    return (
+        Calibration(slope, offset, len(x))
+        if slope > 0 and math.isfinite(slope) and math.isfinite(offset)
+        else Calibration()
+    )
 
 
-class ClassPlatt(NamedTuple):
-    """p = σ(slope_c · bent(slope · x + offset) + offset_c), where bent(z) = low · z below 0 and high · z above."""
-
-    slope: Floats  # (C,) > 0
-    offset: Floats  # (C,)
-    shared: tuple[float, float] = (1.0, 0.0)  # slope > 0 and offset of all classes
-    bend: tuple[float, float] = (1.0, 1.0)  # low, high > 0
-
-    def as_platt(self, known: int) -> Platt:
-        """Return the same curves as a calibration of a model, fitted on `known` labels."""
-        low, high = self.bend
-        slope, offset = tuple((low * self.slope).tolist()), tuple(self.offset.tolist())
-        return Platt(*self.shared, known, bend=high / low, class_slope=slope, class_offset=offset)
-
-    def scores(self, logits: NDArray[Any], column: NDArray[Any] | None = None) -> NDArray[np.float32]:
-        """Logits (B, C) -> probabilities (B, C); with `column`, of single entries (n,) of these classes. NaN stays."""
-        classes: Any = slice(None) if column is None else column
-        z = _bent(self.shared[0] * np.asarray(logits, np.float64) + self.shared[1], self.bend)
-        return sigmoid(self.slope[classes] * z + self.offset[classes]).astype(np.float32)
-
-
-def fit_class_platt(column: NDArray[Any], logits: NDArray[Any], present: NDArray[np.bool_], classes: int) -> ClassPlatt:
-    """Fit one Platt pair per class, shrunk towards the fit of all classes: more so the fewer labels a class has.
+def fit_class_platt(
+    column: NDArray[Any], logits: NDArray[Any], present: NDArray[np.bool_], classes: int
+) -> Calibration:
+    """Fit one Calibration pair per class, shrunk towards the fit of all classes: more so the fewer labels a class has.
 
         z = slope · x + offset and then z' = bent(z), fitted to all known entries;   p = σ((1 + a_c) z' + b_c)
         minus log posterior of a class = Σ_known log loss + a_c² / 2 s_a² + b_c² / 2 s_b²
@@ -127,20 +138,21 @@ def fit_class_platt(column: NDArray[Any], logits: NDArray[Any], present: NDArray
     per class, and 32 per class and range.
     """
     a, b = np.zeros(classes), np.zeros(classes)
+    known = len(logits)
     if present.all() or not present.any():
-        return ClassPlatt(a + 1, b)
-    if len(logits) > _MAX_ENTRIES:
+        return Calibration(known=known)
+    if known > _MAX_ENTRIES:
         column, x, target, weight = _grouped(column, logits, present, classes)
     else:
-        x, target, weight = np.asarray(logits, np.float64), present.astype(np.float64), np.ones(len(logits))
+        x, target, weight = np.asarray(logits, np.float64), present.astype(np.float64), np.ones(known)
     slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), np.array([0.01, 1e-4]))
     if slope <= 0:  # the scores rank the known labels backwards: probabilities keep the order of the logits
-        return ClassPlatt(a + 1, b)
+        return Calibration(known=known)
     z = slope * x + offset
     design = np.stack([np.minimum(z, 0), np.maximum(z, 0), np.ones_like(z)], 1)
     low, high, _ = fit_logistic(design, target, weight, np.array([1.0, 1.0, 0.0]), np.ones(3))
-    bend = (max(float(low), 0.2), max(float(high), 0.2))
-    z = _bent(z, bend)
+    low, high = max(float(low), 0.2), max(float(high), 0.2)
+    z = low * np.minimum(z, 0) + high * np.maximum(z, 0)
     spread_a, spread_b = 0.3, 1.0
     has_labels = np.bincount(column, minlength=classes) > 0
 
@@ -162,48 +174,33 @@ def fit_class_platt(column: NDArray[Any], logits: NDArray[Any], present: NDArray
             a = np.maximum(a, -0.8)  # probabilities keep the order of the logits
         spread_a = float(np.sqrt(np.mean((a**2 + bb / determinant)[has_labels]).clip(0.02**2, 1.0)))
         spread_b = float(np.sqrt(np.mean((b**2 + aa / determinant)[has_labels]).clip(0.05**2, 9.0)))
-    return ClassPlatt(1 + a, b, (float(slope), float(offset)), bend)
+    class_slope, class_offset = tuple((low * (1 + a)).tolist()), tuple(b.tolist())
+    return Calibration(float(slope), float(offset), known, "", high / low, class_slope, class_offset)
 
 
-class Recalibration(NamedTuple):
-    """How answers to random questions correct probabilities: logit p' = slope · logit p + offset."""
+def fit_correction(log_odds: Floats, present: NDArray[np.bool_], *, keep_slope: bool = False) -> Calibration:
+    """Correct log odds (n,) by the answers to these n questions, which must be a random sample of entries.
 
-    slope: float
-    offset: float
-    covariance: Floats  # (2, 2) of slope and offset after the answers
-    check: str = ""  # what the answers say about the probabilities, in words
-
-    def apply(self, p: NDArray[Any]) -> Floats:
-        return sigmoid(self.slope * _logit(p) + self.offset)
-
-    def undo(self, logits: Floats) -> Floats:
-        """Return the logits before the correction of the logits after it."""
-        return (logits - self.offset) / self.slope
-
-    def draws(self, count: int) -> Floats:
-        """Return pairs of slope and offset that are plausible after the answers, (count, 2)."""
-        generator = np.random.default_rng(0)
-        return generator.multivariate_normal([self.slope, self.offset], self.covariance, count)
-
-
-def recalibrate(p: NDArray[Any], present: NDArray[np.bool_], *, keep_slope: bool = False) -> Recalibration:
-    """Correct probabilities (n,) by the answers to these n questions, which must be a random sample of entries.
-
-    Logistic regression on logit p with a normal prior around no change, so that few answers change little; the
-    uncertainty is that of the normal approximation at the optimum. `keep_slope`: answers about likely entries alone
-    would change the slope, and with it the unlikely entries, for which they are no evidence.
+    Logistic regression with a normal prior around no change, so that few answers change little; the covariance is that
+    of the normal approximation at the optimum. `keep_slope`: answers about likely entries alone would change the slope,
+    and with it the unlikely entries, for which they are no evidence.
     """
-    design, prior, strength = _with_ones(_logit(p)), np.array([1.0, 0.0]), 1 / _PRIOR_SPREAD**2
+    design, prior, strength = _with_ones(log_odds), np.array([1.0, 0.0]), 1 / _PRIOR_SPREAD**2
     if keep_slope:
         strength = np.array([1e9, strength[1]])
-    slope, offset = fit_logistic(design, present.astype(np.float64), np.ones(len(p)), prior, strength).tolist()
-    curvature = sigmoid(design @ np.array([slope, offset]))
-    precision = (design * (curvature * (1 - curvature))[:, None]).T @ design + np.diag(strength)
-    expected, spread = float(np.sum(p)), math.sqrt(float(np.sum(p * (1 - p)))) or 1.0
-    deviation = (int(present.sum()) - expected) / spread
+    slope, offset = fit_logistic(design, present.astype(np.float64), np.ones(len(design)), prior, strength).tolist()
+    p = sigmoid(design @ np.array([slope, offset]))
+    precision = (design * (p * (1 - p))[:, None]).T @ design + np.diag(strength)
+    (a, b), (_, c) = np.linalg.inv(precision).tolist()
+    return Calibration(slope, offset, len(design), covariance=((a, b), (b, c)))
+
+
+def describe_answers(p: NDArray[Any], present: NDArray[np.bool_]) -> str:
+    """Say what the answers to random questions (n,) show about the probabilities before them (n,)."""
+    yes, expected, spread = int(present.sum()), float(np.sum(p)), math.sqrt(float(np.sum(p * (1 - p)))) or 1.0
+    deviation = (yes - expected) / spread
     agrees = "agree with" if abs(deviation) < 2 else f"are {'fewer' if deviation < 0 else 'more'} than"
-    check = f"{int(present.sum())} of {len(p)} control answers are yes and {agrees} the {expected:.1f} expected before"
-    return Recalibration(slope, offset, np.asarray(np.linalg.inv(precision), np.float64), check)
+    return f"{yes} of {len(p)} control answers are yes and {agrees} the {expected:.1f} expected before"
 
 
 def has_negatives_to_calibrate(labels: NDArray[Any]) -> bool:
@@ -255,17 +252,8 @@ def fit_logistic(design: Floats, target: Floats, weight: Floats, prior: Floats, 
     return coefficients
 
 
-def _logit(p: NDArray[Any]) -> Floats:
-    inside: Floats = np.clip(np.asarray(p, np.float64), 1e-7, 1 - 1e-7)
-    return np.log(inside / (1 - inside))
-
-
 def _with_ones(x: Floats) -> Floats:
     return np.stack([x, np.ones_like(x)], 1)
-
-
-def _bent(z: Floats, bend: tuple[float, float]) -> Floats:
-    return bend[0] * np.minimum(z, 0) + bend[1] * np.maximum(z, 0)
 
 
 def _grouped(

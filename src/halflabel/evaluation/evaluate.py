@@ -15,12 +15,19 @@ from torch import Tensor
 
 from halflabel import metrics
 from halflabel.evaluation._inputs import row_blocks
-from halflabel.evaluation.calibration import Platt, fit_class_platt, fit_platt, has_negatives_to_calibrate, recalibrate
+from halflabel.evaluation.calibration import (
+    Calibration,
+    describe_answers,
+    fit_class_platt,
+    fit_correction,
+    fit_platt,
+    has_negatives_to_calibrate,
+    sigmoid,
+)
 from halflabel.evaluation.positives_only import (
     expected_f1_threshold,
     fit_positives_only,
     log_odds_of_unknown,
-    lower_odds,
     match_positives_per_image,
 )
 from halflabel.evaluation.registry import own_metrics
@@ -74,7 +81,7 @@ class ValidationMetric:
 class Decisions(NamedTuple):
     """How a model decides: a class is present where its calibrated probability reaches its threshold."""
 
-    platt: Platt  # from logits to probabilities, with the assumption under which they hold
+    calibration: Calibration  # from logits to probabilities, with the assumption under which they hold
     thresholds: Tensor  # (C,)
 
 
@@ -92,40 +99,34 @@ def fit_decisions(
     """
     x, known = logits.cpu().numpy(), labels.cpu().numpy()
     is_like_unknown = bool((known != 0).all()) or has_negatives_to_calibrate(known)
-    platt = _fit_known(logits, labels) if is_like_unknown else fit_positives_only(x, known)
-    if control is not None and platt.assumption:
-        platt = _correct(platt, logits, known, control)
+    calibration = _fit_known(logits, labels) if is_like_unknown else fit_positives_only(x, known)
+    if control is not None and calibration.assumption:
+        calibration = _correct(calibration, logits, known, control)
     if positives_per_image:
-        platt = match_positives_per_image(x, platt, positives_per_image)
-    threshold = expected_f1_threshold(platt.scores(logits).cpu().numpy())
-    return Decisions(platt, torch.full((labels.shape[1],), threshold))
+        calibration = match_positives_per_image(x, calibration, positives_per_image)
+    threshold = expected_f1_threshold(calibration.scores(logits).cpu().numpy())
+    return Decisions(calibration, torch.full((labels.shape[1],), threshold))
 
 
-def _correct(platt: Platt, logits: Tensor, known: NDArray[Any], control: Tensor) -> Platt:
+def _correct(calibration: Calibration, logits: Tensor, known: NDArray[Any], control: Tensor) -> Calibration:
     """Correct a calibration from positives by answers (N, C) to random questions about unknown entries."""
     is_answered = (control != 0) & ~logits.isnan()
     if not bool(is_answered.any()):
-        return platt
-    p = platt.scores(logits.double()).numpy()
+        return calibration
+    z = calibration.log_odds(logits.numpy())
     positives, classes = (known > 0).sum(1), known.shape[1]
     # The correction is that of unknown entries, whose odds are lower: they were not given.
-    shift = log_odds_of_unknown(positives, classes, float(np.nansum(p)))
-    unknown = lower_odds(p, shift)
-    p_answered = unknown[is_answered.numpy()]
-    is_one_sided = int((p_answered < 0.5).sum()) < _FEWEST_UNLIKELY
-    change = recalibrate(p_answered, (control[is_answered] > 0).numpy(), keep_slope=is_one_sided)
-    expected = positives.sum() + float(np.nansum(change.apply(unknown)[known == 0]))
+    shift = log_odds_of_unknown(positives, classes, float(np.nansum(sigmoid(z))))
+    unknown = z + shift
+    asked, present = unknown[is_answered.numpy()], (control[is_answered] > 0).numpy()
+    change = fit_correction(asked, present, keep_slope=int((asked < 0).sum()) < _FEWEST_UNLIKELY)
+    expected = positives.sum() + float(np.nansum(change.scores(unknown)[known == 0]))
     after = log_odds_of_unknown(positives, classes, expected)
-    curves = platt.per_class(classes)
-    offset = change.slope * (curves.offset + shift) + change.offset - after
-    return platt._replace(
-        assumption=f"{platt.assumption}; {change.check}",
-        class_slope=tuple((change.slope * curves.slope).tolist()),
-        class_offset=tuple(offset.tolist()),
-    )
+    corrected = calibration.corrected(change.slope, change.slope * shift + change.offset - after, classes)
+    return corrected._replace(assumption=f"{calibration.assumption}; {describe_answers(sigmoid(asked), present)}")
 
 
-def _fit_known(logits: Tensor, labels: Tensor) -> Platt:
+def _fit_known(logits: Tensor, labels: Tensor) -> Calibration:
     """Fit one curve for all classes, or one per class if that has a lower log loss in five folds of the images.
 
     The mean loss of an image must be lower by two standard errors: otherwise fewer parameters are as good.
@@ -146,12 +147,11 @@ def _fit_known(logits: Tensor, labels: Tensor) -> Platt:
     return (_fit_classes if is_better else fit_platt)(logits, labels)
 
 
-def _fit_classes(logits: Tensor, labels: Tensor) -> Platt:
+def _fit_classes(logits: Tensor, labels: Tensor) -> Calibration:
     """Fit one curve per class, shrunk towards the curve of all classes."""
     known = (labels != 0) & ~logits.isnan()
     column, present = known.nonzero()[:, 1].cpu().numpy(), (labels[known] > 0).cpu().numpy()
-    fitted = fit_class_platt(column, logits[known].double().cpu().numpy(), present, labels.shape[1])
-    return fitted.as_platt(len(column))
+    return fit_class_platt(column, logits[known].double().cpu().numpy(), present, labels.shape[1])
 
 
 def evaluate(
@@ -160,7 +160,7 @@ def evaluate(
     classes: Names,
     *,
     thresholds: Tensor | float = 0.5,
-    platt: Platt | None = None,
+    calibration: Calibration | None = None,
     annotations: NDArray[np.int64] | None = None,
     groups: Sequence[object] | NDArray[np.int64] | None = None,
 ) -> Evaluation:
@@ -178,7 +178,7 @@ def evaluate(
         logits, labels = _take_rows(logits, readable), labels[readable]
     scores = memory.scratch_zeros(logits.shape, what=f"the scores of {len(logits)} images take")
     for rows in row_blocks(logits):
-        scores[rows] = (platt or Platt()).scores(logits[rows])
+        scores[rows] = (calibration or Calibration()).scores(logits[rows])
     overall = metrics.summary(scores, labels, thresholds)
     overall |= own_metrics(scores, labels, torch.as_tensor(thresholds).expand(len(classes)))
     intervals = metrics.bootstrap(logits, labels, n=400, groups=group)
@@ -228,7 +228,9 @@ def evaluate(
         per_class = [row | unmeasured | {"recall": float(recall[c])} for c, row in enumerate(per_class)]
         count = sum(absent)
         few = f"only {count} labels are known to be absent" if count else "no label is known to be absent"
-        assumption = platt.assumption if platt is not None and platt.assumption else "scores are probabilities"
+        assumption = (
+            calibration.assumption if calibration is not None and calibration.assumption else "scores are probabilities"
+        )
         protocol += f"; {few}, so recall is measured and precision is estimated, assuming that {assumption}"
     if unreadable:
         protocol += f"; {unreadable} of these {len(readable)} images could not be read and are left out"

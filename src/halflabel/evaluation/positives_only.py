@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.evaluation.calibration import Platt, sigmoid
+from halflabel.evaluation.calibration import Calibration, sigmoid
 
 Floats = NDArray[np.float64]
 
@@ -28,24 +28,24 @@ _BEND_SPREAD = 0.25  # of log bend before labels are seen: a bend and the share 
 _WIDEST = (1.0, 99.0)  # percentiles between which the bins lie, widened by their distance
 
 
-def fit_positives_only(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
+def fit_positives_only(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
     """Fit the calibration by `fit_chosen_labels` where nearly all labelled images have one positive, else the other.
 
     Images have at least as many present classes as were given, which a poor model alone does not tell.
     """
     positives = (labels > 0).sum(1)
     is_single = _is_single(positives, labels.shape[1])
-    platt = (fit_chosen_labels if is_single else fit_given_labels)(logits, labels)
+    calibration = (fit_chosen_labels if is_single else fit_given_labels)(logits, labels)
     labelled = (positives > 0) & ~np.isnan(logits).any(1)
     fewest = float(positives[labelled].mean()) if labelled.any() else 0.0
-    if platt.known and fewest < labels.shape[1]:
-        least = match_positives_per_image(logits[labelled], platt, fewest)
-        platt = platt._replace(offset=max(platt.offset, least.offset))
-    return platt
+    if calibration.known and fewest < labels.shape[1]:
+        least = match_positives_per_image(logits[labelled], calibration, fewest)
+        calibration = calibration._replace(offset=max(calibration.offset, least.offset))
+    return calibration
 
 
-def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
-    """Fit `Platt` with a bend where each image (N, C) has one known positive, chosen at random among the present.
+def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
+    """Fit `Calibration` with a bend where each image (N, C) has one known positive, chosen at random among the present.
 
     Classes are present independently given x. The label of an image is then class c with probability proportional to
 
@@ -62,7 +62,7 @@ def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
     usable = usable[:: max(1, math.ceil(len(usable) * candidates / _MAX_ENTRIES))]
     x, given = logits[usable], (labels[usable] > 0).argmax(1)
     if len(usable) < 2 or candidates < 2:
-        return Platt(assumption=_NOTHING)
+        return Calibration(assumption=_NOTHING)
     rows = np.arange(len(x))
     chosen = x[rows, given]
     x[rows, given] = np.inf  # the given label comes first among the candidates
@@ -76,11 +76,11 @@ def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
         return -float(np.mean(np.log(q[rows, place] / q.sum(1) + 1e-12))) + _prior(parameters)
 
     slope, offset, bend = _minimise(minus_log_likelihood, [0.0, 0.0, 0.0], [1.0, 1.0, -1.0])
-    return Platt(math.exp(slope), offset, len(usable), _CHOSEN, bend=_bend(bend))
+    return Calibration(math.exp(slope), offset, len(usable), _CHOSEN, bend=_bend(bend))
 
 
-def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
-    """Fit `Platt` with a bend where each present label is known with the same probability c.
+def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
+    """Fit `Calibration` with a bend where each present label is known with the same probability c.
 
     P(label given | x) = c · p, and (slope, offset, bend, c) maximise the likelihood of which entries (N, C) are given.
     The share of given labels levels off at c among the surest entries, which tells c. (Elkan 2008 estimates c as the
@@ -91,7 +91,7 @@ def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
     usable = (labels >= 0) & ~np.isnan(logits)
     x, given = logits[usable].astype(np.float64), labels[usable] > 0
     if not 0 < given.sum() < len(given):
-        return Platt(assumption=_NOTHING)
+        return Calibration(assumption=_NOTHING)
     low, high = np.percentile(x, _WIDEST)
     low, high = max(float(x.min()), 2 * low - high), min(float(x.max()), 2 * high - low)
     cell = np.clip((x - low) / max(high - low, 1e-9) * _BINS, 0, _BINS - 1).astype(np.int64)
@@ -109,7 +109,7 @@ def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Platt:
     starts = ([0.0, 0.0, 0.0, c] for c in (-2.0, 0.0, 2.0))
     slope, offset, bend, c = _minimise(minus_log_likelihood, *starts)
     share = f"{100 * sigmoid(np.array(c)):.0f} %"
-    return Platt(math.exp(slope), offset, int(given.sum()), f"{_GIVEN}, here {share}", bend=_bend(bend))
+    return Calibration(math.exp(slope), offset, int(given.sum()), f"{_GIVEN}, here {share}", bend=_bend(bend))
 
 
 def log_odds_of_unknown(positives: NDArray[Any], classes: int, expected_present: float) -> float:
@@ -124,31 +124,27 @@ def log_odds_of_unknown(positives: NDArray[Any], classes: int, expected_present:
     return math.log(1 - min(0.95, float(positives.sum()) / max(expected_present, 1e-9)))
 
 
-def lower_odds(p: NDArray[Any], change: float) -> Floats:
-    """Return probabilities with log odds changed by `change`; NaN stays."""
-    inside: Floats = np.clip(np.asarray(p, np.float64), 1e-12, 1 - 1e-12)
-    return sigmoid(np.log(inside / (1 - inside)) + change)
-
-
 def _is_single(positives: NDArray[Any], classes: int) -> bool:
     """Whether nearly all labelled images have one known positive, by the number of positives of each image (N,)."""
     return int((positives == 1).sum()) >= _SINGLE * int((positives > 0).sum()) and classes > 1
 
 
-def match_positives_per_image(logits: NDArray[Any], platt: Platt, positives_per_image: float) -> Platt:
+def match_positives_per_image(
+    logits: NDArray[Any], calibration: Calibration, positives_per_image: float
+) -> Calibration:
     """Move the offset until images (N, C) have `positives_per_image` present classes on average."""
     import torch
 
     x = torch.as_tensor(sample_images(np.asarray(logits)), dtype=torch.float64)
     x = x[~torch.isnan(x).any(1)]
-    reach = 60.0 + platt.slope * float(x.abs().max() if len(x) else 0)
+    reach = 60.0 + calibration.slope * float(x.abs().max() if len(x) else 0)
     low, high = -reach, reach
     for _ in range(60):
         middle = (low + high) / 2
-        is_too_few = float(platt._replace(offset=middle).scores(x).sum(1).mean()) < positives_per_image
+        is_too_few = float(calibration._replace(offset=middle).scores(x).sum(1).mean()) < positives_per_image
         low, high = (middle, high) if is_too_few else (low, middle)
     assumption = f"images have {positives_per_image:g} present classes on average, as stated"
-    return platt._replace(offset=(low + high) / 2, assumption=assumption)
+    return calibration._replace(offset=(low + high) / 2, assumption=assumption)
 
 
 def sample_images(values: NDArray[Any]) -> NDArray[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import ClassPlatt, Platt, Recalibration, image_blocks, recalibrate
+from halflabel.evaluation.calibration import Calibration, describe_answers, fit_correction, image_blocks, sigmoid
 from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.filling.plan import FillOptions, FillPlan, make_plan
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
@@ -52,19 +52,19 @@ class ControlAnswers(NamedTuple):
     present: NDArray[np.bool_]
 
 
-def unknown_curve(platt: Platt, scores: Scores, table: Table) -> ClassPlatt:
-    """Return P(present) of an unknown entry by its logit: lower than `platt`, as the label was not given."""
+def unknown_curve(calibration: Calibration, scores: Scores, table: Table) -> Calibration:
+    """Return P(present) of an unknown entry by its logit: lower than `calibration`, as the label was not given."""
     classes = len(table.classes)
-    shared = platt.per_class(classes)
-    expected = sum(float(np.nansum(shared.scores(scores.logits[index]))) for index in image_blocks(*table.shape))
+    blocks = image_blocks(*table.shape)
+    expected = sum(float(np.nansum(calibration.scores(np.asarray(scores.logits[index])))) for index in blocks)
     positives = np.bincount(table.entries()[0][table.value > 0], minlength=len(table))
-    return shared._replace(offset=shared.offset + log_odds_of_unknown(positives, classes, expected))
+    return calibration.corrected(1.0, log_odds_of_unknown(positives, classes, expected), classes)
 
 
 def draw_control(
     scores: Scores,
     table: Table,
-    platt: Platt,
+    calibration: Calibration,
     *,
     precision: float,
     count: int,
@@ -77,11 +77,11 @@ def draw_control(
     Entries are ranked by probability, down to where the expected share of wrong ones is twice the allowed one, and
     divided into `count` groups of equal size; one entry is drawn from each. At most half of the entries are drawn:
     what people answer is no longer to be filled. Memory: 24 bytes per such entry. The probability returned is the one
-    that `next`, `review` and the report show: that of `platt`. Entries that `known`, by default `table`, knows are not
-    drawn. `among`: draw from these images only.
+    that `next`, `review` and the report show: that of `calibration`. Entries that
+    `known`, by default `table`, knows are not drawn. `among`: draw from these images only.
     """
     known = table if known is None else known
-    curve, parts = unknown_curve(platt, scores, table), []
+    curve, parts = unknown_curve(calibration, scores, table), []
     for index in image_blocks(len(table) if among is None else among, len(table.classes)):
         p = curve.scores(scores.logits[index]).astype(np.float64)
         row, column = np.nonzero((known.rows(index) == 0) & (p >= 0.5))
@@ -100,48 +100,54 @@ def draw_control(
     generator = np.random.default_rng([seed, _STREAM])
     drawn = generator.permutation(generator.integers(edges[:-1], edges[1:]))
     image, column = image[drawn], column[drawn]
-    shown = platt.per_class(len(table.classes)).scores(scores.logits[image, column], column)
+    shown = calibration.scores(np.asarray(scores.logits[image, column]), column)
     return list(zip(image.tolist(), column.tolist(), shown.astype(np.float64).tolist(), strict=True))
 
 
 def plan_present(
-    scores: Scores, labels: Labels, platt: Platt, answers: ControlAnswers | None, options: FillOptions = FillOptions()
+    scores: Scores,
+    labels: Labels,
+    calibration: Calibration,
+    answers: ControlAnswers | None,
+    options: FillOptions = FillOptions(),
 ) -> FillPlan:
     """Decide which unknown entries to fill as present, so that they reach the precision.
 
-    With `answers` the probabilities are corrected by them (`recalibrate`), and the cut is the lowest probability at
+    With `answers` the probabilities are corrected by them (`fit_correction`), and the cut is the lowest probability at
     which the precision is reached with the confidence, over the curves that are plausible after the answers; it is
     never below the entries that were asked about. Guaranteed if the share of right fills rises with the probability
     along such a curve. Without answers the probabilities are taken as they are. Nothing is filled as absent.
     """
     table, people, _ = calibration_tables(labels)
     classes = len(table.classes)
-    curve, correction = unknown_curve(platt, scores, people), None
+    curve, correction = unknown_curve(calibration, scores, people), None
     if answers is not None:
-        logits = scores.logits[answers.image, answers.column]
-        asked = curve.scores(logits, answers.column).astype(np.float64)
-        change = recalibrate(asked, answers.present)
-        curve = curve._replace(slope=change.slope * curve.slope, offset=change.slope * curve.offset + change.offset)
-        floor = float(change.apply(asked).min(initial=1.0))
-        correction = _Correction(change, floor, bin_of(curve.scores(logits, answers.column)))
+        logits = np.asarray(scores.logits[answers.image, answers.column])
+        asked = curve.log_odds(logits, answers.column)
+        change = fit_correction(asked, answers.present)
+        curve = curve.corrected(change.slope, change.offset, classes)
+        p = curve.scores(logits, answers.column)
+        check = describe_answers(sigmoid(asked), answers.present)
+        correction = _Correction(change, float(p.min(initial=1.0)), bin_of(p), check)
 
     def decide(counts: BinCounts, target: float) -> tuple[FillDecision, FillDecision]:
         return _cut(counts, correction, target, options.confidence), FillDecision.nothing(classes)
 
     no_evidence = people.keep(np.zeros(len(people.value), bool))
-    platts = [curve] * (int(scores.part.max()) + 2)
-    plan = make_plan(scores, table, no_evidence, labels, platts, np.zeros(classes, bool), decide, options)
+    calibrations = [curve] * (int(scores.part.max()) + 2)
+    plan = make_plan(scores, table, no_evidence, labels, calibrations, np.zeros(classes, bool), decide, options)
     if correction is None:
-        return replace(plan, assumption=platt.assumption)
-    return replace(plan, check=correction.change.check)
+        return replace(plan, assumption=calibration.assumption)
+    return replace(plan, check=correction.check)
 
 
 class _Correction(NamedTuple):
     """How control answers change the probabilities."""
 
-    change: Recalibration
+    change: Calibration
     floor: float  # the lowest probability, after the change, that was asked about
     bins: NDArray[np.int64]  # of the answered entries, after the change
+    check: str  # what the answers say about the probabilities before it
 
 
 def _cut(counts: BinCounts, correction: _Correction | None, precision: float, confidence: float) -> FillDecision:
@@ -154,7 +160,7 @@ def _cut(counts: BinCounts, correction: _Correction | None, precision: float, co
         if correction.change.slope <= 0:
             return FillDecision.nothing(classes)
         draws, lowest = correction.change.draws(_DRAWS), max(lowest, correction.floor)
-        logits = correction.change.undo(logits)
+        logits = (logits - correction.change.offset) / correction.change.slope
     right = 1 / (1 + np.exp(-(draws[:, :1] * logits + draws[:, 1:])))
     reached = np.cumsum((right * unknown)[:, ::-1], 1)[:, ::-1] / np.maximum(above, 1)
     bound = np.quantile(reached, 1 - confidence, axis=0)

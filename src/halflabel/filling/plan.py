@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import ClassPlatt, fit_class_platt, image_blocks
+from halflabel.evaluation.calibration import Calibration, fit_class_platt, image_blocks
 from halflabel.filling.sampling_bias import positives_only, sampling_warnings
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds, random_answers_needed
 from halflabel.labels.labels import Labels
@@ -58,7 +58,7 @@ class FillPlan:
 
     scores: Scores
     table: Table
-    platts: list[ClassPlatt]  # one per part, fitted on the other parts; the last on all, for part −1
+    calibrations: list[Calibration]  # one per part, fitted on the other parts; the last on all, for part −1
     bin_counts: BinCounts
     decide: Callable[[float], tuple[FillDecision, FillDecision]]  # present and absent fills that reach a precision
     present: FillDecision
@@ -107,7 +107,7 @@ class FillPlan:
         counts = counts if counts is not None else self.empty_counts()
         for index in image_blocks(self.images_to_fill, len(self.table.classes)):
             labels = (self.answered or self.table).rows(index)
-            p = _probabilities(self.scores, self.platts, index)
+            p = _probabilities(self.scores, self.calibrations, index)
             value, score, source = self._fill(labels, p, counts, index)
             counts.present += (value > 0).sum(0)
             counts.absent += (value < 0).sum(0)
@@ -223,11 +223,11 @@ def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = Fil
     present = value > 0
     _check_evidence(present)
     logits, part = np.asarray(scores.logits[image, column]), scores.part[image]
-    platts = []
+    calibrations = []
     for number in range(int(scores.part.max()) + 1):
         others = part != number if (part != number).any() else np.ones(len(part), bool)
-        platts.append(fit_class_platt(column[others], logits[others], present[others], classes))
-    platts.append(fit_class_platt(column, logits, present, classes))
+        calibrations.append(fit_class_platt(column[others], logits[others], present[others], classes))
+    calibrations.append(fit_class_platt(column, logits, present, classes))
 
     def decide(counts: BinCounts, target: float) -> tuple[FillDecision, FillDecision]:
         present, absent = (
@@ -237,7 +237,7 @@ def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = Fil
         return present, absent
 
     unseen = ~unfillable & (np.bincount(column[present], minlength=classes) == 0)
-    plan = make_plan(scores, table, evidence, known_rows, platts, unfillable | unseen, decide, options)
+    plan = make_plan(scores, table, evidence, known_rows, calibrations, unfillable | unseen, decide, options)
     warnings = sampling_warnings(plan.bin_counts, table.classes, unfillable, unseen)
     reasons: dict[str, list[str]] = {}
     for word, decision in (("present", plan.present), ("absent", plan.absent)):
@@ -268,7 +268,7 @@ def make_plan(
     table: Table,
     evidence: Table,
     known_rows: Labels | None,
-    platts: list[ClassPlatt],
+    calibrations: list[Calibration],
     unfillable: Mask,
     decide: Callable[[BinCounts, float], tuple[FillDecision, FillDecision]],
     options: FillOptions,
@@ -279,14 +279,14 @@ def make_plan(
     to_fill = np.ones(len(table), bool) if options.to_fill is None else options.to_fill
     for index in image_blocks(*table.shape):
         free = _apply_rules(options.rules, table.rows(index), _rows_of_images(model_labels, index), unfillable).free
-        counts.add(_probabilities(scores, platts, index), free & to_fill[index, None], evidence.rows(index))
+        counts.add(_probabilities(scores, calibrations, index), free & to_fill[index, None], evidence.rows(index))
         if options.progress is not None:
             options.progress(int(index[-1]) + 1, len(table))
     present, absent = decide(counts, options.precision)
     return FillPlan(
         scores=scores,
         table=table,
-        platts=platts,
+        calibrations=calibrations,
         bin_counts=counts,
         decide=partial(decide, counts),
         present=present,
@@ -309,11 +309,11 @@ def _check_evidence(present: Mask) -> None:
         )
 
 
-def _probabilities(scores: Scores, platts: list[ClassPlatt], index: NDArray[np.int64]) -> NDArray[np.float32]:
+def _probabilities(scores: Scores, calibrations: list[Calibration], index: NDArray[np.int64]) -> NDArray[np.float32]:
     logits, part = np.asarray(scores.logits[index]), scores.part[index]
     p = np.empty_like(logits)
     for number in np.unique(part).tolist():  # part −1, the training images, uses the last calibration
-        p[part == number] = platts[number].scores(logits[part == number])
+        p[part == number] = calibrations[number].scores(logits[part == number])
     return p
 
 

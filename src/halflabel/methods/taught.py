@@ -83,10 +83,10 @@ class Taught(Relabeler):
             x = logit(t.astype(np.float64))
             scored = np.where(has_score, labels, 0)
             if has_negatives:
-                platt = fit_platt(torch.from_numpy(x), torch.from_numpy(scored))
+                calibration = fit_platt(torch.from_numpy(x), torch.from_numpy(scored))
             else:
-                platt = fit_positives_only(x, labels)
-            q = platt.scores(torch.from_numpy(x)).nan_to_num(0.0).float().numpy()
+                calibration = fit_positives_only(x, labels)
+            q = calibration.scores(torch.from_numpy(x)).nan_to_num(0.0).float().numpy()
             trust = self.largest_trust * class_trust(t, scored, against_unknown=not has_negatives)
         self.register_buffer("probability", torch.from_numpy(q))
         self.register_buffer("has_score", torch.from_numpy(has_score))

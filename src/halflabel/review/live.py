@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import logit
 
+from halflabel.evaluation.calibration import sigmoid
 from halflabel.evaluation.evaluate import fit_decisions
 from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.questions.choose import Question
@@ -84,7 +84,7 @@ class LiveReview:
         z = self._calibrated_logits(logits)
         fitted = fit_probabilities(z, controls)
         quality = measure(z, fitted, labels, controls, answers=len(answers), precision=self.precision)
-        p = fitted(z)
+        p = fitted.scores(z)
         questions = draw_controls(
             p,
             self.evaluation == 0,
@@ -113,9 +113,10 @@ class LiveReview:
         if not self.evaluation.any():
             return logits
         x = torch.from_numpy(logits)
-        platt = fit_decisions(x, torch.from_numpy(self.evaluation), positives_per_image=self.positives_per_image)[0]
-        p = platt.scores(x.double()).numpy()
-        z = logit(np.clip(p, 1e-9, 1 - 1e-9))
-        if platt.assumption:  # labels that were not given are less likely to be present
-            z += log_odds_of_unknown((self.evaluation > 0).sum(1), p.shape[1], float(np.nansum(p)))
+        calibration = fit_decisions(x, torch.from_numpy(self.evaluation), positives_per_image=self.positives_per_image)[
+            0
+        ]
+        z = calibration.log_odds(logits)
+        if calibration.assumption:  # labels that were not given are less likely to be present
+            z += log_odds_of_unknown((self.evaluation > 0).sum(1), z.shape[1], float(np.nansum(sigmoid(z))))
         return np.asarray(z, np.float32)

@@ -13,49 +13,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.evaluation.calibration import fit_logistic, sigmoid
+from halflabel.evaluation.calibration import Calibration, fit_correction
 from halflabel.evaluation.intervals import wilson
 from halflabel.evaluation.positives_only import expected_f1_threshold
 from halflabel.review.live_questions import Control
 
-_PRIOR = np.array([20.0, 4.0])  # how strongly slope and offset are held at those before any control answer
+_LEAST_SLOPE = 0.05  # probabilities keep the order of the logits
 _DRAWS = 40  # of slope and offset, for the interval of mAP
 _MAX_ENTRIES = 400_000  # entries that mAP is estimated on
 
 
-@dataclass(frozen=True)
-class Probabilities:
-    """p = σ(slope · z + offset) of calibrated logits z; control answers fit slope and offset, with their covariance."""
-
-    slope: float = 1.0
-    offset: float = 0.0
-    covariance: NDArray[np.float64] | None = None
-
-    def __call__(self, z: NDArray[Any]) -> NDArray[np.float32]:
-        return sigmoid(self.slope * z + self.offset).astype(np.float32)
-
-    def samples(self, count: int) -> list[Probabilities]:
-        """Draw slopes and offsets that the control answers allow."""
-        if self.covariance is None:
-            return [self]
-        drawn = np.random.default_rng(0).multivariate_normal([self.slope, self.offset], self.covariance, count)
-        return [Probabilities(max(a, 0.05), b) for a, b in drawn.tolist()]
-
-
-def fit_probabilities(z: NDArray[Any], controls: Sequence[Control]) -> Probabilities:
+def fit_probabilities(z: NDArray[Any], controls: Sequence[Control]) -> Calibration:
     """Correct calibrated logits (N, C) by control answers: a logistic regression that few answers change little.
 
     Controls need no weights here: given z, how they were drawn tells nothing more about the answer.
     """
     x = np.array([z[item.image, item.column] for item in controls], np.float64)
-    usable = ~np.isnan(x)
-    target = np.array([item.value > 0 for item in controls], np.float64)[usable]
-    design = np.stack([x[usable], np.ones(int(usable.sum()))], 1)
-    slope, offset = fit_logistic(design, target, np.ones(len(design)), np.array([1.0, 0.0]), _PRIOR).tolist()
-    slope = max(slope, 0.05)
-    p = sigmoid(design @ np.array([slope, offset]))
-    information = (design * (p * (1 - p))[:, None]).T @ design + np.diag(_PRIOR)
-    return Probabilities(slope, offset, np.linalg.inv(information).astype(np.float64))
+    present = np.array([item.value > 0 for item in controls], np.bool_)
+    fitted = fit_correction(x[~np.isnan(x)], present[~np.isnan(x)])
+    return fitted._replace(slope=max(fitted.slope, _LEAST_SLOPE))
 
 
 def _effective_number(weight: NDArray[np.float64]) -> float:
@@ -82,7 +58,7 @@ class Quality:
 
 def measure(
     z: NDArray[Any],
-    probabilities: Probabilities,
+    calibration: Calibration,
     labels: NDArray[np.int8],
     controls: Sequence[Control],
     *,
@@ -90,7 +66,7 @@ def measure(
     precision: float = 0.95,
 ) -> Quality:
     """Measure the model from calibrated out-of-fold logits (N, C), known labels (N, C) and control answers."""
-    p = probabilities(z)
+    p = calibration.scores(z)
     unknown = (labels == 0) & ~np.isnan(p)
     threshold = expected_f1_threshold(p)
     # As in `fill`, nothing is decided of a class without a known positive.
@@ -106,7 +82,7 @@ def measure(
         controls=len(controls),
         threshold=threshold,
         precision=_precision(p, controls, threshold),
-        mean_average_precision=_expected_map(z, probabilities, labels),
+        mean_average_precision=_expected_map(z, calibration, labels),
         decided=int(sure.sum()),
         unknown=int(unknown.sum()),
         per_class=per_class,
@@ -125,9 +101,7 @@ def _precision(p: NDArray[Any], controls: Sequence[Control], threshold: float) -
     return share, float(low), float(high)
 
 
-def _expected_map(
-    z: NDArray[Any], probabilities: Probabilities, labels: NDArray[np.int8]
-) -> tuple[float, float, float]:
+def _expected_map(z: NDArray[Any], calibration: Calibration, labels: NDArray[np.int8]) -> tuple[float, float, float]:
     """Expected mAP if entries are present with their probabilities, and what other calibrations would make of it.
 
     AP of a class with the images in the order of their logits: Σ_k p_k · (1 + Σ_{j < k} p_j) / k / Σ_k p_k.
@@ -138,12 +112,15 @@ def _expected_map(
     x, known = np.take_along_axis(z[rows], order, 0), np.take_along_axis(labels[rows], order, 0)
     rank = np.arange(1, len(rows) + 1)[:, None]
 
-    def mean_average_precision(calibration: Probabilities) -> float:
-        p = np.where(known == 0, calibration(x), known > 0).astype(np.float64)
+    def mean_average_precision(plausible: Calibration) -> float:
+        p = np.where(known == 0, plausible.scores(x), known > 0).astype(np.float64)
         before = np.cumsum(p, axis=0) - p
         total = p.sum(0)
         return float(np.mean((p * (1 + before) / rank).sum(0) / np.maximum(total, 1e-12)))
 
-    draws = [mean_average_precision(item) for item in probabilities.samples(_DRAWS)]
+    draws = [
+        mean_average_precision(Calibration(max(slope, _LEAST_SLOPE), offset))
+        for slope, offset in calibration.draws(_DRAWS).tolist()
+    ]
     low, high = np.percentile(draws, (2.5, 97.5)).tolist()
-    return mean_average_precision(probabilities), float(low), float(high)
+    return mean_average_precision(calibration), float(low), float(high)

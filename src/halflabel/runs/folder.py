@@ -38,7 +38,7 @@ from halflabel.system.files import (
 )
 
 if TYPE_CHECKING:
-    from halflabel.evaluation.calibration import Platt
+    from halflabel.evaluation.calibration import Calibration
     from halflabel.labels.labels import Labels
     from halflabel.labels.names import Names
     from halflabel.labels.table import Table
@@ -254,20 +254,20 @@ class RunFolder:
         return self._read_object("metrics.json", "train again")
 
     @_first_process_only
-    def write_calibration(self, platt: Platt, thresholds: Mapping[str, float]) -> None:
+    def write_calibration(self, calibration: Calibration, thresholds: Mapping[str, float]) -> None:
         """Write the calibration of logits and the threshold (a probability) of each class."""
         self.write_json("thresholds.json", thresholds)
-        self.write_json("calibration.json", platt._asdict())
+        self.write_json("calibration.json", calibration.as_json())
         write_checksums(self.folder, "thresholds.json", "calibration.json")
 
-    def read_calibration(self) -> Platt:
+    def read_calibration(self) -> Calibration:
         """Return the calibration that turns logits into probabilities."""
-        from halflabel.evaluation.calibration import Platt
+        from halflabel.evaluation.calibration import Calibration
 
         verify_checksum(self / "calibration.json")
         values = self.read_json("calibration.json")
         try:
-            return Platt.from_json(values, len(self.read_thresholds()))
+            return Calibration.from_json(values, len(self.read_thresholds()))
         except (TypeError, AttributeError, ValueError):
             raise UserError(f"{self / 'calibration.json'} is damaged", "train again") from None
 

@@ -146,7 +146,7 @@ def predict_to_parquet(
 
 def _made_of(predictor: Predictor, files: FileList, options: dict[str, Any]) -> dict[str, Any]:
     """Return what decides the predictions: the model, the options and the names of the images."""
-    model = hashlib.sha256(json.dumps([*predictor.platt, predictor.thresholds.tolist()]).encode())
+    model = hashlib.sha256(json.dumps([*predictor.calibration, predictor.thresholds.tolist()]).encode())
     for name, tensor in sorted(predictor.model.state_dict().items()):
         model.update(name.encode())
         model.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())

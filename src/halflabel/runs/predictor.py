@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import Evaluation, evaluate
 from halflabel.evaluation.positives_only import expected_f1_threshold, expected_threshold, match_positives_per_image
 from halflabel.features.backbones import LARGEST, SMALLEST, Backbone, build_backbone
@@ -56,7 +56,7 @@ class Predictor:
     config: Config
     classes: Names
     views: Mapping[str, View]
-    platt: Platt
+    calibration: Calibration
     thresholds: Tensor  # (C,) on calibrated probabilities
     device: str = "cpu"
     run: RunFolder | None = None  # None for an exported model
@@ -86,9 +86,9 @@ class Predictor:
         except (RuntimeError, TypeError, ValueError) as error:  # unsuitable options raise any of these
             reason = error_summary(error)
             raise UserError(f"{run.weights} belongs to another model ({reason})", "train again") from None
-        platt, thresholds = Platt(), torch.full((len(classes),), 0.5)
+        calibration, thresholds = Calibration(), torch.full((len(classes),), 0.5)
         if run.is_calibrated:
-            platt = run.read_calibration()
+            calibration = run.read_calibration()
             by_class = run.read_thresholds()
             if missing := [name for name in classes if by_class.get(name) is None]:
                 raise UserError(f"{run.folder} has no threshold for the class {missing[0]!r}", "train again")
@@ -97,7 +97,7 @@ class Predictor:
         views = config.views(backbone)
         if model.head.needs_maps and "square" in views:
             views["plain"] = views["square"]
-        return cls(_ready(model, device), config, classes, views, platt, thresholds, device, run)
+        return cls(_ready(model, device), config, classes, views, calibration, thresholds, device, run)
 
     @classmethod
     def from_hub(cls, folder: Path) -> Predictor:
@@ -167,7 +167,7 @@ class Predictor:
             yield self.scores(source, reporter)
             return
         scorer, source = self._scorer(source, of or len(source), reporter)
-        yield from map(self.platt.scores, scorer.stream(source, reporter))
+        yield from map(self.calibration.scores, scorer.stream(source, reporter))
 
     def _scorer(self, source: Source, images: int, reporter: Reporter) -> tuple[ImageScorer, Source]:
         """Return what computes logits, and of what: images or their features; a UserError if features do not fit.
@@ -225,7 +225,7 @@ class Predictor:
 
     def scores(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
         """Return calibrated probabilities (N, C); NaN for unreadable images."""
-        return self.platt.scores(self.logits(source, reporter))
+        return self.calibration.scores(self.logits(source, reporter))
 
     def deciding(self, *, threshold: float | str | None = None, positives_per_image: float | None = None) -> Predictor:
         """Return a copy that decides otherwise: by one threshold, or as if images had so many present classes.
@@ -233,7 +233,7 @@ class Predictor:
         The threshold is a probability, or a text such as "precision=0.9" or "recall=0.8": what is expected of the
         decisions by the calibrated probabilities. All but a probability needs the out-of-fold scores of a run.
         """
-        platt, thresholds = self.platt, self.thresholds
+        calibration, thresholds = self.calibration, self.thresholds
         wanted = _wanted_threshold(threshold) if threshold is not None else 0.0
         scores = None
         if positives_per_image is not None or isinstance(wanted, dict):
@@ -250,15 +250,15 @@ class Predictor:
                     f"{positives_per_image:g} positives per image do not fit {len(self.classes)} classes",
                     "state their mean number, such as 1.5",
                 )
-            platt = match_positives_per_image(scores[0], platt, positives_per_image)
-            optimum = expected_f1_threshold(platt.scores(torch.from_numpy(scores[0])).numpy())
+            calibration = match_positives_per_image(scores[0], calibration, positives_per_image)
+            optimum = expected_f1_threshold(calibration.scores(torch.from_numpy(scores[0])).numpy())
             thresholds = torch.full_like(thresholds, optimum)
         if isinstance(wanted, dict):
             assert scores is not None
-            wanted = expected_threshold(platt.scores(torch.from_numpy(scores[0])).numpy(), **wanted)
+            wanted = expected_threshold(calibration.scores(torch.from_numpy(scores[0])).numpy(), **wanted)
         if threshold is not None:
             thresholds = torch.full_like(thresholds, wanted)
-        return replace(self, platt=platt, thresholds=thresholds)
+        return replace(self, calibration=calibration, thresholds=thresholds)
 
     def labels(self, scores: Tensor, *, top: int = 3, every: bool = False) -> list[dict[str, Any]]:
         """Return class, probability and present (over its threshold) from the scores (C,), most likely first.
@@ -315,7 +315,7 @@ class Predictor:
                 torch.from_numpy(table.dense()),
                 table.classes,
                 thresholds=self.thresholds if threshold is None else threshold,
-                platt=self.platt,
+                calibration=self.calibration,
                 annotations=annotations,
                 groups=group_images(group, table.images, source),
             )
@@ -401,7 +401,7 @@ def _described_by(metadata: ModelMetadata, where: str) -> dict[str, Any]:
         "config": config,
         "classes": classes,
         "views": {"plain": view},
-        "platt": metadata.calibration,
+        "calibration": metadata.calibration,
         "thresholds": torch.tensor(metadata.thresholds),
     }
 

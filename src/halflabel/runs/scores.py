@@ -177,7 +177,7 @@ def _calibrate(predictor: Predictor, logits: Tensor) -> NDArray[np.float32]:
     step = max(1, _BLOCK_ENTRIES // max(logits.shape[1], 1))
     for first in range(0, len(logits), step):
         part = logits[first : first + step]
-        part.copy_(predictor.platt.scores(part))
+        part.copy_(predictor.calibration.scores(part))
     scores: NDArray[np.float32] = logits.numpy()
     return scores
 

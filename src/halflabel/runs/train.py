@@ -356,13 +356,13 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     held_out = job.evaluation_table.subset(fitted.rows)
     labels = torch.from_numpy(held_out.dense())
     control = None if job.control is None else torch.from_numpy(job.control.subset(fitted.rows).dense())
-    platt, thresholds = fit_decisions(
+    calibration, thresholds = fit_decisions(
         logits, labels, control=control, positives_per_image=job.config.positives_per_image
     )
-    if platt.assumption:
+    if calibration.assumption:
         job.reporter.message(
-            f"Probabilities assume that {platt.assumption}. To assume less, answer random questions (halflabel review) "
-            "and train with the answers, or state --positives-per-image"
+            f"Probabilities assume that {calibration.assumption}. To assume less, answer random questions "
+            "(halflabel review) and train with the answers, or state --positives-per-image"
         )
     elif job.table.stats().regime != "full":
         job.reporter.message(
@@ -376,14 +376,14 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
         labels,
         held_out.classes,
         thresholds=thresholds,
-        platt=platt,
+        calibration=calibration,
         annotations=annotations,
         groups=None if job.groups is None else job.groups[fitted.rows],
     ).noting_excluded(job.table.subset(fitted.rows).known - held_out.known, with_answers=bool(job.answers_left_out))
-    run.write_calibration(platt, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
+    run.write_calibration(calibration, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
     protocol = f"{fitted.protocol}; {evaluation.protocol}"
     run.write_metrics({"protocol": protocol, **evaluation.overall}, evaluation.per_class)
-    run.write_predictions(held_out.images.array, list(held_out.classes), platt.scores(logits).numpy())
+    run.write_predictions(held_out.images.array, list(held_out.classes), calibration.scores(logits).numpy())
     from halflabel.runs.model_card import model_card
 
     out_of_fold = fitted.protocol == _OUT_OF_FOLD

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting.callbacks import Callback, EpochLog
@@ -414,7 +414,7 @@ def check_onnx(recipe: Recipe, regime: str) -> None:
     case = Case(recipe, regime)
     model = Model(seeded(0, _TinyBackbone), case.model.head)
     names, third = tuple(map(str, range(CLASSES))), (0.0, 0.0, 0.0)
-    metadata = ModelMetadata(names, (0.5,) * CLASSES, Platt(), Plain(16), third, third, "tiny", recipe.name)
+    metadata = ModelMetadata(names, (0.5,) * CLASSES, Calibration(), Plain(16), third, third, "tiny", recipe.name)
     with TemporaryDirectory() as folder:
         try:
             write_onnx(model, metadata, Path(folder) / "model.onnx")

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_transform import FeatureTransform, principal_components
 from halflabel.features.heads import Ensemble, Head, Linear, Model, NormalisedLinear, Weldon
@@ -53,8 +53,8 @@ CLASSES = ("a", "b", "c", "d")
 def about_of(model: Model, size: int) -> ModelMetadata:
     preprocess: Any = model.backbone.preprocess  # type: ignore[union-attr]
     cuts = (0.1, 0.2, 0.3, 0.4)
-    platt, view = Platt(1.5, -0.25, 9), Plain(size, "squash", preprocess.interpolation, preprocess.crop_pct)
-    return ModelMetadata(CLASSES, cuts, platt, view, preprocess.mean, preprocess.std, "tiny", "bce")
+    calibration, view = Calibration(1.5, -0.25, 9), Plain(size, "squash", preprocess.interpolation, preprocess.crop_pct)
+    return ModelMetadata(CLASSES, cuts, calibration, view, preprocess.mean, preprocess.std, "tiny", "bce")
 
 
 def spread(head: Head) -> Head:
@@ -77,7 +77,7 @@ def test_the_metadata_of_the_file(run: RunFolder, exported: Path) -> None:
     predictor = Predictor.from_run(run)
     assert metadata["classes"] == ["red", "green", "büé|x"]
     assert metadata["thresholds"] == pytest.approx(predictor.thresholds.tolist())
-    calibration = predictor.platt._asdict()
+    calibration = predictor.calibration.as_json()
     assert metadata["calibration"].keys() == calibration.keys()
     for name, value in calibration.items():
         expected = list(value) if isinstance(value, tuple) else value
@@ -105,7 +105,7 @@ def test_the_file_computes_the_logits_and_probabilities_of_the_run(run: RunFolde
             expected = predictor.model(images).logits
         logits, scores = run_file(exported, images)
         np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)
-        slope, offset = predictor.platt.slope, predictor.platt.offset
+        slope, offset = predictor.calibration.slope, predictor.calibration.offset
         np.testing.assert_allclose(scores, 1 / (1 + np.exp(-(slope * expected.numpy() + offset))), atol=1e-5)
 
 
@@ -197,7 +197,7 @@ def test_a_file_that_computes_something_else_is_refused(
 
     predictor = Predictor.from_run(run)
     original = module._translate(
-        ExportedGraph(predictor.model.float(), predictor.platt).eval(), predictor.views["plain"]
+        ExportedGraph(predictor.model.float(), predictor.calibration).eval(), predictor.views["plain"]
     )
 
     def changed_bias(*arguments: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from halflabel import __version__
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.images.views import Plain, kept_shapes
 from halflabel.runs.redact import shown_options
 
@@ -30,7 +30,7 @@ class ModelMetadata:
 
     classes: tuple[str, ...]
     thresholds: tuple[float, ...]  # on calibrated probabilities, per class
-    calibration: Platt
+    calibration: Calibration
     view: Plain  # how an image is resized
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -49,7 +49,7 @@ class ModelMetadata:
         return cls(
             tuple(predictor.classes),
             tuple(predictor.thresholds.tolist()),
-            predictor.platt,
+            predictor.calibration,
             view,
             preprocess.mean,
             preprocess.std,
@@ -68,7 +68,7 @@ class ModelMetadata:
             "task": "multi-label image classification",
             "classes": list(self.classes),
             "thresholds": list(self.thresholds),
-            "calibration": self.calibration._asdict(),
+            "calibration": self.calibration.as_json(),
             "preprocess": {
                 "colour": "RGB",
                 "size": view.size,
@@ -101,7 +101,7 @@ class ModelMetadata:
             metadata = cls(
                 tuple(map(str, content["classes"])),
                 tuple(map(float, content["thresholds"])),
-                Platt.from_json(content["calibration"], len(content["classes"])),
+                Calibration.from_json(content["calibration"], len(content["classes"])),
                 Plain(
                     int(preprocess["size"]),
                     preprocess["resize"],

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError, error_summary
-from halflabel.evaluation.calibration import Platt
+from halflabel.evaluation.calibration import Calibration
 from halflabel.features.heads import Head, Model, NormalisedLinear
 from halflabel.features.onnx_features import parity_images, quiet_exporter
 from halflabel.images.image_list import ImageList
@@ -53,17 +53,17 @@ class ExportedGraph(nn.Module):
     With `mirror`, x is the mean over the image and its mirror image.
     """
 
-    def __init__(self, model: Model, platt: Platt, *, mirror: bool = False) -> None:
+    def __init__(self, model: Model, calibration: Calibration, *, mirror: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.platt = platt
+        self.calibration = calibration
         self.mirror = mirror
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.model(images).logits
         if self.mirror:
             logits = (logits + self.model(images.flip(-1)).logits) / 2
-        return logits, self.platt.scores(logits)
+        return logits, self.calibration.scores(logits)
 
 
 class OnnxHead(Head):
