@@ -16,20 +16,6 @@ from halflabel import metrics
 from halflabel.errors import UserError
 
 
-def test_wilson_is_scipys():
-    from scipy.stats import binomtest
-
-    counts = [(0, 5), (3, 7), (50, 50), (1, 200), (70_000, 90_000)]
-    interval = metrics.wilson(*np.array(counts, np.int32).T)
-    for (successes, trials), low, high in zip(counts, *interval, strict=True):
-        expected = binomtest(successes, trials).proportion_ci(method="wilson")
-        assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-6)
-        assert 0 <= low <= high <= 1
-    one_sided = binomtest(9, 10, alternative="greater").proportion_ci(method="wilson").low
-    assert float(metrics.wilson(9, 10, z=1.6448536).low) == pytest.approx(one_sided, abs=1e-6)
-    assert all(math.isnan(end) for end in metrics.wilson(0, 0))
-
-
 def make(seed, images=60, classes=7, positive=0.3, unknown=0.3, decimals=None):
     rng = np.random.default_rng(seed)
     scores = rng.random((images, classes)).astype(np.float32)

@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 from server_examples import ask, client_of, step
 
 from halflabel.errors import UserError
-from halflabel.evaluation.intervals import wilson
 from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT
 from halflabel.review.thumbnails import EmptyClassMap, ImageUnavailable, Thumbnails
+from halflabel.system.intervals import wilson
 
 
 def say(client: TestClient, *steps: dict) -> dict:

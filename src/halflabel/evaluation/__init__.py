@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halflabel.evaluation.completion import Completion, completion_rates
-    from halflabel.evaluation.intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample, wilson
+    from halflabel.evaluation.intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample
     from halflabel.evaluation.ranking import (
         GroupMeans,
         Kind,
@@ -54,10 +54,9 @@ __all__ = [
     "precision_recall_f1",
     "resample",
     "summary",
-    "wilson",
 ]
 
-# `intervals` and `calibration` are used where torch, which takes seconds to import, is not needed.
+# `calibration` is used where torch, which takes seconds to import, is not needed.
 _MODULES = ("completion", "intervals", "ranking", "thresholded")
 
 

@@ -1,53 +1,28 @@
-"""Confidence intervals: the Wilson interval of a share, and the bootstrap of average precision.
+"""Confidence intervals of average precision, by the bootstrap.
 
-The bootstrap draws images with replacement and sorts each class once for all replicates. torch is imported when the
-bootstrap runs: `wilson` is used where it is not needed.
+It draws images with replacement and sorts each class once for all replicates. Intervals of shares: `system.intervals`.
 """
 
 from __future__ import annotations
 
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
 
 from halflabel.errors import UserError
 from halflabel.system import memory
 from halflabel.system.rng import uniform
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from halflabel.evaluation._inputs import ArrayLike
     from halflabel.evaluation.ranking import Cuts
 
 _CHUNK_ENTRIES = 1 << 22
-
-
-class IntervalEnds(NamedTuple):
-    """The lower and the upper end of intervals."""
-
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-
-
-def wilson(part: Any, whole: Any, z: float = 1.959964) -> IntervalEnds:
-    """Return the Wilson interval of the share of `part` in `whole`, two-sided at 95 % by default.
-
-        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n),    p = part / whole, n = whole
-
-    part, whole: counts that broadcast; NaN where nothing was counted. With z = 1.645 each end alone holds at 95 %.
-
-    >>> [round(float(end), 3) for end in wilson(8, 10)]
-    [0.49, 0.943]
-    """
-    part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
-    n = np.where(whole > 0, whole, np.nan)
-    share = part / n
-    middle, scale = share + z * z / (2 * n), 1 + z * z / n
-    half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return IntervalEnds(np.maximum((middle - half) / scale, 0.0), np.minimum((middle + half) / scale, 1.0))
 
 
 class Bootstrap(NamedTuple):
@@ -95,8 +70,6 @@ def bootstrap(
     scores, labels: (N, C) as in `average_precision`. Memory beyond the inputs: N n bytes for the weights, from
     256 MB on in a scratch file, 8 n C for the replicates, and blocks of bounded size.
     """
-    import torch
-
     from halflabel.evaluation._inputs import as_pair
     from halflabel.evaluation.ranking import average_precision, class_blocks, mean_known
 
@@ -150,8 +123,6 @@ def limits(
     >>> [round(float(end), 3) for end in limits(*torch.tensor([[0.8], [0.01], [0.02], [10.0]]).double())]
     [0.479, 0.937]
     """
-    import torch
-
     square = quantile**2
     spread = value * (1 - value)
     per_trial = torch.where(spread > 0, variance / spread, 0.0) + 2 / positives.double() ** 2
@@ -207,9 +178,6 @@ def _weights(group: NDArray[np.int64], replicates: range, seed: int) -> NDArray[
 
 def _fill_block(values: Tensor, weights: list[Tensor], scores: Tensor, labels: Tensor) -> None:
     """Write the replicates' average precision (n, c) of a class block into `values`."""
-    import torch
-    from torch.nn import functional
-
     from halflabel.evaluation.ranking import sorted_cuts
 
     cuts, order, sorted_labels = sorted_cuts(scores, labels)
@@ -240,8 +208,6 @@ def _starts(lengths: Tensor) -> Tensor:
 
 def _weighted_area(ranks: Tensor, hits: Tensor, cuts: Cuts) -> Tensor:
     """Return average precision (c, n) from the weight (K, n) that each cut adds to rank and hits."""
-    import torch
-
     shape = (len(cuts.positives), hits.shape[1])
     cum_ranks, cum_hits = ranks.cumsum(0), hits.cumsum(0)
     # Whole numbers: subtracting the sums of earlier classes is exact.

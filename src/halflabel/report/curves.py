@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from halflabel.errors import UserError
-from halflabel.evaluation.intervals import wilson
+from halflabel.system.intervals import wilson
 
 Floats = NDArray[np.float64]
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.evaluation.calibration import Calibration, fit_correction
-from halflabel.evaluation.intervals import wilson
 from halflabel.evaluation.positives_only import expected_f1_threshold
 from halflabel.review.live_questions import Control
+from halflabel.system.intervals import wilson
 
 _LEAST_SLOPE = 0.05  # probabilities keep the order of the logits
 _DRAWS = 40  # of slope and offset, for the interval of mAP

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from halflabel.evaluation.intervals import wilson
 from halflabel.labels.agreement import (
     SETTLED,
     expected_errors,
@@ -19,6 +18,7 @@ from halflabel.labels.agreement import (
 from halflabel.labels.answers import AnswerStore, CurrentAnswer
 from halflabel.labels.table import Table
 from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_FILL, CONTROL_PRESENT, Question
+from halflabel.system.intervals import wilson
 
 
 class TeamAnswers:
