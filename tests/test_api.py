@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 
 import halflabel
 from halflabel.errors import UserError
+from halflabel.labels.answers import Answer, AnswerStore
 
 CLASSES = ["red", "green", "blue"]
 TINY = {"backbone": "tiny", "size": 32, "device": "cpu"}
@@ -53,9 +55,10 @@ def test_train_from_a_file_then_ask_and_continue(table: halflabel.Table, folder:
     answers = halflabel.read_labels(_answer_file(tmp_path, "00.png", "red", -1)).rows
     second = halflabel.continue_training(run.folder, tmp_path / "second", answers=answers)
     assert second.model.config.begin_from == str(run.folder)
-    (run.folder / "answers.sqlite").touch()
-    with pytest.warns(UserWarning, match="--export answers.csv"):
-        halflabel.continue_training(run.folder, tmp_path / "third")
+    with closing(AnswerStore(run.folder / "answers.sqlite")) as store:
+        store.add([Answer("k1", "01.png", "red", -1)], "somebody")
+    third = halflabel.read_labels(halflabel.continue_training(run.folder, tmp_path / "third").folder / "labels.parquet")
+    assert third.table().rows([list(third.rows.images).index("01.png")])[0, 0] == -1
     row = list(table.images).index("00.png")
     labels = halflabel.read_labels(second.folder / "labels.parquet").table()
     assert labels.rows([list(labels.images).index("00.png")])[0, list(labels.classes).index("red")] == -1

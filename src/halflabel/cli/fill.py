@@ -134,7 +134,6 @@ def fill(
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
     from halflabel.cli.control import ControlQuestions
     from halflabel.filling.run import has_only_positives, unlisted_photos
-    from halflabel.labels.answers import review_answers
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
@@ -143,7 +142,7 @@ def fill(
     rows = read(labels).rows if labels is not None else None
     flags = {"--all-photos": all_photos, "--assume-random": assume_random, "--only-filled": not complete}
     again = _repeated_words(read, labels, rules, confidence, flags)
-    people = read(answers).rows if answers is not None else review_answers(opened)
+    people = read(answers).rows if answers is not None else opened.read_answers()
     named: list[str | Path] = [] if out is None else ["--out", out]
     # A run that learns from answers needs no assumption.
     chosen = ["--precision", f"{precision:g}", *named, *(word for word in again if word != "--assume-random")]

@@ -253,7 +253,6 @@ def _continue(
     engine: str,
 ) -> None:
     """Start a new run from a finished one, with more labels."""
-    from halflabel.labels.answers import review_answers
     from halflabel.review.live_finish import next_run_folder
     from halflabel.runs.folder import RunFolder
 
@@ -262,7 +261,7 @@ def _continue(
     finished = RunFolder.open(folder)
     run_folder = out or next_run_folder(folder)
     run = distributed.run_on_main(lambda: RunFolder.create(run_folder, force=force))
-    rows = read(answers).rows if answers is not None else review_answers(finished)
+    rows = read(answers).rows if answers is not None else finished.read_answers()
 
     from halflabel.runs.resume import continue_training
 

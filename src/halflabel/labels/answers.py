@@ -19,7 +19,6 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, is_answer_source
 from halflabel.labels.table import Table
-from halflabel.runs.folder import RunFolder
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS project (id TEXT NOT NULL, version INTEGER NOT NULL);
@@ -247,13 +246,3 @@ def answered_entries(place: str | Path, table: Table) -> list[tuple[int, int]]:
     image = table.images.index([name for name, _ in entries])
     column = table.classes.index([label for _, label in entries])
     return [(int(i), int(c)) for i, c in zip(image, column, strict=True) if i >= 0 and c >= 0]
-
-
-def review_answers(run: RunFolder) -> Labels | None:
-    """Return the answers of `review` about the images of a run as label rows, or None if there are none."""
-    if not run.answers.exists():
-        return None
-    table = run.read_labels()
-    with closing(AnswerStore(run.answers)) as store:
-        rows = store.label_rows(table.images, table.classes)
-    return rows if len(rows) else None

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -383,6 +383,17 @@ class RunFolder:
         if read_text(self / "data.hash", "start a new run").strip() != table.digest():
             raise UserError(f"{self.labels} differs from the labels that were trained on", "start a new run")
         return rows, table
+
+    def read_answers(self) -> Labels | None:
+        """Return the answers of `review` as rows about the images and classes of the run; None if there are none."""
+        from halflabel.labels.answers import AnswerStore
+
+        if not self.answers.exists():
+            return None
+        labels = self.read_rows()
+        with closing(AnswerStore(self.answers)) as store:
+            rows = store.label_rows(labels.images, labels.classes)
+        return rows if len(rows) else None
 
     def read_truth(self) -> Table | None:
         """Return the hidden labels that the log compares guesses with, or None."""

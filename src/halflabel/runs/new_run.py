@@ -5,8 +5,6 @@ Exported as `halflabel.train` and `halflabel.continue_training`; `halflabel trai
 
 from __future__ import annotations
 
-import shlex
-import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -103,15 +101,12 @@ def continue_run(
     """Train in the new run folder `out`, from the weights, labels and settings of a finished run, and open it.
 
     `answers` are more labels, a file such as `halflabel review` exports or labels already read; they replace earlier
-    labels of the same entries. `images` is the image folder, if it has moved. Unlike `halflabel train --continue`, it
-    does not read the answers of `review` by itself, and warns where there are some.
+    labels of the same entries. Without them, the answers of `review` in the finished run are used. `images` is the
+    image folder, if it has moved.
 
         halflabel.continue_training("runs/first", "runs/second", answers="answers.csv")
     """
     finished = RunFolder.open(run)
-    if answers is None and finished.answers.exists():
-        command = shlex.join(["halflabel", "review", str(run), "--export", "answers.csv"])
-        warnings.warn(f"{finished.answers} is not used: run `{command}` and pass answers=", stacklevel=2)
     new = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
     rows = read(answers).rows if isinstance(answers, str | Path) else answers
     job = continue_training(finished, new, answers=rows, images=Path(images) if images is not None else None)

@@ -50,13 +50,15 @@ def continue_training(
 ) -> TrainingJob:
     """A training in the folder `run` that starts from the weights, labels and settings of a finished run.
 
-    `answers` are more labels, such as `halflabel review` exports; they replace earlier labels of the same entries.
+    `answers` are more labels, such as `halflabel review` exports, by default the answers of `review` in the finished
+    run; they replace earlier labels of the same entries.
     Those that name no source and answer the control questions of the finished run count as drawn at random.
     """
     config = Config.from_dict(finished.read_config())
     folder = images or Path(config.images)
     config = dataclasses.replace(config, begin_from=str(finished.folder.absolute()), images=absolute_path(folder))
     rows = finished.read_rows()
+    answers = finished.read_answers() if answers is None else answers
     if answers is not None:
         rows = rows.append(_mark_control(answers, finished))
     return TrainingJob(rows, folder, config, run)
