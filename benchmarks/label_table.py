@@ -39,14 +39,14 @@ def make_table(images: int, classes: int, known: int, seed: int = 0) -> Table:
     key = np.sort(rng.integers(0, images, known) * classes + (classes * rng.random(known) ** 2).astype(np.int64))
     key = key[np.append(True, key[1:] != key[:-1])]
     start = np.searchsorted(key, np.arange(images + 1) * classes)
-    column = (key % classes).astype(np.int16 if classes < 1 << 15 else np.int32)
+    column = (key % classes).astype(np.int32)
     value = np.where(rng.random(len(key), dtype=np.float32) < 0.3, 1, -1).astype(np.int8)
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)
     number = np.arange(images, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # an odd factor, so that all ids differ
     text = digits[(number[:, None] >> np.arange(0, 64, 4, dtype=np.uint64)) & np.uint64(15)]
     offset = np.arange(0, 16 * images + 1, 16, dtype=np.int32)
     names = Names.from_parts(offset, np.ascontiguousarray(text).ravel())
-    return Table(names, Names(f"/m/{c:05d}" for c in range(classes)), start, column, value)
+    return Table.from_parts(names, Names(f"/m/{c:05d}" for c in range(classes)), start, column, value)
 
 
 def rows_of_256(table: Table) -> str:
@@ -70,12 +70,12 @@ def drop_operation(protocol: str, **options: Any) -> Callable[[Table], str]:
 
 
 def stats(table: Table) -> str:
-    counts = table.stats()
+    counts = table.stats
     return f"{counts.regime}, {counts.positives.sum():,} positives"
 
 
 def pairs(table: Table) -> str:
-    from halflabel.labels.stats import top_pairs
+    from halflabel.labels.table import top_pairs
 
     return f"{top_pairs(table, 50)[0].together} images show the first"
 
@@ -90,7 +90,7 @@ def groups(table: Table) -> str:
     """Group means G1–G5 of some values per class, by the number of known labels."""
     from halflabel.evaluation import group_means
 
-    known = table.stats()
+    known = table.stats
     means = group_means(np.linspace(0, 1, len(table.classes)), known.positives + known.negatives)
     return " ".join(f"{value:.3f}" for value in means.groups.tolist())
 

@@ -91,7 +91,7 @@ def measure(data: Data, share: float, method: str, epochs: int, seed: int) -> di
     """Train on labels of which a share is wrong; measure on true ones."""
     table = drop.corrupt(data.table, share, seed=seed)
     chosen = recipe(method)
-    chosen.check_regime(table.stats().regime)
+    chosen.check_regime(table.stats.regime)
     settings = Settings(epochs=epochs, lr=chosen.lr, weight_decay=chosen.weight_decay, seed=seed, device="cpu")
     head = seeded(seed, partial(Linear, data.train.values.shape[1], len(table.classes)))
     model = Model(None, head)

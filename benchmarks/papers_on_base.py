@@ -187,7 +187,7 @@ class Experiments(Bench):
 
     def run(self, share: str, seed: int, variant: str) -> dict[str, Any] | None:
         known = self.share(share, seed)
-        if known.stats().regime not in recipe(VARIANTS[variant][0]).serves:
+        if known.stats.regime not in recipe(VARIANTS[variant][0]).serves:
             return None
         base = self.of_bce(share, seed)
         if "graph network" in variant:

@@ -118,7 +118,7 @@ class Bench:
         if self.use_sgd:
             return self.run_sgd(regime, seed, name)
         known, how = self.labels(regime, seed), recipe(name)
-        if known.stats().regime not in how.serves or not can_solve(how.make()):
+        if known.stats.regime not in how.serves or not can_solve(how.make()):
             return None
         begun = time.perf_counter()
         fitted = crossfit(
@@ -156,7 +156,7 @@ class Bench:
     def run_sgd(self, regime: str, seed: int, name: str) -> dict[str, Any] | None:
         """Train a method in batches, with its defaults: for methods that the solver cannot fit, and to compare."""
         known, how = self.labels(regime, seed), recipe(name)
-        if known.stats().regime not in how.serves:
+        if known.stats.regime not in how.serves:
             return None
         begun = time.perf_counter()
         transform = FeatureTransform.fit(self.train, self.classifier)

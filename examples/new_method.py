@@ -43,7 +43,7 @@ def main(images: int = 400, epochs: int = 10) -> None:
     labels = torch.where(features[:, :5] + noise > 0.3, 1, -1).to(torch.int8)
     known = drop.single_positive(Table.from_dense(labels[:images].numpy()))
     train, test = Features(features[:images], known.images), Features(features[images:], known.images)
-    print(f"{known}: {known.stats().regime}; test mAP, mean probability of what is present and of what is absent:")
+    print(f"{known}: {known.stats.regime}; test mAP, mean probability of what is present and of what is absent:")
 
     for name, options in (("an", {}), ("bounded-an", {}), ("bounded-an", {"q": 1.0})):
         torch.manual_seed(0)

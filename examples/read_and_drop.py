@@ -39,7 +39,7 @@ def main() -> None:
             ("half of each image", drop.partial(table, 0.5, seed=0)),
             ("one positive per image", drop.single_positive(table, seed=0)),
         ):
-            stats = labels.stats()
+            stats = labels.stats
             print(f"\n{name}: {labels}, {stats.regime}, {100 * stats.share_known:.0f} % known")
             for image, row in zip(labels.images, labels.dense().tolist(), strict=True):
                 print(f"  {image}", *(f"{value:+d}" if value else " ?" for value in row))

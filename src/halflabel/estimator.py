@@ -141,7 +141,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         table = Table.from_dense(labels.labels)
         assembly = self._assemble(table)
         method = assembly.make_method()
-        assembly.recipe.check_regime(table.stats().regime)
+        assembly.recipe.check_regime(table.stats.regime)
         uses_solver = assembly.uses_solver(table)
 
         backbone = None if images is None else assembly.make_backbone()
@@ -253,7 +253,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _assemble(self, table: Table) -> Assembly:
         """Return what makes the parts: by the parameters, else by the choice for the labels."""
         is_auto = isinstance(self.method, str) and self.method == "auto"
-        choice = choose(table.stats()) if is_auto else Choice("", settings={"epochs": _EPOCHS})
+        choice = choose(table.stats) if is_auto else Choice("", settings={"epochs": _EPOCHS})
         chosen = recipe(choice.method or self.method)
         training = {name: getattr(self, name) for name in _OPTIONS}
         training["device"] = choose_device(self.device)

@@ -48,7 +48,7 @@ def test_drop_hides_labels_by_the_seed(data: Path, tmp_path: Path) -> None:
     assert a != c
     assert 0.15 < a.known / 480 < 0.45
     done("drop", data / "train.csv", tmp_path / "single.csv", "--protocol", "single-positive")
-    assert formats.read(tmp_path / "single.csv").table().stats().regime == "single-positive"
+    assert formats.read(tmp_path / "single.csv").table().stats.regime == "single-positive"
 
 
 SOURCES = "image,class,value,source,score\n" + "".join(

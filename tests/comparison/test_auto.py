@@ -36,7 +36,7 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_kind_of_labels_has_a_short_list_that_can_learn_from_them(name: str) -> None:
-    stats = TABLES[name].stats()
+    stats = TABLES[name].stats
     choices = short_list(stats)
     assert 2 <= len(choices) <= SHORT_LIST
     assert len({choice.method for choice in choices}) == len(choices)
@@ -48,35 +48,35 @@ def test_every_kind_of_labels_has_a_short_list_that_can_learn_from_them(name: st
 
 
 def test_a_baseline_is_on_the_list_where_labels_are_missing() -> None:
-    assert "an" in {choice.method for choice in short_list(TABLES["single"].stats())}
-    assert "bn-bce" in {choice.method for choice in short_list(TABLES["tenth"].stats())}
+    assert "an" in {choice.method for choice in short_list(TABLES["single"].stats)}
+    assert "bn-bce" in {choice.method for choice in short_list(TABLES["tenth"].stats)}
 
 
 def test_few_known_negatives_do_not_change_the_method() -> None:
     dense = TABLES["single"].dense()
     dense[0][dense[0] == 0] = -1
-    with_answers = Table.from_dense(dense).stats()
+    with_answers = Table.from_dense(dense).stats
     assert with_answers.regime == "partial"
-    assert choose(with_answers).method == choose(TABLES["single"].stats()).method
+    assert choose(with_answers).method == choose(TABLES["single"].stats).method
 
 
 def test_methods_depend_on_the_number_of_known_positives() -> None:
     small, large = full(200), full(4_000)
-    assert choose(drop.single_positive(small).stats()).method == "n-ls"
-    assert choose(drop.single_positive(large).stats()).method == "em"
-    assert choose(drop.single_positive(full(20_000, 250)).stats()).method == "n-ls"  # not measured with so many classes
-    assert choose(drop.partial(small, 0.25).stats()).method == "plcl"
-    assert choose(drop.partial(large, 0.25).stats()).method == "curriculum"
-    assert choose(drop.semi_supervised(large, share=0.8).stats()).method == "curriculum"
+    assert choose(drop.single_positive(small).stats).method == "n-ls"
+    assert choose(drop.single_positive(large).stats).method == "em"
+    assert choose(drop.single_positive(full(20_000, 250)).stats).method == "n-ls"  # not measured with so many classes
+    assert choose(drop.partial(small, 0.25).stats).method == "plcl"
+    assert choose(drop.partial(large, 0.25).stats).method == "curriculum"
+    assert choose(drop.semi_supervised(large, share=0.8).stats).method == "curriculum"
 
 
 def test_full_labels_are_compared_with_plain_cross_entropy_and_single_positives_are_not() -> None:
-    assert "bce" in {choice.method for choice in short_list(TABLES["full"].stats())}
-    assert "bce" not in {choice.method for choice in short_list(TABLES["single"].stats())}
+    assert "bce" in {choice.method for choice in short_list(TABLES["full"].stats)}
+    assert "bce" not in {choice.method for choice in short_list(TABLES["single"].stats)}
 
 
 def test_several_tables_get_methods_that_learn_from_each() -> None:
-    tables = [TABLES[name].stats() for name in ("full", "single")]
+    tables = [TABLES[name].stats for name in ("full", "single")]
     choices = short_list(*tables)
     assert all({"full", "single-positive"} <= set(recipe(choice.method).serves) for choice in choices)
     # The table with the fewest labels is the hard one: its methods come first.
@@ -97,28 +97,28 @@ def test_the_first_rule_that_fits_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(auto, "RULES", rules)
     tables = [drop.semi_supervised(full(), share=share) for share in (0.25, 0.75)]
-    assert [choose(table.stats()).method for table in tables] == ["asl", "em"]
+    assert [choose(table.stats).method for table in tables] == ["asl", "em"]
 
 
 def test_settings_of_the_rule_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "RULES", (Rule(("full",), (Choice("bce", "why", {}, {"epochs": 7, "ema": 0.9}),)),))
-    assert choose(full().stats()).settings == {"epochs": 7, "ema": 0.9}
+    assert choose(full().stats).settings == {"epochs": 7, "ema": 0.9}
 
 
 def test_few_images_get_more_epochs_where_only_the_head_is_tuned() -> None:
     counts = [epochs_for(images) for images in (10, 499, 500, 1_000_000)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[-1]
-    assert choose(full().stats()).settings["epochs"] == epochs_for(200)
-    tuned = choose(full().stats(), tune="all")
+    assert choose(full().stats).settings["epochs"] == epochs_for(200)
+    tuned = choose(full().stats, tune="all")
     assert tuned.settings == WHOLE
     assert tuned.config["linear_init"] == epochs_for(200)
-    assert choose(full().stats(), method="rml") == Choice("rml", settings={"epochs": epochs_for(200)})
+    assert choose(full().stats, method="rml") == Choice("rml", settings={"epochs": epochs_for(200)})
 
 
 def test_no_labels_are_refused() -> None:
     with pytest.raises(UserError, match="no label is known"):
-        choose(Table.from_dense(np.zeros((3, 2))).stats())
+        choose(Table.from_dense(np.zeros((3, 2))).stats)
 
 
 def test_the_rules_cover_all_regimes_and_name_existing_options() -> None:

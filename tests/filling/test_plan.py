@@ -236,7 +236,7 @@ def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
     first = scores.part == 0
     image = np.repeat(np.arange(len(digits)), np.diff(digits.start))
     value = np.where(first[image], -digits.value, digits.value).astype(np.int8)
-    turned = Table(digits.images, digits.classes, digits.start, digits.column, value)
+    turned = Table.from_parts(digits.images, digits.classes, digits.start, digits.column, value)
     other = score_run_with_parts(frozen, pictures, turned, scores.part)
     assert np.array_equal(other.logits[first], scores.logits[first])
     assert not np.allclose(other.logits[~first], scores.logits[~first])

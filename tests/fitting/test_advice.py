@@ -19,7 +19,7 @@ def full(images: int = 200, classes: int = 12) -> Table:
 
 
 def of(table: Table) -> Advice:
-    return advise(table.stats())
+    return advise(table.stats)
 
 
 def names(advice: Advice) -> list[str]:
@@ -109,5 +109,5 @@ def test_unlisted_read_as_absent_looks_odd() -> None:
 
 @pytest.mark.parametrize("hide", [drop.single_positive, lambda t: drop.partial(t, 0.25), lambda t: t])
 def test_inspect_advises_first_what_auto_trains(hide: Any) -> None:
-    stats = hide(full()).stats()
+    stats = hide(full()).stats
     assert advise(stats).methods[0].method == choose(stats).method

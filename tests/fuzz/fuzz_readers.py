@@ -121,7 +121,7 @@ def read_labels(name: str, ways: list[tuple[str, dict[str, Any]]], folder: Path,
         place = rng.choice([".", *(path.name for path in sorted(folder.iterdir()))])
     result = formats.read(folder / place, Policy(**policy_options), format=rng.choice((name, name, "auto")))
     table = result.table()
-    table.stats()
+    assert table.stats.known == table.known
     table.digest()
     compare_with_slow_reader(folder / place, result, policy_options)
     texts = [result.audit.notes, result.audit.value_counts, list(table.images), list(table.classes)]
@@ -184,7 +184,7 @@ def read_dataset(name: str, folder: Path, rng: Rng) -> None:
 
     opened = open_dataset(name, folder, **rng.choice(({}, *_OPTIONS.get(name, ()))))
     for split in opened.splits.values():
-        split.labels.stats()
+        assert split.labels.stats.known == split.labels.known
         if isinstance(split.images, RawImages) and len(split):
             split.images.load(split.labels.images)
 

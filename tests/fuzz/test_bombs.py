@@ -140,7 +140,7 @@ def test_a_table_of_many_columns_takes_time_in_proportion(tmp_path: Path) -> Non
 
 
 def test_pairs_of_many_tags_take_little_memory(tmp_path: Path) -> None:
-    from halflabel.labels.stats import top_pairs
+    from halflabel.labels.table import top_pairs
 
     images, tags = 300, 1000
     lines = (f"{i}.jpg," + ";".join(f"t{j}" if j < 9 else f"t{i}-{j}" for j in range(tags)) for i in range(images))

@@ -109,7 +109,8 @@ def test_documents(place: Path, name: str, data: st.DataObject) -> None:
     path.write_text(json.dumps(document))
     for unlisted in ("absent", "unknown", None):
         with suppress(UserError):
-            formats.read(path, Policy(unlisted=unlisted), format=name).table().stats()
+            table = formats.read(path, Policy(unlisted=unlisted), format=name).table()
+            assert table.stats.known == table.known
 
 
 def _coco(data: st.DataObject) -> dict[str, Any]:

@@ -164,7 +164,8 @@ def lines(folder: Path, *endings: str) -> int:
 
 def called_in_training(*functions: str) -> int:
     """How often `halflabel train` calls these functions, each written MODULE:NAME."""
-    codes = {unwrap(resolve_name(function)).__code__ for function in functions}
+    objects = [resolve_name(function) for function in functions]
+    codes = {unwrap(getattr(each, "func", each)).__code__ for each in objects}  # `func` of a cached property
     return sum(count for code, count in calls_in_training().items() if code in codes)
 
 
@@ -205,7 +206,7 @@ def write_example(folder: Path) -> list[str]:
 COUNTERS: dict[str, Callable[[], int | list[str]]] = {
     "rows resolved per training": partial(called_in_training, "halflabel.labels.labels:Labels.resolve"),
     "tables built from rows per training": partial(called_in_training, "halflabel.labels.table:Table.from_entries"),
-    "statistics computed per training": partial(called_in_training, "halflabel.labels.stats:compute_stats"),
+    "statistics computed per training": partial(called_in_training, "halflabel.labels.table:Table.stats"),
     "provenance gates called per training": partial(
         called_in_training, *(PROVENANCE + name for name in GATES_OF_PROVENANCE)
     ),

@@ -10,8 +10,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from halflabel.labels import drop
-from halflabel.labels.stats import are_nearly_all_positive, compute_stats, count_together, top_pairs
-from halflabel.labels.table import Table
+from halflabel.labels.table import Table, are_nearly_all_positive, count_together, top_pairs
 
 # Shared machines stall: a deadline would measure them instead of the code.
 quick = settings(deadline=None, max_examples=50)
@@ -21,7 +20,7 @@ labels_of = arrays(np.int8, st.tuples(st.integers(0, 10), st.integers(0, 5)), el
 @quick
 @given(labels_of)
 def test_counts_equal_those_of_the_dense_array(labels: NDArray[np.int8]) -> None:
-    stats = compute_stats(Table.from_dense(labels))
+    stats = Table.from_dense(labels).stats
     assert (stats.images, stats.classes) == labels.shape
     assert stats.known == np.count_nonzero(labels)
     assert stats.positives.tolist() == (labels > 0).sum(0).tolist()
@@ -52,7 +51,7 @@ def test_counts_equal_those_of_the_dense_array(labels: NDArray[np.int8]) -> None
     ],
 )
 def test_regime(labels: list[list[int]], regime: str, unlabelled: float) -> None:
-    stats = Table.from_dense(labels).stats()
+    stats = Table.from_dense(labels).stats
     assert stats.regime == regime
     assert stats.unlabelled_share == unlabelled
 
@@ -60,11 +59,11 @@ def test_regime(labels: list[list[int]], regime: str, unlabelled: float) -> None
 def test_regimes_of_the_protocols() -> None:
     random = np.random.default_rng(0)
     table = Table.from_dense(np.where(random.random((60, 8)) < 0.4, 1, -1))
-    assert compute_stats(table).regime == "full"
-    assert compute_stats(drop.partial(table, 0.5)).regime == "partial"
-    assert compute_stats(drop.single_positive(table)).regime == "single-positive"
-    assert compute_stats(drop.positives(table, number=2)).regime == "positives-only"
-    hidden = compute_stats(drop.semi_supervised(table, number=15))
+    assert table.stats.regime == "full"
+    assert drop.partial(table, 0.5).stats.regime == "partial"
+    assert drop.single_positive(table).stats.regime == "single-positive"
+    assert drop.positives(table, number=2).stats.regime == "positives-only"
+    hidden = drop.semi_supervised(table, number=15).stats
     assert (hidden.regime, hidden.unlabelled_share) == ("full", 0.25)
 
 

@@ -44,7 +44,7 @@ def test_uncertain_entries_are_unknown_and_listed() -> None:
     table = ROWS.resolve()
     assert table.dense().tolist() == [[1, 0], [-1, 0], [0, 0]]
     assert uncertain(table) == [[0, 1], [1, 1], [2, 0]]
-    assert table.stats().uncertain.tolist() == [1, 2]
+    assert table.stats.uncertain.tolist() == [1, 2]
     assert uncertain(table.subset([2, 0], [1, 0])) == [[0, 1], [1, 0]]
     assert uncertain(hide("partial", table, share=0.1)) == uncertain(table)
     assert Labels.from_table(table).resolve() == table

@@ -55,7 +55,7 @@ def make_table(regime: str) -> Table:
         labels = labels * (rng.random(labels.shape) < 0.6)
         labels = np.maximum(labels, 0) if regime == "positives-only" else labels
     table = Table.from_dense(labels)
-    assert table.stats().regime == regime
+    assert table.stats.regime == regime
     return table
 
 

@@ -263,7 +263,7 @@ def test_ss_rml_trains_in_the_loop_and_resumes_exactly(tmp_path):
     labels = truth.copy()
     labels[15:] = 0
     table = Table.from_dense(labels)
-    assert table.stats().regime in recipe("ss-rml").serves
+    assert table.stats.regime in recipe("ss-rml").serves
     settings = Settings(epochs=4, batch_size=16, lr=1e-2, device="cpu")
 
     def train(folder, callback=None, resume=False):

@@ -31,7 +31,7 @@ def test_page_shows_the_metrics_of_the_run(tmp_path: Path) -> None:
     for title, key in (("mAP", "mAP"), ("micro F1", "micro_f1"), ("macro F1", "macro_f1")):
         assert f"{title} {100 * overall[key]:.1f} " in page.text
     assert f"calibration error {overall['ECE']:.3f}" in page.text
-    stats = run.read_labels().stats()
+    stats = run.read_labels().stats
     for c, name in enumerate(("cat", "dog", "cow")):
         row = re.search(rf'<tr[^>]*><th scope="row"[^>]*>{name}</th>(.*?)</tr>', text)
         assert row is not None

@@ -70,7 +70,7 @@ class TestBench:
         table = self.data.truth if reading == COMPLETE else hide_labels(self.data.truth, seed=seed)
         if reading == NAIVE:
             table = _unknown_as_absent(table)
-        config = make_config(choose(table.stats()), {"solver": "auto", "seed": seed}, {}, "")
+        config = make_config(choose(table.stats), {"solver": "auto", "seed": seed}, {}, "")
         fitted = Assembly(config).solve(self.training, table, self.classifier)
         calibration, thresholds = fit_decisions(torch.from_numpy(fitted.logits), torch.from_numpy(table.dense()))
         return self._evaluate(fitted.head, calibration, thresholds)

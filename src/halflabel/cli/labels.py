@@ -59,11 +59,11 @@ def inspect(
     """
     from halflabel.fitting.advice import advise
     from halflabel.labels.groups import suggest_groups
-    from halflabel.labels.stats import top_pairs
+    from halflabel.labels.table import top_pairs
 
     label_import = read(labels)
     table = label_import.table()
-    stats = table.stats()
+    stats = table.stats
     advice = advise(stats)
     if plot is not None:
         from halflabel.report.labels_page import write_labels_page
@@ -267,7 +267,7 @@ def _with_file_names(rows: Labels, folder: Path) -> Labels:
 
 def _as_json(label_import: LabelImport, advice: Any) -> dict[str, Any]:
     table = label_import.table()
-    stats = table.stats()
+    stats = table.stats
     return {
         "format": label_import.audit.format,
         "images": stats.images,

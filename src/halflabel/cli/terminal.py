@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from halflabel.evaluation.evaluate import Evaluation
     from halflabel.fitting.advice import Advice
     from halflabel.labels.audit import Audit
-    from halflabel.labels.stats import Pair, Stats
-    from halflabel.labels.table import Table
+    from halflabel.labels.table import Pair, Stats, Table
 
 
 class SafeConsole(Console):

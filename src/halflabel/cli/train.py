@@ -194,11 +194,11 @@ def _new_job(
     from halflabel.runs.new_run import change_config, make_config
     from halflabel.runs.resume import TrainingJob
 
-    choice = choose(table.stats(), tune=training["tune"], method=None if method == "auto" else method)
+    choice = choose(table.stats, tune=training["tune"], method=None if method == "auto" else method)
     if method == "auto":
         from halflabel.fitting.advice import describe_labels
 
-        show_paragraph(describe_labels(table.stats()))
+        show_paragraph(describe_labels(table.stats))
         show_choice(choice.method, choice.why)
     options = _method_options(ctx, recipe(choice.method))
     if earlier is None:

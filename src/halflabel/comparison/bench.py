@@ -44,8 +44,7 @@ from halflabel.fitting.loop import Fitted, fit
 from halflabel.fitting.refit import Refit
 from halflabel.images.sources import Subset
 from halflabel.labels.split import assign_parts
-from halflabel.labels.stats import Stats
-from halflabel.labels.table import Table
+from halflabel.labels.table import Stats, Table
 from halflabel.system.reporter import SILENT, Reporter
 
 Select = Literal["known", "hidden"]
@@ -140,7 +139,7 @@ class Bench:
 
     def stats(self, label_mask: LabelMask) -> Stats:
         """Return statistics of the labels that a label mask leaves known with the first seed."""
-        return label_mask.apply(self.rest, 0).stats()
+        return label_mask.apply(self.rest, 0).stats
 
     def identity(self) -> dict[str, Any]:
         """Return all values, except the task itself, that the results of a task depend on."""
@@ -244,7 +243,7 @@ class Bench:
         """Fit a task by L-BFGS to all images that are not for the test; out-of-fold scores choose and decide."""
         known = self.divide(task.label_mask, task.seed).known
         assembly = self.assembly(task)
-        assembly.recipe.check_regime(assembly.training_table(known).stats().regime)
+        assembly.recipe.check_regime(assembly.training_table(known).stats.regime)
         try:
             parts = self.sources.features(assembly)
         except UserError as error:
@@ -305,7 +304,7 @@ class Bench:
         method_recipe, settings = assembly.recipe, assembly.config.settings
         known, inside, outside = self._divided(task)
         training = assembly.training_table(known).subset(inside)
-        method_recipe.check_regime(training.stats().regime)
+        method_recipe.check_regime(training.stats.regime)
         method = assembly.make_method()
         validation_metric = self._validation_metric(known, outside)
         backbone = self.sources.backbone

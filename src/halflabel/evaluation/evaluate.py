@@ -33,7 +33,7 @@ from halflabel.evaluation.positives_only import (
 from halflabel.evaluation.registry import own_metrics
 from halflabel.labels.names import Names
 from halflabel.labels.split import group_numbers
-from halflabel.labels.stats import are_nearly_all_positive
+from halflabel.labels.table import are_nearly_all_positive
 from halflabel.system import memory
 
 _FOLDS = 5  # of the images, in the choice between one curve and one per class

@@ -17,7 +17,7 @@ def has_negatives_to_rank(labels: Tensor) -> bool:
     """Return whether known labels can rank scores: at least half as many are absent as present.
 
     Few negatives would measure little, and those that a person was asked about are the difficult ones. A ranking does
-    not depend on their share, so they may be fewer than `metrics.calibration.has_negatives_to_calibrate` asks for.
+    not depend on their share, so they may be fewer than `evaluation.calibration.has_negatives_to_calibrate` asks for.
     """
     return 2 * int((labels < 0).sum()) >= int((labels > 0).sum())
 

@@ -15,7 +15,7 @@ from halflabel.labels.formats._long_write import appear_in_order, declaration_bl
 from halflabel.labels.labels import MODEL_PREFIX, Labels
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables
-from halflabel.labels.stats import are_nearly_all_positive
+from halflabel.labels.table import are_nearly_all_positive
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
 
@@ -122,8 +122,7 @@ def unlearned_answers(answers: Labels, table: Table) -> Labels:
     image, column = table.images.index(answers.images.array), table.classes.index(answers.classes.array)
     image, column = image[answers.image], column[answers.column]
     is_decided = np.flatnonzero((np.abs(answers.value) == 1) & (image >= 0) & (column >= 0))
-    known = table.matrix(np.ones(len(table.value), bool))
-    is_known = np.asarray(known[image[is_decided], column[is_decided]]).ravel() != 0
+    is_known = np.asarray(table.values[image[is_decided], column[is_decided]]).ravel() != 0
     return answers.select(is_decided[~is_known])
 
 

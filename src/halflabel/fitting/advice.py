@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.fitting.auto import suited
-from halflabel.labels.stats import Stats
+from halflabel.labels.table import Stats
 
 FEW_POSITIVES = 5
 MANY_CLASSES = 100  # more classes than this are hardly ever checked for every image

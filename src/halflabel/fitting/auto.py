@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from halflabel.errors import UserError
-from halflabel.labels.stats import Stats
+from halflabel.labels.table import Stats
 
 SHORT_LIST = 6  # most methods on a short list
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ def corrupt(table: Table, share: float, *, labelled: float = 1.0, seed: int = 0)
     source = np.arange(len(table.images))
     source[order] = order[_derangement(_hash_rows(table)[order], hash_names(table.images.array)[order], seed)]
     uncertain = None if table.uncertain is None else table.uncertain[source]
-    return Table(table.images, table.classes, *table.gather(source), uncertain)
+    return replace(table, values=table.values[source], uncertain=uncertain)
 
 
 def semi_supervised(table: Table, *, share: float | None = None, number: int | None = None, seed: int = 0) -> Table:
@@ -346,7 +347,8 @@ def _keep_images(table: Table, images: NDArray[np.int64]) -> Table:
 
 
 def _with_values(table: Table, value: NDArray[np.int8]) -> Table:
-    return Table(table.images, table.classes, table.start, table.column, value, table.uncertain)
+    changed = Table.from_parts(table.images, table.classes, table.start, table.column, value)
+    return replace(changed, uncertain=table.uncertain)
 
 
 def _hash_rows(table: Table) -> NDArray[np.uint64]:

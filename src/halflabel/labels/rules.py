@@ -319,7 +319,7 @@ def suggest_rules(table: Table, *, bound: float = 0.95, top: int = 50) -> list[R
     """
     from scipy.stats import binom
 
-    present, absent = table.matrix(table.value > 0), table.matrix(table.value < 0)
+    present, absent = (part.astype(np.int32) for part in (table.values > 0, table.values < 0))
     image, column, value = table.entries()
     positives = np.bincount(column[value > 0], minlength=len(table.classes))
     known = np.bincount(column, minlength=len(table.classes))

@@ -1,36 +1,37 @@
-"""Table: present, absent or unknown for N images × C classes. The only module that knows the encoding."""
+"""Table: present, absent or unknown for N images × C classes, as a sparse array; counts of its labels and pairs."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
 
-if TYPE_CHECKING:
-    from halflabel.labels.stats import Stats
-
 UNCERTAIN = 2  # the value of an uncertain entry, in rows
+Regime = Literal["full", "single-positive", "positives-only", "partial", "empty"]
 
-_CHUNK = 1 << 22  # entries processed at a time
+_CHUNK = 1 << 22  # entries sorted or counted at a time
+_MAX_PAIRS = 5e7  # pairs of present classes of all images
+_MAX_DISTINCT_PAIRS = 1e7  # of these, the most that may be stored: each takes some 30 bytes
 
 
-@dataclass(eq=False, repr=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Table:
-    """The known labels of N images × C classes; entries that are not stored are unknown.
+    """The known labels of N images × C classes: `values` holds +1 present and −1 absent; what it lacks is unknown.
 
-    Compressed sparse rows: the entries of image i are `column[start[i]:start[i+1]]` (class indices, ascending) with
-    `value` +1 present or −1 absent. Memory: 8 bytes plus the name per image, the name per class, 3 bytes per known
-    entry (5 above 32,767 classes). 9,000,000 images × 5,000 classes with 60,000,000 known entries take about 430 MB.
+    The arrays of `values` may be mapped from a file. Memory: 4 bytes plus the name per image, the name per class,
+    5 bytes per known entry. 9,000,000 images × 5,000 classes with 60,000,000 known entries take about 510 MB.
 
     Uncertain entries are unknown, and listed in `uncertain` beside that: a sparse (N, C) array with −1 at each of them,
-    or 1 + its soft target for training; None if there are none. `labels.uncertain.decide_uncertain` sets the targets.
+    or its soft target for training; None if there are none. `labels.uncertain.decide_uncertain` sets the targets.
 
     >>> table = Table.from_dense([[1, 0], [-1, 1]], images=["a", "b"], classes=["cat", "dog"])
     >>> table.rows([1, 0]).tolist()
@@ -41,10 +42,22 @@ class Table:
 
     images: Names
     classes: Names
-    start: NDArray[np.int64]
-    column: NDArray[Any]
-    value: NDArray[np.int8]
-    uncertain: Any = None
+    values: csr_array
+    uncertain: csr_array | None = None
+
+    @classmethod
+    def from_parts(
+        cls, images: Names, classes: Names, start: NDArray[Any], column: NDArray[Any], value: NDArray[Any]
+    ) -> Table:
+        """Build from compressed rows: image i has the classes column[start[i]:start[i + 1]], ascending, with `value`.
+
+        An int32 `column` and an int8 `value` are not copied.
+        """
+        kind = np.int32 if len(column) <= np.iinfo(np.int32).max else np.int64  # scipy copies both to the wider one
+        parts = value, column.astype(kind, copy=False), start.astype(kind, copy=False)
+        values = csr_array(parts, shape=(len(images), len(classes)))
+        values.has_canonical_format = True
+        return cls(images, classes, values)
 
     @classmethod
     def from_entries(
@@ -53,28 +66,25 @@ class Table:
         """Build from entries in any order. The last entry of an (image, class) wins; 0 is unknown, 2 uncertain."""
         if not (len(image) == len(column) == len(value)):
             raise ValueError("image, column and value must have the same length")
-        for name, numbers, size in (("image", image, len(images)), ("class", column, len(classes))):
-            if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < size):
-                raise ValueError(f"{name} indices must be in 0 … {size - 1}")
-        if len(value) and not (int(value.min()) >= -1 and int(value.max()) <= UNCERTAIN):
-            raise ValueError("values must be −1, 0, +1, or 2 for uncertain")
+        limits = ((image, 0, len(images) - 1), (column, 0, len(classes) - 1), (value, -1, UNCERTAIN))
+        for name, (numbers, least, most) in zip(("image", "class", "value"), limits, strict=True):
+            if len(numbers) and not (least <= int(numbers.min()) and int(numbers.max()) <= most):
+                raise ValueError(f"every {name} must be in {least} … {most}")
         order = last_of_each(image, column)
         if not isinstance(order, slice):
             image, column, value = image[order], column[order], value[order]
         uncertain = None
         if (is_uncertain := value == UNCERTAIN).any():
-            from scipy.sparse import csr_array
-
+            undecided = np.full(int(is_uncertain.sum()), -1, np.float32)
             place = image[is_uncertain], column[is_uncertain]
-            undecided = np.full(len(place[0]), -1, np.float32)
             uncertain = csr_array((undecided, place), shape=(len(images), len(classes)))
         known = (value != 0) & ~is_uncertain
         if not known.all():
             image, column, value = image[known], column[known], value[known]
         start = np.zeros(len(images) + 1, np.int64)
         np.cumsum(np.bincount(image, minlength=len(images)), out=start[1:])
-        column = column.astype(np.int16 if len(classes) <= np.iinfo(np.int16).max else np.int32)
-        return cls(images, classes, start, column, value.astype(np.int8), uncertain)
+        table = cls.from_parts(images, classes, start, column, value.astype(np.int8, copy=False))
+        return table if uncertain is None else cls(images, classes, table.values, uncertain)
 
     @classmethod
     def from_dense(
@@ -96,14 +106,7 @@ class Table:
                 f"{len(rows)} image and {len(columns)} class names for labels of shape {array.shape}",
                 "give one name per row and per column",
             )
-        image, column = np.nonzero(array)
-        return cls.from_entries(
-            rows,
-            columns,
-            image,
-            column,
-            array[image, column].astype(np.int8),
-        )
+        return cls(rows, columns, csr_array(array.astype(np.int8)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -113,7 +116,25 @@ class Table:
     @property
     def known(self) -> int:
         """The number of known entries."""
-        return len(self.value)
+        return int(self.values.nnz)
+
+    @property
+    def start(self) -> NDArray[Any]:
+        """Where the entries of each image begin in `column` and `value`, and where the last ones end (N + 1,)."""
+        start: NDArray[Any] = self.values.indptr
+        return start
+
+    @property
+    def column(self) -> NDArray[Any]:
+        """The class of each known entry."""
+        column: NDArray[Any] = self.values.indices
+        return column
+
+    @property
+    def value(self) -> NDArray[np.int8]:
+        """The label of each known entry: +1 or −1."""
+        value: NDArray[np.int8] = self.values.data
+        return value
 
     def __len__(self) -> int:
         return len(self.images)
@@ -127,36 +148,27 @@ class Table:
             isinstance(other, Table)
             and self.images == other.images
             and self.classes == other.classes
-            and np.array_equal(self.start, other.start)
-            and np.array_equal(self.column, other.column)
-            and np.array_equal(self.value, other.value)
+            and _are_equal(self.values, other.values)
             and (self.uncertain is None) == (other.uncertain is None)
-            and (self.uncertain is None or (self.uncertain != other.uncertain).nnz == 0)
+            and (self.uncertain is None or _are_equal(self.uncertain, other.uncertain))
         )
-
-    __hash__ = None  # type: ignore[assignment]  # mutable content; compared by value, never a dict key
 
     def rows(self, index: ArrayLike) -> NDArray[np.int8]:
         """The labels of some images: (B,) image indices -> (B, C) int8 in {−1, 0, +1}."""
-        index = _check_indices(index, len(self.images))
-        out = np.zeros((len(index), len(self.classes)), np.int8)
-        row, position = self._spans(index)
-        out[row, self.column[position]] = self.value[position]
-        return out
+        rows: NDArray[np.int8] = self.values[_check_indices(index, len(self.images))].toarray()
+        return rows
 
     def dense(self) -> NDArray[np.int8]:
         """All labels as (N, C) int8: one byte per entry, so only for small tables."""
-        return self.rows(np.arange(len(self.images)))
+        dense: NDArray[np.int8] = self.values.toarray()
+        return dense
 
     def soft_targets(self, index: ArrayLike) -> NDArray[np.float32] | None:
         """The soft targets of some images, (B, C) with NaN elsewhere; None if they have none."""
         if self.uncertain is None:
             return None
-        entries = self.uncertain[_check_indices(index, len(self.images))]
-        if not (entries.data > 0).any():
-            return None
-        dense: NDArray[np.float32] = entries.toarray()
-        return np.where(dense > 0, dense - 1, np.float32(np.nan))
+        targets = self.uncertain[_check_indices(index, len(self.images))].toarray()
+        return np.where(targets > 0, targets, np.float32(np.nan)) if (targets > 0).any() else None
 
     def entries(self) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int8]]:
         """All known entries as (image, class, value), ordered by image and class."""
@@ -164,51 +176,24 @@ class Table:
 
     def keep(self, mask: NDArray[np.bool_]) -> Table:
         """The same images and classes with only the known entries where `mask` (one per entry) is true."""
-        start = count_before(mask, self.start)
-        return Table(self.images, self.classes, start, self.column[mask], self.value[mask], self.uncertain)
-
-    def matrix(self, mask: NDArray[np.bool_]) -> Any:
-        """The known entries where `mask` (one per entry) is true, as ones in a sparse (N, C) matrix.
-
-        int32, so products count images without overflow: no count exceeds the number of images.
-        """
-        from scipy.sparse import csr_array
-
-        column = self.column[mask].astype(np.int32)
-        return csr_array((np.ones(len(column), np.int32), column, count_before(mask, self.start)), shape=self.shape)
+        values = self.values.copy()
+        values.data *= mask
+        values.eliminate_zeros()
+        return Table(self.images, self.classes, values, self.uncertain)
 
     def subset(self, images: ArrayLike | None = None, classes: ArrayLike | None = None) -> Table:
         """Some images and classes, by index and in the given order."""
-        table = self
-        if images is not None:
-            index = _check_indices(images, len(table.images))
-            uncertain = None if table.uncertain is None else table.uncertain[index]
-            table = Table(table.images.take(index), table.classes, *table.gather(index), uncertain)
-        if classes is not None:
-            wanted = _check_indices(classes, len(table.classes))
-            position = np.full(len(table.classes), -1, np.int64)
-            position[wanted] = np.arange(len(wanted))
-            image, column, value = table.entries()
-            is_kept = position[column] >= 0
-            uncertain = None if table.uncertain is None else table.uncertain[:, wanted]
-            table = Table.from_entries(
-                table.images, table.classes.take(wanted), image[is_kept], position[column[is_kept]], value[is_kept]
-            )
-            table.uncertain = uncertain
-        return table
-
-    def gather(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.int8]]:
-        """(start, column, value) of some images, by index and in the given order: their labels without names."""
-        start = np.zeros(len(index) + 1, np.int64)
-        np.cumsum(self.start[index + 1] - self.start[index], out=start[1:])
-        column, value = np.empty(start[-1], self.column.dtype), np.empty(start[-1], self.value.dtype)
-        step = max(_CHUNK // 8, 1)
-        for first in range(0, len(index), step):
-            chunk = index[first : first + step]
-            out = slice(start[first], start[first + len(chunk)])
-            _, position = self._spans(chunk)
-            column[out], value[out] = self.column[position], self.value[position]
-        return start, column, value
+        parts = [self.values, self.uncertain]
+        names = [self.images, self.classes]
+        for axis, index in enumerate((images, classes)):
+            if index is not None:
+                wanted = _check_indices(index, len(names[axis]))
+                names[axis] = names[axis].take(wanted)
+                parts = [part if part is None else part[wanted] if axis == 0 else part[:, wanted] for part in parts]
+        for part in parts:
+            if part is not None:
+                part.sort_indices()
+        return Table(*names, *parts)
 
     def merge(self, other: Table) -> Table:
         """All images and classes of both; where both know an entry, `other` wins."""
@@ -219,7 +204,7 @@ class Table:
             images,
             classes,
             np.concatenate([image, images.index(other.images.array)[their_image]]),
-            np.concatenate([column.astype(np.int64), classes.index(other.classes.array)[their_column]]),
+            np.concatenate([column, classes.index(other.classes.array)[their_column]]),
             np.concatenate([value, their_value]),
         )
 
@@ -235,12 +220,6 @@ class Table:
         part = assign_parts(self, shares, groups=groups, seed=seed)
         return tuple(self.subset(np.flatnonzero(part == number)) for number in range(len(shares)))
 
-    def stats(self) -> Stats:
-        """Counts of known labels, per class and per image."""
-        from halflabel.labels.stats import compute_stats
-
-        return compute_stats(self)
-
     def digest(self) -> str:
         """A SHA-256 of names and labels: equal for equal tables, on every machine and in every version."""
         sha = hashlib.sha256()
@@ -248,21 +227,194 @@ class Table:
             sha.update(len(names).to_bytes(8, "little"))
             for name in names:
                 sha.update(len(text := name.encode()).to_bytes(4, "little") + text)
-        for array, kind in ((self.start, "<i8"), (self.column, "<i4"), (self.value, "<i1")):
-            for first in range(0, len(array), _CHUNK):
-                sha.update(np.ascontiguousarray(array[first : first + _CHUNK], kind).data)
+        arrays = [(self.start, "<i8"), (self.column, "<i4"), (self.value, "<i1")]
         if self.uncertain is not None:
-            for array, kind in zip(self.uncertain.sorted_indices().nonzero(), ("<i8", "<i4"), strict=True):
-                sha.update(np.ascontiguousarray(array, kind).data)
+            arrays += zip(self.uncertain.nonzero(), ("<i8", "<i4"), strict=True)
+        for array, kind in arrays:
+            sha.update(np.ascontiguousarray(array, kind).data)
         return sha.hexdigest()
 
-    def _spans(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For image indices, the output row and the position of each of their entries."""
-        first = self.start[index]
-        count = self.start[index + 1] - first
-        row = np.repeat(np.arange(len(index)), count)
-        before = np.cumsum(count) - count
-        return row, np.arange(len(row)) + np.repeat(first - before, count)
+    @cached_property
+    def stats(self) -> Stats:
+        """Counts of known labels, per class and per image."""
+        present = self.values > 0
+        known, positives = (_count(values.indices, len(self.classes)) for values in (self.values, present))
+        uncertain = () if self.uncertain is None else self.uncertain.indices
+        return Stats(
+            images=len(self.images),
+            classes=len(self.classes),
+            class_names=self.classes,
+            known=self.known,
+            positives=positives,
+            negatives=known - positives,
+            unknown=len(self.images) - known,
+            uncertain=np.bincount(uncertain, minlength=len(self.classes)),
+            known_per_image=np.bincount(np.diff(self.start), minlength=1),
+            positives_per_image=np.bincount(np.diff(present.indptr), minlength=1),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Stats:
+    """Counts of the known labels of a table.
+
+    `positives`, `negatives`, `unknown` and `uncertain`, which are among the unknown, count images per class, (C,).
+    `known_per_image[n]` is the number of images with n known labels, `positives_per_image[n]` the number with n known
+    positives; both sum to `images`.
+    """
+
+    images: int
+    classes: int
+    class_names: Names
+    known: int
+    positives: NDArray[np.int64]
+    negatives: NDArray[np.int64]
+    unknown: NDArray[np.int64]
+    uncertain: NDArray[np.int64]
+    known_per_image: NDArray[np.int64]
+    positives_per_image: NDArray[np.int64]
+
+    @property
+    def annotations(self) -> NDArray[np.int64]:
+        """Known labels per class, (C,)."""
+        return self.positives + self.negatives
+
+    @property
+    def labelled_images(self) -> int:
+        """The number of images with at least one known label."""
+        return self.images - int(self.known_per_image[0])
+
+    @property
+    def unlabelled_share(self) -> float:
+        """The share of images without any known label."""
+        return 1.0 - self.labelled_images / self.images if self.images else 0.0
+
+    @property
+    def share_known(self) -> float:
+        """Known entries / (N·C)."""
+        return self.known / (self.images * self.classes) if self.images and self.classes else 0.0
+
+    @property
+    def positives_per_labelled_image(self) -> float:
+        """The mean number of known positives of the labelled images."""
+        return float(self.positives.sum()) / self.labelled_images if self.labelled_images else 0.0
+
+    @property
+    def regime(self) -> Regime:
+        """How the labelled images are labelled; `unlabelled_share` counts the images without labels.
+
+        full: every class is known; single-positive: exactly one positive per image and no negatives; positives-only: no
+        negatives; partial: anything else; empty: nothing is known.
+        """
+        if not self.known:
+            return "empty"
+        if self.known == self.labelled_images * self.classes:
+            return "full"
+        if self.negatives.any():
+            return "partial"
+        return "single-positive" if len(self.positives_per_image) == 2 else "positives-only"
+
+
+def are_nearly_all_positive(labels: Any, entries: int) -> bool:
+    """Return whether known negatives are too few to show how often a label that is called present is wrong.
+
+    They are if there is none, or less than a tenth as many as positives. A complete table is the exception: its few
+    negatives are all there are. `labels` is an array or a tensor of a table's labels, with or without the unknown
+    ones (0); `entries` is the number of images times classes. Calibration needs more negatives, see
+    `evaluation.calibration.has_negatives_to_calibrate`.
+    """
+    present, absent = int((labels > 0).sum()), int((labels < 0).sum())
+    return not absent or (10 * absent < present and present + absent < entries)
+
+
+class Pair(NamedTuple):
+    """Two classes that occur together.
+
+    `together`: images known to have both; `probability`: P(second | first); `lift`: P(second | first) / P(second).
+    """
+
+    first: str
+    second: str
+    together: int
+    probability: float
+    lift: float
+
+
+def count_together(table: Table) -> tuple[csr_array, csr_array]:
+    """(together, seen), sparse (C, C): images with i and j present, and with i present and j known.
+
+    P(j | i) = together / seen. Images where j is unknown do not count, so missing labels do not pull towards absence; a
+    pair that is not stored in `seen` was never observed. In tables without negatives every known j is present and P is
+    1: use only `together` there.
+    """
+    present = table.keep(table.value > 0)
+    return _count_pairs(present, present), _count_pairs(present, table)
+
+
+def top_pairs(table: Table, n: int = 20) -> list[Pair]:
+    """The n pairs of classes that are most often present together, most frequent first.
+
+    `first` is the class with fewer known positives, so that P is the larger of the two conditional probabilities in
+    fully labelled tables. P(second) is the share of positives among its known labels. Ties are in class order.
+    """
+    stats, present = table.stats, table.keep(table.value > 0)
+    i, j, count = _most_frequent(_count_pairs(*2 * [_without_rare_classes(present)]), n)
+    if not len(i):
+        return []
+    swapped = stats.positives[j] < stats.positives[i]
+    i, j = np.where(swapped, j, i), np.where(swapped, i, j)
+    # Only for these classes: how often the second is known where the first is present.
+    first, second = (np.isin(np.arange(stats.classes), each) for each in (i, j))
+    seen = _count_pairs(present.keep(first[present.column]), table.keep(second[table.column]))[i, j]
+    probability = count / np.asarray(seen).ravel()
+    base = stats.positives / np.maximum(stats.annotations, 1)
+    return [
+        Pair(table.classes[first], table.classes[second], int(both), float(p), float(p / base[second]))
+        for first, second, both, p in zip(i, j, count, probability, strict=True)
+    ]
+
+
+def _without_rare_classes(present: Table) -> Table:
+    """A table of positives, in large tables without rare classes.
+
+    An image with n present classes has n² pairs: a thousand images with a thousand tags each would take gigabytes.
+    """
+    positives = present.stats.positives
+    for fewest in (2**k for k in range(63)):
+        present = present.keep((positives >= fewest)[present.column])
+        pairs = float((np.diff(present.start).astype(np.float64) ** 2).sum())
+        distinct = min(pairs, float(np.count_nonzero(positives >= fewest)) ** 2)
+        if pairs <= _MAX_PAIRS and distinct <= _MAX_DISTINCT_PAIRS:
+            break
+    return present
+
+
+def _count_pairs(first: Table, second: Table) -> csr_array:
+    """The images in which the first table knows class i and the second class j, sparse (C, C)."""
+    one, other = (abs(table.values).astype(np.int32) for table in (first, second))  # int8 would overflow
+    return (one.T @ other).tocsr()
+
+
+def _most_frequent(together: csr_array, n: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """(i, j, count) of the n largest counts above the diagonal; ties by i, then j."""
+    row = np.repeat(np.arange(together.shape[0], dtype=np.int32), np.diff(together.indptr))
+    upper = np.flatnonzero(together.indices > row)
+    if len(upper) > n:  # drop what cannot be among the n largest before sorting
+        count = together.data[upper]
+        upper = upper[count >= np.partition(count, len(count) - n)[len(count) - n]]
+    row, col, count = row[upper], together.indices[upper], together.data[upper]
+    order = np.lexsort((col, row, -count))[:n]
+    return row[order], col[order], count[order]
+
+
+def _count(numbers: NDArray[Any], size: int) -> NDArray[np.int64]:
+    """How often each of 0 … size − 1 occurs; in chunks, as bincount converts to 8 bytes per entry."""
+    chunks = (numbers[first : first + _CHUNK] for first in range(0, len(numbers), _CHUNK))
+    return sum((np.bincount(chunk, minlength=size) for chunk in chunks), np.zeros(size, np.int64))
+
+
+def _are_equal(one: csr_array, other: csr_array) -> bool:
+    return all(np.array_equal(getattr(one, part), getattr(other, part)) for part in ("indptr", "indices", "data"))
 
 
 def _check_indices(index: ArrayLike, size: int) -> NDArray[np.int64]:
@@ -303,15 +455,3 @@ def last_of_each(image: NDArray[Any], column: NDArray[Any]) -> NDArray[np.int64]
             chunks.append(order[np.append(key[1:] != key[:-1], True)] + first)
         first = end
     return slice(None) if is_ordered else np.concatenate(chunks)
-
-
-def count_before(mask: NDArray[np.bool_], start: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many entries are marked before each position in `start` (ascending), counted in chunks."""
-    out = np.zeros(len(start), np.int64)
-    total = 0
-    for first in range(0, len(mask), _CHUNK):
-        running = total + np.cumsum(mask[first : first + _CHUNK], dtype=np.int64)
-        inside = slice(*np.searchsorted(start, (first + 1, first + len(running) + 1)))
-        out[inside] = running[start[inside] - first - 1]
-        total = int(running[-1])
-    return out

@@ -7,6 +7,7 @@ Irvin 2019 (CheXpert) calls the readings U-Ignore, U-Ones and U-Zeros; Pham 2021
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from halflabel.errors import UserError
@@ -68,6 +69,7 @@ def decide_uncertain(table: Table, text: str) -> Table:
     if table.uncertain is None or all(reading.low is None for reading in readings.values()):
         return table
     import numpy as np
+    from scipy.sparse import csr_array
 
     from halflabel.labels.table import Table
     from halflabel.system.rng import hash_names, uniform
@@ -76,23 +78,19 @@ def decide_uncertain(table: Table, text: str) -> Table:
     low, high = (
         np.array([np.nan if end is None else end for end in ends], np.float64) for ends in zip(*of_class, strict=True)
     )
-    entries = table.uncertain.tocoo()
-    row, column = entries.coords
+    row, column = table.uncertain.nonzero()
     share = uniform(0, hash_names(table.images.array)[row], hash_names(table.classes.array)[column])
     target = low[column] + share * (high - low)[column]
     is_hard = (target == 0) | (target == 1)
-    stays = ~is_hard
     image, known, value = table.entries()
     decided = Table.from_entries(
         table.images,
         table.classes,
         np.concatenate([image, row[is_hard]]),
-        np.concatenate([known.astype(np.int64), column[is_hard]]),
+        np.concatenate([known, column[is_hard]]),
         np.concatenate([value, np.where(target[is_hard] == 1, 1, -1).astype(np.int8)]),
     )
-    if stays.any():
-        from scipy.sparse import csr_array
-
-        soft = np.where(np.isnan(target), -1, 1 + target).astype(np.float32)[stays]
-        decided.uncertain = csr_array((soft, (row[stays], column[stays])), shape=table.shape)
-    return decided
+    if is_hard.all():
+        return decided
+    soft = np.nan_to_num(target, nan=-1).astype(np.float32)[~is_hard]
+    return replace(decided, uncertain=csr_array((soft, (row[~is_hard], column[~is_hard])), shape=table.shape))

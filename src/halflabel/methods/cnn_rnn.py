@@ -92,7 +92,7 @@ class Ordered(UnknownAs):
 
     def start(self, table: Table) -> None:
         super().start(table)
-        positives = table.stats().positives
+        positives = table.stats.positives
         ranked = np.argsort(positives if self.order == "rare" else -positives, kind="stable")
         self.register_buffer("position", torch.from_numpy(np.argsort(ranked)))
 

@@ -124,7 +124,7 @@ class APL(Relabeler):
         check_size(table, 4 if in_memory else 0, "em-apl", sweeps=1, stored=0 if in_memory else 1)
         self.known.start(table)
         self.labels.start(table, "em-apl")
-        unknown = table.stats().unknown
+        unknown = table.stats.unknown
         self.unknown = int(unknown.sum())
         # 1e-9: 0.29 · 100 is 28.999… in floating point, and 29 is meant.
         quota = np.floor(self.theta * unknown / max(self.end - self.first, 1) + 1e-9)

@@ -55,7 +55,7 @@ def loss(
         )
     if table is not None:
         table = table if isinstance(table, Table) else Table.from_dense(table)
-        chosen.check_regime(table.stats().regime)
+        chosen.check_regime(table.stats.regime)
         module.start(table)
     elif _requires_table(module):
         raise UserError(

@@ -121,7 +121,7 @@ def measure_task(
     logits, labels = torch.from_numpy(store.logits(task)), torch.from_numpy(bench.test.dense())
     readable = ~torch.isnan(logits).any(1)
     logits, labels = logits[readable], labels[readable]
-    stats = bench.rest.stats()
+    stats = bench.rest.stats
     counts = torch.from_numpy(stats.positives + stats.negatives)
     is_single_label = bool((((labels > 0).sum(1) == 1) & (labels != 0).all(1)).all())
     # In a table with accuracy and other measures, accuracy is for images of exactly one class, the others for the rest.

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.evaluation.calibration import image_blocks
-from halflabel.labels.stats import are_nearly_all_positive
-from halflabel.labels.table import Table
+from halflabel.labels.table import Table, are_nearly_all_positive
 from halflabel.questions.choose import Question
 
 _SHARE_OF_MEDIAN = 0.1

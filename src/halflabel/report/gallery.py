@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.labels.stats import are_nearly_all_positive
+from halflabel.labels.table import are_nearly_all_positive
 from halflabel.report.layout import section, truncation_note
 from halflabel.report.run_facts import RunFacts
 from halflabel.system.format import probability, shorten

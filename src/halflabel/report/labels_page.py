@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.evaluation.calibration import has_negatives_to_calibrate
-from halflabel.labels.stats import top_pairs
-from halflabel.labels.table import Table
+from halflabel.labels.table import Table, top_pairs
 from halflabel.report import svg
 from halflabel.report.layout import (
     WrittenPage,
@@ -60,7 +59,7 @@ def build_labels_page(table: Table, name: str) -> str:
 
 def known_labels_section(table: Table, training: int | None = None) -> Html:
     """Show how much is known, in total and per class; `training` is the number of images that were trained on."""
-    stats = table.stats()
+    stats = table.stats
     total = stats.images * stats.classes
     counts = np.array([stats.positives.sum(), stats.negatives.sum(), stats.unknown.sum()])
     count_text = ", ".join(

@@ -88,7 +88,7 @@ def build_page(
         images = local_folder(images)
     facts = read_run_facts(run)
     results = facts.held_out
-    listed = np.argsort(-facts.table.stats().positives, kind="stable")[:TABLE_CLASSES]
+    listed = np.argsort(-facts.table.stats.positives, kind="stable")[:TABLE_CLASSES]
     sections = [
         gallery.galleries(facts, run, images, scan=scan, maps=maps, reporter=reporter) if images else None,
         _class_section(facts, listed),
@@ -267,7 +267,7 @@ def _class_section(facts: RunFacts, listed: NDArray[np.int64]) -> Html:
         else np.full(len(facts.table.classes), np.nan)
     )
     measured = np.flatnonzero(np.isfinite(ap))
-    positives = facts.table.stats().positives
+    positives = facts.table.stats.positives
     # Ties: the class with more known positives comes first, as a perfect AP on one image means little.
     support = np.array([row["present"] for row in results.per_class]) if results is not None else positives
     ranked = measured[np.lexsort((-support[measured], -ap[measured]))]
@@ -316,7 +316,7 @@ def _ap_charts(results: HeldOutResults, ap: NDArray[Any], ranked: NDArray[np.int
 
 
 def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
-    stats, results = facts.table.stats(), facts.held_out
+    stats, results = facts.table.stats, facts.held_out
     columns: list[tuple[str, NDArray[Any], Callable[[float], str]]] = [  # title, values (C,), and how one is shown
         ("present", stats.positives, count),
         ("absent", stats.negatives, count),

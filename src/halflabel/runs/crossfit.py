@@ -125,7 +125,7 @@ def cross_fit(
         raise UserError(f"{len(table)} images cannot be dealt into {folds} folds", "use fewer --folds, or more images")
     assembly = Assembly(config)
     training = assembly.training_table(table)
-    assembly.recipe.check_regime(training.stats().regime)
+    assembly.recipe.check_regime(training.stats.regime)
     if assembly.uses_solver(table):
         classifier = None if backbone is None else backbone.classifier
         solved = assembly.solve(features, table, classifier, groups=groups, folds=folds)

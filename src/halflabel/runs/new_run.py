@@ -72,7 +72,7 @@ def train_run(
     else:
         rows = labels
     folder = images if isinstance(images, Tensor) else Path(images)
-    stats = training_and_evaluation_tables(rows)[0].stats()
+    stats = training_and_evaluation_tables(rows)[0].stats
     choice = choose(stats, tune=options.get("tune", "head"), method=None if method == "auto" else recipe(method).name)
     training = {name: value for name, value in options.items() if name in declared_options()}
     method_options = {name: value for name, value in options.items() if name not in training}

@@ -140,7 +140,7 @@ class Predictor:
         """Known training labels per class (C,), or None if the labels are not available; read on first use."""
         if self.run is None or not self.run.labels.exists():
             return None
-        return self.run.read_labels().stats().annotations
+        return self.run.read_labels().stats.annotations
 
     def logits(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
         """Return the logits (N, C) of the images of a source; NaN for unreadable ones."""

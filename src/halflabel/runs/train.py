@@ -150,7 +150,7 @@ class _Job:
                 "others are used for evaluation"
             )
         self.method = self.assembly.make_method()
-        self.assembly.recipe.check_regime(self.assembly.training_table(self.table).stats().regime)
+        self.assembly.recipe.check_regime(self.assembly.training_table(self.table).stats.regime)
         if self.table.uncertain is not None:
             self.reporter.message(
                 f"{self.table.uncertain.nnz} uncertain labels are {describe_reading(self.config.uncertain)}, and never "
@@ -364,13 +364,13 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
             f"Probabilities assume that {calibration.assumption}. To assume less, answer random questions "
             "(halflabel review) and train with the answers, or state --positives-per-image"
         )
-    elif job.table.stats().regime != "full":
+    elif job.table.stats.regime != "full":
         job.reporter.message(
             "Probabilities assume that an unknown label is present as often as known labels with the same score are. "
             "To assume less, answer random questions (halflabel review)"
         )
     trained = np.setdiff1d(np.arange(len(job.table)), fitted.rows) if len(fitted.rows) < len(job.table) else fitted.rows
-    annotations = job.table.subset(trained).stats().annotations
+    annotations = job.table.subset(trained).stats.annotations
     evaluation = evaluate(
         logits,
         labels,

@@ -336,4 +336,4 @@ def test_what_a_model_filled_in_is_not_written_as_verified(tmp_path: Path) -> No
     assert written[("b.jpg", "cat")] == pytest.approx(0.03125)
     assert 0.99 < written[("b.jpg", "dog")] < 1
     assert written[("c.jpg", "cat")] == 0.5
-    assert formats.read(tmp_path / "out.csv").table().stats().known == 1
+    assert formats.read(tmp_path / "out.csv").table().stats.known == 1

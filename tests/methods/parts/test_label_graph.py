@@ -10,8 +10,7 @@ import torch
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
-from halflabel.labels.stats import count_together
-from halflabel.labels.table import Table
+from halflabel.labels.table import Table, count_together
 from halflabel.methods.parts.label_graph import Edges, LabelGraph, from_cooccurrence, from_file, from_wordnet, identity
 
 

@@ -3,8 +3,8 @@
 One file in the safetensors layout: 8 bytes with the length of the header, the header as JSON, then the arrays, all
 little-endian. With N images, C classes and K known entries:
 
-    start          I64 (N + 1)   image i has the entries start[i] … start[i+1] − 1
-    column, value  I16 or I32 (K), ascending within an image; I8 (K), +1 present, −1 absent
+    start          I32 or I64 (N + 1)   image i has the entries start[i] … start[i+1] − 1
+    column, value  I32 (K), ascending within an image; I8 (K), +1 present, −1 absent
     source, score  I16 (K), an index into `sources`; F32 (K), NaN for none. Omitted if all are the same
     sources        U8: the names of the sources as a JSON list
     image_offset, class_offset    I32 or I64 (N + 1, C + 1): where each name begins and ends in
@@ -75,7 +75,7 @@ class _MappedRows(Labels):
     @cached_property
     def column(self) -> NDArray[np.int32]:
         table: Table = vars(self)["table"]
-        return table.column.astype(np.int32)
+        return table.column.astype(np.int32, copy=False)
 
     def resolve(self) -> Table:
         table: Table = vars(self)["table"]
@@ -168,8 +168,8 @@ def _open(path: Path) -> tuple[Table, dict[str, NDArray[Any]], tuple[str, ...]]:
         images, classes = (
             Names.from_parts(arrays[f"{kind}_offset"], arrays[f"{kind}_text"]) for kind in ("image", "class")
         )
-        table = Table(images, classes, arrays["start"], arrays["column"], arrays["value"])
-        _check(table, arrays, sources)
+        _check(images, classes, arrays, sources)
+        table = Table.from_parts(images, classes, arrays["start"], arrays["column"], arrays["value"])
     except (KeyError, ValueError) as error:
         raise LabelError(f"its parts do not fit together ({error})", _FIX_DAMAGED, path) from None
     return table, arrays, sources
@@ -228,21 +228,21 @@ def _are_distinct(names: Names) -> bool:
     return len(names.array.unique()) == len(names)
 
 
-def _check(table: Table, arrays: dict[str, NDArray[Any]], sources: tuple[str, ...]) -> None:
+def _check(images: Names, classes: Names, arrays: dict[str, NDArray[Any]], sources: tuple[str, ...]) -> None:
     """Check what correct checksums do not guarantee: that the writer followed the format."""
-    for kind, names in (("image", table.images), ("class", table.classes)):
+    for kind, names in (("image", images), ("class", classes)):
         if not _are_distinct(names):
             raise ValueError(f"{kind} names twice")
-    start, known = table.start, table.known
-    if len(start) != len(table.images) + 1 or start[0] != 0 or start[-1] != known or (start[1:] < start[:-1]).any():
+    start, column, value = (arrays[name] for name in ("start", "column", "value"))
+    known = len(value)
+    if len(start) != len(images) + 1 or start[0] != 0 or start[-1] != known or (start[1:] < start[:-1]).any():
         raise ValueError("start")
     ends = np.zeros(known + 1, bool)
     ends[start] = True
-    if known and ((table.column[1:] <= table.column[:-1]) & ~ends[1:-1]).any():
+    if known and ((column[1:] <= column[:-1]) & ~ends[1:-1]).any():
         raise ValueError("column order")
-    if len(table.column) != known or (known and not 0 <= table.column.min() <= table.column.max() < len(table.classes)):
+    if len(column) != known or (known and not 0 <= column.min() <= column.max() < len(classes)):
         raise ValueError("column")
-    value = table.value
     if known and not (value.min() >= -1 and value.max() <= 1 and np.count_nonzero(value) == known):
         raise ValueError("value")
     for name in ("source", "score"):

@@ -18,8 +18,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats._csv import detect_delimiter, first_line, read_records
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, class_number
-from halflabel.labels.stats import count_together
-from halflabel.labels.table import Table
+from halflabel.labels.table import Table, count_together
 from halflabel.methods.parts.wordnet import WordNet
 
 _PRODUCTS = 1 << 23  # products of gradients and labels computed at a time

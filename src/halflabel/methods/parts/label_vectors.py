@@ -159,7 +159,7 @@ def sentence_encoder(name: str) -> Callable[[list[str]], ArrayLike]:
 
 def _pairs(table: Table) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]]:
     """Yield pairs of classes (row, col) that occur together, in how many images, and in how many both are known."""
-    present, known = table.matrix(table.value > 0), table.matrix(np.ones(table.known, bool))
+    present, known = (part.astype(np.int32) for part in (table.values > 0, abs(table.values)))
     columns_present, columns_known = present.tocsc(), known.tocsc()
     for first in range(0, len(table.classes), _CLASSES):
         block = slice(first, first + _CLASSES)

@@ -133,7 +133,7 @@ class FewAbsent(Relabeler):
         self.absent_weight = 1.0
 
     def start(self, table: Table) -> None:
-        stats = table.stats()
+        stats = table.stats
         few = stats.positives.sum() > stats.negatives.sum() and stats.unknown.sum() > 0
         self.absent_weight = self.weight if few else 1.0
 

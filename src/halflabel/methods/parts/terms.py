@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from halflabel.labels.stats import Stats
-from halflabel.labels.table import Table
+from halflabel.labels.table import Stats, Table
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
 
@@ -124,7 +123,7 @@ def estimate_positives(table: Table) -> float:
     positives with some labels that were asked for later): the mean number of known positives of a labelled image, a
     lower bound (1 for single positives).
     """
-    stats = table.stats()
+    stats = table.stats
     if _at_random(table, stats):
         return float(_shares(stats).sum())
     return stats.positives_per_labelled_image
