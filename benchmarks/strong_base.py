@@ -35,7 +35,6 @@ from halflabel.features.heads import Model
 from halflabel.fitting.config import Settings
 from halflabel.fitting.crossfit import crossfit
 from halflabel.fitting.loop import fit
-from halflabel.fitting.solver import can_solve
 from halflabel.images.sources import Features, Subset
 from halflabel.labels import drop
 from halflabel.labels.split import assign_parts
@@ -118,7 +117,7 @@ class Bench:
         if self.use_sgd:
             return self.run_sgd(regime, seed, name)
         known, how = self.labels(regime, seed), recipe(name)
-        if known.stats.regime not in how.serves or not can_solve(how.make()):
+        if known.stats.regime not in how.serves or not how.make().is_linear_loss:
             return None
         begun = time.perf_counter()
         fitted = crossfit(

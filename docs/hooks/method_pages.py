@@ -12,7 +12,6 @@ from result_tables import Row, rows_of
 
 from halflabel.errors import UserError
 from halflabel.fitting.auto import RULES, WHOLE_FIRST
-from halflabel.fitting.solver import can_solve
 from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, recipes
 from halflabel.methods.loss import loss
@@ -140,7 +139,7 @@ def _bounds(recipe: Recipe, name: str) -> str:
 
 
 def _is_solved(recipe: Recipe) -> bool:
-    return can_solve(recipe.make())
+    return recipe.make().is_linear_loss
 
 
 def _loss_refusal(recipe: Recipe) -> str:

@@ -36,8 +36,8 @@ def kinds(advice: Advice) -> list[str]:
         (full(), "Full labels", ["an-ls", "asl", "csl", "bce", "focal", "rml"]),
         (drop.single_positive(full()), "Single positive", ["n-ls", "ll-r", "em", "splc", "wan", "an", "rml"]),
         (drop.positives(full(), number=2), "Positives only", ["n-ls", "ll-r", "em", "splc", "wan", "an", "rml"]),
-        (drop.partial(full(), 0.25), "Partial labels", ["plcl", "csl", "bn-bce", "srcr", "imcl", "an", "rml"]),
-        (drop.partial(full(), 0.95), "Partial labels", ["bce", "csl", "bn-bce", "plcl", "srcr", "imcl", "rml"]),
+        (drop.partial(full(), 0.25), "Partial labels", ["curriculum", "csl", "bn-bce", "bce", "an", "rml"]),
+        (drop.partial(full(), 0.95), "Partial labels", ["bce", "csl", "bn-bce", "curriculum", "rml"]),
         (Table.from_dense(np.zeros((3, 2))), "No labels", []),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -54,8 +54,8 @@ def test_methods_follow_from_the_regime(table: Table, begins: str, methods: list
 
 def test_images_without_labels_bring_in_propagation() -> None:
     quarter_unlabelled, mostly_unlabelled = (of(drop.semi_supervised(full(), share=share)) for share in (0.25, 0.9))
-    assert names(quarter_unlabelled) == ["bce", "csl", "plcl", "rml", "ss-rml"]
-    assert names(mostly_unlabelled) == ["plcl", "csl", "bce", "ss-rml", "srcr", "imcl", "rml"]
+    assert names(quarter_unlabelled) == ["bce", "csl", "curriculum", "rml", "ss-rml"]
+    assert names(mostly_unlabelled) == ["curriculum", "csl", "bce", "ss-rml", "rml"]
     message = next(caution.message for caution in quarter_unlabelled.cautions if caution.kind == "unlabelled images")
     assert message == "50 images (25 %) have no label at all."
 

@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from halflabel.features.heads import Model
-from halflabel.fitting.solver import LinearSolver, can_solve, is_separable
+from halflabel.fitting.solver import LinearSolver, is_separable
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe, seeded
 from halflabel.methods.parts.losses import BCE, ByShare, over_entries, over_images, over_known, total
@@ -86,8 +86,8 @@ def test_methods_that_relabel_are_solved_in_rounds_and_the_same_each_time(name: 
 
 
 def test_methods_with_views_heads_or_weights_are_not_solved() -> None:
-    assert all(can_solve(recipe(name).make()) for name in ("bce", "an", "em", "wan", "csl", "em-apl"))
-    assert not any(can_solve(recipe(name).make()) for name in ("role", "ssgrl", "gcn-ml", "cnn-rnn", "wsabie"))
+    assert all(recipe(name).make().is_linear_loss for name in ("bce", "an", "em", "wan", "csl", "em-apl"))
+    assert not any(recipe(name).make().is_linear_loss for name in ("role", "ssgrl", "gcn-ml", "cnn-rnn", "wsabie"))
 
 
 @pytest.mark.parametrize("name", ["bce", "asl", "em", "csl", "ll-r", "partial-bce"])
@@ -121,7 +121,7 @@ def test_losses_over_all_classes_of_an_image_are_solved_jointly() -> None:
     features, table = make_problem()
     method = recipe("softmax").make()
     assert not is_separable(method)
-    assert can_solve(method)
+    assert method.is_linear_loss
     solver = LinearSolver(method, features, table)
     solver.fit(0.01)
     assert torch.isfinite(solver.score(features)).all()
@@ -149,5 +149,5 @@ def test_a_method_that_keeps_another_model_is_trained_in_epochs() -> None:
         def evaluated(self, model: Model) -> Model:
             return model
 
-    assert can_solve(Method(BCE()))
-    assert not can_solve(Kept(BCE()))
+    assert Method(BCE()).is_linear_loss
+    assert not Kept(BCE()).is_linear_loss

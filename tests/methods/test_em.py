@@ -212,10 +212,10 @@ def test_golden(file):
 
 @pytest.mark.parametrize(
     "options",
-    [{"beta": 0.0}, {"beta": math.nan}, {"theta": 1.5}, {"apl_from": 10, "apl_to": 10}, {"apl_from": 0}],
+    [{"beta": 0.0}, {"beta": math.nan}, {"theta": 1.5}, {"apl_from": 10, "apl_to": 10}, {"apl_from": -1}],
 )
 def test_impossible_schedules_are_refused(options):
-    with pytest.raises(UserError, match=r"do not fit|cannot be"):
+    with pytest.raises(UserError, match=r"do not fit|cannot be|apl_from"):
         recipe("em-apl").make(**options)
 
 

@@ -18,7 +18,6 @@ from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
-from halflabel.fitting.solver import can_solve
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method
@@ -64,7 +63,7 @@ def test_a_method_sees_the_model_before_training_and_after_each_step() -> None:
     assert len(method.steps) == 1 + 2 * 2
     assert all(not torch.equal(before, after) for before, after in zip(method.steps, method.steps[1:], strict=False))
     assert torch.equal(next(trained.parameters()), method.steps[0])  # what `evaluated` returns is kept
-    assert not can_solve(method)  # L-BFGS has no steps
+    assert not method.is_linear_loss  # L-BFGS has no steps
 
 
 class CountsBatches(Ignore):

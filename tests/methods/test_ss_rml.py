@@ -96,7 +96,7 @@ def test_sweeps_without_disk_space_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
     table = Table.from_entries(Names.numbered(500_000), Names.numbered(1000), nothing, nothing, nothing)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**9))
-    PropagateLabels(-1, 20, 0.0, 1.0, "auto").start(table)  # it never sweeps
+    PropagateLabels(-1, 20, 0.0, 1.0, "auto", propagate=False).start(table)  # it never sweeps
     with pytest.raises(UserError, match=r"ss-rml would score 500000 images × 1000 classes at once: 2\.0 GB"):
         PropagateLabels(1, 20, 0.0, 1.0, "auto").start(table)
 
@@ -153,10 +153,14 @@ def test_epochs_that_want_a_sweep():
     assert [epoch for epoch in range(50) if at_once.wants_sweep(epoch)] == [0, 20, 40]
     assert at_once.wants_sweep_first()
     assert not relabel.wants_sweep_first()
-    never = PropagateLabels(-1, 20, 0.0, 1.0, "auto")
+    never = PropagateLabels(3, 20, 0.0, 1.0, "auto", propagate=False)
     never.start(Table.from_dense([[1, -1], [0, 0]]))
     assert not any(never.wants_sweep(epoch) for epoch in range(50))
-    assert never.idle(3) == ""
+    assert never.begins() is None
+    later = PropagateLabels(-1, 20, 0.0, 1.0, "auto")
+    for epochs, first in ((4, 1), (20, 5)):
+        later.plan(epochs)
+        assert later.first == first
 
 
 @pytest.mark.parametrize("broken", [False, True])

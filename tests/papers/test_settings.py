@@ -13,7 +13,6 @@ from halflabel.papers.settings import CellSetup, Overrides, scale_options, scale
 from halflabel.papers.spec import PaperTable
 from halflabel.papers.tables import TABLES
 
-SCALED = {"apl_from", "apl_to", "cr_from", "every", "prior_epochs", "span", "start", "start_epoch", "warm"}
 NO_EPOCHS = {
     "node_size",
     *("bank", "beam", "blends", "block", "dictionary", "dimensions", "ensemble", "hidden", "k", "k_a", "length"),
@@ -68,10 +67,9 @@ def test_options_of_tables_without_stated_epochs() -> None:
     """S3 does not state its training length: 40 epochs, so that labels are propagated again; shorter runs scale it."""
     assert setup_of("S3-table1", "ss-rml", epochs=2).options == {"start": 0, "every": 1}
     assert setup_of("S3-table1", "ss-rml", epochs=40).options == {"start": 0}
-    defaults = {"start": 5, "every": 20}
-    assert scale_options({}, defaults, 10, 2, declared=False) == {"start": 1}
-    assert scale_options({}, defaults, 10, 40, declared=False) == {}
-    assert scale_options({"start": -1}, defaults, 10, 2) == {"start": -1, "every": 4}
+    assert scale_options("sst", {}, 10, 2, declared=False) == {"warm": 1}
+    assert scale_options("sst", {}, 10, 40, declared=False) == {}
+    assert scale_options("ss-rml", {"start": -1}, 10, 2) == {"start": -1, "every": 4}
 
 
 def test_patience_and_linear_init_are_scaled() -> None:
@@ -85,14 +83,13 @@ def test_patience_and_linear_init_are_scaled() -> None:
 
 def test_every_integer_option_is_classified_as_epochs_or_not() -> None:
     used = {row.method for table in TABLES.values() for row in table.rows if row.method in recipes()}
-    actual = {
-        name
-        for method in used
-        for name, option in recipe(method).options.items()
-        if isinstance(option.default, int) and not isinstance(option.default, bool)
-    }
-    assert actual - NO_EPOCHS <= SCALED
-    assert scale_options({}, dict.fromkeys(SCALED, 4), 10, 20) == dict.fromkeys(SCALED, 8)
+    for method in map(recipe, used):
+        integers = {
+            name
+            for name, option in method.options.items()
+            if isinstance(option.default, int) and not isinstance(option.default, bool)
+        }
+        assert integers - NO_EPOCHS <= set(method.counting_epochs())
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)

@@ -97,7 +97,7 @@ def _auto_rules(regime: str | None) -> list[tuple[str, str]]:
     rows = []
     for rule in RULES:
         served, choice = [name for name in rule.regimes if regime in (None, name)], rule.choices[0]
-        options = "".join(f" --{name.replace('_', '-')} {value:g}" for name, value in choice.options.items())
+        options = "".join(f" --{name.replace('_', '-')} {value}" for name, value in choice.options.items())
         if served:
             conditions = ", ".join([f"for {' and '.join(served)} labels", *rule.conditions()])
             rows.append((choice.method, conditions + (f";{options}" if options else "")))

@@ -221,9 +221,8 @@ def _show_job(job: TrainingJob, images: Path) -> None:
     source = open_images(table.images, images, {}, max_bad=1.0)
     missing = f"; {counted(len(source.bad), 'image')} not found" if source.bad else ""
     console.print(f"\nImages: {counted(len(source) - len(source.bad), 'image')} found{missing}")
-    way = "the head, by L-BFGS" if Assembly(config).uses_solver(table) else f"{config.settings.epochs} epochs of sgd"
-    tuned = "frozen" if config.tune == "head" else "tuned"
-    console.print(f"Training: [bold]{config.method}[/], {way}; {config.backbone} {tuned}, on {Assembly(config).device}")
+    console.print(f"Training: {Assembly(config).describe(table)}", markup=False)
+    console.print(f"Backbone: {config.backbone}, on {Assembly(config).device}")
     for name, value in config.options.items():
         console.print(f"  {_flag(name)} {value}", markup=False)
     console.print(f"Nothing was written. Without --dry-run, the run would be in {escape(str(run.folder))}")

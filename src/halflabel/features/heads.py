@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
 
@@ -20,10 +21,24 @@ def pool(features: Tensor) -> Tensor:
     return features.mean(dim=(2, 3)) if features.ndim == 4 else features
 
 
+def in_words(name: str) -> str:
+    """Return the words of a class name.
+
+    >>> in_words("LabelAwareHead"), in_words("APL")
+    ('label aware head', 'APL')
+    """
+    return name if name.isupper() else re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
+
+
 class Head(nn.Module):
     """(B, D) pooled features or (B, D, h, w) maps -> Output."""
 
     needs_maps = False  # True: pooled features are not enough
+
+    @property
+    def words(self) -> str:
+        """What the head is, for people: by default the words of its class name."""
+        return in_words(type(self).__name__)
 
     def forward(self, features: Tensor) -> Output:
         raise TypeError(f"{type(self).__name__} does not define forward")
@@ -48,6 +63,10 @@ class Linear(Head):
         self.dropout = nn.Dropout(dropout)
         self.linear = nn.Linear(channels, classes)
 
+    @property
+    def words(self) -> str:
+        return "linear head" + _dropout_words(self.dropout)
+
     def forward(self, features: Tensor) -> Output:
         pooled = pool(features)
         return Output(self.linear(self.dropout(pooled)), pooled)
@@ -59,6 +78,10 @@ class Linear(Head):
     def load_linear(self, weight: Tensor, bias: Tensor) -> None:
         self.linear.weight.copy_(weight)
         self.linear.bias.copy_(bias)
+
+
+def _dropout_words(dropout: nn.Dropout) -> str:
+    return f" with dropout {dropout.p:g}" if dropout.p else ""
 
 
 class NormalisedLinear(Head):
@@ -119,6 +142,10 @@ class Weldon(Head):
         self.dropout = nn.Dropout(dropout)
         self.conv = nn.Conv2d(channels, classes, 1)
 
+    @property
+    def words(self) -> str:
+        return "WELDON pooling" + _dropout_words(self.dropout)
+
     def forward(self, features: Tensor) -> Output:
         places = features if features.ndim == 4 else features[:, :, None, None]
         maps = self.class_maps(self.dropout(places))
@@ -164,6 +191,10 @@ class Ensemble(Head):
         super().__init__()
         self.heads = nn.ModuleList(members)
         self.needs_maps = any(head.needs_maps for head in members)
+
+    @property
+    def words(self) -> str:
+        return f"{len(self.heads)} heads: {cast(Head, self.heads[0]).words}"
 
     def forward(self, features: Tensor) -> Output:
         outputs = [run_head(head, features) for head in self.heads]

@@ -27,7 +27,6 @@ from halflabel.fitting.config import Config
 from halflabel.fitting.crossfit import FOLDS, CrossFit, crossfit
 from halflabel.fitting.device import choose_device
 from halflabel.fitting.refit import Refit, refit_head
-from halflabel.fitting.solver import can_solve
 from halflabel.images.items import Items, pool_items
 from halflabel.images.sources import Arrays, Features, Images, Source
 from halflabel.images.stored_features import StoredFeatures
@@ -88,6 +87,19 @@ class Assembly:
             raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use the solver auto or sgd")
         return hindrance is None
 
+    def describe(self, table: Table) -> str:
+        """Return in one line what is trained: head, labels, and how it is fitted."""
+        if self.config.tune == "all":
+            way = f"{self.config.settings.epochs} epochs of batches, backbone tuned"
+        elif self.uses_solver(table):
+            way = "by L-BFGS on vectors, backbone frozen"
+        else:
+            method = self.make_method()
+            needs_maps = self.make_head(method, 8, len(table.classes)).needs_maps
+            way = f"{self.config.settings.epochs} epochs of batches on cached {'maps' if needs_maps else 'vectors'}"
+            way += ", backbone frozen"
+        return f"{self.recipe.name}: {self.make_method().describe()}; {way}"
+
     def training_table(self, table: Table) -> Table:
         """Return the labels to train on: uncertain ones as the configuration states."""
         return decide_uncertain(table, self.config.uncertain)
@@ -95,8 +107,6 @@ class Assembly:
     def feature_kind(self, channels: int, classes: int) -> tuple[bool, int]:
         """Return whether the head needs maps instead of pooled features, and the number of strong views to cache."""
         method = self.make_method()
-        if self.config.solver != "sgd" and self.config.tune == "head" and can_solve(method):
-            method = method.on_frozen_features()
         is_map = self.make_head(method, channels, classes).needs_maps
         return is_map, copies_for(method.views, self.config.copies)
 
@@ -206,7 +216,7 @@ class Assembly:
 def solver_hindrance(method: Method, name: str, table: Table) -> str | None:
     """Return why L-BFGS cannot fit a head by this method on this table, or None if it can."""
     images, classes = table.shape
-    if not can_solve(method):
+    if not method.is_linear_loss:
         return f"{name} needs batches, several views or a head of its own"
     if images * classes > LARGEST_SOLVE:
         return f"{images} images × {classes} classes are too many scores at once"

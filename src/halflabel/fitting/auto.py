@@ -39,6 +39,7 @@ class Rule:
     known: tuple[float, float] = (0.0, 2.0)  # share of known labels
     positives: tuple[float, float] = (0.0, math.inf)  # known positives per class, on average
     classes: tuple[float, float] = (0, math.inf)
+    whole: str = ""  # the method to tune a whole network by; "": the first one of WHOLE_FIRST among the choices
 
     def fits(self, stats: Stats) -> bool:
         positives = float(stats.positives.sum())
@@ -68,15 +69,17 @@ _AN_LS = Choice("an-ls", "trusts no label fully, which helps with wrong labels a
 _BCE = Choice("bce", "uses known labels only: nothing is guessed")
 _BN_BCE = Choice("bn-bce", "the baseline to beat: binary cross-entropy over the known labels of the batch")
 _ASL = Choice("asl", "gives little weight to the many absent labels that are easy to tell, which helps rare classes")
-_PLCL = Choice("plcl", "learns from known labels, scaled by their number, and adds easy unknown ones in steps")
 _CURRICULUM = Choice(
     "curriculum",
     "learns from known labels, then adds unknown ones of which it is sure, in steps; trusts no label fully",
     {"smoothing": 0.05, "theta": 1.5},
 )
+_EASY_PRESENCES = Choice(
+    "curriculum",
+    "learns from known labels, scaled by their number, then adds likely presences among unknown ones, in steps",
+    {"strategy": "c"},
+)
 _SMOOTH_BCE = Choice("bce", "learns from known labels only, and trusts none of them fully", {"smoothing": 0.1})
-_SRCR = Choice("srcr", "fills in unknown labels on which two views of an image agree: for few known labels")
-_IMCL = Choice("imcl", "fills in unknown labels from similar images and related classes")
 _SS_RML = Choice("ss-rml", "copies labels to images that have none, from their nearest labelled images")
 _RML = Choice("rml", "its loss limits the harm that a wrong label can do")
 _EM = Choice("em", "keeps unknown labels uncertain: nothing is assumed absent")
@@ -95,12 +98,12 @@ _CSL = Choice(
 
 _POSITIVES = (_N_LS, _LL_R, _EM, _SPLC, _WAN, _AN)
 _MANY_POSITIVES = (_EM, _LL_R, _N_LS, _SPLC, _WAN, _AN)
-_MANY: dict[str, tuple[float, float]] = {"positives": (60, math.inf), "classes": (0, 200)}
+_MANY: dict[str, Any] = {"positives": (60, math.inf), "classes": (0, 200)}
 
 # Measured on frozen features (benchmarks/RESULTS.md). Test mAP with fewer and more known positives per class: from one
 # positive `em` 77.4, `n-ls` 78.3 (15 per class) and 85.1, 85.0 (286; with 75 in simulated scenes of 80 classes 58.6,
-# 55.6; not measured above 80 classes); few known labels, without smoothing, `curriculum` 78.4, `plcl` 79.3 (15) and
-# 82.6, 82.3 (26).
+# 55.6; not measured above 80 classes); few known labels, without smoothing, `curriculum` 78.4, with strategy c 79.3
+# (15) and 82.6, 82.3 (26).
 RULES: tuple[Rule, ...] = (
     # Presences with a few answers of "no": methods that learn from known labels alone would call everything present.
     # One positive per photo of VOC 2012 and 1,200 answers, test mAP: em 84.8, n-ls 84.5, wan 84.1, csl 61.4, bce 57.9.
@@ -108,21 +111,23 @@ RULES: tuple[Rule, ...] = (
     Rule(("partial",), _POSITIVES, negatives=(0.0, 0.5)),
     Rule(
         ("full", "partial"),
-        (_CURRICULUM, _PLCL, _CSL, _BCE, _SS_RML, _SRCR),
+        (_CURRICULUM, _CSL, _BCE, _SS_RML),
+        whole="srcr",
         unlabelled=(0.5, 2.0),
         positives=(25, math.inf),
     ),
-    Rule(("full", "partial"), (_PLCL, _CSL, _BCE, _SS_RML, _SRCR, _IMCL), unlabelled=(0.5, 2.0)),
-    Rule(("full",), (_SMOOTH_BCE, _CSL, _PLCL, _RML), unlabelled=(0.1, 2.0)),
+    Rule(("full", "partial"), (_EASY_PRESENCES, _CSL, _BCE, _SS_RML), whole="srcr", unlabelled=(0.5, 2.0)),
+    Rule(("full",), (_SMOOTH_BCE, _CSL, _CURRICULUM, _RML), unlabelled=(0.1, 2.0)),
     Rule(("full",), (_AN_LS, _ASL, _CSL, _BCE, _FOCAL, _RML)),
     Rule(
         ("partial",),
-        (_CURRICULUM, _PLCL, _CSL, _BN_BCE, _SRCR, _IMCL),
+        (_CURRICULUM, _CSL, _BN_BCE, _BCE),
+        whole="srcr",
         known=(0.0, 0.4),
         positives=(25, math.inf),
     ),
-    Rule(("partial",), (_PLCL, _CSL, _BN_BCE, _SRCR, _IMCL, _AN), known=(0.0, 0.4)),
-    Rule(("partial",), (_SMOOTH_BCE, _CSL, _BN_BCE, _PLCL, _SRCR, _IMCL)),
+    Rule(("partial",), (_EASY_PRESENCES, _CSL, _BN_BCE, _BCE, _AN), whole="srcr", known=(0.0, 0.4)),
+    Rule(("partial",), (_SMOOTH_BCE, _CSL, _BN_BCE, _CURRICULUM), whole="srcr"),
     Rule(("single-positive", "positives-only"), _MANY_POSITIVES, **_MANY),
     Rule(("single-positive", "positives-only"), _POSITIVES),
 )
@@ -136,7 +141,7 @@ EPOCHS: tuple[tuple[float, int], ...] = ((500, 80), (2_000, 40), (math.inf, 20))
 # To train a whole network: first the head on frozen features, then everything with a small learning rate; the average
 # of the weights is saved, and mirror images are scored too. benchmarks/RESULTS.md has the effect of each on VOC 2012.
 WHOLE: Mapping[str, Any] = {"epochs": 10, "lr": 1e-4, "backbone_lr": 1.0, "ema": 0.998}
-WHOLE_FIRST = ("srcr", "em", "bce")  # the best there, in this order, if they fit the labels
+WHOLE_FIRST = ("em", "bce")  # the best there, in this order, if they fit the labels
 
 
 def epochs_for(images: int, tune: str = "head") -> int:
@@ -159,6 +164,8 @@ def choose(stats: Stats, *, tune: str = "head", method: str | None = None) -> Ch
 
     by_name = {choice.method: choice for choice in candidates}
     best = next((by_name[name] for name in WHOLE_FIRST if name in by_name), candidates[0])
+    if whole := next(rule.whole for rule in RULES if rule.fits(stats)):
+        best = Choice(whole, recipe(whole).summary)
     start = {"linear_init": epochs_for(stats.images), "linear_lr": recipe(best.method).lr, "crop": 0.5, "mirror": True}
     return replace(best, settings=WHOLE, config=start)
 

@@ -93,6 +93,9 @@ def fit(
     device = training_device(settings.device)
     plain = place_model(model, settings, device)
     method.plan(settings.epochs)
+    begins = method.begins()
+    if begins is not None and distributed.is_main() and (problem := begins.problem(settings.epochs)):
+        warnings.warn(f"{problem}; {begins.fix()}", stacklevel=2)
     method.start(table, plain)
     method.to(device)
     distribution = distribute(plain, settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from halflabel.features.heads import Head, Linear, Model
+from halflabel.errors import UserError
+from halflabel.features.heads import Head, Model
 from halflabel.fitting.lbfgs import minimise_each
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method
@@ -33,20 +33,6 @@ _LEAST_CURVATURE = 0.01  # of a class, however rare
 _LARGEST_BIAS = 7.0  # of the start
 _BLOCK_ENTRIES = 2**20  # logits computed at once
 _SPARSE = 0.3  # losses are computed entry by entry where fewer than this share of the entries have one
-
-
-def can_solve(method: Method) -> bool:
-    """Return whether L-BFGS can fit the method: one view, a linear head, no weights of its own, the ordinary step."""
-    method = method.on_frozen_features()
-    return (
-        type(method).step is Method.step
-        and type(method).after_step is Method.after_step
-        and type(method).evaluated is Method.evaluated
-        and method.make_head is Linear
-        and len(method.views) == 1
-        and not any(True for _ in method.parameters())
-        and method.relabel.passes == 0
-    )
 
 
 def is_separable(method: Method) -> bool:
@@ -134,7 +120,6 @@ class LinearSolver:
         `start` holds the weights (C, D) and biases (C,) that the first solve starts from, zeros by default.
         """
         self.tolerance = tolerance
-        method = method.on_frozen_features()
         self.variance = variance
         self.base: LinearSolver | None = None  # of cross-entropy, where the method starts from it
         self.method = method
@@ -177,9 +162,11 @@ class LinearSolver:
             return
         if self.method.starts_from_bce:
             self._start_from_bce(strength, iterations)
-        with warnings.catch_warnings():  # a schedule in epochs that never starts is not an error of the user here
-            warnings.filterwarnings("ignore", ".* never starts in ")
-            self.method.plan(self.rounds)
+        self.method.plan(self.rounds)
+        begins = self.method.begins()
+        if begins is not None and (problem := begins.problem(self.rounds, "round")):
+            earlier = f"a smaller --{begins.option.replace('_', '-')}, or " if begins.option else ""
+            raise UserError(f"{problem} of L-BFGS", f"use {earlier}--solver sgd --epochs {begins.first}")
         self.method.start(self.table, self.model)
         self.method.to(self.features.device)
         for epoch in range(1, self.rounds + 1):

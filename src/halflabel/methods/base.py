@@ -6,29 +6,48 @@ import inspect
 import math
 import pkgutil
 import typing
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
-from halflabel.features.heads import Head, HeadMaker, Linear, Model
+from halflabel.features.heads import Head, HeadMaker, Linear, Model, in_words
 from halflabel.labels.table import Table
 from halflabel.methods import REGIMES as REGIMES  # exported for methods
 from halflabel.methods.parts.losses import Loss, Reduce, over_entries
-from halflabel.methods.parts.relabel import Ignore, Relabeler
+from halflabel.methods.parts.relabel import Begins, Ignore, Relabeler
 from halflabel.methods.parts.terms import Term
-from halflabel.system import distributed
 from halflabel.system.plugin_sources import remember
 from halflabel.types import Batch
 
 M = TypeVar("M", bound=nn.Module)
+
+# Types of options that count epochs of training, or rounds of L-BFGS: something begins after so many (0 and negative
+# values have a meaning of their own), or with this one, counted from 1; or lasts or repeats after so many; or changes
+# by this amount with each; or a list such as "10,15".
+AfterEpoch = Annotated[int, "after"]
+FromEpoch = Annotated[int, "from"]
+Duration = Annotated[int, "duration"]
+PerEpoch = Annotated[float, "per"]
+EpochList = Annotated[str, "list"]
+_COUNTS: dict[Any, str] = {  # by name too: annotations are text in modules that postpone them
+    AfterEpoch: "after",
+    FromEpoch: "from",
+    Duration: "duration",
+    PerEpoch: "per",
+    EpochList: "list",
+    "AfterEpoch": "after",
+    "FromEpoch": "from",
+    "Duration": "duration",
+    "PerEpoch": "per",
+    "EpochList": "list",
+}
 VIEWS = ("plain", "weak", "strong")  # the kinds of views that image sources can make
 Tune = Mapping[str, Sequence[Any]]  # option name -> values to try
 
@@ -38,14 +57,14 @@ class Method(nn.Module):
 
     The parameters and buffers of a method are trained and saved with those of the model. `views` lists the views of
     each image in a batch: "plain", "weak" (crop and mirror image) and "strong" (stronger augmentation); a view may be
-    listed more than once. Override `step` only where the paper's step differs (two views, alternation). `frozen` makes
-    the form that L-BFGS fits, where that differs: a linear head, one view, the ordinary step. `starts_from_bce`: L-BFGS
-    starts from the solution of cross-entropy, because the loss has several minima.
+    listed more than once. Override `step` only where the paper's step differs (two views, alternation).
+    `starts_from_bce`: L-BFGS starts from the solution of cross-entropy, because the loss has several minima.
     """
 
     changes_known = False  # True: targets may differ from known labels
     samples = False  # True: the loss is drawn at random, and depends on the order of the images
     surrogate_gradient = False  # True: the gradient is deliberately not that of the loss
+    words = ""  # what its step does, for people; "": the words of its class name
 
     def __init__(
         self,
@@ -56,7 +75,6 @@ class Method(nn.Module):
         terms: Sequence[Term] = (),
         reduce: Reduce = over_entries,
         views: tuple[str, ...] = ("weak",),
-        frozen: Callable[[], Method] | None = None,
         starts_from_bce: bool = False,
     ) -> None:
         super().__init__()
@@ -73,12 +91,31 @@ class Method(nn.Module):
         self.make_head = head
         self.reduce = reduce
         self.views = views
-        self.make_frozen = frozen
         self.starts_from_bce = starts_from_bce
 
-    def on_frozen_features(self) -> Method:
-        """Return the form of the method that L-BFGS fits to frozen features: `frozen()` if given, else itself."""
-        return self if self.make_frozen is None else self.make_frozen()
+    @property
+    def is_linear_loss(self) -> bool:
+        """Whether training is a loss of linear scores: a linear head, one view, the ordinary step, no other weights.
+
+        On vectors L-BFGS fits such a method; every other one is trained in batches, as published.
+        """
+        steps = ("step", "after_step", "evaluated")
+        ordinary = all(getattr(type(self), name) is getattr(Method, name) for name in steps)
+        has_weights = any(True for _ in self.parameters())
+        one_pass = len(self.views) == 1 and self.relabel.passes == 0
+        return ordinary and self.make_head is Linear and one_pass and not has_weights
+
+    def describe(self) -> str:
+        """Return in a few words what training consists of: head, labels, terms and views.
+
+        >>> recipe("plcl").make().describe()
+        'WELDON pooling with dropout 0.5, graph network of 3 steps; curriculum e'
+        """
+        head = seeded(0, lambda: self.head(8, 2)).words
+        views = f"{len(self.views)} views of each image" if len(self.views) > 1 else ""
+        terms = [in_words(type(term).__name__) for term in self.terms]
+        step = "" if type(self) is Method else self.words or in_words(type(self).__name__)
+        return "; ".join(each for each in (head, step, self.relabel.words, *terms, views) if each)
 
     def head(self, channels: int, classes: int) -> Head:
         """Make a new head for features with this many channels."""
@@ -91,10 +128,12 @@ class Method(nn.Module):
         return head
 
     def plan(self, epochs: int) -> None:
-        """Set the number of training epochs; called before `start`. Warns if they are too few for the method."""
+        """Set the number of training epochs, or of rounds of L-BFGS; called before `start`."""
         self.relabel.plan(epochs)
-        if distributed.is_main() and (warning := self.relabel.idle(epochs)):
-            warnings.warn(warning, stacklevel=2)
+
+    def begins(self) -> Begins | None:
+        """Return which part of the method begins later than training, and when; called after `plan`."""
+        return self.relabel.begins()
 
     def start(self, table: Table, model: Model | None = None) -> None:
         """Receive the known training labels and the model, on its device; called once, before training.
@@ -158,6 +197,10 @@ class Recipe:
             for name, values in offered.items()
         }
         return {name: values for name, values in accepted.items() if values}
+
+    def counting_epochs(self) -> dict[str, str]:
+        """Return the options that count epochs of training or rounds of L-BFGS, each with how it counts."""
+        return {name: _COUNTS[each.annotation] for name, each in self.options.items() if each.annotation in _COUNTS}
 
     @property
     def page(self) -> str:

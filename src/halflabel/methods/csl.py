@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from halflabel.labels.table import Table
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import AfterEpoch, Method, method
 from halflabel.methods.large_loss import largest
 from halflabel.methods.parts.losses import ASL, over_images
-from halflabel.methods.parts.relabel import Relabeler, never_starts
+from halflabel.methods.parts.relabel import Begins, Relabeler
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets, at_least_float32
 
@@ -23,6 +23,8 @@ class Selective(Relabeler):
     are ignored, and the prior is the mean of p per class over the last of them, a running mean.
     Memory: 4 bytes per class.
     """
+
+    words = "unlikely unknown labels as absent"
 
     prior: Tensor  # (C,) mean of p
     seen: Tensor  # () images in that mean
@@ -46,9 +48,8 @@ class Selective(Relabeler):
         self.prior_epochs = prior_epochs
         self.margin = margin
 
-    def idle(self, epochs: int) -> str:
-        earlier = f"--prior-epochs {epochs - 1}"
-        return never_starts("learning from unknown entries", self.prior_epochs + 1, epochs, earlier)
+    def begins(self) -> Begins | None:
+        return Begins("learning from unknown entries", self.prior_epochs + 1, "prior_epochs")
 
     def start(self, table: Table) -> None:
         self.register_buffer("prior", torch.zeros(len(table.classes)))
@@ -86,7 +87,7 @@ class Selective(Relabeler):
 def csl(
     topk: int = 5,
     prior_threshold: float = 0.05,
-    prior_epochs: int = 2,
+    prior_epochs: AfterEpoch = 2,
     gamma_pos: float = 0.0,
     gamma_neg: float = 1.0,
     gamma_unknown: float = 4.0,

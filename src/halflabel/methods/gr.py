@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Duration, Method, method
 from halflabel.methods.parts.losses import BCE, Loss
 from halflabel.methods.parts.relabel import Relabeler
 from halflabel.system.validate import above, at_least
@@ -38,6 +38,8 @@ class SoftUnknown(Relabeler):
     Each of w, b, μ, σ moves linearly from its first to its last value over `span` epochs (0 = all epochs) and stays
     there: w and b with (epoch − 1)/span, μ and σ with epoch/span.
     """
+
+    words = "estimated labels"
 
     def __init__(self, w: Ends, b: Ends, mu: Ends, sigma: Ends, span: int) -> None:
         super().__init__()
@@ -93,7 +95,7 @@ def gr(
     sigma_last: float = 0.5,
     q_pos: float = 0.01,
     q_neg: float = 1.0,
-    span: int = 0,
+    span: Duration = 0,
 ) -> Method:
     """Each unknown entry gets a soft label and a weight from its own score, and robust losses.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, FromEpoch, Method, method
 from halflabel.methods.parts.losses import Focal, Loss, focal_present, over_images
-from halflabel.methods.parts.relabel import AssumeNegative, Relabeler, never_starts
+from halflabel.methods.parts.relabel import AssumeNegative, Begins, Relabeler
 from halflabel.system.validate import at_least, between
 from halflabel.types import Batch, Targets, at_least_float32
 
@@ -34,14 +34,16 @@ class Hill(Loss):
 class SelfPaced(Relabeler):
     """Unknown → absent, but from epoch `start_epoch` on, an unknown with p > τ → present, for this step only."""
 
+    words = "confident unknown labels as present"
+
     def __init__(self, tau: float = 0.6, start_epoch: int = 2, flip_known: bool = False) -> None:
         super().__init__()
         self.tau = tau
         self.start_epoch = start_epoch
         self.flip_known = flip_known
 
-    def idle(self, epochs: int) -> str:
-        return never_starts("correcting labels", self.start_epoch, epochs, f"--start-epoch {epochs}")
+    def begins(self) -> Begins | None:
+        return Begins("correcting labels", self.start_epoch, "start_epoch")
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         present = batch.labels > 0
@@ -89,7 +91,7 @@ def hill(margin: float = 1.0, gamma: float = 2.0, lamb: float = 1.5) -> Method:
 
 @method(serves=REGIMES, paper=_PAPER, lr=3e-4, tune={"tau": (0.5, 0.6, 0.7, 0.8)})
 def splc(
-    tau: float = 0.6, margin: float = 1.0, gamma: float = 2.0, start_epoch: int = 2, released: bool = False
+    tau: float = 0.6, margin: float = 1.0, gamma: float = 2.0, start_epoch: FromEpoch = 2, released: bool = False
 ) -> Method:
     """Unknown entries count as absent, unless the model scores them above a threshold: then, for that step, as present.
 

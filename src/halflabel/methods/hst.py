@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import Duration, Method, method
 from halflabel.methods.parts.transfer import SemanticTransfer
 from halflabel.methods.sst import sst
 from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
@@ -18,7 +18,7 @@ from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
     tune=lambda options: {"prototypes": (1, 10)} if options["guess_weight"] or options["contrast_weight"] else {},
     options_of=sst,
 )
-def hst(prototypes: int = 10, every: int = 5, thresholds: str = "learned", **options: Any) -> Method:
+def hst(prototypes: int = 10, every: Duration = 5, thresholds: str = "learned", **options: Any) -> Method:
     """`sst` with prototypes of each label instead of single images, and thresholds learned from the known labels.
 
     Use it where `sst` is suitable but its thresholds are hard to choose. Prototypes are steadier than single images.

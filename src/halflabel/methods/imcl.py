@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -11,12 +9,13 @@ from halflabel.methods.base import Method, method
 from halflabel.methods.parts.matching_pursuit import MOST_ITEMS
 from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory
 from halflabel.methods.parts.similarity_method import SimilarityMethod, SimilarityOptions, mix
-from halflabel.methods.parts.similarity_rounds import alternating
 from halflabel.system.validate import at_least, between, one_of
 
 
 class Interactive(SimilarityMethod):
     """ℓ_y and ℓ_f with the similarities c, c̄ held fixed (eq. 5 and 6)."""
+
+    words = "labels inferred from similar images and related classes"
 
     def smoothness(self, batch: ImageVectors, recent: ImageVectors | None) -> tuple[Tensor, Tensor]:
         y, f = batch.labels, batch.features
@@ -52,7 +51,7 @@ def imcl(
     k_a: int = 50,
     image_similarity: str = "learned",
     label_similarity: str = "learned",
-    graph: str = "auto",
+    graph: str = "cooccurrence",
     graph_rate: float = 1.0,
     logistic_share: float = 0.5,
     dictionary: int = 0,
@@ -81,7 +80,7 @@ def imcl(
     lambda_y (λ_y), lambda_f (λ_f): 1 and 0.5 for Open Images, 2 and 0.5 for CUB, 0.5 and 0.5 for COCO. k: similar
     images (5; COCO 3). k_a: other labels that each label is connected to.
 
-    graph: auto = cooccurrence, with L-BFGS a fixed identity; cooccurrence = the k_a labels most often present with
+    graph: cooccurrence = the k_a labels most often present with
     it, among images where both are known; identity, as for CUB; a CSV file of rows class,class,weight, where the
     first class is inferred from the second (k_a does not limit it); wordnet = the k_a nearest labels in WordNet
     (apt install wordnet-base); or wordnet+FILE, where the file serves labels that WordNet does not know (table 3).
@@ -110,14 +109,9 @@ def imcl(
     logistic, 76.72 with frozen features; on the fifth of classes with most annotations (table 4) 86.26 against 85.83
     with images fixed, 85.99 with labels fixed, 85.49 with both off.
 
-    On a frozen backbone L-BFGS fits it, as in algorithm 1: solve the classifier, then c, c̄ (among all images) and A, in
-    turns, starting from `bce`; --solver sgd trains in batches. Measured so (VOC 2012, 2 of 20 known, two draws, mAP):
-    80.1 and 79.5, `bce` 79.5 and 79.0; with A learned from co-occurrence 79.5 and 78.4, A of the true co-occurrence
-    78.7, activation=linear 79.6, similar images among 256 80.0, and with true labels of the similar images 82.7 (one
-    draw each): it is the guesses passed on, not the search, that limit it. With strength and similar images chosen, as
-    `train` does for all methods, three draws: 82.0, `bce` 82.3, as `bce` then uses similar images, too. In batches on
-    raw features it was 74.2 against 75.1 of `bce`; end to end without rescale the features collapse to one point, as
-    ℓ_f outweighs cross-entropy.
+    With 2 of 20 labels of VOC 2012 known the guesses passed on limit it, not the search: with the true labels of the
+    similar images it would gain 3 points. End to end without rescale the features collapse to one point, as ℓ_f
+    outweighs cross-entropy.
 
     Differs from the paper: λ_y and λ_f are rescaled by default; in batches A and the network step together by default.
     Not in the paper: A ≥ 0 and its start; an image without similar ones has no ℓ_y and ℓ_f; for the details of
@@ -134,14 +128,5 @@ def imcl(
     at_least(0, side_weight=side_weight)
     between(0, 1, logistic_share=logistic_share)
 
-    def build(options: SimilarityOptions) -> Interactive:
-        memory = SimilarityMemory(dictionary, logistic_share, keep_start=image_similarity == "fixed")
-        return Interactive(memory, options)
-
-    options = in_rounds = SimilarityOptions(**values)
-    if graph == "auto":
-        in_rounds = replace(options, graph="identity", label_similarity="fixed")
-        options = replace(options, graph="cooccurrence")
-    method = build(options)
-    method.make_frozen = lambda: alternating(build(in_rounds))
-    return method
+    memory = SimilarityMemory(dictionary, logistic_share, keep_start=image_similarity == "fixed")
+    return Interactive(memory, SimilarityOptions(**values))

@@ -11,7 +11,7 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.parts.label_store import PackedLabels
 from halflabel.methods.parts.losses import BCE
-from halflabel.methods.parts.relabel import Relabeler, never_starts
+from halflabel.methods.parts.relabel import Begins, Relabeler
 from halflabel.system.validate import between
 from halflabel.types import Batch, Targets
 
@@ -38,6 +38,8 @@ class LargeLoss(Relabeler):
     Memory: none; for "keep" 1/4 byte per image and class, in `flipped`.
     """
 
+    words = "large losses of unknown labels"
+
     flipped: PackedLabels  # (N, C): present where flipped
 
     def __init__(self, scheme: str, delta: float) -> None:
@@ -50,11 +52,10 @@ class LargeLoss(Relabeler):
             self.flipped = PackedLabels()
             self.flipped.start(table, "ll-cp", known=False)
 
-    def idle(self, epochs: int) -> str:
+    def begins(self) -> Begins | None:
         if not self.delta:  # nothing is changed on purpose
-            return ""
-        part = "leaving large losses out" if self.scheme == "reject" else "correcting large losses"
-        return never_starts(part, 2, epochs)
+            return None
+        return Begins("leaving large losses out" if self.scheme == "reject" else "correcting large losses", 2)
 
     def count(self, entries: int, epoch: int) -> int:
         """Return k for a batch with this many entries."""

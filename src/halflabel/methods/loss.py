@@ -78,7 +78,7 @@ class MethodLoss(nn.Module):
         self.name = name
         self.method = method
         self.images = images  # training images, if known
-        self._changes_over_epochs = _has_schedule(method) or type(method.relabel).idle is not Relabeler.idle
+        self._changes_over_epochs = _has_schedule(method) or type(method.relabel).begins is not Relabeler.begins
         self._is_checked = False
 
     def forward(

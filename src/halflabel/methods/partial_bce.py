@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import EpochList, Method, method
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.losses import BCE, ByShare
-from halflabel.system.validate import between
+from halflabel.system.validate import above, between, one_of
 
 PAPER = "Durand, Mehrasa, Mori 2019: Learning a Deep ConvNet for Multi-label Classification with Partial Labels"
 _SERVES = ("full", "partial")
@@ -40,8 +40,9 @@ def partial_bce(
 
 @method(serves=_SERVES, paper=f"{PAPER}, score threshold strategy", tune={"theta": (1.0, 2.0, 5.0)})
 def curriculum(
+    strategy: str = "a",
     theta: float = 2.0,
-    relabel_at: str = "",
+    relabel_at: EpochList = "",
     g_value: float = 5.0,
     g_share: float = 0.1,
     gamma: float = 1.0,
@@ -54,14 +55,16 @@ def curriculum(
 
         L = 1/B Σ_i g(p_i)/C Σ_{known or weak c} BCE,   weak labels: x ≥ θ present, x < −θ absent   (eq. 1, 8)
 
-    theta (θ, of the logit). relabel_at: as in `plcl`; g_value, g_share, gamma: as in `partial-bce`; smoothing: as in
-    `bce`, of known and weak labels; not in the paper.
+    strategy: a, as above; c: presence alone (eq. 9). theta (θ, of the logit). relabel_at: as in `plcl`; g_value,
+    g_share, gamma: as in `partial-bce`; smoothing: as in `bce`, of known and weak labels; not in the paper.
 
     Figures of Huynh 2020 (Open Images, mAP): 77.05 against 75.85 of `logistic`. Measured here on frozen features, the
     defaults → smoothing 0.05 and θ 1.5, which `auto` takes, mAP: VOC 2012, three draws, 2 of 20 known 83.1 → 83.3, 30 %
     84.4 → 84.6; simulated scenes of 80 classes, two draws, a tenth known 49.5 → 54.3, 30 % 57.2 → 60.2.
     """
+    one_of(("a", "c"), strategy=strategy)
+    above(0, theta=theta)
     between(0, 1, smoothing=smoothing)
     reduce = ByShare.from_options(g_value, g_share, gamma)
     # What is labelled first decides the rest.
-    return Method(BCE(smoothing), Curriculum("a", theta, relabel_at), reduce=reduce, starts_from_bce=True)
+    return Method(BCE(smoothing), Curriculum(strategy, theta, relabel_at), reduce=reduce, starts_from_bce=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Ensemble, Head, Linear, Weldon
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import EpochList, Method, method
 from halflabel.methods.partial_bce import PAPER, partial_bce
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
 from halflabel.methods.parts.gnn_head import GnnHead
@@ -26,7 +25,7 @@ _THETAS = {"a": (1.0, 5.0), "b": (0.2, 0.5), "c": (1.0, 2.0), "d": (1.0, 5.0), "
 def plcl(
     strategy: str = "e",
     theta: float = 0.0,
-    relabel_at: str = "",
+    relabel_at: EpochList = "",
     passes: int = 20,
     dropout: float = 0.5,
     block: int = 16,
@@ -73,12 +72,6 @@ def plcl(
     --optimizer sgd --lr 0.01 --batch-size 16 --schedule step --epochs 20 --size 448 --tune all, one rate for all layers
     (--backbone-lr 1) and mirror images only (--crop 1). On VOC 2007 with 10 % known, e labels 79.74 % of the entries by
     the end, TP rate 68.96, TN rate 99.23.
-
-    On a frozen backbone L-BFGS fits its linear part: partial-BCE and labelling, c with θ 2 in place of d and e; with
-    --solver sgd everything is as above. Measured so, with strength and similar images chosen on known labels (VOC
-    2012, 2 of 20 known, three draws, mAP): 83.0, `bce` 82.3, `csl` 82.3. Its guesses limit it: strategy a, at one
-    strength and without similar images, has 74.5 (`bce` 79.4), but 81.5 if the entries that it picks got their true
-    labels. The graph on the logits of `bce` adds 0.2, and no more if it is fitted to all true labels.
     """
     one_of(("none", *STRATEGIES), strategy=strategy)
     one_of(("weldon", "mean"), pooling=pooling)
@@ -104,15 +97,4 @@ def plcl(
     is_ensemble = strategy == "d" and ensemble > 1
     reduce = ByShare.from_options(**weights)
     head = make_head if is_ensemble else make_member
-    return Method(
-        BCE(), relabel, head=head, reduce=reduce, frozen=partial(_on_frozen, strategy, theta, relabel_at, block, reduce)
-    )
-
-
-def _on_frozen(strategy: str, theta: float, relabel_at: str, block: int, reduce: ByShare) -> Method:
-    """The linear part of the method: pooled features have no places, and L-BFGS no dropout passes and no ensemble."""
-    if strategy == "none":
-        return Method(BCE(), reduce=reduce)
-    if strategy in ("d", "e"):
-        strategy, theta = "c", 2.0
-    return Method(BCE(), Curriculum(strategy, theta, relabel_at, block=block), reduce=reduce, starts_from_bce=True)
+    return Method(BCE(), relabel, head=head, reduce=reduce)

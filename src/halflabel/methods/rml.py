@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, AfterEpoch, Duration, Method, method
 from halflabel.methods.parts.propagation import PropagateLabels
 from halflabel.methods.parts.ranking import Ranking, UnknownAs, ranking_method
 from halflabel.methods.parts.relabel import Relabeler
@@ -92,11 +92,12 @@ def rmlc(s: float = -0.8, kappa: float = 5.0, rank: str = "exact", unknown: str 
 
 @method(serves=REGIMES, paper=f"{_PAPER}, SS-RML", lr=1e-3, weight_decay=5e-4, tune=_TUNE, options_of=rml)
 def ss_rml(
-    start: int = 5,
-    every: int = 20,
+    start: AfterEpoch = -1,
+    every: Duration = 20,
     t: float = 0.0,
     labelled: float = 1.0,
     eta: float = 0.0,
+    propagate: bool = True,
     **ranking: Any,
 ) -> Method:
     """Robust ranking that also uses unlabelled images: each takes the labels of its nearest labelled image.
@@ -113,12 +114,13 @@ def ss_rml(
     entries are copied from the nearest other image with a known label, with weight s_i; entries unknown there too stay
     unknown. A pair of a known and a propagated label has weight √s_i.
 
-    Options: start: the epoch after which labels are first propagated; 0 = before the first; −1 = never. every: epochs
-    between two propagations. t: scale of distances; 0 = mean(d)·u/(l + u) as in the released code, for u images that
-    lack a label and l others. labelled: weight of known labels (5 in the released code). eta: weight of
-    Σ_j max(0, 1 − |x_j|) on images without any known label (eq. 4); with start=-1 this is eq. 4 alone, which the paper
-    finds to help little. s, kappa, leak, rank, unknown, rounded: as in `rml`; `unknown` applies to entries that are
-    still unknown after propagation.
+    Options: start: the epoch, or round of L-BFGS, after which labels are first propagated; 0 = before the first; −1 =
+    5, or 1 in a training of at most 5. every: epochs between two propagations. propagate: false = no label is
+    propagated. t: scale of distances; 0 = mean(d)·u/(l + u) as in the released code, for u images that lack a label and
+    l others. labelled: weight of known labels (5 in the released code). eta: weight of Σ_j max(0, 1 − |x_j|) on images
+    without any known label (eq. 4); with propagate=false it is eq. 4 alone, which the paper finds to help little. s,
+    kappa, leak, rank, unknown, rounded: as in `rml`; `unknown` applies to entries that are still unknown after
+    propagation.
 
     In the paper: CIFAR-10 with 4,000 labels 91.46 % accuracy (89.24 without the unlabelled images), STL-10 94.1 %
     (91.11). Measured here on frozen features, with nine of ten images unlabelled: VOC 2012 (3 draws) mAP 82.7 against
@@ -128,7 +130,7 @@ def ss_rml(
     Differs from the released code: it has leak=0.1, rounded=true, labelled=5 and κ = 1, and divides the loss by 200.
     """
     at_least(0, eta=eta)
-    relabel = PropagateLabels(start, every, t, labelled, ranking.pop("unknown"))
+    relabel = PropagateLabels(start, every, t, labelled, ranking.pop("unknown"), propagate=propagate)
     return _build(Ranking(**ranking), relabel, [Transductive(eta)] if eta else [])
 
 

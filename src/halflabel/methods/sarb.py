@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import AfterEpoch, Duration, Method, method
 from halflabel.methods.parts.blending import Blending
 from halflabel.methods.parts.semantic import semantic_parts
 from halflabel.methods.ssgrl import ssgrl
@@ -28,11 +28,11 @@ def _tune(options: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def sarb_star(
     share: float = 0.5,
     learn: bool = True,
-    warm: int = 5,
+    warm: AfterEpoch = 5,
     instance_weight: float = 1.0,
     prototype_weight: float = 1.0,
     contrast_weight: float = 0.05,
-    every: int = 5,
+    every: Duration = 5,
     blends: int = 1,
     bank: int = 100,
     **head: Any,

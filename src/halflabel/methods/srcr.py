@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from halflabel.methods.base import Method, method
-from halflabel.methods.parts.losses import BCE, ByShare, Reduce, over_entries, over_known
-from halflabel.methods.parts.relabel import Ignore, Relabeler, never_starts
+from halflabel.methods.base import FromEpoch, Method, method
+from halflabel.methods.parts.losses import ByShare, Reduce, over_entries, over_known
+from halflabel.methods.parts.relabel import Begins, Ignore, Relabeler
 from halflabel.methods.parts.self_training import SaliencyHead, SelfTraining
 from halflabel.system.validate import at_least, between, one_of
 from halflabel.types import Batch, Targets, at_least_float32
@@ -33,7 +33,7 @@ def srcr(
     normalise: str = "batch",
     supervise: str = "both",
     infer: str = "shifted",
-    cr_from: int = 1,
+    cr_from: FromEpoch = 1,
 ) -> Method:
     """The strongest places of a class map raise its score; confident labels of a weak view train a strong view.
 
@@ -78,9 +78,7 @@ def srcr(
     per class map, which eq. 1 leaves out; the mean over the batch for the sum over images in eq. 10 and 11; the minus
     sign of eq. 9; and row 76.2, which the table leaves unnamed and the text describes.
 
-    On a frozen backbone L-BFGS fits BN-BCE with pseudo-labels: without places saliency is a factor, and pseudo-labels
-    count a tenth (VOC 2012, 2 of 20 known, two draws, mAP 79.5 and 79.1, `bce` 79.5 and 79.0; in full 78.1 and 78.1).
-    With --solver sgd, on cached features, strong views are those in the cache. Features without images have none:
+    On a frozen backbone the strong views are those in the cache. Features without images have none:
     then both views are the plain one, and cr equals pl.
     """
     one_of(("all", "known", "none"), saliency=saliency)
@@ -99,17 +97,7 @@ def srcr(
         supervise=_SUPERVISE[supervise],
         shifted=saliency != "known",
         weight=weight,
-        frozen=partial(_on_frozen, tau, 0.0 if consistency == "none" else weight),
     )
-
-
-def _on_frozen(tau: float, weight: float) -> Method:
-    """BN-BCE with pseudo-labels: without places saliency is a constant factor, and without views cr equals pl.
-
-    Pseudo-labels count a tenth: they come from the model that they train, and at full weight they make it worse.
-    """
-    relabel = ConfidentRounds(tau, 0.1 * weight) if weight else None
-    return Method(BCE(), relabel, reduce=over_known, starts_from_bce=True)
 
 
 class Confident(Relabeler):
@@ -119,13 +107,15 @@ class Confident(Relabeler):
     unknown → (0, 0). It stores nothing.
     """
 
+    words = "pseudo-labels of confident scores"
+
     def __init__(self, tau: float, first: int = 1) -> None:
         super().__init__()
         self.tau = tau
         self.first = first
 
-    def idle(self, epochs: int) -> str:
-        return never_starts("learning from pseudo-labels", self.first, epochs, f"--cr-from {epochs}")
+    def begins(self) -> Begins | None:
+        return Begins("learning from pseudo-labels", self.first, "cr_from")
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         wide = at_least_float32(logits)
@@ -134,18 +124,3 @@ class Confident(Relabeler):
         pos = (batch.labels > 0) | (unknown & present & ~absent)
         neg = (batch.labels < 0) | (unknown & absent & ~present)
         return Targets(pos.to(wide.dtype), neg.to(wide.dtype))
-
-
-class ConfidentRounds(Confident):
-    """As `Confident`, with pseudo-labels weighted so that they count `weight` times as much as all known labels."""
-
-    def __init__(self, tau: float, weight: float) -> None:
-        super().__init__(tau, first=2)  # the first round is the model of the known labels
-        self.weight = weight
-
-    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        targets = super().forward(batch, logits, epoch)
-        known = batch.labels != 0
-        guessed = ((targets.pos + targets.neg) * ~known).sum()
-        share = torch.where(known, 1, self.weight * known.sum() / guessed.clamp(min=1))
-        return Targets(targets.pos * share, targets.neg * share)

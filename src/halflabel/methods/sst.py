@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import AfterEpoch, Method, PerEpoch, method
 from halflabel.methods.parts.transfer import SemanticTransfer
 from halflabel.methods.ssgrl import ssgrl
 
@@ -20,9 +20,9 @@ from halflabel.methods.ssgrl import ssgrl
 )
 def sst(
     theta: float = 0.95,
-    theta_fall: float = 0.025,
+    theta_fall: PerEpoch = 0.025,
     theta_floor: float = 0.75,
-    warm: int = 5,
+    warm: AfterEpoch = 5,
     guess_weight: float = 1.0,
     pair_weight: float = 10.0,
     contrast_weight: float = 0.05,

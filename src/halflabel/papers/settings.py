@@ -28,16 +28,8 @@ _NETWORK_SETTINGS = (
     "linear_lr",
 )
 
-# Counted in epochs: settings and fields of the configuration,
+# Settings and fields of the configuration that count epochs.
 _EPOCH_SETTINGS = ("linear_init", "patience", "step_epochs", "warmup")
-# and options of methods: something begins after this many epochs,
-_AFTER_EPOCHS = ("apl_from", "prior_epochs", "start", "warm")
-# begins with this epoch, counted from 1,
-_FROM_EPOCH = ("cr_from", "start_epoch")
-# lasts or repeats after this many epochs,
-_DURATIONS = ("apl_to", "every", "span")
-# or changes by this amount per epoch. `relabel_at` lists epochs, as in 10,15.
-_PER_EPOCH = ("theta_fall",)
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ def set_up_cell(cell: Cell, overrides: Overrides) -> CellSetup:
     defaults = {name: parameter.default for name, parameter in method.options.items()}
     before, now = (settings.get("epochs", Settings.epochs) for settings in (declared, effective))
     unscaled, effective = effective, scale_settings(effective, before, now)
-    options = scale_options(cell.options, defaults, before, now, declared="epochs" in declared)
+    options = scale_options(method, cell.options, before, now, declared="epochs" in declared)
     config = _build_config(cell, effective, overrides)
     start = _initial_model(cell, effective, overrides)
 
@@ -216,36 +208,35 @@ def scale_settings(settings: Mapping[str, Any], before: int, now: int) -> dict[s
 
 
 def scale_options(
-    options: Mapping[str, Any], defaults: Mapping[str, Any], before: int, now: int, *, declared: bool = True
+    method: str | Recipe, options: Mapping[str, Any], before: int, now: int, *, declared: bool = True
 ) -> dict[str, Any]:
-    """Scale the method options that count epochs: the given options, plus those defaults that change.
+    """Scale the options of a method that count epochs: the given options, plus those defaults that change.
 
     Where the table does not state its training length (declared=False), epochs are not a share of that length. Then
     only what would begin too late is scaled, and only when training is shorter.
 
-    >>> scale_options({"relabel_at": "10,15", "theta": 0.3}, {}, 20, 4)
+    >>> scale_options("plcl", {"relabel_at": "10,15", "theta": 0.3}, 20, 4)
     {'relabel_at': '2,3', 'theta': 0.3}
-    >>> scale_options({}, {"warm": 5, "every": 5, "theta_fall": 0.025}, 20, 40)
-    {'warm': 10, 'every': 10, 'theta_fall': 0.0125}
-    >>> scale_options({}, {"start": 5, "every": 20}, 20, 4, declared=False)
-    {'start': 1}
-    >>> scale_options({}, {"start": 5, "every": 20}, 20, 40, declared=False)
-    {}
+    >>> scale_options("sst", {}, 20, 40)
+    {'warm': 10, 'theta_fall': 0.0125}
+    >>> scale_options("sst", {}, 20, 4, declared=False)
+    {'warm': 1}
     """
     if before == now or not (declared or now < before):
         return dict(options)
-    unscaled = {**defaults, **options}
+    of_method = recipe(method)
+    unscaled = {name: option.default for name, option in of_method.options.items()} | dict(options)
     scaled = dict(unscaled)
-    for name in [*_AFTER_EPOCHS, *_FROM_EPOCH, *(_DURATIONS if declared else ())]:
+    for name, kind in of_method.counting_epochs().items():
+        value = unscaled[name]
+        if kind == "list" and value:
+            epochs = {max(round(int(epoch) * now / before), 2) for epoch in value.split(",")}
+            scaled[name] = ",".join(map(str, sorted(epochs)))
+        elif kind == "per" and declared:
+            scaled[name] = value * before / now
         # 0 and negative values have another meaning: immediately, never, to the end.
-        if (value := unscaled.get(name, 0)) > 0:
+        elif (kind in ("after", "from") or (kind == "duration" and declared)) and value > 0:
             # What depends on a trained model cannot begin with the first epoch.
-            least = min(value, 2) if name in _FROM_EPOCH else 1
-            scaled[name] = value if name in _FROM_EPOCH and value == 1 else max(round(value * now / before), least)
-    for name in _PER_EPOCH if declared else ():
-        if name in unscaled:
-            scaled[name] = unscaled[name] * before / now
-    if unscaled.get("relabel_at"):
-        epochs = {max(round(int(epoch) * now / before), 2) for epoch in unscaled["relabel_at"].split(",")}
-        scaled["relabel_at"] = ",".join(map(str, sorted(epochs)))
+            least = min(value, 2) if kind == "from" else 1
+            scaled[name] = value if kind == "from" and value == 1 else max(round(value * now / before), least)
     return {name: value for name, value in scaled.items() if name in options or value != unscaled[name]}

@@ -213,15 +213,9 @@ def method_summary(name: str) -> str:
     from halflabel.methods.base import recipe  # imports torch
 
     try:
-        method_recipe = recipe(name)
-        whole = method_recipe.make()
+        return recipe(name).summary.replace("`", "")
     except UserError:
         return ""
-    part = whole.on_frozen_features()
-    is_whole = (type(part), part.make_head, part.views) == (type(whole), whole.make_head, whole.views)
-    return method_recipe.summary.replace("`", "") + (
-        "" if is_whole else " On a frozen backbone L-BFGS fits its linear part."
-    )
 
 
 def image_size(config: Mapping[str, Any]) -> str:

@@ -156,6 +156,7 @@ class _Job:
                 f"{self.table.uncertain.nnz} uncertain labels are {describe_reading(self.config.uncertain)}, and never "
                 "used for evaluation"
             )
+        self.reporter.message(self.assembly.describe(self.table))
         self.device = choose_device(self.config.settings.device)
         self.backbone = self.assembly.make_backbone()
         self.size = self.config.size or self.backbone.preprocess.size

@@ -11,7 +11,7 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
 from halflabel.methods.parts.label_store import PackedLabels
-from halflabel.methods.parts.relabel import Relabeler, check_size, never_starts
+from halflabel.methods.parts.relabel import Begins, Relabeler, check_size
 from halflabel.system.rng import hash_names
 from halflabel.system.validate import at_least, one_of
 from halflabel.types import Batch, Sweep, Targets
@@ -78,6 +78,10 @@ class Curriculum(Relabeler):
         self.labels = PackedLabels()
         self.register_buffer("order", None, persistent=False)
 
+    @property
+    def words(self) -> str:
+        return f"curriculum {self.strategy}"
+
     def plan(self, epochs: int) -> None:
         """Choose the epochs before which labels are added: the option, else the paper's, scaled."""
         self.before = self.before_option or sorted({max(math.floor(share * epochs + 0.5), 2) for share in _SHARES})
@@ -85,9 +89,8 @@ class Curriculum(Relabeler):
             self.before = self.before[:1]
         self.epochs = epochs
 
-    def idle(self, epochs: int) -> str:
-        earlier = f"--relabel-at {max(epochs // 2, 2)}" if epochs > 1 else ""
-        return never_starts("labelling unknown entries", self.before[0], epochs, earlier)
+    def begins(self) -> Begins | None:
+        return Begins("labelling unknown entries", self.before[0], "relabel_at")
 
     def start(self, table: Table) -> None:
         tables = 3 if self.strategy == "e" else 1

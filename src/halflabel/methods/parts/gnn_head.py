@@ -53,6 +53,10 @@ class GnnHead(Head):
         self.update = nn.GRUCell(size, size)
         self.register_buffer("directions", directions, persistent=False)
 
+    @property
+    def words(self) -> str:
+        return f"{self.inner.words}, graph network of {self.steps} steps"
+
     def forward(self, features: Tensor) -> Output:
         output: Output = self.inner(features)
         return output._replace(logits=self.propagate(output.logits), members=None)

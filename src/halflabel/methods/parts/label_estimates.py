@@ -25,6 +25,8 @@ class LabelEstimates(Relabeler):
     after LinearInit, keeps what was learned.
     """
 
+    words = "estimated labels"
+
     theta: nn.Parameter  # (N, C) float32
 
     def __init__(self, seed: int = 0) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halflabel.labels.table import Table
 from halflabel.methods.parts.ranking import UnknownAs
-from halflabel.methods.parts.relabel import check_size, never_starts
+from halflabel.methods.parts.relabel import Begins, begin_early, check_size
 from halflabel.system.validate import at_least
 from halflabel.types import Batch, Sweep, Targets, at_least_float32
 
@@ -25,26 +25,33 @@ class PropagateLabels(UnknownAs):
     scratch files; the search takes 4·D bytes per labelled image in memory and 8·D on the device.
     """
 
+    words = "label propagation"
     is_static = False  # copied labels change with every sweep
     neighbour: Tensor  # (N,) int64, the nearest labelled image, −1 for none
     similarity: Tensor  # (N,) float32
 
-    def __init__(self, first: int, every: int, t: float, labelled: float, unknown: str) -> None:
+    def __init__(
+        self, first: int, every: int, t: float, labelled: float, unknown: str, *, propagate: bool = True
+    ) -> None:
         super().__init__(unknown)
         at_least(-1, start=first)
         at_least(1, every=every)
         at_least(0, t=t, labelled=labelled)
-        self.first = first
+        self.first_option, self.propagates = first, propagate
+        self.plan(20)
         self.every = every
         self.t = t
         self.labelled = labelled
 
-    def idle(self, epochs: int) -> str:
-        return never_starts("label propagation", self.first + 1, epochs, f"--start {epochs - 1}")
+    def plan(self, epochs: int) -> None:
+        self.first = self.first_option if self.first_option >= 0 else begin_early(5, epochs)
+
+    def begins(self) -> Begins | None:
+        return Begins("label propagation", self.first + 1, "start") if self.propagates else None
 
     def start(self, table: Table) -> None:
         super().start(table)
-        if self.first >= 0:
+        if self.propagates:
             check_size(table, 0, "ss-rml", sweeps=1)
         self.table = table
         self.register_buffer("neighbour", torch.full((len(table),), -1))
@@ -65,11 +72,11 @@ class PropagateLabels(UnknownAs):
         return Targets(pos, neg + self.weight.to(dtype) * image_weight * unknown)
 
     def wants_sweep(self, epoch: int) -> bool:
-        is_due = 0 <= self.first <= epoch and (epoch - self.first) % self.every == 0
+        is_due = self.propagates and self.first <= epoch and (epoch - self.first) % self.every == 0
         return is_due and self.table.known < self.table.shape[0] * self.table.shape[1]
 
     def wants_sweep_first(self) -> bool:
-        return self.first == 0 and self.wants_sweep(0)
+        return self.wants_sweep(0)
 
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
         known_count = np.diff(self.table.start)

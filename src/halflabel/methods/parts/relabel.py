@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
+from halflabel.features.heads import in_words
 from halflabel.labels.table import Table
 from halflabel.system import distributed, memory
 from halflabel.types import Batch, Sweep, Targets, at_least_float32
 
 LARGEST = 2 * 10**9  # most bytes that a method may store in memory about images × classes
+
+
+class Begins(NamedTuple):
+    """A part of a method that begins with an epoch of training, or with a round of L-BFGS, counted from 1."""
+
+    part: str
+    first: int
+    option: str = ""  # of the method, that makes it begin earlier
+
+    def problem(self, length: int, unit: str = "epoch") -> str:
+        """Return what is wrong if training has too few epochs (or rounds) for it to begin; else "".
+
+        >>> Begins("labelling", 10).problem(4), Begins("labelling", 10).problem(10)
+        ('labelling never starts in 4 epochs: it begins with epoch 10', '')
+        """
+        if self.first <= length:
+            return ""
+        number = f"1 {unit}" if length == 1 else f"{length} {unit}s"
+        return f"{self.part} never starts in {number}: it begins with {unit} {self.first}"
+
+    def fix(self) -> str:
+        earlier = f", or a smaller --{self.option.replace('_', '-')}" if self.option else ""
+        return f"use --epochs {self.first} or more{earlier}"
+
+
+def begin_early(first: int, epochs: int) -> int:
+    """Return the published epoch after which a part begins, or 1 in a training that has no more epochs or rounds.
+
+    >>> begin_early(5, 10), begin_early(5, 4)
+    (5, 1)
+    """
+    return first if first < epochs else 1
 
 
 class Relabeler(nn.Module):
@@ -30,15 +63,20 @@ class Relabeler(nn.Module):
         if "forward" in vars(cls) and "is_static" not in vars(cls):
             cls.is_static = False
 
+    @property
+    def words(self) -> str:
+        """What it does with unknown labels, for people: by default the words of its class name."""
+        return in_words(type(self).__name__)
+
     def plan(self, epochs: int) -> None:
         """Set the number of training epochs, for schedules; called before `start`."""
 
-    def idle(self, epochs: int) -> str:
-        """Return a warning if training ends before the relabeler does anything, with a fix; "" if it does not.
+    def begins(self) -> Begins | None:
+        """Return which part of the method begins later than training, and when; None if there is none.
 
         Called after `plan`.
         """
-        return ""
+        return None
 
     def start(self, table: Table) -> None:
         """Receive the known training labels; called once, before training."""
@@ -76,6 +114,7 @@ class Ignore(Relabeler):
     """Known + → (1, 0), known − → (0, 1), unknown → (0, 0)."""
 
     is_static = True
+    words = "known labels"
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         return Targets((batch.labels > 0).to(logits.dtype), (batch.labels < 0).to(logits.dtype))
@@ -83,6 +122,8 @@ class Ignore(Relabeler):
 
 class AssumeNegative(Relabeler):
     """Known + → (1, 0), known − → (0, 1), unknown → (0, weight); a weight of 0 means 1/(C − 1)."""
+
+    words = "unknown as absent"
 
     is_static = True
 
@@ -103,6 +144,8 @@ class LabelSmoothing(Relabeler):
 
     All labels are smoothed if `known`, else only unknown ones.
     """
+
+    words = "smoothed labels"
 
     is_static = True
 
@@ -125,6 +168,8 @@ class FewAbsent(Relabeler):
     With all labels known the weight is 1: there is no entropy term that they could outweigh.
     """
 
+    words = "known labels"
+
     is_static = True
 
     def __init__(self, weight: float) -> None:
@@ -140,23 +185,6 @@ class FewAbsent(Relabeler):
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
         dtype = at_least_float32(logits).dtype
         return Targets((batch.labels > 0).to(dtype), self.absent_weight * (batch.labels < 0).to(dtype))
-
-
-def never_starts(part: str, first: int, epochs: int, earlier: str = "") -> str:
-    """Return a warning if training ends before epoch `first`, in which `part` starts; else "".
-
-    `earlier` is an option with which it would start in time.
-
-    >>> never_starts("labelling", 10, 4, "--relabel-at 2")
-    'labelling never starts in 4 epochs: it begins with epoch 10; use --epochs 10 or more, or --relabel-at 2'
-    >>> never_starts("labelling", 10, 10)
-    ''
-    """
-    if first <= epochs:
-        return ""
-    number = "1 epoch" if epochs == 1 else f"{epochs} epochs"
-    fix = f"use --epochs {first} or more" + (f", or {earlier}" if earlier else "")
-    return f"{part} never starts in {number}: it begins with epoch {first}; {fix}"
 
 
 def check_size(table: Table, bytes_per_entry: float, method: str, *, sweeps: int = 0, stored: float = 0.0) -> None:

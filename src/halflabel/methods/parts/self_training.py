@@ -33,6 +33,10 @@ class SaliencyHead(Head):
         self.alpha = alpha
         self.infer = infer
 
+    @property
+    def words(self) -> str:
+        return f"class maps, saliency of the {self.k} strongest places" if self.alpha else "class maps"
+
     def forward(self, features: Tensor) -> Output:
         places = features if features.ndim == 4 else features[:, :, None, None]
         maps = at_least_float32(self.class_maps(places))  # in half precision the shift could overflow
@@ -55,6 +59,8 @@ class SelfTraining(Method):
     labels on the first view, and L_u trains the last view with them; with one view it is both. L_s uses the views
     `supervise` ("first", "last" or "both"). Unless `shifted`, L_u uses the plain means of the class maps, a_c.
     """
+
+    words = "one view teaches the other"
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.labels.groups import image_groups
 from halflabel.labels.table import Table
-from halflabel.methods.parts.relabel import Ignore, never_starts
+from halflabel.methods.parts.relabel import Begins, Ignore
 from halflabel.types import Sweep, at_least_float32
 
 _LARGEST = 2 * 10**9  # most bytes stored about images
@@ -66,10 +66,10 @@ class SimilarityMemory(Ignore):
     def plan(self, epochs: int) -> None:
         self.logistic_epochs = max(round(self.logistic_share * epochs), 1 if self.keep_start else 0)
 
-    def idle(self, epochs: int) -> str:
+    def begins(self) -> Begins | None:
         if self.logistic_share == 1:  # smoothness is switched off on purpose
-            return ""
-        return never_starts("smoothness", self.logistic_epochs + 1, epochs)
+            return None
+        return Begins("smoothness", self.logistic_epochs + 1, "logistic_share")
 
     def start(self, table: Table) -> None:
         if self.table == table:

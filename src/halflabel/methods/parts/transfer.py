@@ -14,7 +14,7 @@ from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods.parts.feature_bank import SMALLEST_NORM, FeatureBank, Prototypes, check_bytes
 from halflabel.methods.parts.losses import ASL
-from halflabel.methods.parts.relabel import Ignore, never_starts
+from halflabel.methods.parts.relabel import Begins, Ignore
 from halflabel.methods.parts.semantic import LabelFeatures, SemanticMethod, label_features, semantic_parts
 from halflabel.system.validate import MAX_SIZE, at_least, between
 from halflabel.types import Batch, Output, Targets, at_least_float32
@@ -178,8 +178,8 @@ class WarmUp(Ignore):
         self.part = part
         self.warm = warm
 
-    def idle(self, epochs: int) -> str:
-        return never_starts(self.part, self.warm + 1, epochs, f"--warm {epochs - 1}")
+    def begins(self) -> Begins | None:
+        return Begins(self.part, self.warm + 1, "warm")
 
 
 class Cooccurrence(nn.Module):
