@@ -58,12 +58,7 @@ def cnn_rnn(
     dropout: of z. beam: paths per image. length: the most labels of a path. score: sum as above, or max, the most
     likely path.
 
-    Figures of Huynh 2020 (Open Images, end to end, mAP): 75.16 against 75.85 of `logistic`. Measured here (VOC 2012,
-    frozen features; 10 % known: two seeds and the best of three rates, chosen on the test photos, as were hidden and
-    dropout, so these are optimistic): 10 % known 75.8 (75.4 and 76.1) against 75.1 of `bce` and 75.5 of `curriculum`:
-    no clear gain. One seed: all labels 84.1 against 82.8 of `bce`; one positive per image 81.3 against 79.4 of `an`.
-    Part of that may be due to the hidden layer z, which a linear head does not have: with one positive per image the
-    first step alone has the same mAP.
+    Figures of Huynh 2020 (Open Images, end to end, mAP): 75.16 against 75.85 of `logistic`.
 
     Differs from the paper: there all labels are known, so every label but the next one competes.
     """

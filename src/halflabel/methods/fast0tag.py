@@ -52,10 +52,8 @@ def fast0tag(
     need a negative.
 
     Figures of Huynh 2020 (Open Images, end to end, mAP): 76.34 against 75.85 of `logistic`, from which it starts there.
-    Measured here from random weights (VOC 2012, frozen features, one seed, rate chosen on the test photos): with all
-    labels 80.1 against 82.8 of `bce`; with 10 % known 70.9 against 75.1, and 69.2 with hidden=1024. An image is
-    used only if a present and an absent label are known, one in seven of these images; and vectors of 20 classes from
-    so few labels may mean little.
+    An image is used only if a present and an absent label are known, and vectors of few classes from few labels may
+    mean little.
     """
     return Fast0Tag(vectors, vector_size, _read_sizes(hidden), dropout, unknown)
 

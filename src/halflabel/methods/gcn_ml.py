@@ -50,10 +50,8 @@ def gcn_ml(
     in the paper. pooling:
     max, which needs features with places (maps), or mean.
 
-    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.4, VG-200 39.3, VOC 2007 88.9;
-    it is worse than others with few labels there too. Measured here (VOC 2012, 2 of 20 labels known, head on frozen
-    features, one seed, test mAP, epoch chosen on held-out photos): 70.8, with pooling=mean 72.7, `bn-bce` 73.8: one
-    place of each map is too little evidence, and two labels per image are too few to count which labels occur together.
+    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.4, VG-200 39.3, VOC 2007 88.9; it is
+    worse than others with few labels there too.
 
     Differs from the released code: it normalises by columns, adds 1 instead of 1 − p to the diagonal with 0.25 for p
     (the same up to a factor), and counts P_ij on full labels. Eq. 8 as printed gives weight to every pair; only

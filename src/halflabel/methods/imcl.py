@@ -109,9 +109,7 @@ def imcl(
     logistic, 76.72 with frozen features; on the fifth of classes with most annotations (table 4) 86.26 against 85.83
     with images fixed, 85.99 with labels fixed, 85.49 with both off.
 
-    With 2 of 20 labels of VOC 2012 known the guesses passed on limit it, not the search: with the true labels of the
-    similar images it would gain 3 points. End to end without rescale the features collapse to one point, as ℓ_f
-    outweighs cross-entropy.
+    End to end without rescale the features collapse to one point, as ℓ_f outweighs cross-entropy.
 
     Differs from the paper: λ_y and λ_f are rescaled by default; in batches A and the network step together by default.
     Not in the paper: A ≥ 0 and its start; an image without similar ones has no ℓ_y and ℓ_f; for the details of

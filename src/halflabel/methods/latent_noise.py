@@ -34,11 +34,8 @@ def latent_noise(score: str = "visual", unknown: str = "auto", first: float = 3.
     noise_rate (ρ): how much slower than v the noise learns from the image. With 1 the noise learns what v should learn,
     and v is useless: its mAP fell from 75.3 to 60.4 in the run below.
 
-    Figures of Huynh 2020 (Open Images, end to end, mAP): visual 75.86, relevance 75.59, `logistic` 75.85. Measured here
-    (VOC 2012, linear head on frozen features, two seeds, `noise_rate` chosen on the test photos): with 10 % known
-    visual 75.3, relevance 74.7, `bce` 75.1; one positive per image visual 79.3, relevance 79.0, `an` 79.3. Do not take
-    unknown as not reported if most labels were never asked for: with 10 % known and unknown=negative the mAP of v was
-    44.
+    Figures of Huynh 2020 (Open Images, end to end, mAP): visual 75.86, relevance 75.59, `logistic` 75.85. Do not take
+    unknown as not reported if most labels were never asked for.
 
     The slow noise, `noise_rate`, is our addition; Huynh 2020 starts from a trained classifier instead.
     """

@@ -58,9 +58,7 @@ def curriculum(
     strategy: a, as above; c: presence alone (eq. 9). theta (θ, of the logit). relabel_at: as in `plcl`; g_value,
     g_share, gamma: as in `partial-bce`; smoothing: as in `bce`, of known and weak labels; not in the paper.
 
-    Figures of Huynh 2020 (Open Images, mAP): 77.05 against 75.85 of `logistic`. Measured here on frozen features, the
-    defaults → smoothing 0.05 and θ 1.5, which `auto` takes, mAP: VOC 2012, three draws, 2 of 20 known 83.1 → 83.3, 30 %
-    84.4 → 84.6; simulated scenes of 80 classes, two draws, a tenth known 49.5 → 54.3, 30 % 57.2 → 60.2.
+    Figures of Huynh 2020 (Open Images, mAP): 77.05 against 75.85 of `logistic`.
     """
     one_of(("a", "c"), strategy=strategy)
     above(0, theta=theta)

@@ -61,12 +61,8 @@ def rml(
     rank, unknown, rounded: as in `warp`.
 
     In the paper (ResNet-101, top-3 protocol): mAP 57.4 on NUS-WIDE and 71.5 on COCO; CIFAR-10 with 4,000 labels 89.24 %
-    accuracy. Measured here, with 30 % of the images given wrong labels (digit scenes, frozen features): mAP 54.1
-    against 49.2 of `warp`, but 55.6 of `bce`, each at its best learning rate; at the default rates mAP 52.3 against
-    48.6 and 54.9, overall top-3 F1 52.5 against 50.9 and 52.0. It ranks the classes of one image, while mAP ranks the
-    images of one class: its strength is in top-k measures. The ramp is not convex, so L-BFGS starts from cross-entropy:
-    on VOC 2012 and frozen features (three draws) 82.4 with 2 of 20 known (`bce` 82.3), 84.0 with 30 % (84.1), 84.8 with
-    half (85.2), and 84.5 and 82.5 with all known but 20 and 50 % of the photos wrong (84.8 and 82.9).
+    accuracy. It ranks the classes of one image, while mAP ranks the images of one class: its strength is in top-k
+    measures. The ramp is not convex, so L-BFGS starts from cross-entropy.
 
     Differs from the released code: it has leak=0.1 and rounded=true, and divides the loss by 20.
     """
@@ -123,9 +119,7 @@ def ss_rml(
     propagation.
 
     In the paper: CIFAR-10 with 4,000 labels 91.46 % accuracy (89.24 without the unlabelled images), STL-10 94.1 %
-    (91.11). Measured here on frozen features, with nine of ten images unlabelled: VOC 2012 (3 draws) mAP 82.7 against
-    82.8 of `rml` and 82.5 of `bce`; digit scenes in batches 45.2 against 48.3 of `rml` and 50.1 of `bce`. It needs
-    features in which near images have the same labels.
+    (91.11). It needs features in which near images have the same labels.
 
     Differs from the released code: it has leak=0.1, rounded=true, labelled=5 and κ = 1, and divides the loss by 200.
     """

@@ -50,10 +50,6 @@ def sst(
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 76.7, VG-200 41.8, VOC 2007 90.4.
 
-    Measured here (VOC 2012, 2 of 20 labels known, head on frozen maps, 20 epochs, one seed, test mAP, epoch chosen on
-    held-out photos): 73.8, `ssgrl` 73.8, `bce` 74.0; pooled features 74.4. On the held-out photos the pseudo-labels,
-    which start after epoch 5, raise it from 73.0 to 73.5, the value of `ssgrl`: two labels per image say little about
-    which labels occur together.
 
     Differs from the released code: p_cc' is trained on pairs of known labels, not by taking unknown as absent; the mean
     over the bank is over its filled slots, and a batch is stored after its own pseudo-labels, not before; pairs for

@@ -45,10 +45,6 @@ def taught(teacher: str = "", trust: float = 0.2, smoothing: float = 0.1) -> Met
     --all` writes it; entries that it lacks are unknown. Empty: no teacher. trust: the weight of a teacher
     that ranks all known labels rightly, from 0 to 1; a known label has weight 1. smoothing (ε₀): the chance that an
     entry is present if nothing else is known.
-
-    Measured here (VOC 2012, frozen features, one draw; the teacher, a head on other features that knows 300 photos, has
-    mAP 80.3): 2 of 20 labels known 81.9 against 80.8 without a teacher, one positive 84.3 against 84.2. With the scores
-    of other photos the weight falls to 0: 80.7 and 84.2.
     """
     between(0, 1, trust=trust)
     between(0, 0.5, smoothing=smoothing)

@@ -31,10 +31,8 @@ def wsabie(dimensions: int = 100, norm: float = 0.0, rank: str = "sampled", unkn
     "sampled" or "exact"; unknown: both as in `warp`.
 
     Figures of Huynh 2020 (Open Images, end to end, mAP): 76.59 against 75.85 of `logistic`, from which it starts there.
-    Measured here from random weights (VOC 2012, frozen features, one seed, rate chosen on the test photos): with all
-    labels 79.3 (rate 3e-4; 78.4 at 1e-3) against 82.8 of `bce`; with 10 % known 65.6 against 75.1, `warp` 68.2. An
-    image is used only if a present and an absent label are known, one in seven of these images, and the known labels
-    of the others are lost: prefer `bce` there.
+    An image is used only if a present and an absent label are known; the known labels of the others are lost: prefer
+    `bce` there.
 
     Differs from the paper: a batch at a time with the optimizer of training, not one pair at a time; all violating
     pairs of a positive are charged, not the one that was drawn; vectors that are too long are shortened when they are
