@@ -120,7 +120,8 @@ class ExperimentSources:
 def _in_memory(features: Features) -> Features:
     """Read small features into memory: faster, and no task is charged for reading them first."""
     strong = features.strong
-    if sum(values.nbytes for values in (features.values, *(strong or ()))) > _MAX_BYTES_IN_MEMORY:
+    views = (features.values, *(strong or ()))
+    if sum(each.nbytes for each in views) > _MAX_BYTES_IN_MEMORY:
         return features
-    tensors = [torch.from_numpy(np.array(values)) for values in (features.values, *(strong or ()))]
+    tensors = [each.clone() if isinstance(each, Tensor) else torch.from_numpy(np.array(each)) for each in views]
     return Features(tensors[0], features.names, features.bad.tolist(), strong=None if strong is None else tensors[1:])
