@@ -206,7 +206,7 @@ class Soak:
 
     def flipped_partial_cache(self) -> None:
         run = self.killed_run("cache: an image block", 5)
-        flip_byte(next(run.parent.glob("cache/*/values.partial.npy")), 0.2)
+        flip_byte(next(run.parent.glob("cache/*/values.npy")), 0.2)
         self.expect_same_result("a byte of the half-built cache flipped", run)
 
     def removed_cache(self) -> None:
@@ -346,13 +346,13 @@ def import_everything() -> None:
     import halflabel.fitting.callbacks
     import halflabel.runs.model_card
     import halflabel.runs.train
-    from halflabel.features import feature_cache as cache
+    from halflabel.features import vector_store
     from halflabel.methods.base import recipes
 
     recipes()
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # written data survive a killed process; only a power cut would need fsync
-    cache._NOTE_IMAGES = 16  # there are few images, so write notes more often
+    vector_store._NOTE_ROWS = 16  # there are few images, so write notes more often
     del pyarrow, sklearn, halflabel
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from halflabel.features import feature_cache as cache
+from halflabel.features import vector_store
 from halflabel.features.backbones import build_backbone
 from halflabel.images.sources import Images
 from halflabel.images.views import Plain
@@ -24,7 +25,7 @@ from halflabel.system.reporter import Reporter
 
 
 def work(folder: Path, name: str, limit: int) -> None:
-    cache._NOTE_IMAGES, cache._POLL_SECONDS = 2, 0.05
+    vector_store._NOTE_ROWS, vector_store._POLL_SECONDS = 2, 0.05
     torch.set_num_threads(1)
     backbone = build_backbone("tiny", size=32)
     computed = 0

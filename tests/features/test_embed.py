@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,7 @@ def test_features_of_another_program_train_a_head(place: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(N, 7))
     vectors[:, :3] += 3 * TABLE.dense()
     names = [f"{number:02d}.jpg" for number in reversed(range(N))]  # the ending and the order may differ
-    table = TABLE.subset(np.arange(N))
-    table.images = Names(f"{number:02d}" for number in range(N))
+    table = replace(TABLE, images=Names(f"{number:02d}" for number in range(N)))
     formats.write(table, place / "labels.csv")
     halves = np.array_split(np.arange(N), 2)
     for number, rows in enumerate(halves):

@@ -46,9 +46,9 @@ def run_job(folder: Path, job: str, code: int = 0) -> list[int]:
 
 def result(folder: Path, job: str) -> list[bytes]:
     files = sorted(
-        path for path in (folder / job).rglob("*") if path.name in ("values.npy", "cache.json", "logits.npy")
+        path for path in (folder / job).rglob("*") if path.name in ("values.npy", "about.json", "logits.npy")
     )
-    assert [path.name for path in files] == ["logits.npy", "cache.json", "values.npy"]
+    assert [path.name for path in files] == ["logits.npy", "about.json", "values.npy"]
     return [path.read_bytes() for path in files]
 
 

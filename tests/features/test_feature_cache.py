@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from feature_cache_examples import (
 from PIL import Image
 
 from halflabel.errors import UserError
-from halflabel.features import feature_cache as cache
+from halflabel.features import vector_store
 from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_cache import cache_features
 from halflabel.images.sources import Arrays, Features
@@ -160,7 +159,7 @@ def test_computed_again_when_a_file_changes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch_size", [2, 3, 5])
 def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
-    monkeypatch.setattr(cache, "_NOTE_IMAGES", 2)
+    monkeypatch.setattr(vector_store, "_NOTE_ROWS", 2)
     folder = tmp_path / "images"
     images(folder, bad=(1,))
     backbone = build_backbone("tiny", size=32)
@@ -181,13 +180,14 @@ def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.Monk
     assert features.bad.tolist() == [1]
     assert [row[0] for row in source.quarantine.rows] == ["1"]
     assert messages == []
-    assert sorted(path.name for path in next((tmp_path / "cache").iterdir()).iterdir()) == ["cache.json", "values.npy"]
+    (place,) = (tmp_path / "cache").iterdir()
+    assert sorted(path.name for path in place.iterdir()) == ["about.json", "blocks.jsonl", "values.npy"]
 
 
 def test_an_interrupted_build_of_other_weights_is_not_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_NOTE_IMAGES", 1)
+    monkeypatch.setattr(vector_store, "_NOTE_ROWS", 1)
     backbone = build_backbone("tiny", size=32)
     Counting(backbone, limit=4)
     with pytest.raises(KeyboardInterrupt):
@@ -204,11 +204,13 @@ def test_an_interrupted_build_of_other_weights_is_not_continued(
         (flip_a_bit, "do not match their checksum"),
         (lambda place: (place / "values.npy").write_bytes(b""), "do not match their checksum"),
         (lambda place: (place / "values.npy").unlink(), "do not match their checksum"),
-        (lambda place: (place / "cache.json").write_text("{"), ""),
-        (lambda place: (place / "cache.json").write_text("[]"), ""),
-        (lambda place: (place / "cache.json").unlink(), ""),
+        (lambda place: (place / "about.json").write_text("{"), ""),
+        (lambda place: (place / "about.json").write_text("[]"), ""),
+        (lambda place: (place / "about.json").unlink(), ""),
+        (lambda place: (place / "blocks.jsonl").write_text('{"first": 0, "cou'), ""),
+        (lambda place: (place / "blocks.jsonl").unlink(), ""),
     ],
-    ids=["a bit", "empty", "no values", "half a note", "another note", "no note"],
+    ids=["a bit", "empty", "no values", "half a note", "another note", "no note", "half a line", "no lines"],
 )
 def test_a_damaged_cache_is_computed_again(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
     backbone, counter = tiny()
@@ -238,8 +240,8 @@ def test_unreadable_images_are_left_out_and_reported_each_time(tmp_path: Path) -
         list(source.fetch([np.arange(N)], ("plain",)))
         assert len(source.quarantine) == 2
     assert counter.images == N - 2
-    note = json.loads((next((tmp_path / "cache").iterdir()) / "cache.json").read_text())
-    assert note["bad"].keys() == {"2", "5"}
+    (store,) = vector_store.stores_in(tmp_path / "cache")
+    assert store.unreadable().keys() == {2, 5}
 
 
 def test_images_already_in_quarantine_are_left_out(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from feature_cache_examples import by_hand, pictures
 from PIL import Image
 
-from halflabel.features import feature_cache as cache
+from halflabel.features import vector_store
 from halflabel.features.backbones import Backbone, build_backbone
 from halflabel.features.feature_cache import cache_features
 from halflabel.images.sources import Arrays, Features
@@ -103,14 +103,14 @@ def test_jobs_wait_for_the_one_that_computes_and_survive_its_death(tmp_path: Pat
     messages = sorted(read(f"{name}.log").splitlines() for name in ("first", "second"))
     assert messages == [[WAITING, "computed 0 images"], [WAITING, f"computed {N - 4} images"]]
     assert read("killed.log") == ""
-    assert files(tmp_path / "cache") == ["cache.json", "values.npy"]
+    assert files(tmp_path / "cache") == ["about.json", "blocks.jsonl", "values.npy"]
 
 
 def test_ctrl_c_ends_a_waiting_job_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_POLL_SECONDS", 60.0)
+    monkeypatch.setattr(vector_store, "_POLL_SECONDS", 60.0)
     get(tmp_path)
     (place,) = tmp_path.iterdir()
-    (place / "cache.json").unlink()
+    (place / "about.json").unlink()
     lock = JobLock(place / "building.lock")
     assert lock.try_acquire()
     messages: list[str] = []
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_a_waiting_job_at_once(tmp_path: Path, monkeypatch: pytest.M
     assert messages == [WAITING]
     assert not JobLock(lock.path).try_acquire(), "the other job still holds the lock"
     lock.release()
-    assert files(tmp_path) == ["values.npy"]
+    assert files(tmp_path) == ["blocks.jsonl", "values.npy"]
 
 
 def test_an_exception_of_progress_ends_the_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_concurrent_jobs_without_working_locks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[Any], None], keep: int, ends: bool
 ) -> None:
     disk(monkeypatch)
-    monkeypatch.setattr(cache, "_NOTE_IMAGES", keep)
+    monkeypatch.setattr(vector_store, "_NOTE_ROWS", keep)
     messages: list[str] = []
 
     def run_second_job(done: int, total: int) -> None:
@@ -176,7 +176,7 @@ def test_concurrent_jobs_without_working_locks(
     assert_right(get(tmp_path, reporter=Reporter(run_second_job, messages.append)).values)
     assert messages == []
     assert count_computed(tmp_path) == 0
-    assert set(files(tmp_path)) <= {"cache.json", "values.npy", "values.partial.npy", "building.json"}
+    assert set(files(tmp_path)) <= {"about.json", "blocks.jsonl", "values.npy"}
 
 
 @pytest.mark.parametrize("has_locks", [True, False])
@@ -185,7 +185,7 @@ def test_only_the_holder_of_the_lock_removes_unfinished_files(
 ) -> None:
     get(tmp_path)
     (place,) = tmp_path.iterdir()
-    (place / "cache.json").unlink()
+    (place / "about.json").unlink()
     (place / ".values.npy.tmp").write_bytes(b"half")
     if not has_locks:
         no_flock(monkeypatch)

@@ -22,8 +22,7 @@ from feature_cache_examples import (
 )
 
 from halflabel.errors import UserError
-from halflabel.features import feature_blocks
-from halflabel.features import feature_cache as cache
+from halflabel.features import feature_blocks, vector_store
 from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_cache import cache_features
 from halflabel.images.sources import Arrays, Features
@@ -87,10 +86,10 @@ def test_a_plain_cache_of_a_source_without_strong_views_serves_one_with_them(tmp
     backbone, counter = tiny()
     cache_features(backbone, arrays(), tmp_path)
     place = next(tmp_path.iterdir())
-    note = (place / "cache.json").read_bytes()
+    note = (place / "about.json").read_bytes()
     cache_features(backbone, with_strong(), tmp_path, copies=1)
     assert counter.images == 2 * N
-    assert (place / "cache.json").read_bytes() == note
+    assert (place / "about.json").read_bytes() == note
     with pytest.raises(UserError, match="no strong view"):
         cache_features(backbone, arrays(), tmp_path, copies=1)
 
@@ -142,7 +141,7 @@ def test_only_the_damaged_strong_view_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_build_of_strong_views_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_NOTE_IMAGES", 2)
+    monkeypatch.setattr(vector_store, "_NOTE_ROWS", 2)
     backbone = build_backbone("tiny", size=32)
     expected = copies_of(cache_features(backbone, with_strong(), tmp_path / "whole", copies=2))
     Counting(backbone, limit=2 * N + 4)

@@ -177,7 +177,7 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
         assert len(list((tmp_path / kind).rglob("strong-*"))) == (2 if kind == "cr" else 0)
     assert not np.allclose(results["cr"], results["pl"], atol=1e-3)
     # The views are those of the run's own training, not of another least crop.
-    note = next((tmp_path / "cr").rglob("strong-0-*")) / "cache.json"
+    note = next((tmp_path / "cr").rglob("strong-0-*")) / "about.json"
     assert (
         Predictor.from_run(RunFolder(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
     )

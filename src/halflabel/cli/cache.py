@@ -14,7 +14,7 @@ from halflabel.cli.terminal import console, show_next
 from halflabel.system.format import counted
 
 if TYPE_CHECKING:
-    from halflabel.features.feature_cache_admin import CacheInfo
+    from halflabel.features.vector_store import VectorStore
 
 
 @app.command()
@@ -41,18 +41,18 @@ def cache(
 
     Example: halflabel cache runs --remove older
     """
-    from halflabel.features.feature_cache_admin import find_caches, remove_cache, select_caches
+    from halflabel.features.vector_store import find_stores, select_stores
 
-    caches = find_caches(folder)
-    selected = caches if remove is None else select_caches(caches, remove)
+    caches = find_stores(folder)
+    selected = caches if remove is None else select_stores(caches, remove)
     if not selected:
         console.print(f"No {'older ' * (remove == 'older')}caches in {escape(str(folder))}")
         return
     for info in selected:
         _print_cache(info)
-    total = f"{counted(len(selected), 'cache')}, {_format_bytes(sum(info.bytes for info in selected))}"
+    total = f"{counted(len(selected), 'cache')}, {_format_bytes(sum(info.disk_bytes for info in selected))}"
     if remove is None:
-        older = len(select_caches(caches, "older"))
+        older = len(select_stores(caches, "older"))
         console.print(f"\n{total}" + (f"; {older} older than another of the same images" if older else ""))
         which = "older" if older else "all"
         show_next("cache", folder, "--remove", which, why="frees disk space; computed again when needed")
@@ -61,23 +61,25 @@ def cache(
         console.print("Nothing was removed")
         return
     for info in selected:
-        remove_cache(info)
+        info.remove()
     console.print(f"Removed {total}")
     if len(selected) < len(caches):
         show_next("cache", folder, why="what is left")
 
 
-def _print_cache(info: CacheInfo) -> None:
+def _print_cache(info: VectorStore) -> None:
     state = "being built" if info.is_being_built() else "interrupted: the next job continues it"
-    console.print(f"[bold]{escape(info.name)}[/]" + ("" if info.is_complete else f"  [yellow]{state}[/]"))
+    is_complete = info.noted_rows == info.rows
+    console.print(f"[bold]{escape(info.folder.name)}[/]" + ("" if is_complete else f"  [yellow]{state}[/]"))
     parts = [
-        "— images" if info.images is None else counted(info.images, "image"),
-        _format_bytes(info.bytes),
+        counted(info.rows, "image"),
+        _format_bytes(info.disk_bytes),
         f"last used {datetime.fromtimestamp(info.last_used):%Y-%m-%d %H:%M}",
-        f"{info.backbone}, weights {info.made_of.get('weights', '?')[:8]}",
-        f"{info.size} px, {info.kind}",
+        f"{info.about.get('backbone')}, weights {str(info.key.get('weights'))[:8]}",
+        f"{info.about.get('size')} px, {info.about.get('kind')}",
     ]
-    parts += [counted(info.strong_views, "strong view")] * bool(info.strong_views)
+    strong_views = len(info.inside())
+    parts += [counted(strong_views, "strong view")] * bool(strong_views)
     for line in (parts[:3], parts[3:]):
         console.print("    " + escape(" · ".join(line)))
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.features.backbones import Backbone, Preprocess, fingerprint
-from halflabel.features.feature_blocks import FeatureBatch, FeatureExtractor, engine_device, goes_to_ray
+from halflabel.features.feature_blocks import FeatureExtractor, engine_device, goes_to_ray
 from halflabel.features.onnx_features import find_onnx_backbone
+from halflabel.features.vector_store import Block
 from halflabel.images.sources import Features, Images, sequential_plan
 from halflabel.images.stored_features import METADATA, StoredFeatures
 from halflabel.system.part_files import PART, PartFiles
@@ -88,7 +89,7 @@ def write_features(
     first = parts.images
     with use_free_cores():
         batches = (
-            extractor.on_ray(source, first)
+            extractor.on_ray(source, np.arange(first, len(source)))
             if goes_to_ray(source)
             else extractor.batches(source, sequential_plan(len(source), batch_size)[first // batch_size :])
         )
@@ -111,12 +112,12 @@ class _Rows:
         self.values = np.zeros((0, channels), np.float16)
         self.errors: dict[int, str] = {}
 
-    def add(self, batch: FeatureBatch) -> None:
+    def add(self, batch: Block) -> None:
         values = np.zeros((len(batch.planned), self.values.shape[1]), np.float16)
-        if batch.features is not None:
-            values[batch.images - batch.planned[0]] = batch.features
+        if batch.values is not None:
+            values[batch.images - batch.planned[0]] = batch.values
         self.values = np.concatenate([self.values, values])
-        self.errors |= {int(number): why[2] for number, why in batch.bad.items()}
+        self.errors |= {number: why[2] for number, why in batch.bad.items()}
         self.end = int(batch.planned[-1]) + 1
 
     def take(self, count: int) -> tuple[np.ndarray[Any, Any], dict[int, str]]:

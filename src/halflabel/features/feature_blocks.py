@@ -7,31 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from halflabel.features.heads import pool
+from halflabel.features.vector_store import Block, Reasons
 from halflabel.images.image_list import ImageList
 from halflabel.images.items import Items
-from halflabel.images.sources import Arrays, Images, Plan, Source, sequential_plan
+from halflabel.images.sources import Arrays, Images, Plan, Source, plan_of, sequential_plan
 from halflabel.images.stored_features import StoredFeatures
 from halflabel.system import ray_engine
 from halflabel.system.gpu_memory import MicroBatcher
 
 _COPY_SEED = 0x636F7079  # of the cached strong views, the same for every training seed
 _BLOCK = 1024  # images of a block; fewer if there are few images
-
-
-class FeatureBatch(NamedTuple):
-    """The images planned, the images read, their features (B, …), and why the others could not be read."""
-
-    planned: NDArray[np.int64]
-    images: NDArray[np.int64]
-    features: NDArray[np.float16] | None
-    bad: dict[str, list[str]]
 
 
 @dataclass
@@ -46,7 +38,7 @@ class FeatureExtractor:
     batch_size: int
     _batcher: MicroBatcher = field(default_factory=MicroBatcher)
 
-    def batches(self, source: Images | Arrays, plan: Plan) -> Iterator[FeatureBatch]:
+    def batches(self, source: Images | Arrays, plan: Plan) -> Iterator[Block]:
         """Yield the features of each batch of the plan."""
         self.network = self.network.to(self.device).to(memory_format=torch.channels_last).eval()
         fetched = source.fetch(plan, (self.view,), seed=_COPY_SEED, epoch=self.copy)
@@ -55,7 +47,7 @@ class FeatureExtractor:
             if len(images):
                 with torch.inference_mode():
                     features = self._batcher.run(self._extract, views[0].to(self.device)).cpu().numpy()
-            yield FeatureBatch(planned, images, features, _unreadable(source, planned, images))
+            yield Block(planned, images, features, _unreadable(source, planned, images))
 
     def _extract(self, view: torch.Tensor | ImageList) -> torch.Tensor:
         if isinstance(view, ImageList):
@@ -63,25 +55,25 @@ class FeatureExtractor:
         features = self.network(view)
         return (features if self.maps else pool(features)).to(torch.float16)
 
-    def on_ray(self, source: Images, first: int) -> Iterator[FeatureBatch]:
-        """Yield the features of the images from `first` on, block by block."""
-        for planned, block in map_images(self, source, self.batch_size, first):
+    def on_ray(self, source: Images, rows: NDArray[np.int64]) -> Iterator[Block]:
+        """Yield the features of some images, block by block."""
+        for planned, block in map_images(self, source, self.batch_size, rows):
             bad = _unreadable(source, planned, planned[block.images])
-            yield FeatureBatch(planned, planned[block.images], block.features, bad)
+            yield Block(planned, planned[block.images], block.values, bad)
 
-    def __call__(self, part: Images) -> FeatureBatch:
+    def __call__(self, part: Images) -> Block:
         """Return the features of all images of a part, as one batch."""
         batches = list(self.batches(part, sequential_plan(len(part), self.batch_size)))
-        features = [batch.features for batch in batches if batch.features is not None]
+        features = [batch.values for batch in batches if batch.values is not None]
         images = np.concatenate([batch.images for batch in batches])
-        bad = {str(number): list(why) for number, why in part.bad.items()}
-        return FeatureBatch(np.arange(len(part)), images, np.concatenate(features) if features else None, bad)
+        bad = {number: list(why) for number, why in part.bad.items()}
+        return Block(np.arange(len(part)), images, np.concatenate(features) if features else None, bad)
 
 
-def _unreadable(source: Images | Arrays, planned: NDArray[np.int64], images: NDArray[np.int64]) -> dict[str, list[str]]:
+def _unreadable(source: Images | Arrays, planned: NDArray[np.int64], images: NDArray[np.int64]) -> Reasons:
     if not isinstance(source, Images):
         return {}
-    return {str(number): list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
+    return {number: list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
 
 
 def goes_to_ray(source: Source) -> bool:
@@ -97,22 +89,17 @@ def engine_device(source: Source, device: torch.device | str) -> torch.device | 
 
 
 def map_images(
-    work: Callable[[Images], Any], source: Images, batch_size: int, first: int = 0
+    work: Callable[[Images], Any], source: Images, batch_size: int, rows: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], Any]]:
-    """Yield the numbers of the images of each block, and work(its images), computed on Ray, in order.
+    """Yield the numbers of the images of each block of `rows`, and work(its images), computed on Ray, in order.
 
     The images that a worker could not read, which `bad` of its result lists, are noted in `source`.
     """
-    share = -(-(len(source) - first) // (4 * ray_engine.workers()))
+    share = -(-len(rows) // (4 * ray_engine.workers()))
     size = max(min(share, _BLOCK) // batch_size, 1) * batch_size
-    starts = range(first, len(source), size)
-
-    def numbers(block: int) -> NDArray[np.int64]:
-        return np.arange(starts[block], min(starts[block] + size, len(source)))
-
-    results = ray_engine.map_blocks(work, lambda block: source.part(numbers(block)), len(starts))
-    for block, result in enumerate(results):
-        planned = numbers(block)
+    blocks = plan_of(rows, size)
+    results = ray_engine.map_blocks(work, lambda number: source.part(blocks[number]), len(blocks))
+    for planned, result in zip(blocks, results, strict=True):
         for number, (_, path, reason) in result.bad.items():
-            source.mark_unreadable(int(planned[int(number)]), path, reason)
+            source.mark_unreadable(int(planned[number]), path, reason)
         yield planned, result

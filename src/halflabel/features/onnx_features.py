@@ -136,11 +136,16 @@ def _is_convolutional(backbone: Backbone) -> bool:
     return 2 * in_convolutions >= sum(parameter.numel() for parameter in backbone.parameters())
 
 
-def _load(pooled: _Pooled, shape: Shape, folder: Path | None) -> OnnxBackbone:
-    """Open the network in `folder`; it is exported if the file is missing, damaged or of another network."""
+def network_file(backbone: Backbone, weights: str, shape: Shape) -> str:
+    """Return the name of the file that keeps the exported network; `weights` is its fingerprint."""
     height, width = shape
     pixels = f"{width}px" if height == width else f"{width}x{height}px"
-    name = f"{pooled.backbone.name.replace('/', '_')}-{pixels}-{fingerprint(pooled.backbone)}.onnx"
+    return f"{backbone.name.replace('/', '_')}-{pixels}-{weights}.onnx"
+
+
+def _load(pooled: _Pooled, shape: Shape, folder: Path | None) -> OnnxBackbone:
+    """Open the network in `folder`; it is exported if the file is missing, damaged or of another network."""
+    name = network_file(pooled.backbone, fingerprint(pooled.backbone), shape)
     if folder is not None:
         with contextlib.suppress(Exception):  # the runtime has one exception type per fault
             return _open((folder / name).read_bytes(), pooled, shape)

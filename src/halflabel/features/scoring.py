@@ -127,7 +127,7 @@ class ImageScorer:
     def stream(self, source: Source, reporter: Reporter = SILENT) -> Iterator[Tensor]:
         """Yield the logits (B, C) of all images, in order; NaN for unreadable images."""
         if isinstance(source, Images) and goes_to_ray(source):
-            for planned, scored in map_images(self, source, self.batch_size):
+            for planned, scored in map_images(self, source, self.batch_size, np.arange(len(source))):
                 reporter.progress(int(planned[-1]) + 1, len(source))
                 yield torch.from_numpy(scored.logits.copy())
             return

@@ -65,7 +65,12 @@ def preferred_order(source: Source, seed: int, epoch: int) -> NDArray[np.int64] 
 
 def sequential_plan(count: int, batch_size: int) -> Plan:
     """Return the plan of all images in order."""
-    return [np.arange(first, min(first + batch_size, count)) for first in range(0, count, batch_size)]
+    return plan_of(np.arange(count), batch_size)
+
+
+def plan_of(images: NDArray[np.int64], batch_size: int) -> Plan:
+    """Return the plan of some images in order."""
+    return [images[first : first + batch_size] for first in range(0, len(images), batch_size)]
 
 
 class Arrays:
