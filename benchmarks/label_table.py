@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 
 from halflabel.labels import formats
-from halflabel.labels.formats import binary
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 
@@ -45,7 +44,8 @@ def make_table(images: int, classes: int, known: int, seed: int = 0) -> Table:
     number = np.arange(images, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)  # an odd factor, so that all ids differ
     text = digits[(number[:, None] >> np.arange(0, 64, 4, dtype=np.uint64)) & np.uint64(15)]
     offset = np.arange(0, 16 * images + 1, 16, dtype=np.int32)
-    names = Names.from_parts(offset, np.ascontiguousarray(text).ravel())
+    text = np.ascontiguousarray(text)
+    names = Names(pa.StringArray.from_buffers(images, pa.py_buffer(offset), pa.py_buffer(text)))
     return Table.from_parts(names, Names(f"/m/{c:05d}" for c in range(classes)), start, column, value)
 
 
@@ -146,7 +146,7 @@ def run_operation(name: str, file: Path) -> dict[str, Any]:
     elif name == "inspect":
         result = inspect(file)
     else:
-        table = binary.open_table(file)
+        table = formats.read(file).table()
         if name != "open":
             began = time.perf_counter()
         result = OPERATIONS[name](table)
@@ -212,9 +212,9 @@ def main() -> None:
         names = arguments.only or list(OPERATIONS)
         source = file.with_name("train-annotations-human-labels.csv")
         if {"import", "convert"} & set(names) and not source.exists():
-            write_csv(binary.open_table(file), source)
+            write_csv(formats.read(file).table(), source)
         result: dict[str, Any] = {
-            "table": repr(binary.open_table(file)),
+            "table": repr(formats.read(file).table()),
             "file_mb": file.stat().st_size / 1e6,
             "done": [],
         }

@@ -229,25 +229,20 @@ def _safetensors(data: bytes, rng: Rng) -> bytes:
     return struct.pack("<Q", reported) + header + data[8 + size :]
 
 
-def _packed(data: bytes, rng: Rng) -> bytes:
-    """Other arrays in a binary label file, with checksums that hold: what a hostile writer would send."""
-    if len(data) < 8:
+def _sealed(data: bytes, rng: Rng) -> bytes:
+    """Other bytes in a binary label file, with a checksum that holds: what a hostile writer would send."""
+    content = bytearray(data)
+    first = content.find(b", CRC-32 ") + len(b", CRC-32 ")
+    if len(content) < first + 8:
         raise _Unfit
-    (size,) = struct.unpack("<Q", data[:8])
-    try:
-        header = json.loads(data[8 : 8 + size])
-        body = bytearray(data[8 + size :])
-        arrays = {name: place["data_offsets"] for name, place in header.items() if name != "__metadata__"}
-        first, last = arrays[rng.choice(sorted(arrays))]
-        for _ in range(rng.choice((1, 2, 8))):
-            if first < last:
-                body[rng.randrange(first, last)] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
-        sums = {name: zlib.crc32(body[begins:ends]) for name, (begins, ends) in arrays.items()}
-        header["__metadata__"]["crc32"] = json.dumps(sums)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _Unfit from None
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + body
+    for _ in range(rng.choice((1, 2, 8))):
+        size = rng.choice((1, 4, 8))
+        place = rng.randrange(len(content) // size) * size
+        number = rng.choice((0, 1, 127, 128, -1, -128, 2 ** (8 * size - 1) - 1, rng.randrange(256)))
+        content[place : place + size] = (number % 256**size).to_bytes(size, "little")
+    crc = zlib.crc32(content[first + 8 :], zlib.crc32(content[:first]))
+    content[first : first + 8] = b"%08x" % crc
+    return bytes(content)
 
 
 def _png(data: bytes, rng: Rng) -> bytes:
@@ -370,7 +365,7 @@ _BY_ENDING: dict[str, dict[str, Callable[[bytes, Rng], bytes]]] = {
     ".safetensors": {"safetensors": _safetensors},
     ".png": {"png": _png},
     ".onnx": {"onnx": _onnx},
-    ".labels": {"header": _safetensors, "packed": _packed},
+    ".labels": {"sealed": _sealed},
     ".parquet": {"parquet": _parquet},
 }
 

@@ -13,8 +13,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
+from halflabel.system.rng import hash_names
 
 _CHUNK = 1 << 16
+_MANY = 1_000_000  # names
 _INVISIBLE = "[\u00ad\u200b-\u200f\u2060\ufeff]"
 
 
@@ -32,7 +34,7 @@ class Names:
         array = names if isinstance(names, pa.Array) else pa.array([str(name) for name in names], pa.string())
         if pa.types.is_large_string(array.type) and array.nbytes < 2**31:
             array = array.cast(pa.string())
-        if len(array) != pc.count_distinct(array).as_py():
+        if not _are_distinct(array):
             counts = array.value_counts()
             duplicate = counts.filter(pc.greater(counts.field(1), 1)).field(0)[0].as_py()
             raise UserError(f"the name {duplicate!r} is given twice", "give every image and every class its own name")
@@ -44,38 +46,10 @@ class Names:
         return cls._trusted(pa.array(np.arange(count)).cast(pa.string()))
 
     @classmethod
-    def from_parts(cls, offset: NDArray[Any], text: NDArray[np.uint8]) -> Names:
-        """Names from UTF-8 `text` without separators; name i is text[offset[i]:offset[i + 1]].
-
-        The arrays are used without a copy. The caller guarantees that the names are distinct: checking millions of
-        names takes seconds and half a gigabyte. Raises ValueError for arrays that cannot be names.
-        """
-        if not len(offset) or offset.dtype.itemsize not in (4, 8) or offset[0] != 0 or offset[-1] != len(text):
-            raise ValueError("names")
-        kind = pa.string() if offset.dtype.itemsize == 4 else pa.large_string()
-        array = pa.Array.from_buffers(kind, len(offset) - 1, [None, pa.py_buffer(offset), pa.py_buffer(text)])
-        try:
-            array.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise ValueError(str(error)) from None
-        return cls._trusted(array)
-
-    @classmethod
     def _trusted(cls, array: pa.Array) -> Names:
         names = cls.__new__(cls)
         names.array = array
         return names
-
-    def parts(self) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-        """(N + 1 offsets, UTF-8 text), the arguments of `from_parts`."""
-        if not len(self.array):
-            return np.zeros(1, np.int32), np.zeros(0, np.uint8)
-        _, offsets, text = self.array.buffers()
-        kind = np.dtype(np.int32 if pa.types.is_string(self.array.type) else np.int64)
-        offset = np.frombuffer(offsets, kind, len(self.array) + 1, self.array.offset * kind.itemsize)
-        first, end = int(offset[0]), int(offset[-1])
-        used_text = np.frombuffer(text, np.uint8)[first:end] if end > first else np.zeros(0, np.uint8)
-        return offset - kind.type(first) if first else offset, used_text
 
     def __len__(self) -> int:
         return len(self.array)
@@ -162,6 +136,15 @@ def find_names(wanted: pa.Array, names: pa.Array) -> NDArray[np.int64]:
     """The first position of each wanted name among `names`, −1 for a name that is not there."""
     positions = pc.fill_null(pc.index_in(wanted, value_set=names), -1)
     return np.asarray(positions.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _are_distinct(array: pa.Array) -> bool:
+    """Whether no two names are the same; of many names only those with the same 64-bit hash are compared."""
+    if len(array) > _MANY:
+        hashes = np.sort(hash_names(array))
+        if not (hashes[1:] == hashes[:-1]).any():
+            return True
+    return bool(pc.count_distinct(array).as_py() == len(array))
 
 
 def first_duplicate(names: Iterable[str]) -> str | None:
