@@ -129,8 +129,10 @@ def long(path: Path, policy: dict[str, Any]) -> Labels | None:
     stated = dict(policy)
     if is_own:
         stated |= {"minus_one": "absent", "zero": "unknown"}
-    is_like_own = {"image", "class", "value"} <= set(header) <= {"image", "class", "value", "source", "score"}
-    if not is_own and is_like_own and values <= {"1", "1.0", *MINUS_ONE}:
+    own = {"image", "class", "value", "source", "score", "inclusion_weight", "probability", "why"}
+    is_like_own = {"image", "class", "value"} <= set(header) <= own
+    unanswered = {""} if "inclusion_weight" in header else set()
+    if not is_own and is_like_own and values <= {"1", "1.0", *MINUS_ONE, *unanswered}:
         stated.setdefault("minus_one", "absent")
     entries, silent, images, classes = [], set(), [], []
     for row in rows:

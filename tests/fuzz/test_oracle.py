@@ -41,6 +41,7 @@ SOURCES = ("", "ann", "bob", "model:bce:runs/1", "machine", "Model")
 HEADERS = (
     "image,class,value", "image,class,value,source,score", "image,class,value,annotator", "image,label", "id,tag,value",
     "image,dog,cat", "image,tags", "image,tags,absent", "file,dog", "image,class,value,confidence",
+    "image,class,value,source,score,inclusion_weight", "image,class,probability,why,inclusion_weight,value",
 )  # fmt: skip
 POLICIES = (
     {},
@@ -64,7 +65,7 @@ def make_table(rng: random.Random) -> tuple[bytes, dict[str, str]]:
                 cell = rng.choice(NAMES)
             elif name in ("tags", "absent"):
                 cell = rng.choice((";", ",", "|", "\n")).join(rng.choices(CLASSES[:5], k=rng.randint(0, 3)))
-            elif name in ("score", "confidence"):
+            elif name in ("score", "confidence", "probability", "inclusion_weight"):
                 cell = rng.choice(("", "0.5", "1"))
             else:
                 cell = rng.choice(choices.get(name, CELLS[: rng.choice((3, 8, len(CELLS)))]))

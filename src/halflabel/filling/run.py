@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halflabel.errors import UserError
-from halflabel.labels.formats._long_write import appear_in_order, declaration_blocks, record_batches, write_blocks
+from halflabel.labels.formats._long_write import (
+    appear_in_order,
+    columns_of,
+    declaration_blocks,
+    record_batches,
+    write_blocks,
+)
 from halflabel.labels.labels import MODEL_PREFIX, Labels
 from halflabel.labels.names import Names
 from halflabel.labels.provenance import calibration_tables
@@ -241,7 +247,7 @@ def write_filled(
                 yield from declaration_blocks("class", base.classes)
             yield from declaration_blocks("image", images.take(np.flatnonzero(~has_row)))
 
-    write_blocks(blocks(), path)
+    write_blocks(blocks(), path, columns_of(base, answers))
     return counts
 
 

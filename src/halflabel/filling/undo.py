@@ -15,7 +15,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import long
 from halflabel.labels.formats._csv import CsvTable, first_line
-from halflabel.labels.formats._long_write import COLUMNS, write_blocks
+from halflabel.labels.formats._long_write import COLUMNS, WEIGHT_COLUMN, write_blocks
 from halflabel.labels.labels import MODEL_PREFIX, Labels
 from halflabel.labels.provenance import RULE_SOURCE
 from halflabel.labels.table import last_of_each
@@ -39,7 +39,7 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
     is_csv = path.is_file() and path.suffix != ".parquet"
     if is_csv:
         header = tuple(field.strip() for field in first_line(path).split(","))
-        if header != COLUMNS:
+        if header not in (COLUMNS, (*COLUMNS, WEIGHT_COLUMN)):
             raise LabelError(
                 "not in the columns of halflabel", f"halflabel import {path} OUT.csv, then undo there", path
             )
@@ -55,8 +55,9 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
 def _write_other_lines(path: Path, sources: tuple[str, ...]) -> None:
     """Write a CSV file without the lines of some sources; the other lines stay as they are, in their order."""
     sheet = CsvTable(path)
-    lines = pa.table({name: sheet.column(name) for name in COLUMNS})
-    write_blocks(lines.filter(pc.invert(pc.is_in(lines["source"], pa.array(sources)))).to_batches(), path)
+    lines = pa.table({name: sheet.column(name) for name in sheet.header})
+    others = lines.filter(pc.invert(pc.is_in(lines["source"], pa.array(sources))))
+    write_blocks(others.to_batches(), path, sheet.header)
 
 
 def remove_sources(

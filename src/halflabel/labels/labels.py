@@ -118,6 +118,10 @@ class Labels:
         """Whether a model made each row, by its source (R,)."""
         return np.array([is_model_source(source) for source in self.sources], bool)[self.source]
 
+    def is_answer(self) -> NDArray[np.bool_]:
+        """Whether each row answers a question that somebody was asked (R,)."""
+        return ~np.isnan(self.weight)
+
     def _without_overruled(self) -> NDArray[np.int64] | slice:
         """The indices of the rows, without those of models on entries that a person has labelled."""
         if not any(map(is_model_source, self.sources)):

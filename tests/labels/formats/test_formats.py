@@ -122,6 +122,18 @@ def test_source_and_score_are_kept_or_writing_is_refused(name: str, tmp_path: Pa
     assert path.exists()
 
 
+@pytest.mark.parametrize("name", ["label-studio", "fiftyone", "imagefolder-lists", "wide"])
+def test_a_format_without_inclusion_weights_refuses_answers(name: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("image,class,value,inclusion_weight\na.jpg,dog,1,0\na.jpg,cat,-1,40\n")
+    rows = formats.read(tmp_path / "rows.csv").rows
+    ending = {"label-studio": ".json", "imagefolder-lists": ".jsonl", "wide": ".csv"}
+    path = tmp_path / ("out" + ending.get(name, ""))
+    with pytest.raises(UserError, match="of 2 labels"):
+        formats.write(rows, path, format=name)
+    formats.write(rows, path, format=name, without_sources=True)
+    assert path.exists()
+
+
 def test_coco_keeps_the_sources_of_present_labels_only(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text(PROVENANCE)
     rows = formats.read(tmp_path / "rows.csv").rows

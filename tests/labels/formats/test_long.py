@@ -118,6 +118,22 @@ def test_lines_of_faults_count_in_the_file_not_among_the_rows_kept(file: Path) -
     assert (error.line, error.column) == (6, "value")
 
 
+def test_inclusion_weights_say_how_a_label_was_asked_for(file: Path) -> None:
+    file.write_text("image,class,value,inclusion_weight\na,cat,1,0\nb,cat,-1,\nc,cat,1, 12.5\n")
+    rows = long.read(file, Policy()).rows
+    assert np.array_equal(rows.weight, np.float32([0, np.nan, 12.5]), equal_nan=True)
+    assert rows.is_answer().tolist() == [True, False, True]
+
+
+def test_answered_questions_are_labels(file: Path) -> None:
+    lines = ["image,class,probability,why,inclusion_weight,value", "a,cat,0.6,control: called present,40,1"]
+    file.write_text("\n".join([*lines, "a,dog,0.5,uncertain,0,-1", "b,dog,0.5,uncertain,0,"]) + "\n")
+    rows = long.read(file, Policy()).rows
+    assert rows.value.tolist()[-2:] == [1, -1]
+    assert rows.weight.tolist()[-2:] == [40, 0]
+    assert rows.resolve().known == 2
+
+
 def test_scores_with_blanks_around_them(file: Path) -> None:
     file.write_text("image,class,value,score\na,cat,1, 0.5\nb,cat,1,\nc,cat,1,1e-3\n")
     score = long.read(file, Policy()).rows.score
@@ -131,6 +147,9 @@ def test_scores_with_blanks_around_them(file: Path) -> None:
         (HEADER + "a,cat,1,,\na,cat,1,,high\n", 3, "score", "'high' is not a number"),
         (HEADER + "a,cat,1,,\na,cat,1,,1e39\n", 3, "score", "'1e39' is too large"),
         (HEADER + "a,cat,1,,\na,cat,1,, -1e39\n", 3, "score", "' -1e39' is too large"),
+        ("image,class,value,inclusion_weight\na,cat,1,\nb,cat,1,-2\n", 3, "inclusion_weight", "-2 is negative"),
+        ("image,class,value,inclusion_weight\na,cat,1,1e39\n", 2, "inclusion_weight", "'1e39' is too large"),
+        ("image,class,value,inclusion_weight\na,cat,1,many\n", 2, "inclusion_weight", "'many' is not a number"),
         (HEADER + "a,cat,1,,\na,cat,2,,\n", 3, "value", "'2' is not a label"),
         (HEADER + "a,cat,1,,\na,cat,1,\n", 3, None, "4 fields where the first line has 5"),
         (HEADER + "a,cat,1,,\na,c\0at,1,,\n", 3, None, "byte 0x00"),
@@ -305,6 +324,7 @@ def test_no_bytes_bring_it_down(tmp_path: Path, golden: str) -> None:
         (HEADER + ",cat,,,\na.jpg,cat,1,,\nb.jpg,,0,,\n", 4, "class", "value '0' has no class"),
         (HEADER + "a.jpg,cat,1,,\n,dog,,me,\n", 3, "image", "source 'me' has no image"),
         (HEADER + "a.jpg,cat,1,,\nb.jpg,,,,0.5\n", 3, "class", "score '0.5' has no class"),
+        ("image,class,value,inclusion_weight\na,cat,1,\nb,,,0\n", 3, "class", "inclusion_weight '0' has no class"),
     ],
 )
 def test_a_row_that_says_something_names_image_and_class(

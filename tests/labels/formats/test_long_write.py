@@ -27,8 +27,8 @@ def same(first: Labels, other: Labels) -> bool:
         first.images == other.images
         and first.classes == other.classes
         and all(
-            np.array_equal(getattr(first, part), getattr(other, part), equal_nan=part == "score")
-            for part in ("image", "column", "value", "score")
+            np.array_equal(getattr(first, part), getattr(other, part), equal_nan=part in ("score", "weight"))
+            for part in ("image", "column", "value", "score", "weight")
         )
         and source_of(first) == source_of(other)
     )
@@ -107,6 +107,7 @@ def test_round_trip_of_any_rows(
         rng.integers(len(sources), size=count),
         np.where(rng.random(count) < 0.5, np.nan, rng.random(count)),
         sources,
+        rng.choice([np.nan, 0, 12.5, 1e6], count) if rng.random() < 0.5 else None,
     )
     with tempfile.TemporaryDirectory() as folder:
         long.write(rows, Path(folder) / name)

@@ -39,6 +39,7 @@ from halflabel.images.pack.read import (
     read_manifest,
 )
 from halflabel.images.quarantine import Quarantine
+from halflabel.labels.formats._write import check_provenance
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
 from halflabel.labels.formats.imagefolder_lists import image_records
 from halflabel.labels.labels import Labels
@@ -76,6 +77,8 @@ def pack_images(
     refuse_remote(out)
     folder = local_folder(folder)
     names, not_utf8, image_of = _select_images(folder, labels)
+    if labels is not None:
+        check_provenance(labels, ~labels.is_answer(), "a pack")
     records = None if labels is None else list(image_records(labels))
     keys = _sample_keys(names)
     if not len(names):

@@ -3,7 +3,8 @@
 Each format is a module with `sniff(path)`, `read(path, policy)`, `write(rows, path)` and `USES`, the names of the
 Policy options that the reader uses. A format that is only read has CANNOT_WRITE, a message and a fix, instead of
 `write`. One that cannot hold the source and score of every row has `keeps_provenance(rows)`, which says of which rows
-it can; one that can hold uncertain labels HOLDS_UNCERTAIN = True.
+it can; one that can hold uncertain labels HOLDS_UNCERTAIN = True, and one that can hold the inclusion weights of
+answers HOLDS_WEIGHTS = True.
 """
 
 from __future__ import annotations
@@ -196,6 +197,7 @@ def write(
     rows = labels if isinstance(labels, Labels) else Labels.from_table(labels)
     if without_uncertain or not getattr(module, "HOLDS_UNCERTAIN", False):
         rows = drop_uncertain(rows, format, accepted=without_uncertain)
-    if hasattr(module, "keeps_provenance") and not without_sources:
-        check_provenance(rows, _call(format, "keeps_provenance", rows), format)
+    if not without_sources:
+        is_kept = _call(format, "keeps_provenance", rows) if hasattr(module, "keeps_provenance") else True
+        check_provenance(rows, is_kept & (getattr(module, "HOLDS_WEIGHTS", False) | ~rows.is_answer()), format)
     _call(format, "write", rows, Path(path), **options)

@@ -1,8 +1,11 @@
-"""Write long rows, `image,class,value,source,score`, block by block: for the format `long`, for `fill` and others."""
+"""Write long rows, `image,class,value,source,score`, block by block: for the format `long`, for `fill` and others.
+
+Rows among which are answers have a sixth column, the inclusion weight.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +20,10 @@ from halflabel.labels.table import UNCERTAIN
 from halflabel.system.files import atomic_write
 
 COLUMNS = ("image", "class", "value", "source", "score")
+WEIGHT_COLUMN = "inclusion_weight"
 
-_SCHEMA = pa.schema(list(zip(COLUMNS, (pa.string(), pa.string(), pa.int8(), pa.string(), pa.float32()), strict=True)))
+_TYPES = (pa.string(), pa.string(), pa.int8(), pa.string(), pa.float32(), pa.float32())
+_SCHEMA = pa.schema(list(zip((*COLUMNS, WEIGHT_COLUMN), _TYPES, strict=True)))
 _BLOCK = 1 << 18
 
 
@@ -30,8 +35,14 @@ def appear_in_order(index: NDArray[np.int32], count: int) -> bool:
     return bool(np.all(first >= 0) and np.all(np.diff(first) > 0))
 
 
-def write_blocks(parts: Iterable[pa.RecordBatch], path: Path) -> None:
-    """Write blocks of rows as they come, one in memory at a time: CSV, or Parquet if the name ends in .parquet.
+def columns_of(*parts: Labels | None) -> Sequence[str]:
+    """The columns of a file with these rows: the inclusion weight only if somebody was asked."""
+    is_answered = any(bool(rows.is_answer().any()) for rows in parts if rows is not None)
+    return (*COLUMNS, WEIGHT_COLUMN) if is_answered else COLUMNS
+
+
+def write_blocks(parts: Iterable[pa.RecordBatch], path: Path, columns: Sequence[str] = COLUMNS) -> None:
+    """Write these columns of blocks as they come, one in memory at a time: Parquet if the name ends so, else CSV.
 
     The file appears when all blocks are written; after an exception the old file is unchanged.
     """
@@ -39,14 +50,15 @@ def write_blocks(parts: Iterable[pa.RecordBatch], path: Path) -> None:
         if Path(path).suffix == ".parquet":
             import pyarrow.parquet as pq
 
-            with pq.ParquetWriter(temporary, _SCHEMA, compression="zstd") as writer:
+            schema = pa.schema([_SCHEMA.field(name) for name in columns])
+            with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
                 for block in parts:
-                    writer.write_batch(block)
+                    writer.write_batch(block.select(columns))
         else:
             with open(temporary, "wb") as file:
-                file.write((",".join(COLUMNS) + "\n").encode())
+                file.write((",".join(columns) + "\n").encode())
                 for block in parts:
-                    file.write(csv_text(block))
+                    file.write(csv_text(block.select(columns)))
 
 
 def record_batches(rows: Labels) -> Iterator[pa.RecordBatch]:
@@ -59,7 +71,7 @@ def record_batches(rows: Labels) -> Iterator[pa.RecordBatch]:
             rows.classes.array.take(pa.array(rows.column[part])).cast(pa.string()),
             pa.array(rows.value[part]),
             sources.take(pa.array(rows.source[part])),
-            pa.array(rows.score[part], from_pandas=True),
+            *(pa.array(numbers[part], from_pandas=True) for numbers in (rows.score, rows.weight)),
         ]
         yield pa.record_batch(columns, schema=_SCHEMA)
 
@@ -70,8 +82,8 @@ def declaration_blocks(role: str, names: Names) -> Iterator[pa.RecordBatch]:
         part = names.array.slice(start, _BLOCK).cast(pa.string())
         blank = pa.repeat("", len(part))
         image, label = (part, blank) if role == "image" else (blank, part)
-        value, score = pa.nulls(len(part), pa.int8()), pa.nulls(len(part), pa.float32())
-        yield pa.record_batch([image, label, value, blank, score], schema=_SCHEMA)
+        value, number = pa.nulls(len(part), pa.int8()), pa.nulls(len(part), pa.float32())
+        yield pa.record_batch([image, label, value, blank, number, number], schema=_SCHEMA)
 
 
 def csv_text(block: pa.RecordBatch) -> bytes:

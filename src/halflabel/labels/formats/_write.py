@@ -36,19 +36,20 @@ def check_has_labels(names: Names, labelled: NDArray[Any], kind: str, fix: str) 
 
 
 def check_provenance(rows: Labels, is_kept: NDArray[np.bool_], format: str) -> None:
-    """Raise UserError if a label that holds has a source or score that the format cannot hold.
+    """Raise UserError if a label that holds has a source, score or inclusion weight that the format cannot hold.
 
-    Without its source a label made by a model would be read back as made by a person. The source "unlisted" may be
-    lost: the labels themselves say the same.
+    Without its source a label made by a model would be read back as made by a person, and without its weight the answer
+    to a chosen question as one of a random sample. The source "unlisted" may be lost: the labels themselves say the
+    same.
     """
     has_source = np.array([name not in ("", UNLISTED_SOURCE) for name in rows.sources], bool)[rows.source]
     holding = rows.holding()
-    lost = holding[((has_source | ~np.isnan(rows.score)) & ~is_kept)[holding]]
+    lost = holding[((has_source | ~np.isnan(rows.score) | rows.is_answer()) & ~is_kept)[holding]]
     if not len(lost):
         return
     names = [rows.sources[number] for number in np.unique(rows.source[lost][has_source[lost]])]
     by_model = int(np.count_nonzero(rows.is_model_made()[lost]))
-    message = f"{format} cannot hold the source and score of {counted(len(lost), 'label')}"
+    message = f"{format} cannot hold the source, score and inclusion weight of {counted(len(lost), 'label')}"
     if names:
         message += f" ({', '.join(map(repr, names[:4]))}{', …' if len(names) > 4 else ''})"
     if by_model:

@@ -32,6 +32,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.system.files import atomic_write
 
+HOLDS_WEIGHTS = True
 USES = ()
 
 ENDING = ".labels"

@@ -1,14 +1,18 @@
 """Long rows, `image,class,value,source,score`, as CSV or Parquet: halflabel's own format, and others like it.
 
-In our own files, which have all five columns, value is 1 (present), -1 (absent), uncertain (2 in Parquet), 0 (retracts
-an earlier label) or blank. A row without an image declares a class and a row without a class declares an image, so that
-classes and images without known labels keep their place in the order: declared names come first, wherever in the file
-they are. Names are exact.
+Answers have a sixth column, `inclusion_weight`: 0 for a chosen question, for a random one the number of entries that it
+stands for.
+
+In our own files, which have the first five columns, value is 1 (present), -1 (absent), uncertain (2 in Parquet), 0
+(retracts an earlier label) or blank. A row without an image declares a class and a row without a class declares an
+image, so that classes and images without known labels keep their place in the order: declared names come first,
+wherever in the file they are. Names are exact.
 
 In other files source and score may be missing, and blanks around a name are removed. A row without an answer (blank,
 n/a, unknown) says nothing about its entry: it never removes the label of another row. In a file with only
-`image,class,value` and no values but 1 and -1, -1 is absent unless stated otherwise; with any other value, such as the
-0 that others write for absent, its meaning must be stated.
+`image,class,value`, also beside other columns of ours such as those of questions, and no values but 1 and -1, -1 is
+absent unless stated otherwise; with any other value, such as the 0 that others write for absent, its meaning must be
+stated.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ from halflabel.labels.formats._csv import (
 )
 from halflabel.labels.formats._long_write import (
     COLUMNS,
+    WEIGHT_COLUMN,
     appear_in_order,
+    columns_of,
     declaration_blocks,
     record_batches,
     write_blocks,
@@ -44,7 +50,7 @@ from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names
-from halflabel.labels.formats.unsupported import own_output_error
+from halflabel.labels.formats.unsupported import QUESTION_COLUMNS, own_output_error
 from halflabel.labels.labels import Labels, too_many_sources
 from halflabel.labels.names import Names
 from halflabel.labels.policy import (
@@ -61,7 +67,7 @@ from halflabel.labels.policy import (
 )
 from halflabel.labels.table import UNCERTAIN
 
-HOLDS_UNCERTAIN = True
+HOLDS_UNCERTAIN = HOLDS_WEIGHTS = True
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 
 IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path", "photo", "img")
@@ -72,7 +78,9 @@ _ALIASES = {
     "value": ("value",),
     "source": ("source", "annotator"),
     "score": ("score", "confidence"),
+    WEIGHT_COLUMN: (WEIGHT_COLUMN,),
 }
+_MOST_COLUMNS = 8  # a table with more is wide: it has a column per class
 
 _VALUE_CELLS = frozenset(("", *ONE, *ZERO, *MINUS_ONE))
 
@@ -147,10 +155,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
     images, image = _encode(cells["image"], has_image, is_declared=~has_class)
     classes, column = _encode(cells["class"], has_class, is_declared=~has_image)
 
-    is_three_column = not is_own_format and set(COLUMNS[:3]) <= set(sheet.header) <= set(COLUMNS)
-    if is_three_column and policy.minus_one is None:
+    is_like_own = set(COLUMNS[:3]) <= set(sheet.header) <= {*COLUMNS, *QUESTION_COLUMNS, WEIGHT_COLUMN}
+    if is_like_own and not is_own_format and policy.minus_one is None:
         values = pc.unique(cells["value"].filter(pa.array(is_label))).to_pylist()
-        if {value.strip() for value in values} <= {*ONE, *MINUS_ONE}:
+        unanswered = {""} if WEIGHT_COLUMN in sheet.header else set()  # a question without its answer
+        if {value.strip() for value in values} <= {*ONE, *MINUS_ONE, *unanswered}:
             policy = replace(policy, minus_one="absent")
     if "value" in cells:
         value = _read_values(sheet, roles["value"], cells["value"], selected, is_label, policy, is_own_format, audit)
@@ -160,9 +169,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
         value = np.ones(len(selected), np.int8)
         audit.add("listed", "present", int(is_label.sum()))
     sources, source = _read_sources(sheet, roles.get("source"), cells.get("source"), len(selected))
-    score = _read_scores(sheet, roles.get("score"), cells.get("score"), selected)
-    image, column, value, source, score = (part[is_label] for part in (image, column, value, source, score))
-    rows = Labels.build(images, classes, image, column, value, source, score, sources)
+    score = _read_numbers(sheet, roles.get("score"), cells.get("score"), selected, "use a number from 0 to 1, or blank")
+    weight = _read_weights(sheet, roles.get(WEIGHT_COLUMN), cells.get(WEIGHT_COLUMN), selected)
+    parts = (part[is_label] for part in (image, column, value, source, score, weight))
+    image, column, value, source, score, weight = parts
+    rows = Labels.build(images, classes, image, column, value, source, score, sources, weight)
     if "value" in cells:
         says_nothing = rows.value == 0
         if is_own_format:
@@ -193,13 +204,12 @@ def write(rows: Labels, path: Path) -> None:
     check_names(rows)
     classes = Names([]) if appear_in_order(rows.column, len(rows.classes)) else rows.classes
     images = Names([]) if appear_in_order(rows.image, len(rows.images)) else rows.images
-    write_blocks(
-        chain(record_batches(rows), declaration_blocks("class", classes), declaration_blocks("image", images)), path
-    )
+    declarations = declaration_blocks("class", classes), declaration_blocks("image", images)
+    write_blocks(chain(record_batches(rows), *declarations), path, columns_of(rows))
 
 
 def _is_long_header(header: list[str]) -> bool:
-    return {"image", "class"} <= set(_roles(header, None)) and len(header) <= len(_ALIASES) + 3
+    return {"image", "class"} <= set(_roles(header, None)) and len(header) <= _MOST_COLUMNS
 
 
 def _roles(header: list[str], image_column: str | None) -> dict[str, str]:
@@ -244,15 +254,16 @@ def _check_declarations(
     has_image: np.ndarray,
     is_label: np.ndarray,
 ) -> None:
-    """Raise LabelError if a row without an image or class has a value, source or score."""
-    for role in ("value", "source", "score"):
+    """Raise LabelError if a row without an image or class has a value, source, score or weight."""
+    for role in ("value", "source", "score", WEIGHT_COLUMN):
         if role in cells:
             has_text = pc.not_equal(pc.utf8_trim_whitespace(cells[role]), "").to_numpy(zero_copy_only=False) & ~is_label
             if has_text.any():
                 row = int(np.argmax(has_text))
                 missing = "class" if has_image[row] else "image"
                 message = f"{role} {shorten_cell(cells[role][row].as_py())!r} has no {missing}"
-                fix = f"name the {missing}, or leave {', '.join(roles[r] for r in COLUMNS[2:] if r in roles)} blank"
+                names = ", ".join(name for r, name in roles.items() if r not in ("image", "class"))
+                fix = f"name the {missing}, or leave {names} blank"
                 raise sheet.error(message, fix, row=int(selected[row]), column=roles[missing])
 
 
@@ -327,29 +338,40 @@ def _read_sources(
     return tuple(coded.dictionary.to_pylist()), np.asarray(coded.indices).astype(np.int16)
 
 
-def _read_scores(sheet: CsvTable, name: str | None, column: pa.Array | None, selected: np.ndarray) -> np.ndarray:
+def _read_weights(sheet: CsvTable, name: str | None, column: pa.Array | None, selected: np.ndarray) -> np.ndarray:
+    fix = "use the inclusion weight of the question, 0 if it was chosen, or blank if nobody was asked"
+    weight = _read_numbers(sheet, name, column, selected, fix)
+    if (is_negative := weight < 0).any():
+        row = int(np.argmax(is_negative))
+        raise sheet.error(f"{name} {weight[row]:g} is negative", fix, row=int(selected[row]), column=name)
+    return weight
+
+
+def _read_numbers(
+    sheet: CsvTable, name: str | None, column: pa.Array | None, selected: np.ndarray, fix: str
+) -> np.ndarray:
     if column is None:
         return np.full(len(selected), np.nan, np.float32)
     text = pc.if_else(pc.equal(column, ""), None, column)
     try:
-        score = np.asarray(pc.cast(text, pa.float32()).to_numpy(zero_copy_only=False), dtype=np.float32)
+        numbers = np.asarray(pc.cast(text, pa.float32()).to_numpy(zero_copy_only=False), dtype=np.float32)
     except pa.ArrowInvalid:
-        score = _parse_scores(sheet, name, column, selected)
-    if np.isinf(score).any():
-        row = int(np.argmax(np.isinf(score)))
-        message = f"score {column[row].as_py()!r} is too large"
-        raise sheet.error(message, "use a number from 0 to 1, or blank", row=int(selected[row]), column=name)
-    return score
+        numbers = _parse_numbers(sheet, name, column, selected)
+    if np.isinf(numbers).any():
+        row = int(np.argmax(np.isinf(numbers)))
+        message = f"{name} {column[row].as_py()!r} is too large"
+        raise sheet.error(message, fix, row=int(selected[row]), column=name)
+    return numbers
 
 
-def _parse_scores(sheet: CsvTable, name: str | None, column: pa.Array, selected: np.ndarray) -> np.ndarray:
-    """Parse scores in Python, which reads numbers that Arrow does not, such as with blanks around them."""
-    score = np.full(len(selected), np.nan)
+def _parse_numbers(sheet: CsvTable, name: str | None, column: pa.Array, selected: np.ndarray) -> np.ndarray:
+    """Parse numbers in Python, which reads some that Arrow does not, such as with blanks around them."""
+    numbers = np.full(len(selected), np.nan)
     for position, text in enumerate(column.to_pylist()):
         try:
-            score[position] = float(text.strip() or "nan")
+            numbers[position] = float(text.strip() or "nan")
         except ValueError:
-            message = f"score {text!r} is not a number"
+            message = f"{name} {text!r} is not a number"
             raise sheet.error(message, "use a number or blank", row=int(selected[position]), column=name) from None
     with np.errstate(over="ignore"):  # values that are too large become infinite and are refused
-        return score.astype(np.float32)
+        return numbers.astype(np.float32)

@@ -86,10 +86,10 @@ def own_output_error(header: list[str]) -> tuple[str, str] | None:
             "add labels with `halflabel fill`, which marks them as made by a model; or answer questions with "
             "`halflabel review`"
         )
-    if set(QUESTION_COLUMNS) <= set(header):
+    if set(QUESTION_COLUMNS) <= set(header) and "value" not in header:
         return (
             "these are questions of `halflabel next`, not labels",
-            "answer them: halflabel review RUN --questions FILE",
+            "answer them: halflabel review RUN --questions FILE, or in a column value: 1 present, -1 absent",
         )
     return None
 
