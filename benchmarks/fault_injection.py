@@ -100,7 +100,7 @@ def send_signal(number: int) -> Action:
 def fault_places() -> dict[str, tuple[Any, str, int, bool]]:
     """By name: object and attribute to patch, the highest call number to use, and whether to act after the call."""
     import numpy as np
-    import safetensors.torch
+    import torch
 
     from halflabel.features.backbones import Backbone
     from halflabel.fitting import checkpoint, loop
@@ -115,7 +115,7 @@ def fault_places() -> dict[str, tuple[Any, str, int, bool]]:
         "optimizer": (OptimizerStep, "update", 40, False),
         "sweep or validation": (loop, "score_source", 4, False),
         "relabelled": (Curriculum, "absorb", 2, True),
-        "checkpoint: tensors written": (safetensors.torch, "save_file", 20, True),
+        "checkpoint: tensors written": (torch, "save", 20, True),
         "checkpoint: begun": (checkpoint, "save", 20, False),
         "file: before its sync": (os, "fsync", 60, False),
         "file: before its name": (os, "replace", 40, False),

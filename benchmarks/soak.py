@@ -190,12 +190,12 @@ class Soak:
 
     def damaged_checkpoint(self) -> None:
         run = self.killed_run()
-        truncate(max((run / "last" / "all").glob("*.safetensors")))
+        truncate(max((run / "last" / "all").glob("*.pt")))
         self.expect_same_result("newest checkpoint cut in half", run)
 
     def damaged_checkpoints(self) -> None:
         run = self.killed_run()
-        for path in (run / "last" / "all").glob("*.safetensors"):
+        for path in (run / "last" / "all").glob("*.pt"):
             truncate(path)
         self.expect_error("all checkpoints cut in half", self.again(run), "all checkpoints", "start again")
 
@@ -320,15 +320,23 @@ class Soak:
     )  # fmt: skip
 
 
+def without_tensors(value: Any) -> Any:
+    """Tensors as bytes, which can be compared, in dictionaries and lists of any depth."""
+    if isinstance(value, dict):
+        return {key: without_tensors(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_tensors(item) for item in value]
+    return value.numpy().tobytes() if hasattr(value, "numpy") else value
+
+
 def result(run: Path) -> dict[str, Any]:
     """Everything that must be equal in all runs: all but times and paths."""
-    from safetensors.torch import load_file
+    from halflabel.fitting import checkpoint
 
-    newest = max((run / "last" / "all").glob("*.json"))
-    meta = json.loads(newest.read_text())
-    state = {name: value.numpy().tobytes() for name, value in load_file(newest.with_suffix(".safetensors")).items()}
+    state = checkpoint.load(max((run / "last" / "all").glob("*.pt")))
+    del state["state"]["log"]
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    values: dict[str, Any] = {"state": state, "counters": {k: v for k, v in meta.items() if k not in ("sha256", "log")}}
+    values: dict[str, Any] = {"state": without_tensors(state)}
     values["log"] = [{key: value for key, value in line.items() if key not in TIMES} for line in log]
     for name in ("best.safetensors", "labels.parquet", "split.parquet", "predictions.parquet", "metrics.json"):
         values[name] = (run / name).read_bytes()

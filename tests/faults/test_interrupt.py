@@ -157,7 +157,7 @@ def test_a_second_signal_is_obeyed_at_once_and_what_is_torn_is_not_saved(
         with pytest.raises(Stopped):
             go(tmp_path / "stopped")
     assert len(updates) == 5
-    assert [path.stem for path in (tmp_path / "stopped").glob("*.json")] == [f"{7:010d}"]  # of the first epoch
+    assert [path.stem for path in (tmp_path / "stopped").glob("*.pt")] == [f"{7:010d}"]  # of the first epoch
     actual, _, steps_left = go(tmp_path / "stopped", resume=True)
     assert steps_left == STEPS - 6
     expected, _, _ = go(tmp_path / "unbroken")

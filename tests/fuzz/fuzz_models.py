@@ -58,7 +58,7 @@ def models(place: Path) -> Iterator[Reader]:
     import torch
 
     from halflabel.features.backbones import build_backbone
-    from halflabel.fitting.checkpoint import Checkpoint, save, save_tensors
+    from halflabel.fitting.checkpoint import save, save_tensors
     from halflabel.runs.export.hub import export_hub
 
     run = small_run(place / "runs" / "run")
@@ -72,7 +72,7 @@ def models(place: Path) -> Iterator[Reader]:
         yield Reader("onnx", {"model.onnx": _onnx(run)}, partial(read_model, name="model.onnx"))
     for step in (1, 2):
         tensors = {"a": torch.ones(3, 2), "b": torch.zeros(0), "c": torch.tensor([1, 2])}
-        save(place / "last", step, Checkpoint(tensors, {"step": step, "log": [{"epoch": 1}]}))
+        save(place / "last", step, {"model": tensors, "state": {"step": step, "log": '[{"epoch": 1}]'}})
     yield Reader("checkpoint", gather(place / "last"), read_checkpoint)
     weights = build_backbone("tiny").model.state_dict()
     torch.save({"state_dict": weights}, place / "w.pt")

@@ -31,12 +31,11 @@ from halflabel.evaluation import completion_rates
 from halflabel.features.heads import Model
 from halflabel.features.scoring import PASSES, score_source, seed_generators
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.checkpointer import Checkpointer
+from halflabel.fitting.checkpointer import Checkpointer, TrainingState
 from halflabel.fitting.config import Settings
 from halflabel.fitting.device import deterministic_algorithms, training_device
 from halflabel.fitting.distribution import distribute, place_model
 from halflabel.fitting.optimizer import learning_rate_factor
-from halflabel.fitting.state import TrainingState
 from halflabel.fitting.step import OptimizerStep
 from halflabel.images.sources import Plan, Source, preferred_order, share_unreadable
 from halflabel.labels.table import Table

@@ -98,7 +98,7 @@ class FigureInputs:
         except UserError as error:  # for example a file that existed during training
             raise FigureUnavailable(f"{config.method} cannot be started again: {error.message}") from None
         try:
-            checkpoint.load_state(method, checkpoint.restore("method", newest.tensors))
+            checkpoint.load_state(method, newest["method"])
         except RuntimeError as error:
             reason = error_summary(error)
             raise UserError(
