@@ -38,7 +38,7 @@ def measure_fill(full: Table, source: Features, seed: int, args: argparse.Namesp
     scores = cross_fit(source, known, config, folds=args.folds, backbone=build_backbone("efficientnet-lite0"))
     trained = time.perf_counter()
     filling = plan_fill(scores, known, FillOptions(precision=args.precision, confidence=args.confidence))
-    value = filling.rows().resolve().dense()
+    value = filling.rows().training.dense()
     ended = time.perf_counter()
     truth, before = full.dense(), known.dense()
     assert not (value[before != 0]).any(), "a known label was overwritten"

@@ -39,8 +39,7 @@ from halflabel import metrics
 from halflabel.fitting.crossfit import crossfit
 from halflabel.labels import drop
 from halflabel.labels.answers import AnswerStore
-from halflabel.labels.labels import Labels
-from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, choosing_table
+from halflabel.labels.labels import ASKED_SOURCE, CONTROL_SOURCE, Labels
 from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import CONTROL, choose_questions
 from halflabel.review.address import new_token
@@ -88,8 +87,8 @@ class Person:
         sources = ("person", ASKED_SOURCE, CONTROL_SOURCE)
         rows = Labels.build(*self.names, *entries, sources=sources)
         fitted = crossfit(
-            self.train, rows.resolve(), lambda: seeded(seed, method), classifier=self.classifier,
-            evaluation=choosing_table(rows), use_similar=not self.options.no_similar, seed=seed, folds=3,
+            self.train, rows.training, lambda: seeded(seed, method), classifier=self.classifier,
+            evaluation=rows.choosing, use_similar=not self.options.no_similar, seed=seed, folds=3,
         )  # fmt: skip
         with torch.no_grad():
             logits = torch.cat([fitted.head(part).logits for part in self.test.split(1024)])

@@ -45,7 +45,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Labels, path: Path) -> None:
-    table = rows.resolve()  # the labels that hold
+    table = rows.training  # the labels that hold
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for name, labels in zip(table.images, table.dense(), strict=True):
             known = [f" {c}({'yes' if v > 0 else 'no'})" for c, v in zip(table.classes, labels, strict=True) if v]

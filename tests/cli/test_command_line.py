@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from command_line import MAIN, done, flat, refused, run
 
 from halflabel.cli import main
 from halflabel.errors import UserError
+from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 
@@ -95,7 +95,7 @@ def test_errors_are_found_before_torch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("image,class,value,source,score\na,cat,1,me,\n")
     (tmp_path / "empty").mkdir()
     trained = RunFolder.create(tmp_path / "run")
-    trained.start(Table.from_dense(np.array([[1, -1]], np.int8), ["a"], ["cat", "dog"]), {"method": "bce"})
+    trained.start(Labels.of(Table.from_dense([[1, -1]], ["a"], ["cat", "dog"])), {"method": "bce"})
     trained.weights.touch()
     taken = socket.create_server(("127.0.0.1", 0))
     places = {

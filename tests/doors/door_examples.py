@@ -192,7 +192,7 @@ def fit_estimator(task: Task) -> tuple[halflabel.HalfLabelClassifier, Any]:
         for place, table in (("images", material.truth), ("test", material.test))
     )
     estimator = halflabel.HalfLabelClassifier(task.method, **options)
-    return estimator.fit(images, material.read("labels.csv").resolve()), test
+    return estimator.fit(images, material.read("labels.csv").training), test
 
 
 def estimator_final(task: Task) -> Logits:
@@ -218,7 +218,7 @@ def open_live(task: Task) -> LiveModel:
 
 
 def live(task: Task) -> Logits:
-    return open_live(task).refit(task.material.read("labels.csv").resolve().dense())
+    return open_live(task).refit(task.material.read("labels.csv").training.dense())
 
 
 RUNS = {"train": train_by_command, "train --continue": continue_by_command, "Finish": finish}

@@ -145,7 +145,7 @@ def test_warm_refits_are_good_and_quick(
         return 100 * metrics.mean_average_precision(torch.from_numpy(logits), truth), sum(counts)
 
     material = task(method).material
-    truth, labels = material.truth.dense(), material.read("start.csv").resolve().dense()
+    truth, labels = material.truth.dense(), material.read("start.csv").training.dense()
     live, answers = doors.open_live(task(method)), np.random.default_rng(0).permutation(np.argwhere(labels == 0))
     refit(live, labels)
     gradients = np.zeros(2, int)

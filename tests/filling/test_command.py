@@ -94,7 +94,7 @@ def test_earlier_model_labels_are_not_used_for_evaluation(
     assert old.sum() == actual.sum()
     assert set(after.score[old].tolist()) == {0.75}
     assert len(after) > digits.known
-    table = after.resolve().subset(after.images.index(digits.images.array), after.classes.index(digits.classes.array))
+    table = after.training.subset(after.images.index(digits.images.array), after.classes.index(digits.classes.array))
     assert (table.dense()[digits.dense() != 0] == digits.dense()[digits.dense() != 0]).all()
 
 

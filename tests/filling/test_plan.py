@@ -13,9 +13,8 @@ from halflabel.errors import UserError
 from halflabel.filling import fill, write_filled
 from halflabel.filling.plan import FillOptions, plan_fill
 from halflabel.labels import formats
-from halflabel.labels.labels import Labels
+from halflabel.labels.labels import RULE_SOURCE, Labels
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import RULE_SOURCE, training_and_evaluation_tables
 from halflabel.labels.rules import read_rules
 from halflabel.labels.table import Table
 from halflabel.runs.crossfit import Scores, score_run
@@ -59,7 +58,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("halflabel.evaluation.calibration._BLOCK_ENTRIES", 1000)
     pieces = plan_fill(world.scores, world.table).rows()
     assert len(whole) > 2000
-    assert whole.resolve() == pieces.resolve()
+    assert whole.training == pieces.training
     assert np.allclose(whole.score, pieces.score)
 
 
@@ -183,8 +182,8 @@ def test_labels_derived_from_a_fill_have_its_source_and_probability(tmp_path: Pa
     mine = rows.source == 0
     score = np.full(world.table.shape, np.nan)
     score[rows.image[mine], rows.column[mine]] = rows.score[mine]
-    value = rows.resolve().dense()
-    late = (value[:, 0] > 0) & (plain.resolve().dense()[:, 0] == 0) & (value[:, 5] > 0)
+    value = rows.training.dense()
+    late = (value[:, 0] > 0) & (plain.training.dense()[:, 0] == 0) & (value[:, 5] > 0)
     assert late.sum() > 20
     assert np.allclose(score[late, 0], score[late, 5])
 
@@ -192,7 +191,7 @@ def test_labels_derived_from_a_fill_have_its_source_and_probability(tmp_path: Pa
 def test_files_append_to_the_labels_or_are_complete(tmp_path: Path) -> None:
     world = worlds.make_world(10, images=1200, known=0.4)
     filling = plan_fill(world.scores, world.table, FillOptions(source="model:m:r"))
-    expected = world.table.merge(filling.rows().resolve())
+    expected = world.table.merge(filling.rows().training)
     labels = tmp_path / "labels.csv"
     formats.write(world.table, labels)
     for ending in (".csv", ".parquet"):
@@ -309,7 +308,7 @@ def test_labels_derived_from_model_labels_are_not_used_for_evaluation(
     filling = fill(frozen, pictures / "images", rules=path)
     tally = write_filled(filling, tmp_path / "whole.csv", base=labels)
     after = formats.read(tmp_path / "whole.csv", format="long").rows
-    every, people = training_and_evaluation_tables(after)
+    every, people = after.training, after.people
     at, one = every.images.index([digits.images[n] for n in range(40)]), every.classes.index([names[1]])
     assert (every.dense()[at, one] == 1).all()
     expected = np.ones(40)
@@ -372,7 +371,7 @@ def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest
     )
     asked = rng.random(300) < 0.6
     rules = read_rules(path, labels.classes)
-    filling = plan_fill(blind(labels.resolve()), labels, FillOptions(to_fill=asked, rules=rules, source="model:b:r"))
+    filling = plan_fill(blind(labels.training), labels, FillOptions(to_fill=asked, rules=rules, source="model:b:r"))
     tally = filling.empty_counts()
     actual = {
         (rows.images[i], c): (v, rows.sources[s], x)

@@ -146,7 +146,7 @@ def test_fills_are_as_precise_as_asked_in_most_worlds(target: float) -> None:
     worse = {1: 0, -1: 0}
     for seed in range(20):
         world = worlds.make_world(seed)
-        value = decide(world, target).rows().resolve().dense()
+        value = decide(world, target).rows().training.dense()
         for sign in (1, -1):
             mine = value == sign
             assert mine.sum() > 500
@@ -161,7 +161,7 @@ def test_a_useful_share_is_filled_and_more_for_a_lower_precision() -> None:
     unknown = world.table.dense() == 0
     shares = []
     for target in (0.98, 0.95, 0.9):
-        value = decide(world, target).rows().resolve().dense()
+        value = decide(world, target).rows().training.dense()
         shares.append((value[unknown & (world.truth > 0)] > 0).mean())
         assert (value[unknown & (world.truth < 0)] < 0).mean() > 0.35
     assert shares[0] < shares[1] < shares[2]

@@ -104,7 +104,7 @@ def test_undo_of_a_fill_gives_the_labels_before_whatever_they_were(tmp_path: Pat
         formats.write(rows, path)
         undo(path, source="model:m:r")
         is_left = source != 1
-        expected = rows.select(is_left).resolve()
+        expected = rows.select(is_left).training
         table = formats.read(path, format="long").table()
         order = table.images.index(images.array)
         assert np.array_equal(table.dense()[order], expected.dense())

@@ -45,7 +45,7 @@ def load(folder: Path) -> list[Any]:
     return [
         predictor.scores(Arrays(images, Names(["x"]), predictor.views)).tolist(),
         (list(predictor.classes), predictor.thresholds.tolist()),
-        (list(rows.images), rows.resolve().digest(), [rows.sources[k] for k in rows.source], str(rows.score)),
+        (list(rows.images), rows.training.digest(), [rows.sources[k] for k in rows.source], str(rows.score)),
         (str(out_of_fold[0]), out_of_fold[1].tolist(), run.split_of(rows.images).tolist()),
         (list(names), classes, str(scores)),
     ]

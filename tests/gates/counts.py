@@ -27,8 +27,8 @@ SENTENCES = {"basis", "message", "note", "protocol", "reason", "sentence", "why"
 TEXT_METHODS = {"endswith", "partition", "removeprefix", "removesuffix", "rpartition", "rsplit", "split", "startswith"}
 PATTERN_METHODS = {"findall", "finditer", "fullmatch", "match", "search"}
 PATH_FUNCTIONS = {"Path", "join", "joinpath"}
-PROVENANCE = "halflabel.labels.provenance:"
-GATES_OF_PROVENANCE = ("training_and_evaluation_tables", "calibration_tables", "choosing_table", "evaluation_rows")
+LABELS = "halflabel.labels.labels:Labels."
+TABLES_OF_LABELS = ("training", "people", "_evaluation_and_control", "choosing")
 
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -204,12 +204,10 @@ def write_example(folder: Path) -> list[str]:
 
 
 COUNTERS: dict[str, Callable[[], int | list[str]]] = {
-    "rows resolved per training": partial(called_in_training, "halflabel.labels.labels:Labels.resolve"),
+    "rows resolved per training": partial(called_in_training, LABELS + "training"),
     "tables built from rows per training": partial(called_in_training, "halflabel.labels.table:Table.from_entries"),
     "statistics computed per training": partial(called_in_training, "halflabel.labels.table:Table.stats"),
-    "provenance gates called per training": partial(
-        called_in_training, *(PROVENANCE + name for name in GATES_OF_PROVENANCE)
-    ),
+    "tables of labels made per training": partial(called_in_training, *(LABELS + name for name in TABLES_OF_LABELS)),
     "calls of make_backbone": partial(calls_of, "make_backbone"),
     "calls of score_source": partial(calls_of, "score_source"),
     "calls of fit_decisions": partial(calls_of, "fit_decisions"),

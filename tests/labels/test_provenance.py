@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halflabel.labels import formats
-from halflabel.labels.labels import Labels
+from halflabel.labels.labels import ASKED_SOURCE, CONTROL_SOURCE, Labels
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import (
-    ASKED_SOURCE,
-    CONTROL_SOURCE,
-    calibration_tables,
-    choosing_table,
-    evaluation_rows,
-    training_and_evaluation_tables,
-)
 from halflabel.labels.table import Table
 
 SOURCES = ("", "person", "model:bce:runs/1", "machine", " Model", "rule", "modelling agency")
@@ -52,21 +44,22 @@ def test_matches_a_loop_over_the_rows(entries: list[Row]) -> None:
     for pair, number in holding.items():
         training[pair] = entries[number][2]
         evaluation[pair] = 0 if SOURCES[entries[number][3]] in MODELS else entries[number][2]
-    tables = training_and_evaluation_tables(rows)
     assert rows.is_model_made().tolist() == [SOURCES[entry[3]] in MODELS for entry in entries]
-    assert [table.dense().tolist() for table in tables] == [training.tolist(), evaluation.tolist()]
+    for table, expected in ((rows.training, training), (rows.people, evaluation), (rows.evaluation, evaluation)):
+        assert table.dense().tolist() == expected.tolist()
     holding_rows = rows.drop_overridden()
     order = [holding[pair] for pair in sorted(holding)]
     assert holding_rows.score.tolist() == [number / 64 for number in order]
     assert holding_rows.source.tolist() == [entries[number][3] for number in order]
-    assert holding_rows.resolve() == rows.resolve()
-    assert evaluation_rows(rows).resolve() == tables[1]
-    assert not evaluation_rows(rows).is_model_made().any()
+    assert holding_rows.training == rows.training
+    assert holding_rows.select(~holding_rows.is_model_made()).training == rows.people
 
 
 def test_a_table_has_no_sources_so_all_of_it_evaluates() -> None:
     table = Table.from_dense([[1, 0], [-1, 1]])
-    assert training_and_evaluation_tables(table) == (table, table)
+    labels = Labels.of(table)
+    assert all(each is table for each in (labels.training, labels.people, labels.evaluation, labels.choosing))
+    assert Labels.of(labels) is labels
 
 
 def test_select_from_memory_mapped_rows(tmp_path: Path) -> None:
@@ -86,19 +79,17 @@ def test_answers_to_chosen_questions_are_not_calibrated_on() -> None:
     source = np.repeat([0, 1, 2], [20, 12, 4])
     names = Names([f"i{k:02}" for k in range(20)]), Names(["x", "y"])
     rows = Labels.build(*names, image, column, value, source, None, ("", ASKED_SOURCE, CONTROL_SOURCE))
-    table, evaluation, control = calibration_tables(rows)
-    assert (table.known, evaluation.known) == (36, 20)
-    assert control is not None
-    assert control.dense()[12:16, 1].tolist() == [1, -1, -1, -1]
+    assert (rows.training.known, rows.evaluation.known) == (36, 20)
+    assert rows.control is not None
+    assert rows.control.dense()[12:16, 1].tolist() == [1, -1, -1, -1]
     # Where the other labels include negatives, random answers are labels like these.
     some_absent = np.where(np.arange(36) < 10, -1, value)
     rows = Labels.build(*names, image, column, some_absent, source, None, rows.sources)
-    _, evaluation, control = calibration_tables(rows)
-    assert control is None
-    assert evaluation.known == 24
+    assert rows.control is None
+    assert rows.evaluation.known == 24
     # Answers alone are better than nothing.
-    _, evaluation, control = calibration_tables(rows.select(source == 1))
-    assert (evaluation.known, control) == (12, None)
+    answers = rows.select(source == 1)
+    assert (answers.evaluation.known, answers.control) == (12, None)
 
 
 def test_many_chosen_answers_choose_rather_than_few_random_ones() -> None:
@@ -110,7 +101,7 @@ def test_many_chosen_answers_choose_rather_than_few_random_ones() -> None:
         return Labels.build(images, classes, image, image % 2, np.ones(40, int), sources, None, names)
 
     mostly_chosen = rows(np.repeat([1, 2, 3], [24, 6, 10]))
-    assert calibration_tables(mostly_chosen)[1].known == 6
-    assert choosing_table(mostly_chosen).known == 30  # never labels of a model
+    assert mostly_chosen.evaluation.known == 6
+    assert mostly_chosen.choosing.known == 30  # never labels of a model
     mostly_given = rows(np.repeat([0, 1, 2, 3], [20, 10, 0, 10]))
-    assert choosing_table(mostly_given).known == 20
+    assert mostly_given.choosing.known == 20

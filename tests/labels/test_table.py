@@ -104,7 +104,7 @@ def test_from_entries_equals_writing_one_after_the_other(entries: list[tuple[int
     check_form(table)
     np.testing.assert_array_equal(table.dense(), slow)
     rows = Labels.build(Names.numbered(4), Names.numbered(3), image, column, value)
-    assert rows.resolve() == table
+    assert rows.training == table
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ class TestRows:
 
     def test_last_row_wins_and_zero_retracts(self) -> None:
         rows = self.rows((0, 0, 1), (0, 1, 1), (0, 0, -1), (0, 1, 0))
-        assert rows.resolve().dense().tolist() == [[-1, 0], [0, 0]]
+        assert rows.training.dense().tolist() == [[-1, 0], [0, 0]]
 
     def test_conflicts_count_pairs_called_both(self) -> None:
         assert (
@@ -287,7 +287,7 @@ class TestRows:
         assert len(rows) == table.known
         assert rows.sources == ("import",)
         assert np.isnan(rows.score).all()
-        assert rows.resolve() == table
+        assert rows.training == table
 
     def test_weights_follow_their_rows(self) -> None:
         images, classes = Names("abc"), Names("xy")
@@ -305,6 +305,6 @@ class TestRows:
     @given(tables(), tables())
     def test_append_resolves_like_merge(self, first: Table, other: Table) -> None:
         both = Labels.from_table(first, "anna").append(Labels.from_table(other, "bob"))
-        assert both.resolve() == first.merge(other)
+        assert both.training == first.merge(other)
         row_sources = [both.sources[number] for number in both.source]
         assert row_sources == ["anna"] * first.known + ["bob"] * other.known

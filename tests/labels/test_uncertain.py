@@ -17,7 +17,6 @@ from halflabel.labels import formats
 from halflabel.labels.drop import apply as hide
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import calibration_tables, training_and_evaluation_tables
 from halflabel.labels.table import UNCERTAIN, Table
 from halflabel.labels.uncertain import decide_uncertain, parse_uncertain
 from halflabel.methods.base import recipe
@@ -41,13 +40,13 @@ def uncertain(table: Table) -> list[list[int]]:
 
 
 def test_uncertain_entries_are_unknown_and_listed() -> None:
-    table = ROWS.resolve()
+    table = ROWS.training
     assert table.dense().tolist() == [[1, 0], [-1, 0], [0, 0]]
     assert uncertain(table) == [[0, 1], [1, 1], [2, 0]]
     assert table.stats.uncertain.tolist() == [1, 2]
     assert uncertain(table.subset([2, 0], [1, 0])) == [[0, 1], [1, 0]]
     assert uncertain(hide("partial", table, share=0.1)) == uncertain(table)
-    assert Labels.from_table(table).resolve() == table
+    assert Labels.from_table(table).select(slice(None)).training == table
     assert table.digest() != Table.from_dense(table.dense(), IMAGES, CLASSES).digest()
 
 
@@ -60,21 +59,21 @@ def test_uncertain_entries_are_unknown_and_listed() -> None:
     ],
 )
 def test_later_rows_decide(later: tuple[int, int, int, str], label: int) -> None:
-    table = ROWS.append(rows(later)).resolve()
+    table = ROWS.append(rows(later)).training
     assert table.dense()[0].tolist() == [1, label]
     assert uncertain(table) == [[1, 1], [2, 0]]
 
 
 def test_a_person_may_become_uncertain() -> None:
-    table = ROWS.append(rows((0, 0, UNCERTAIN, ""))).resolve()
+    table = ROWS.append(rows((0, 0, UNCERTAIN, ""))).training
     assert table.dense()[0].tolist() == [0, 0]
     assert [0, 0] in uncertain(table)
 
 
 def test_no_evaluation_sees_them() -> None:
     with_model = ROWS.append(rows((2, 1, 1, "model:bce:x")))
-    for tables in (training_and_evaluation_tables(with_model), calibration_tables(with_model)[:2]):
-        assert tables[1].dense().tolist() == [[1, 0], [-1, 0], [0, 0]]
+    for table in (with_model.people, with_model.evaluation, with_model.choosing):
+        assert table.dense().tolist() == [[1, 0], [-1, 0], [0, 0]]
     assert with_model.count_conflicts() == 0
 
 
@@ -82,7 +81,7 @@ def test_no_evaluation_sees_them() -> None:
 def test_files_keep_them(name: str, tmp_path: Path) -> None:
     formats.write(ROWS, tmp_path / name, format="wide" if "wide" in name else "long")
     result = formats.read(tmp_path / name)
-    assert result.table() == ROWS.resolve()
+    assert result.table() == ROWS.training
     assert sum(count.entries for count in result.audit.value_counts if count.meaning == "uncertain") == 3
 
 
@@ -109,13 +108,13 @@ def test_formats_that_cannot_hold_them_refuse(format: str, name: str, tmp_path: 
     ],
 )
 def test_readings(text: str, labels: list[list[int]], left: int) -> None:
-    table = decide_uncertain(ROWS.resolve(), text)
+    table = decide_uncertain(ROWS.training, text)
     assert table.dense().tolist() == labels
     assert len(uncertain(table)) == left
 
 
 def test_soft_targets_are_in_their_interval_and_follow_the_names() -> None:
-    table = ROWS.resolve()
+    table = ROWS.training
     targets = decide_uncertain(table, "soft=0.6-0.8").soft_targets([0, 1, 2])
     assert targets is not None
     assert np.isnan(targets).sum() == 3
@@ -137,12 +136,12 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
 
 def test_a_class_that_does_not_exist_is_refused() -> None:
     with pytest.raises(UserError, match="cow"):
-        decide_uncertain(ROWS.resolve(), "cow=present")
+        decide_uncertain(ROWS.training, "cow=present")
 
 
 @pytest.mark.parametrize("name", ["bce", "an", "n-ls", "csl", "plcl", "em", "asl"])
 def test_soft_targets_reach_every_loss(name: str) -> None:
-    table = decide_uncertain(ROWS.resolve(), "dog=soft=0.7-0.7")
+    table = decide_uncertain(ROWS.training, "dog=soft=0.7-0.7")
     method = recipe(name).make()
     method.plan(3)
     method.start(table)

@@ -15,6 +15,7 @@ import torch
 
 from halflabel.evaluation import best_thresholds
 from halflabel.evaluation.evaluate import evaluate
+from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.report.run_page import MAX_PAGE_BYTES
 from halflabel.runs.folder import RunFolder
@@ -44,7 +45,7 @@ def random_run(
     table = Table.from_dense(known, [f"photo {i} {HOSTILE}.jpg" for i in range(images)], names)
     run = RunFolder.create(folder)
     config = {"method": "bce", "options": {}, "backbone": "tiny", "size": 32, "tune": "head", "images": "/secret/place"}
-    run.start(table, {**config, "settings": {"epochs": 3, "lr": 0.1}})
+    run.start(Labels.of(table), {**config, "settings": {"epochs": 3, "lr": 0.1}})
     part = (np.arange(images) % 3 == 0).astype(np.int8) if held_out else np.zeros(images, np.int8)
     run.write_split(table.images.array, part)
     lines = [{"epoch": e, "loss": 1 / e, "lr": 0.1, "mAP": 0.2 * e, "select": 0.2 * e} for e in (1, 2, 3)]

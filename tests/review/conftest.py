@@ -20,6 +20,7 @@ from digit_scenes import CLASSES, scenes
 from halflabel.fitting.config import Config
 from halflabel.labels import drop
 from halflabel.labels.answers import AnswerStore
+from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.questions.choose import choose_questions
 from halflabel.review.session import ReviewSession
@@ -64,7 +65,7 @@ def build(folder: Path, flipped: list[tuple[int, int]] | None = None) -> Project
             labels[entry] *= -1
         table = Table.from_dense(labels, names, CLASSES)
     run = RunFolder(folder / "runs" / "first")
-    run.start(table, Config(images=str(images)).as_dict())
+    run.start(Labels.of(table), Config(images=str(images)).as_dict())
     run.weights.write_bytes(b"no weights are needed where scores are kept")
     run.write_split(table.images.array, (np.arange(N) % 5 == 0).astype(np.int8))
     draw = np.random.default_rng(0)

@@ -151,7 +151,7 @@ def test_rows_hold_current_answers_without_unsure_ones(store, tmp_path) -> None:
     assert back.dense().tolist() == [[-1, 0], [0, 1], [0, 0]]
     # After the labels trained on, an answer corrects one, and being unsure retracts none.
     labels = Table.from_dense([[1, 1], [0, 0], [0, 0]], list(IMAGES), list(CLASSES))
-    both = Labels.from_table(labels).append(rows).resolve()
+    both = Labels.from_table(labels).append(rows).training
     assert both.dense().tolist() == [[-1, 1], [0, 1], [0, 0]]
 
 
@@ -165,7 +165,7 @@ def test_answers_about_photos_without_a_label_come_after_the_images_of_the_run(s
     store.add([Answer("k1", "unlisted.jpg", "cat", 1), Answer("k2", "b", "dog", -1)], "me")
     rows = store.label_rows(IMAGES, CLASSES)
     assert list(rows.images) == [*IMAGES, "unlisted.jpg"]
-    assert rows.resolve().rows([1, 3]).tolist() == [[0, -1], [1, 0]]
+    assert rows.training.rows([1, 3]).tolist() == [[0, -1], [1, 0]]
 
 
 def test_answered_entries_are_named_for_the_next_list(store, tmp_path) -> None:

@@ -39,7 +39,7 @@ def saved(server, page, values: list[int]) -> None:
 def test_a_label_is_corrected_or_kept_and_both_can_be_undone(wrong) -> None:
     project, server, page = wrong
     rows = project.run.read_rows()
-    labels = rows.resolve().dense()
+    labels = rows.training.dense()
     cards = page.locator(".card")
     expect(cards).to_have_count(len(FLIPPED))
     first, second = cards.nth(0), cards.nth(1)
@@ -52,7 +52,7 @@ def test_a_label_is_corrected_or_kept_and_both_can_be_undone(wrong) -> None:
     expect(first.locator(".row [aria-pressed=true]")).to_have_text("No" if before[0] > 0 else "Yes")
     saved(server, page, sorted([-before[0], before[1]]))
     with closing(AnswerStore(server.answers)) as store:
-        after = rows.append(store.label_rows(rows.images, rows.classes)).resolve().dense()
+        after = rows.append(store.label_rows(rows.images, rows.classes)).training.dense()
     assert [int(after[entry]) for entry in entries] == [-before[0], before[1]]
 
     page.keyboard.press("z")

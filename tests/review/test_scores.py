@@ -39,7 +39,7 @@ SIZE = 64
 def untrained(folder, config, table):
     """A run whose head was never trained: weights, settings and labels are all that scores need."""
     run = RunFolder(folder / "runs" / "first")
-    run.start(table, config.as_dict())
+    run.start(Labels.of(table), config.as_dict())
     backbone = build_backbone(config.backbone, size=config.size)
     make = recipe(config.method).make(**config.options).head
     head = seeded(0, lambda: make(backbone.channels, len(table.classes)))

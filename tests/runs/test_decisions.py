@@ -20,8 +20,7 @@ from halflabel.evaluation.evaluate import fit_decisions
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
 from halflabel.labels.answers import Answer, AnswerStore
-from halflabel.labels.labels import Labels
-from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, calibration_tables
+from halflabel.labels.labels import ASKED_SOURCE, CONTROL_SOURCE, Labels
 from halflabel.labels.table import Table
 from halflabel.questions.next import next_questions
 from halflabel.runs.export.hub import export_hub
@@ -188,10 +187,9 @@ def test_decisions_after_next_review_and_continue(run: RunFolder, tmp_path: Path
     assert "6 control answers" in calibration.assumption
     assert any("chosen" in message for message in messages)
     rows = second.read_rows()
-    _, evaluation, control = calibration_tables(rows)
-    assert evaluation == table
-    assert control is not None
-    assert control.known == 6
+    assert rows.evaluation == table
+    assert rows.control is not None
+    assert rows.control.known == 6
 
 
 def test_chosen_answers_do_not_change_the_labels_per_image() -> None:
@@ -209,11 +207,10 @@ def test_chosen_answers_do_not_change_the_labels_per_image() -> None:
     for entries, source in ((chosen, ASKED_SOURCE), (control, CONTROL_SOURCE)):
         value = np.where(present[tuple(entries.T)], 1, -1)
         rows = rows.append(Labels.build(truth.images, truth.classes, entries[:, 0], entries[:, 1], value, source))
-    _, evaluation, random = calibration_tables(rows)
-    assert random is not None
+    assert rows.control is not None
     x = torch.from_numpy(logits)
     calibration, thresholds = fit_decisions(
-        x, torch.from_numpy(evaluation.dense()), control=torch.from_numpy(random.dense())
+        x, torch.from_numpy(rows.evaluation.dense()), control=torch.from_numpy(rows.control.dense())
     )
     labels_per_image = float((calibration.scores(x) >= thresholds).sum(1).double().mean())
     assert labels_per_image == pytest.approx(present.sum(1).mean(), rel=0.3)

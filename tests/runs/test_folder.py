@@ -33,14 +33,14 @@ def names(folder: Path) -> set[str]:
 def test_creating_writes_nothing_until_the_start(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "deep" / "run")
     assert not (tmp_path / "deep").exists()
-    run.start(TABLE, {"method": "an", "options": {}})
+    run.start(Labels.of(TABLE), {"method": "an", "options": {}})
     assert names(run.folder) == {"config.yaml", "labels.parquet", "data.hash", "checksums.json"}
     assert RunFolder.open(run.folder).read_config() == {"method": "an", "options": {}}
 
 
 def test_a_folder_that_holds_a_run_is_refused_unless_forced(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path)
-    run.start(TABLE, {})
+    run.start(Labels.of(TABLE), {})
     with pytest.raises(UserError, match=r"already holds a run.*resume.*force"):
         RunFolder.create(tmp_path)
     assert RunFolder.create(tmp_path, force=True).folder == tmp_path
@@ -48,7 +48,7 @@ def test_a_folder_that_holds_a_run_is_refused_unless_forced(tmp_path: Path) -> N
 
 def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.start(TABLE, {"old": 1})
+    run.start(Labels.of(TABLE), {"old": 1})
     run.write_log([{"epoch": 1}])
     run.write_json("calibration.json", {"slope": 3})
     run.write_json("thresholds.json", {})
@@ -60,7 +60,7 @@ def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     (run.checkpoints / "head" / "old").write_text("old")
     run.weights.write_bytes(b"old")
     (tmp_path / "notes.txt").write_text("the user's own")
-    run.start(TABLE, {"new": 1})
+    run.start(Labels.of(TABLE), {"new": 1})
     assert names(tmp_path) == {"config.yaml", "labels.parquet", "data.hash", "checksums.json", "notes.txt"}
     assert run.read_config() == {"new": 1}
 
@@ -85,7 +85,7 @@ def test_a_damaged_config_is_a_user_error(tmp_path: Path, content: bytes) -> Non
 
 def test_labels_keep_unlabelled_images_and_unused_classes(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.write_labels(TABLE)
+    run.write_labels(Labels.of(TABLE))
     assert run.read_labels() == TABLE
 
 
@@ -107,13 +107,13 @@ def test_labels_keep_their_source_and_score(tmp_path: Path) -> None:
         ("b/1.jpg", "a,b", -1, "model:bce:runs/1", 0.5),
         ("ä", "z", 1, "model:bce:runs/1", 0.75),
     ]
-    assert run.read_labels() == rows.resolve()
-    assert (tmp_path / "data.hash").read_text() == rows.resolve().digest() + "\n"
+    assert run.read_labels() == rows.training
+    assert (tmp_path / "data.hash").read_text() == rows.training.digest() + "\n"
 
 
 def test_labels_without_sources_are_read(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.write_labels(TABLE)
+    run.write_labels(Labels.of(TABLE))
     pq.write_table(pq.read_table(run.labels).select(["image", "class", "value"]), run.labels)
     with pytest.raises(UserError, match=r"checksum differs.*remove its line from checksums\.json"):
         run.read_labels()
@@ -124,10 +124,10 @@ def test_labels_without_sources_are_read(tmp_path: Path) -> None:
 
 def test_changed_labels_are_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.write_labels(TABLE)
+    run.write_labels(Labels.of(TABLE))
     digest = (tmp_path / "data.hash").read_text()
     changed = Table.from_dense([[1, 1, -1], [0, 0, 0], [-1, 1, 0]], images=TABLE.images, classes=TABLE.classes)
-    run.write_labels(changed)
+    run.write_labels(Labels.of(changed))
     run.write_text("data.hash", digest)
     for read in (run.read_labels, run.read_rows):
         with pytest.raises(UserError, match="differs from the labels"):

@@ -185,7 +185,7 @@ def test_model_labels_are_used_for_training_but_not_for_evaluation(tmp_path: Pat
         "are used for evaluation"
     ]
     run = RunFolder(tmp_path / "run")
-    assert run.read_labels() == rows_of(is_model_made).resolve()
+    assert run.read_labels() == rows_of(is_model_made).training
     held = np.flatnonzero(run.split_of(TABLE.images))
     people = TABLE.keep(~is_model_made).subset(held).dense()
     assert 0 < np.count_nonzero(people) < TABLE.subset(held).known

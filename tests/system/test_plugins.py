@@ -61,7 +61,7 @@ def read(path, policy):
     return LabelImport(Labels.from_table(table), audit)
 
 def write(rows, path):
-    path.write_text("\\n".join(rows.resolve().images))
+    path.write_text("\\n".join(rows.training.images))
 
 add_format("mine", "one image name per line, all with the class seen", sys.modules[__name__])
 """
@@ -124,7 +124,7 @@ def test_optimizers_and_schedules_are_options() -> None:
 
 def test_a_label_format_is_detected_read_and_written(tmp_path: Path) -> None:
     (tmp_path / "list.mine").write_text("b.jpg\na.jpg\n")
-    table = formats.read(tmp_path / "list.mine").rows.resolve()
+    table = formats.read(tmp_path / "list.mine").rows.training
     assert list(table.images) == ["b.jpg", "a.jpg"]
     assert np.array_equal(table.dense(), [[1], [1]])
     formats.write(table, tmp_path / "again.mine", format="mine")

@@ -366,7 +366,7 @@ def _read_questions(run: RunFolder, images: Path, path: Path) -> tuple[list[Ques
         return read_questions(path, run.read_labels()), None
     unlisted = set(unlisted_images(list(rows.images), images))
     further = Names(image for image in asked if image in unlisted)
-    return read_questions(path, rows.with_images(further).resolve()), further
+    return read_questions(path, rows.with_images(further).training), further
 
 
 def _choose_questions(scored: ScoredImages, place: str | Path, is_live: bool) -> list[Question]:

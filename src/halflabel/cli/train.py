@@ -214,10 +214,9 @@ def _show_job(job: TrainingJob, images: Path) -> None:
     """Print what a training would do, and the command that does it."""
     from halflabel.fitting.assembly import Assembly
     from halflabel.images.sources import open_images
-    from halflabel.labels.provenance import training_and_evaluation_tables
 
     config, run = job.config, job.run
-    table, _ = training_and_evaluation_tables(job.labels)
+    table = job.labels.training
     source = open_images(table.images, images, {}, max_bad=1.0)
     missing = f"; {counted(len(source.bad), 'image')} not found" if source.bad else ""
     console.print(f"\nImages: {counted(len(source) - len(source.bad), 'image')} found{missing}")
@@ -312,7 +311,7 @@ def _labels_before(job: TrainingJob) -> Labels:
 
 def _show_random_answers(job: TrainingJob) -> None:
     """Say why the figures of a continued run differ from those of the run before, where random answers came in."""
-    from halflabel.labels.provenance import CONTROL_SOURCE, calibration_tables
+    from halflabel.labels.labels import CONTROL_SOURCE
 
     if not job.config.begin_from:
         return
@@ -322,7 +321,7 @@ def _show_random_answers(job: TrainingJob) -> None:
             int((rows.source == n).sum()) for n, name in enumerate(rows.sources) if name.startswith(CONTROL_SOURCE)
         )
 
-    corrects = calibration_tables(job.labels)[2] is not None
+    corrects = job.labels.control is not None
     change = "changed the probabilities by which precision is estimated" if corrects else "now count here too"
     if added := count_random(job.labels) - count_random(_labels_before(job)):
         before = Path(job.config.begin_from).name

@@ -13,7 +13,6 @@ from torch import Tensor
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.images.sources import Arrays, group_images, open_images
 from halflabel.labels.labels import Labels
-from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
 from halflabel.system.files import absolute_path
@@ -97,10 +96,10 @@ def without_model_labels(labels: Table | Labels, reporter: Reporter = SILENT) ->
 
     A method that learned from model-made labels would otherwise be evaluated on labels of its own kind.
     """
-    all_labels, evaluation = training_and_evaluation_tables(labels)
-    if excluded := all_labels.known - evaluation.known:
-        reporter.message(f"{excluded} of {all_labels.known} labels were made by a model: they are left out")
-    return evaluation
+    labels = Labels.of(labels)
+    if excluded := labels.training.known - labels.people.known:
+        reporter.message(f"{excluded} of {labels.training.known} labels were made by a model: they are left out")
+    return labels.people
 
 
 def image_identity(images: Path | Tensor | None) -> str:

@@ -19,7 +19,6 @@ from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.filling.plan import FillOptions, FillPlan, make_plan
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
 from halflabel.labels.labels import Labels
-from halflabel.labels.provenance import calibration_tables
 from halflabel.labels.table import Table
 from halflabel.runs.crossfit import Scores
 
@@ -118,7 +117,7 @@ def plan_present(
     never below the entries that were asked about. Guaranteed if the share of right fills rises with the probability
     along such a curve. Without answers the probabilities are taken as they are. Nothing is filled as absent.
     """
-    table, people, _ = calibration_tables(labels)
+    table, people = labels.training, labels.evaluation
     classes = len(table.classes)
     curve, correction = unknown_curve(calibration, scores, people), None
     if answers is not None:

@@ -15,8 +15,7 @@ from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration, fit_class_platt, image_blocks
 from halflabel.filling.sampling_bias import positives_only, sampling_warnings
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds, random_answers_needed
-from halflabel.labels.labels import Labels
-from halflabel.labels.provenance import RULE_SOURCE, calibration_tables
+from halflabel.labels.labels import RULE_SOURCE, Labels
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import Table
 from halflabel.runs.crossfit import Scores
@@ -211,8 +210,8 @@ def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = Fil
     precision, confidence = options.precision, options.confidence
     if not 0.5 < precision < 1 or not 0.5 <= confidence < 1:
         raise UserError(f"precision {precision:g} at confidence {confidence:g}", "use shares such as 0.95 and 0.9")
-    known_rows = labels.drop_overridden() if isinstance(labels, Labels) else None
-    table, evidence, _ = calibration_tables(labels if known_rows is None else known_rows)
+    labels = Labels.of(labels).drop_overridden()
+    table, evidence = labels.training, labels.evaluation
     image, column, value = evidence.entries()
     evidence = evidence.keep((scores.part[image] >= 0) & ~np.isnan(scores.logits[image, column]))
     _check_evidence(evidence.value > 0)
@@ -237,7 +236,7 @@ def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = Fil
         return present, absent
 
     unseen = ~unfillable & (np.bincount(column[present], minlength=classes) == 0)
-    plan = make_plan(scores, table, evidence, known_rows, calibrations, unfillable | unseen, decide, options)
+    plan = make_plan(scores, table, evidence, labels, calibrations, unfillable | unseen, decide, options)
     warnings = sampling_warnings(plan.bin_counts, table.classes, unfillable, unseen)
     reasons: dict[str, list[str]] = {}
     for word, decision in (("present", plan.present), ("absent", plan.absent)):
@@ -267,14 +266,14 @@ def make_plan(
     scores: Scores,
     table: Table,
     evidence: Table,
-    known_rows: Labels | None,
+    known_rows: Labels,
     calibrations: list[Calibration],
     unfillable: Mask,
     decide: Callable[[BinCounts, float], tuple[FillDecision, FillDecision]],
     options: FillOptions,
 ) -> FillPlan:
     """Count unknown entries and `evidence` by class and probability, and let `decide` choose the fills."""
-    model_labels = _model_labels(known_rows, table, options.source)
+    model_labels = _model_labels(known_rows, options.source)
     counts = BinCounts.zeros(len(table.classes))
     to_fill = np.ones(len(table), bool) if options.to_fill is None else options.to_fill
     for index in image_blocks(*table.shape):
@@ -317,13 +316,8 @@ def _probabilities(scores: Scores, calibrations: list[Calibration], index: NDArr
     return p
 
 
-def _model_labels(known: Labels | None, table: Table, source: str) -> Labels:
+def _model_labels(known: Labels, source: str) -> Labels:
     """Return the labels made by a model, with their sources numbered after `source` and "rule"."""
-    if known is None:
-        nothing = np.zeros(0, np.int32)
-        return Labels.build(
-            table.images, table.classes, nothing, nothing, nothing, nothing, None, (source, RULE_SOURCE)
-        )
     rows = known.select(known.is_model_made())
     names = [known.sources[n] for n in np.unique(rows.source).tolist()]
     sources = tuple(dict.fromkeys((source, RULE_SOURCE, *names)))

@@ -20,7 +20,6 @@ from halflabel.labels.formats._long_write import (
 )
 from halflabel.labels.labels import MODEL_PREFIX, Labels
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import calibration_tables
 from halflabel.labels.table import are_nearly_all_positive
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
@@ -115,7 +114,7 @@ def fill(
     for further in (control, answers):
         if further is not None and len(further):
             rows = _align(rows.append(further), rows.classes)
-            plan = replace(plan, answered=calibration_tables(rows.drop_overridden())[0])
+            plan = replace(plan, answered=rows.training)
     return plan
 
 
@@ -182,8 +181,7 @@ def _open_labels(
     rows = rows if labels is None else rows.append(labels)
     rows = rows if further_photos is None else rows.with_images(further_photos)
     rows = _align(rows, run_rows.classes).drop_overridden()
-    table, evidence, _ = calibration_tables(rows)
-    return rows, table, evidence
+    return rows, rows.training, rows.evaluation
 
 
 def _check_probabilities(run: RunFolder, folds: int | None) -> None:

@@ -15,9 +15,8 @@ import numpy as np
 from halflabel.errors import UserError
 from halflabel.labels.agreement import SETTLED, holding_answers
 from halflabel.labels.databases import database_name, open_database
-from halflabel.labels.labels import Labels
+from halflabel.labels.labels import ASKED_SOURCE, CONTROL_SOURCE, Labels, is_answer_source
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import ASKED_SOURCE, CONTROL_SOURCE, is_answer_source
 from halflabel.labels.table import Table
 
 _SCHEMA = """

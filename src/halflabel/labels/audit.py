@@ -58,4 +58,4 @@ class LabelImport(NamedTuple):
 
     def table(self) -> Table:
         """The table of labels that hold."""
-        return self.rows.resolve()
+        return self.rows.training

@@ -1,12 +1,23 @@
 """Labels: rows in the order they were written, each with its source (who made it), score and weight (how it was asked).
 
-Readers of label files produce rows; `Labels.resolve` turns them into the Table that training uses.
+Readers of label files produce rows. Their tables say what a label may be used for: `Labels.training` has all labels,
+`Labels.evaluation` those that may measure a model.
+
+The source of a row tells who made the label. "model:METHOD:RUN" marks labels that a model filled in, and labels that
+rules derived from them; "model" and "machine" mark models without a name. Every other source stands for people. "rule"
+does too: it marks labels that rules derived from labels made by people. Answers of `halflabel review` say whether their
+question was chosen or drawn at random, and who answered: "person:asked:NAME" or "person:control:NAME".
+
+A model may learn from labels made by a model, but must never be evaluated by them. Code that computes a metric, chooses
+a threshold or an epoch, calibrates scores, holds out images or compares methods takes its labels from `Labels.people`,
+`Labels.evaluation` or `Labels.choosing`, and from nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,8 +28,13 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import UNCERTAIN, Table, last_of_each
 
 MODEL_PREFIX = "model:"
+RULE_SOURCE = "rule"  # derived by rules from labels that people made
+ASKED_SOURCE = "person:asked"  # an answer to a question that was chosen: no random sample
+CONTROL_SOURCE = "person:control"  # an answer to a question that was drawn at random
 UNLISTED_SOURCE = "unlisted"  # absent because a complete list does not name it
 _UNNAMED_MODELS = ("model", "machine")  # "machine": the machine-generated labels of Open Images
+_ANSWERS = (ASKED_SOURCE, CONTROL_SOURCE)
+_FEWEST_POSITIVES = 5  # known beside answers to chosen questions; with fewer, these answers are used as well
 _MAX_SOURCES = int(np.iinfo(np.int16).max)
 
 
@@ -85,15 +101,75 @@ class Labels:
             at, where = table.uncertain.nonzero()
             image, column = np.concatenate([image, at]), np.concatenate([column, where])
             value = np.append(value, np.full(len(at), UNCERTAIN, np.int8))
-        return cls.build(table.images, table.classes, image, column, value, source)
+        labels = cls.build(table.images, table.classes, image, column, value, source)
+        vars(labels)["training"] = table
+        return labels
+
+    @classmethod
+    def of(cls, labels: Labels | Table) -> Labels:
+        """Labels as they are, or those of a table, which has no sources: people made all of them."""
+        return labels if isinstance(labels, Labels) else cls.from_table(labels)
 
     def __len__(self) -> int:
         return len(self.value)
 
-    def resolve(self) -> Table:
-        """The table of the labels that hold."""
-        rows = self._without_overruled()
+    @cached_property
+    def training(self) -> Table:
+        """All labels that hold; the others have the same images and classes.
+
+        >>> image, column, value = np.array([0, 0, 1]), np.array([0, 1, 1]), np.array([1, -1, 1])
+        >>> source, sources = np.array([0, 1, 1]), ("person", "model:bce:runs/1")
+        >>> labels = Labels.build(Names("ab"), Names("xy"), image, column, value, source, None, sources)
+        >>> labels.training.dense().tolist(), labels.people.dense().tolist()
+        ([[1, -1], [0, 1]], [[1, 0], [0, 0]])
+        """
+        rows = self._last
         return Table.from_entries(self.images, self.classes, self.image[rows], self.column[rows], self.value[rows])
+
+    @cached_property
+    def people(self) -> Table:
+        """The labels that hold and that no model made."""
+        by_model = self.is_model_made()[self.holding()]  # in the order of the entries of the table
+        return self.training.keep(~by_model) if by_model.any() else self.training
+
+    @property
+    def evaluation(self) -> Table:
+        """The labels to evaluate and calibrate on: those of people, without answers to chosen questions.
+
+        Such answers are not a random sample: they are trained on, but neither evaluated nor calibrated on, unless
+        hardly anything else is known. Answers to random questions are like other labels; where the other labels are
+        nearly all positive they are in `control` instead, as the two kinds of labels then need different treatment.
+        """
+        return self._evaluation_and_control[0]
+
+    @property
+    def control(self) -> Table | None:
+        """Answers to random questions, where they are not part of `evaluation`."""
+        return self._evaluation_and_control[1]
+
+    @cached_property
+    def choosing(self) -> Table:
+        """The labels by which training chooses strength and similar images: those that it is evaluated on.
+
+        Where people know more than twice as many positives, because the others are answers to chosen questions, all of
+        people's labels: a few random answers choose worse than many chosen ones, and a choice is not a result.
+        """
+        has_most = 2 * self.evaluation.stats.positives.sum() >= self.people.stats.positives.sum()
+        return self.evaluation if has_most else self.people
+
+    @cached_property
+    def _evaluation_and_control(self) -> tuple[Table, Table | None]:
+        rows, people = self.holding(), self.people
+        rows = rows[~self.is_model_made()[rows]]
+        kind = np.array([_answer_kind(name) for name in self.sources])[self.source[rows]]
+        if not kind.any():
+            return people, None
+        unchosen, given = people.keep(kind != 1), people.keep(kind == 0)
+        if unchosen.stats.positives.sum() < _FEWEST_POSITIVES:
+            return people, None
+        if not given.known or 10 * given.stats.negatives.sum() >= given.stats.positives.sum():
+            return unchosen, None
+        return given, people.keep(kind == 2) if (kind == 2).any() else None
 
     def holding(self, *, uncertain: bool = False) -> NDArray[np.int64]:
         """The indices of the rows that hold, ordered by image and class; a pair whose last row retracts has none.
@@ -104,12 +180,7 @@ class Labels:
         >>> Labels.build(Names("ab"), Names("xy"), image, column, value).holding().tolist()
         [1, 2]
         """
-        rows = self._without_overruled()
-        last = last_of_each(self.image[rows], self.column[rows])
-        if isinstance(last, slice):
-            last = np.arange(len(self))[rows]
-        elif not isinstance(rows, slice):
-            last = rows[last]
+        last = np.arange(len(self))[self._last]
         value = self.value[last]
         holding: NDArray[np.int64] = last[(value != 0) & (uncertain | (value != UNCERTAIN))]
         return holding
@@ -121,6 +192,15 @@ class Labels:
     def is_answer(self) -> NDArray[np.bool_]:
         """Whether each row answers a question that somebody was asked (R,)."""
         return ~np.isnan(self.weight)
+
+    @cached_property
+    def _last(self) -> NDArray[np.int64] | slice:
+        """The indices of the last row of each pair, ordered by image and class, with those that retract."""
+        rows = self._without_overruled()
+        last = last_of_each(self.image[rows], self.column[rows])
+        if isinstance(last, slice):
+            return rows
+        return last if isinstance(rows, slice) else rows[last]
 
     def _without_overruled(self) -> NDArray[np.int64] | slice:
         """The indices of the rows, without those of models on entries that a person has labelled."""
@@ -232,6 +312,31 @@ def is_model_source(source: str) -> bool:
     """
     name = source.strip().lower()
     return name.startswith(MODEL_PREFIX) or name in _UNNAMED_MODELS
+
+
+def model_source(name: str) -> str:
+    """The source for labels made by the model `name`, as another tool calls it.
+
+    >>> model_source("yolo-v8"), model_source("model:bce:runs/1"), model_source("")
+    ('model:yolo-v8', 'model:bce:runs/1', 'model')
+    """
+    if not name:
+        return "model"
+    return name if is_model_source(name) else MODEL_PREFIX + name
+
+
+def is_answer_source(source: str) -> bool:
+    """Whether a label is an answer of `halflabel review`.
+
+    >>> is_answer_source("person:asked:ann"), is_answer_source("person:control"), is_answer_source("person:ann")
+    (True, True, False)
+    """
+    return _answer_kind(source) > 0
+
+
+def _answer_kind(source: str) -> int:
+    """Return 1 for an answer to a chosen question, 2 for one to a random question, and 0 for another source."""
+    return next((n for n, kind in enumerate(_ANSWERS, 1) if source == kind or source.startswith(f"{kind}:")), 0)
 
 
 def too_many_sources(count: int) -> str:

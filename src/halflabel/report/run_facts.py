@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.system.html import count, percent
@@ -91,14 +90,14 @@ class RunFacts:
 
 def read_run_facts(run: RunFolder) -> RunFacts:
     """Read a run; an unfinished one has labels, settings and the log so far."""
-    table, evaluation_table = training_and_evaluation_tables(run.read_rows())
+    labels = run.read_rows()
     return RunFacts(
         name=run.folder.resolve().name,
         config=run.read_config(),
-        table=table,
-        training=_training_images(run, table),
+        table=labels.training,
+        training=_training_images(run, labels.training),
         log=run.read_log(),
-        held_out=_read_held_out(run, evaluation_table) if run.predictions.exists() else None,
+        held_out=_read_held_out(run, labels.people) if run.predictions.exists() else None,
         env=run.read_env(),
         made=run.read_completion(),
         unreadable=len(run.read_csv("bad_images.csv")),

@@ -65,7 +65,7 @@ def finish_review(
         raise UserError("there are no answers yet", "answer some questions first")
     labels = rows.append(answered)
     config = replace(Config.from_dict(run.read_config()), images=absolute_path(images))
-    if not rows.resolve().known:
+    if not rows.training.known:
         weight = unknown_weight(len(answered), len(rows.images) * len(rows.classes))
         config = replace(config, options={"weight": weight})
     folder = next_run_folder(run.folder)

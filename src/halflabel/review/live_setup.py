@@ -13,9 +13,8 @@ from halflabel.fitting.assembly import Assembly, pooled_features
 from halflabel.fitting.config import Config
 from halflabel.images.decode import list_images
 from halflabel.images.sources import group_images, open_images
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names, first_duplicate
-from halflabel.labels.provenance import training_and_evaluation_tables
-from halflabel.labels.table import Table
 from halflabel.review.live import LiveReview
 from halflabel.review.live_model import STRENGTH, LiveModel
 from halflabel.runs.crossfit import run_features
@@ -42,9 +41,9 @@ def start_without_labels(folder: Path, images: Path, classes: Sequence[str], bac
     names, _ = list_images(images)
     if not len(names):
         raise UserError(f"{images} has no images", "name the folder with the photos")
-    table = Table.from_entries(Names(names), Names(classes), *np.zeros((3, 0), np.int8))
+    labels = Labels.build(Names(names), Names(classes), *np.zeros((3, 0), np.int8))
     run.folder.mkdir(parents=True, exist_ok=True)
-    run.start(table, Config(method="wan", images=absolute_path(images), backbone=backbone or DEFAULT).as_dict())
+    run.start(labels, Config(method="wan", images=absolute_path(images), backbone=backbone or DEFAULT).as_dict())
     return run
 
 
@@ -52,7 +51,8 @@ def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveRevi
     """Load features and labels of a run; features that are not in the cache are computed."""
     config = Config.from_dict(run.read_config())
     assembly = Assembly(config)
-    table, evaluation = training_and_evaluation_tables(run.read_rows())
+    labels = run.read_rows()
+    table = labels.training
     backbone = assembly.make_backbone()
     views = config.views(backbone)
     source = open_images(table.images, images, views, workers=config.workers, max_bad=1.0)
@@ -69,7 +69,7 @@ def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveRevi
     return LiveReview(
         model,
         table.dense(),
-        evaluation.dense(),
+        labels.people.dense(),
         precision=precision,
         positives_per_image=config.positives_per_image,
         seed=config.settings.seed,

@@ -160,7 +160,7 @@ class RunFolder:
             yield
 
     @_first_process_only
-    def start(self, labels: Table | Labels, config: Mapping[str, Any], truth: Table | None = None) -> None:
+    def start(self, labels: Labels, config: Mapping[str, Any], truth: Table | None = None) -> None:
         """Remove the files of an earlier run, then write labels and settings. From now on the run can be resumed."""
         if self.store is not None:
             self.store.clear()
@@ -350,18 +350,16 @@ class RunFolder:
             raise UserError(f"{path} cannot be read ({error})", "train again") from None
 
     @_first_process_only
-    def write_labels(self, labels: Table | Labels) -> None:
+    def write_labels(self, labels: Labels) -> None:
         """Write the training labels, so that a run can be resumed even if the original file changes.
 
         Rows keep their source and score, so labels made by a model remain marked as such; overridden rows are dropped.
         """
         from halflabel.labels import formats
-        from halflabel.labels.labels import Labels
 
-        rows = (labels if isinstance(labels, Labels) else Labels.from_table(labels)).drop_overridden()
         with with_checksum(self.labels):
-            formats.write(rows, self.labels)
-        self.write_text("data.hash", rows.resolve().digest() + "\n")
+            formats.write(labels.drop_overridden(), self.labels)
+        self.write_text("data.hash", labels.training.digest() + "\n")
 
     def read_labels(self) -> Table:
         """Return the training labels as a table, checked against their digest."""
@@ -379,7 +377,7 @@ class RunFolder:
             rows = formats.read(self.labels, format="long").rows
         except UserError as error:
             raise UserError(error.message, "start a new run") from None
-        table = rows.resolve()
+        table = rows.training
         if read_text(self / "data.hash", "start a new run").strip() != table.digest():
             raise UserError(f"{self.labels} differs from the labels that were trained on", "start a new run")
         return rows, table

@@ -24,7 +24,6 @@ from halflabel.images.stored_features import describe_features, holds_features
 from halflabel.labels.formats import read
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, recipe
 from halflabel.runs.folder import RunFolder
@@ -68,11 +67,11 @@ def train_run(
     """
     if isinstance(labels, str | Path):
         stated = {field.name: options.pop(field.name) for field in fields(Policy) if field.name in options}
-        rows: Labels | Table = read(labels, **stated).rows
+        rows = read(labels, **stated).rows
     else:
-        rows = labels
+        rows = Labels.of(labels)
     folder = images if isinstance(images, Tensor) else Path(images)
-    stats = training_and_evaluation_tables(rows)[0].stats
+    stats = rows.training.stats
     choice = choose(stats, tune=options.get("tune", "head"), method=None if method == "auto" else recipe(method).name)
     training = {name: value for name, value in options.items() if name in declared_options()}
     method_options = {name: value for name, value in options.items() if name not in training}

@@ -36,7 +36,6 @@ from halflabel.images.stored_features import StoredFeatures
 from halflabel.images.views import Plain, View
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.runs.export.metadata import ModelMetadata
@@ -290,7 +289,8 @@ class Predictor:
         """
         if threshold is not None:
             check_threshold(threshold)
-        with_model_made, table = training_and_evaluation_tables(labels)
+        labels = Labels.of(labels)
+        with_model_made, table = labels.training, labels.people
         if with_model_made.known and not table.known:
             raise UserError(
                 f"all {with_model_made.known} labels were made by a model, so there is nothing to evaluate on",

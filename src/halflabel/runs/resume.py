@@ -12,8 +12,7 @@ import numpy as np
 from halflabel.evaluation.evaluate import Evaluation
 from halflabel.fitting.callbacks import Callback
 from halflabel.fitting.config import Config
-from halflabel.labels.labels import Labels
-from halflabel.labels.provenance import CONTROL_SOURCE
+from halflabel.labels.labels import CONTROL_SOURCE, Labels
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import training_and_evaluation_tables
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import atomic_write
@@ -65,7 +64,7 @@ def cached_scores(
     """
     folder = local_folder(folder)
     rows = run.read_rows() if further_photos is None else run.read_rows().with_images(further_photos)
-    _, table = training_and_evaluation_tables(rows)
+    table = rows.people
     if table.known:
         run.check_finished()
     thresholds = _thresholds(run, table)

@@ -36,7 +36,6 @@ from halflabel.images.sources import Arrays, Features, Images, Source, Subset, g
 from halflabel.images.stored_features import StoredFeatures
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.provenance import calibration_tables, choosing_table, training_and_evaluation_tables
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
 from halflabel.labels.uncertain import describe_reading
@@ -75,7 +74,7 @@ def train(
         callbacks = (each for each in (reporter.callback, run.store) if each is not None)
         reporter = dataclasses.replace(reporter, callback=CallbackList(*callbacks))
     with run.lock_for_training(resume=resume):
-        return _train(_Job(labels, images, config, run, reporter, cache, truth, resume), init_callback)
+        return _train(_Job(Labels.of(labels), images, config, run, reporter, cache, truth, resume), init_callback)
 
 
 def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
@@ -121,7 +120,7 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
 class _Job:
     """One training: labels, configuration and run, and what is opened for it."""
 
-    labels: Table | Labels
+    labels: Labels
     image_folder: Path | Tensor
     config: Config
     run: RunFolder
@@ -133,8 +132,8 @@ class _Job:
     def check(self) -> None:
         """Check method and labels, and load the backbone."""
         self.assembly = Assembly(self.config)
-        self.table, people = training_and_evaluation_tables(self.labels)
-        _, self.evaluation_table, self.control = calibration_tables(self.labels)
+        self.table, people = self.labels.training, self.labels.people
+        self.evaluation_table, self.control = self.labels.evaluation, self.labels.control
         self.answers_left_out = people.known - self.evaluation_table.known
         random = self.control.known if self.control is not None else 0
         if chosen := self.answers_left_out - random:
@@ -221,7 +220,7 @@ def _solve(job: _Job) -> _Fitted:
         features,
         job.table,
         job.backbone.classifier,
-        evaluation=choosing_table(job.labels),
+        evaluation=job.labels.choosing,
         groups=job.groups,
         reporter=job.reporter,
     )

@@ -58,7 +58,7 @@ def test_parquet_files_are_packed_with_their_labels(
     assert result.exit_code == 0, result.output
     pack = open_pack(tmp_path / "p")
     assert all(np.array_equal(pack.image(n).permute(1, 2, 0).numpy(), pixels(n)) for n in range(N))
-    table = formats.read(tmp_path / "p").rows.resolve()
+    table = formats.read(tmp_path / "p").rows.training
     assert list(table.images) == pack.names.to_pylist()
     for number, tags in enumerate(TAGS):
         known = tags[:1] if column == "label" else tags

@@ -89,7 +89,7 @@ def test_labels_and_their_sources_are_stored_in_the_tars(tmp_path: Path) -> None
     actual = formats.read(tmp_path / "p")
     assert actual.audit.format == "webdataset"
     assert sorted(actual.rows.classes) == sorted(rows.classes)
-    expected, table = rows.resolve(), actual.rows.resolve()
+    expected, table = rows.training, actual.rows.training
     assert list(table.images) == list(expected.images)
     order = [list(table.classes).index(name) for name in expected.classes]
     assert np.array_equal(table.dense()[:, order], expected.dense())
@@ -131,7 +131,7 @@ def test_foreign_tars_are_read_as_images_and_labels(tmp_path: Path, labels: dict
         assert np.array_equal(read_image(path).permute(1, 2, 0).numpy(), pixels(number))
     with pytest.raises(LabelError, match="unlisted="):
         formats.read(folder)
-    table = formats.read(folder, Policy(unlisted="absent")).rows.resolve()
+    table = formats.read(folder, Policy(unlisted="absent")).rows.training
     assert len(table) == N
     assert table.dense()[1].tolist() == [1, 1]
     assert table.dense()[2].tolist() == [-1, -1]
@@ -147,7 +147,7 @@ def test_foreign_tars_are_read_as_images_and_labels(tmp_path: Path, labels: dict
 
 def test_classes_by_number_and_images_without_labels(tmp_path: Path) -> None:
     folder = write_tars(tmp_path / "t", {"cls": [n % 3 if n != 4 else None for n in range(N)]})
-    table = formats.read(folder, Policy(unlisted="unknown")).rows.resolve()
+    table = formats.read(folder, Policy(unlisted="unknown")).rows.training
     assert (list(table.classes), len(table)) == (["0", "1", "2"], N)
     assert table.dense()[4].tolist() == [0, 0, 0]
 

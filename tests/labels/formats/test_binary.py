@@ -63,14 +63,14 @@ def test_what_goes_in_comes_out(tmp_path: Path, content: str) -> None:
     if content == "weights":
         rows = replace(rows, weight=np.array([np.nan, 0, 0.5, 12.5, 1e9, 3, 4], np.float32))
     elif content == "neither":
-        rows = Labels.from_table(rows.resolve(), "only")
+        rows = Labels.from_table(rows.training, "only")
     path = tmp_path / "a.labels"
     formats.write(rows, path)
     result = formats.read(path)
     back = result.rows
     assert result.audit.format == "binary"
-    assert result.table() == rows.resolve()
-    assert result.table().digest() == rows.resolve().digest()
+    assert result.table() == rows.training
+    assert result.table().digest() == rows.training.digest()
     assert (back.images, back.classes) == (rows.images, rows.classes)
     assert entries(back) == entries(rows.select(rows.holding()))
     assert (back.image.dtype, back.column.dtype, back.count_conflicts()) == (np.int32, np.int32, 0)
@@ -78,9 +78,9 @@ def test_what_goes_in_comes_out(tmp_path: Path, content: str) -> None:
     formats.write(back, tmp_path / "b.labels")
     assert (tmp_path / "b.labels").read_bytes() == path.read_bytes()
     formats.write(back, tmp_path / "b.csv")
-    assert formats.read(tmp_path / "b.csv").table() == rows.resolve()
+    assert formats.read(tmp_path / "b.csv").table() == rows.training
     assert len(back.append(back)) == 2 * len(back)
-    assert back.with_images(Names(["new"])).resolve().known == len(back)
+    assert back.with_images(Names(["new"])).training.known == len(back)
 
 
 def test_the_arrays_are_the_files_own_and_others_can_read_them(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None
     before = path.read_bytes()
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
-        formats.write(make_rows().resolve(), path)
+        formats.write(make_rows().training, path)
     assert [file.name for file in tmp_path.iterdir()] == ["a.labels"]
     assert path.read_bytes() == before
 

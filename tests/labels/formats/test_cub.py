@@ -35,7 +35,7 @@ def base(tmp_path: Path) -> Path:
 
 def test_golden() -> None:
     rows, audit = cub.read(GOLDEN, Policy())
-    table = rows.resolve()
+    table = rows.training
     assert list(table.images) == IMAGES
     assert list(table.classes) == CLASSES
     assert table.dense().tolist() == [[-1, 1, 0], [1, -1, 0], [-1, 1, -1]]
@@ -114,7 +114,7 @@ def test_blocks_of_a_large_file_join_without_a_seam(base: Path) -> None:
     (base / LABELS).write_bytes(b"1 1 1 4 0\n\n" + line * count)
     rows = cub.read(base, Policy()).rows
     assert len(rows) == count + 1
-    assert rows.resolve().dense().tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
+    assert rows.training.dense().tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
     (base / LABELS).write_bytes(b"1 1 1 4 0\n\n" + line * count + b"2 x 1 4 0\n")
     assert label_error(cub.read, base).line == count + 3
 
@@ -123,7 +123,7 @@ def test_a_repeated_pair_is_noted(base: Path) -> None:
     with open(base / LABELS, "a") as file:
         file.write("1 1 1 4 1.0\n")
     rows, audit = cub.read(base, Policy())
-    assert rows.resolve().dense()[0, 0] == 1
+    assert rows.training.dense()[0, 0] == 1
     assert any(note.startswith("1 lines repeat") for note in audit.notes)
 
 

@@ -47,7 +47,7 @@ def test_golden_folder_is_written_and_read(tmp_path: Path) -> None:
         assert written == wanted.rstrip("\n")
     result = formats.read(tmp_path / "out")
     assert result.audit.format == "fiftyone"
-    assert result.table() == rows.resolve()
+    assert result.table() == rows.training
     messages = {
         (int(i), int(c)): (result.rows.sources[s], None if np.isnan(x) else round(float(x), 4))
         for i, c, s, x in zip(result.rows.image, result.rows.column, result.rows.source, result.rows.score, strict=True)

@@ -150,7 +150,7 @@ def test_marks_of_complete_lists_may_be_lost(tmp_path: Path) -> None:
     (tmp_path / "tags.csv").write_text("image,tags\na.jpg,dog\nb.jpg,cat\n")
     rows = formats.read(tmp_path / "tags.csv", Policy(unlisted="absent")).rows
     formats.write(rows, tmp_path / "wide.csv", format="wide")
-    assert formats.read(tmp_path / "wide.csv").table() == rows.resolve()
+    assert formats.read(tmp_path / "wide.csv").table() == rows.training
 
 
 def entries(rows: Labels) -> set[tuple[str, str, int, str, str]]:

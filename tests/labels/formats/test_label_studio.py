@@ -133,7 +133,7 @@ def test_golden_tasks_are_written_and_read(tmp_path: Path) -> None:
     for name in ("tasks.json", "tasks.config.xml"):
         assert (tmp_path / name).read_text(encoding="utf-8") == (GOLDEN / name).read_text(encoding="utf-8")
     result = formats.read(tmp_path / "tasks.json")
-    assert result.table() == rows.resolve()
+    assert result.table() == rows.training
     assert statements(result.rows) == [(IMAGES[0], "cat", 1, "model"), (IMAGES[0], "dôme", -1, "")]
     np.testing.assert_array_equal(result.rows.score, np.array([0.7, np.nan], np.float32))
     assert any("no task is answered" in note for note in result.audit.notes)
@@ -167,7 +167,7 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert result.audit.format == "label-studio"
     assert set(result.rows.sources) == {"person"}
     after = before.append(result.rows)
-    assert after.resolve().dense().tolist() == [[-1, 0, 1], [-1, 0, 0]]
+    assert after.training.dense().tolist() == [[-1, 0, 1], [-1, 0, 0]]
     assert any("2 predictions are left out" in note for note in result.audit.notes)
 
 
@@ -178,7 +178,7 @@ def test_predictions_never_come_back_as_news(tmp_path: Path) -> None:
     corrected = old.append(rows_of((0, 0, -1, "person", np.nan)))
     written = json.loads((tmp_path / "tasks.json").read_text(encoding="utf-8"))
     result = formats.read(tasks(tmp_path, [answer(written[0], class_d_C3_B4me="yes"), written[1]]))
-    assert corrected.append(result.rows).resolve().dense()[0].tolist() == [-1, 0, 1]
+    assert corrected.append(result.rows).training.dense()[0].tolist() == [-1, 0, 1]
 
 
 def predicted(version: Any, group: str = "class_cat", **data: Any) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def test_own_file() -> None:
     assert rows.value.tolist() == [1, -1, 1, -1, 1, 0]
     assert source_of(rows) == ["ann", "ann", "model", "ann", "model", "ann"]
     assert np.array_equal(rows.score, np.float32([np.nan, 0.25, 0.75, np.nan, 0.5, np.nan]), equal_nan=True)
-    assert rows.resolve().dense().tolist() == [[1, -1, 0, 0], [0, 0, 0, 0], [-1, 0, 0, 0]]
+    assert rows.training.dense().tolist() == [[1, -1, 0, 0], [0, 0, 0, 0], [-1, 0, 0, 0]]
     assert audit.value_counts == [
         ValueCount("1", "present", 3),
         ValueCount("-1", "absent", 2),
@@ -83,10 +83,10 @@ def test_quotes_sources_scores_and_unlisted() -> None:
     assert list(rows.classes) == ["tree, tall", 'said "no"', "cat"]
     assert source_of(rows) == ["eve", "", "bob"]
     assert np.isnan(rows.score).all()
-    assert rows.resolve().dense().tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert rows.training.dense().tolist() == [[1, 0, 1], [0, 1, 0]]
     assert audit.value_counts == [ValueCount("listed", "present", 3)]
     rows, audit = long.read(path, Policy(unlisted="absent", **ignore))
-    assert rows.resolve().dense().tolist() == [[1, -1, 1], [-1, 1, -1]]
+    assert rows.training.dense().tolist() == [[1, -1, 1], [-1, 1, -1]]
     assert audit.value_counts == [ValueCount("listed", "present", 3), ValueCount("not listed", "absent", 3)]
     assert source_of(rows)[3:] == ["unlisted"] * 3
 
@@ -100,7 +100,7 @@ def test_values_as_stated(file: Path) -> None:
         long.read(file, Policy(minus_one="absent"))
     assert (caught.value.line, caught.value.column) == (3, "value")
     rows, audit = long.read(file, Policy(minus_one="absent", values={"maybe": "present"}))
-    assert rows.resolve().dense().tolist() == [[-1, 1]]
+    assert rows.training.dense().tolist() == [[-1, 1]]
     assert audit.notes == ["columns not used: more"]
 
 
@@ -131,7 +131,7 @@ def test_answered_questions_are_labels(file: Path) -> None:
     rows = long.read(file, Policy()).rows
     assert rows.value.tolist()[-2:] == [1, -1]
     assert rows.weight.tolist()[-2:] == [40, 0]
-    assert rows.resolve().known == 2
+    assert rows.training.known == 2
 
 
 def test_scores_with_blanks_around_them(file: Path) -> None:
@@ -183,7 +183,7 @@ def test_parquet_with_nulls_and_numbers(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), path)
     rows = long.read(path, Policy()).rows
     assert (list(rows.images), list(rows.classes)) == (["a", "b", "c"], ["cat", "dog"])
-    assert rows.resolve().dense().tolist() == [[0, 0], [-1, 0], [0, 1]]
+    assert rows.training.dense().tolist() == [[0, 0], [-1, 0], [0, 1]]
     assert source_of(rows) == ["ann", ""]
     columns["value"] = pa.array([None, None, -1, 7], pa.int64())
     pq.write_table(pa.table(columns), path)
@@ -266,7 +266,7 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
 def test_source_and_score_may_be_left_out(file: Path) -> None:
     file.write_text("image,class,value\na,cat,1\na,dog,-1\n")
     rows, audit = long.read(file, Policy())
-    assert rows.resolve().dense().tolist() == [[1, -1]]
+    assert rows.training.dense().tolist() == [[1, -1]]
     assert ValueCount("-1", "absent", 1) in audit.value_counts
     assert long.read(file, Policy(minus_one="unknown")).table().dense().tolist() == [[1, 0]]
     error = refusal(file, "image,class,value\na,cat,1\na,dog,0\n")  # 0 retracts in our files, others mean absent
@@ -349,7 +349,7 @@ def test_blanks_around_names_do_not_count(file: Path) -> None:
     file.write_text("image,class,value\n a.jpg , dog ,1\na.jpg,dog,-1\nb.jpg,\tdog,1\n")
     rows, audit = long.read(file, Policy())
     assert (list(rows.images), list(rows.classes)) == (["a.jpg", "b.jpg"], ["dog"])
-    assert rows.resolve().dense().tolist() == [[-1], [1]]
+    assert rows.training.dense().tolist() == [[-1], [1]]
     assert "blanks around the name of the image removed in 1 rows" in audit.notes
     assert "blanks around the name of the class removed in 2 rows" in audit.notes
 

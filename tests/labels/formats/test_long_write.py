@@ -113,7 +113,7 @@ def test_round_trip_of_any_rows(
         long.write(rows, Path(folder) / name)
         read_back = long.read(Path(folder) / name, Policy()).rows
     assert same(read_back, rows)
-    assert read_back.resolve() == rows.resolve()
+    assert read_back.training == rows.training
 
 
 @pytest.mark.parametrize(("image", "label"), [("", "cat"), ("a", "")])

@@ -12,7 +12,6 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.groups import column_group, image_groups
 from halflabel.labels.policy import Policy
-from halflabel.labels.provenance import evaluation_rows
 
 CAMTRAP = GOLDEN_FILES / "camtrap_dp"
 BIGEARTHNET = GOLDEN_FILES / "bigearthnet"
@@ -38,7 +37,7 @@ def test_blank_media_lack_every_species_and_open_ones_say_nothing() -> None:
     expected = [[1, -1, -1], [1, -1, -1], [-1, -1, -1], [-1, 1, 1], [0, 0, 0], [0, 0, 0]]
     assert table.dense().tolist() == expected
     assert "model:speciesnet" in result.rows.sources
-    assert evaluation_rows(result.rows).resolve().dense()[3].tolist() == [-1, 0, 1]
+    assert result.rows.people.dense()[3].tolist() == [-1, 0, 1]
     assert formats.read(CAMTRAP / "observations.csv").table() == table
     assert formats.read(CAMTRAP, Policy(unlisted="unknown")).table().dense().min() == 0
 

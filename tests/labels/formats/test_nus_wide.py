@@ -35,7 +35,7 @@ def base(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("split", [None, "all", "ALL"])
 def test_golden(split: str | None) -> None:
     rows, audit = nus_wide.read(GOLDEN, Policy(split=split))
-    table = rows.resolve()
+    table = rows.training
     assert list(table.images) == IMAGES
     assert list(table.classes) == ["animal", "blue_sky", "sky"]
     assert table.dense().tolist() == [[-1, 1, 1], [-1, -1, -1], [1, -1, 1]]

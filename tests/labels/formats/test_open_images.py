@@ -31,7 +31,7 @@ HEADER = "ImageID,Source,LabelName,Confidence\n"
 @pytest.mark.parametrize("path", [VERIFIED, VERIFIED.parent])
 def test_golden_verified(path: Path) -> None:
     rows, audit = open_images.read(path, Policy())
-    table = rows.resolve()
+    table = rows.training
     assert list(table.images) == ["0001eeaf4aed83f9", "0004886b7d043cfd", "000595fe6fee6369"]
     # Two ids are called Tank, so theirs is kept beside the name; /m/0zz9z has no description.
     assert list(table.classes) == ["Airplane", "Chest of drawers, old", "/m/0zz9z", "Tank (/m/04h7h)"]
@@ -46,7 +46,7 @@ def test_guesses_are_unknown_by_default_and_keep_their_places() -> None:
     rows, audit = open_images.read(MIXED, Policy())
     assert list(rows.images) == ["00aa", "00bb", "00cc"]
     assert list(rows.classes) == ["/m/a", "/m/b", "/m/c"]
-    assert rows.resolve().dense().tolist() == [[0, 1, 0], [-1, 0, 0], [0, 0, 0]]
+    assert rows.training.dense().tolist() == [[0, 1, 0], [-1, 0, 0], [0, 0, 0]]
     assert audit.value_counts == [
         ValueCount("1", "present", 1),
         ValueCount("0", "absent", 1),
@@ -58,7 +58,7 @@ def test_guesses_are_unknown_by_default_and_keep_their_places() -> None:
 def test_guesses_from_the_stated_confidence_on_are_present_but_never_beat_a_person() -> None:
     """0.7 counts at 0.7, although it is less in single precision; 00bb, /m/a was verified absent before the guess."""
     rows, audit = open_images.read(MIXED, Policy(machine=0.7))
-    assert rows.resolve().dense().tolist() == [[1, 1, 0], [-1, 0, 0], [0, 0, 1]]
+    assert rows.training.dense().tolist() == [[1, 1, 0], [-1, 0, 0], [0, 0, 1]]
     assert source_of(rows) == ["machine", "machine", "machine", "verification", "verification"]
     assert rows.score[:3].tolist() == pytest.approx([0.7, 0.9, 1.0])
     assert np.isnan(rows.score[3:]).all()
@@ -77,7 +77,7 @@ def test_boxes_read_the_same_way() -> None:
     rows, audit = open_images.read(BOXES, Policy())
     assert len(rows) == 3
     assert list(rows.classes) == ["Person", "NA"]
-    assert rows.resolve().dense().tolist() == [[1, 0], [0, 1]]
+    assert rows.training.dense().tolist() == [[1, 0], [0, 1]]
     assert source_of(rows) == ["xclick", "xclick", "activemil"]
     assert audit.files == [str(BOXES), str(BOXES.parent / "class-descriptions-boxable.csv")]
 
@@ -102,7 +102,7 @@ def test_order_of_columns_and_a_missing_source(tmp_path: Path) -> None:
     assert open_images.sniff(file)
     rows = open_images.read(file, Policy()).rows
     assert (list(rows.images), list(rows.classes)) == (["007", "7"], ["/m/1", "None"])
-    assert rows.resolve().dense().tolist() == [[1, 0], [0, -1]]
+    assert rows.training.dense().tolist() == [[1, 0], [0, -1]]
     assert rows.sources == ("",)
 
 
@@ -161,7 +161,7 @@ def test_many_blocks_agree_with_the_obvious_loop(
     images, classes, labels = slow(file, machine)
     assert len(blocks) > 20
     assert (list(rows.images), list(rows.classes)) == (images, classes)
-    image, column, value = rows.resolve().entries()
+    image, column, value = rows.training.entries()
     result = {(images[i], classes[c]): int(v) for i, c, v in zip(image, column, value, strict=True)}
     assert result == labels
     pairs = list(zip(rows.image.tolist(), rows.column.tolist(), rows.value.tolist(), strict=True))

@@ -51,7 +51,7 @@ def test_comma() -> None:
         formats.read(path)
     rows, audit = formats.read(path, UNKNOWN)
     assert (list(rows.images), list(rows.classes)) == (["0001.jpg", "0002.jpg", "0003.jpg"], ["dog", "cat"])
-    assert rows.resolve().dense().tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert rows.training.dense().tolist() == [[1, 1], [1, 0], [0, 0]]
     assert audit.value_counts == [ValueCount("in tags", "present", 3), ValueCount("not listed", "unknown", 3)]
     assert audit.notes == ["tags split at ','", "nothing is listed for 1 images"]
     result = formats.read(path, ABSENT)
@@ -397,4 +397,4 @@ def test_tags_are_written_into_a_copy_of_a_table(tmp_path: Path, table: str, exp
     formats.write(labels, tmp_path / "out.csv", format="tags", into=tmp_path / "mine.csv")
     assert (tmp_path / "out.csv").read_text(encoding="utf-8") == expected
     back = formats.read(tmp_path / "out.csv", Policy(unlisted="unknown")).table()
-    assert back.known == labels.resolve().known
+    assert back.known == labels.training.known

@@ -36,7 +36,7 @@ def refusal(path: Path, policy: Policy = TRAINVAL) -> LabelError:
 
 def test_golden_difficult_is_unknown() -> None:
     rows, audit = voc.read(GOLDEN, TRAINVAL)
-    table = rows.resolve()
+    table = rows.training
     assert list(table.images) == ["000005", "000007", "2008_000015"]
     assert list(table.classes) == ["aeroplane", "cat", "dining_table"]
     assert table.dense().tolist() == [[-1, 1, 0], [1, 1, -1], [0, -1, 1]]
@@ -52,7 +52,7 @@ def test_golden_difficult_is_unknown() -> None:
 @pytest.mark.parametrize(("meaning", "value"), [("present", 1), ("absent", -1), ("unknown", 0)])
 def test_difficult_as_stated(meaning: str, value: int) -> None:
     rows, audit = voc.read(GOLDEN, Policy(split="trainval", difficult=meaning))  # type: ignore[arg-type]
-    assert rows.resolve().dense().tolist() == [[-1, 1, value], [1, 1, -1], [value, -1, 1]]
+    assert rows.training.dense().tolist() == [[-1, 1, value], [1, 1, -1], [value, -1, 1]]
     assert ValueCount("0", meaning, 2) in audit.value_counts
     sources = [rows.sources[number] for number in rows.source]
     assert sources.count("difficult") == (2 if value else 0)

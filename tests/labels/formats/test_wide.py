@@ -32,7 +32,7 @@ def refusal(path: Path, policy: Policy | None = None, content: str | None = None
 def test_plain() -> None:
     """Leading zeros stay, NA, None and null are classes in the header and unknown in a cell."""
     rows, audit = wide.read(GOLDEN / "plain.csv", Policy())
-    table = rows.resolve()
+    table = rows.training
     assert list(table.images) == ["0001", "0002", "0010"]
     assert list(table.classes) == ["cat", "NA", "None", "null"]
     assert table.dense().tolist() == [[1, -1, 0, 0], [-1, 1, 0, 1], [0, 0, 1, -1]]
@@ -80,7 +80,7 @@ def test_chexpert_like() -> None:
     assert (error.line, error.column) == (2, "Sex")
     assert "--ignore Sex" in error.fix
     rows, audit = wide.read(path, Policy(minus_one="unknown", ignore=("Sex", "Age", "No Finding")))
-    table = rows.resolve()
+    table = rows.training
     assert list(table.images) == [f"valid/patient6454{n}/study1/view1_frontal.jpg" for n in (1, 2)]
     assert list(table.classes) == ["Edema", "Support Devices"]
     assert table.dense().tolist() == [[1, 0], [-1, 0]]
@@ -91,7 +91,7 @@ def test_chexpert_like() -> None:
 def test_where() -> None:
     rows, audit = wide.read(GOLDEN / "splits.csv", Policy(where={"split": "train"}))
     assert (list(rows.images), list(rows.classes)) == (["1", "3"], ["cat", "dog"])
-    assert rows.resolve().dense().tolist() == [[1, -1], [0, 1]]
+    assert rows.training.dense().tolist() == [[1, -1], [0, 1]]
     assert audit.notes == ["1 of 3 rows left out by --where"]
     assert "--where split=train" in refusal(GOLDEN / "splits.csv").fix
 

@@ -94,7 +94,7 @@ def pack_images(
         "shard_bytes": shard_bytes,
         "tail": [part for part in folder.resolve().parts if part != os.sep][-4:],
         "source": hashlib.sha256(hash_names(names).tobytes()).hexdigest()[:16],
-        "labels": None if labels is None else labels.resolve().digest()[:16],
+        "labels": None if labels is None else labels.training.digest()[:16],
     }
     with exclusive(out):
         _begin(out, manifest, force)

@@ -194,7 +194,7 @@ def write(
         if name not in getattr(module, "OPTIONS", ()):
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} means nothing for the format {format!r}", f"leave {flag} out")
-    rows = labels if isinstance(labels, Labels) else Labels.from_table(labels)
+    rows = Labels.of(labels)
     if without_uncertain or not getattr(module, "HOLDS_UNCERTAIN", False):
         rows = drop_uncertain(rows, format, accepted=without_uncertain)
     if not without_sources:

@@ -18,9 +18,9 @@ from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import CsvTable, first_line, header_fields
 from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
+from halflabel.labels.labels import model_source
 from halflabel.labels.names import first_duplicate
 from halflabel.labels.policy import Policy
-from halflabel.labels.provenance import model_source
 
 USES = ("unlisted",)
 CANNOT_WRITE = ("the deployments and times of the images are not known", "write the long form (--to long)")

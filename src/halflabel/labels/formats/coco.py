@@ -108,7 +108,7 @@ def keeps_provenance(rows: Labels) -> NDArray[np.bool_]:
 
 def write(rows: Labels, path: Path) -> None:
     """Write image-level annotations without boxes. Unlisted entries must be all absent or all unknown, not both."""
-    table = rows.resolve()
+    table = rows.training
     absent = int((table.value < 0).sum())
     unknown = len(table.images) * len(table.classes) - table.known
     if absent and unknown:

@@ -225,7 +225,7 @@ def _find_images(folder: Path) -> tuple[list[str], int]:
 
 
 def _write_jsonl(rows: Labels, path: Path) -> None:
-    table = rows.resolve()
+    table = rows.training
     keys = [json.dumps(name, ensure_ascii=False) for name in table.classes]
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
         for name, words in table_lines(table, ("false", "null", "true")):
@@ -234,7 +234,7 @@ def _write_jsonl(rows: Labels, path: Path) -> None:
 
 
 def _write_csv(rows: Labels, path: Path) -> None:
-    table = rows.resolve()
+    table = rows.training
     unwritable = [name for name in table.classes if name != name.strip() or set(name) & set(";\t|\r\n\0")]
     unwritable += [name for name in table.images if set(name) & set("\r\n\0")]
     if unwritable:
@@ -248,7 +248,7 @@ def _write_csv(rows: Labels, path: Path) -> None:
 def _write_parquet(rows: Labels, path: Path) -> None:
     import pyarrow.parquet as pq
 
-    table = rows.resolve()
+    table = rows.training
     labels = table.dense()
     columns = [pa.array(labels[:, number] > 0, mask=labels[:, number] == 0) for number in range(len(table.classes))]
     with atomic_write(path) as temporary:

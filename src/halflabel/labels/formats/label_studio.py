@@ -31,10 +31,9 @@ from halflabel.labels.formats._label_studio_names import class_of, image_name_fr
 from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
-from halflabel.labels.labels import Labels
+from halflabel.labels.labels import Labels, model_source
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.provenance import model_source
 from halflabel.system.files import atomic_write, is_utf8
 
 USES = ("unlisted", "image_column")

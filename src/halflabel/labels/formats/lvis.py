@@ -71,7 +71,7 @@ def write(rows: Labels, path: Path) -> None:
 
     Annotations have source and score; neg_category_ids cannot hold them.
     """
-    table = rows.resolve()
+    table = rows.training
     content = coco.document(rows)
     image, column, value = table.entries()
     absent = value < 0

@@ -70,7 +70,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 def write(rows: Labels, path: Path) -> None:
     """Write AllLabels and Imagelist.txt; UserError for unknown labels, which 0 and 1 cannot express."""
-    table = rows.resolve()
+    table = rows.training
     labels = table.dense()
     check_names_fit(table.classes, NOT_IN_FILE_NAMES)
     check_names_fit(table.images, r"^[\s\ufeff]|\s\Z|[\\\x00\r\n]")

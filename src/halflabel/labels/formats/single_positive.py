@@ -78,7 +78,7 @@ def write(rows: Labels, path: Path) -> None:
 
     A table without unknown labels becomes `_labels` (1, 0), any other `_labels_obs` (1, −1, 0).
     """
-    path, table = Path(path), rows.resolve()
+    path, table = Path(path), rows.training
     match = _FILE.fullmatch(path.name)
     if match is None and not path.is_dir() and (path.suffix or path.is_file()):
         raise UserError(f"{path} is not a folder of .npy files", "name a folder")

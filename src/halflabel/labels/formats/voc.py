@@ -79,7 +79,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 def write(rows: Labels, path: Path) -> None:
     """Write the split trainval: 1 present, −1 absent, and 0 for unknown, which is read back as unknown by default."""
-    table = rows.resolve()
+    table = rows.training
     main = Path(path) / "ImageSets" / "Main"
     check_names_fit(table.classes, NOT_IN_FILE_NAMES)
     check_names_fit(table.images, r"[\s\x00]|^\ufeff")

@@ -84,7 +84,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 def write(rows: Labels, path: Path) -> None:
     """Write 1, 0, uncertain or blank per cell; sources and scores are not written."""
-    table = rows.resolve()
+    table = rows.training
     for name in table.classes:
         if name == "image" or name != name.strip() or not name:
             raise UserError(f"a wide table cannot have a class called {name!r} in its header", _LONG)
