@@ -70,24 +70,6 @@ def test_pooled_features_maps_and_other_images_have_separate_caches(tmp_path: Pa
     assert counter.images == 2 * N + 3
 
 
-def test_other_weights_have_a_separate_cache(tmp_path: Path) -> None:
-    backbone, counter = tiny()
-    messages: list[str] = []
-    before = values(cache_features(backbone, arrays(), tmp_path))
-    change_weights(backbone)
-    after = values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append)))
-    assert messages == ["the cached features do not fit (the weights changed): computing others beside them"]
-    assert counter.images == 2 * N
-    assert not np.array_equal(before, after)
-    for expected in (before, after):
-        change_weights(backbone)
-        assert np.array_equal(
-            values(cache_features(backbone, arrays(), tmp_path, reporter=Reporter(message=messages.append))), expected
-        )
-    assert counter.images == 2 * N
-    assert len(messages) == 1
-
-
 def test_other_views_and_images_have_separate_caches(tmp_path: Path) -> None:
     backbone, counter = tiny()
     messages: list[str] = []
@@ -182,20 +164,6 @@ def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.Monk
     assert messages == []
     (place,) = (tmp_path / "cache").iterdir()
     assert sorted(path.name for path in place.iterdir()) == ["about.json", "blocks.jsonl", "values.npy"]
-
-
-def test_an_interrupted_build_of_other_weights_is_not_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vector_store, "_NOTE_ROWS", 1)
-    backbone = build_backbone("tiny", size=32)
-    Counting(backbone, limit=4)
-    with pytest.raises(KeyboardInterrupt):
-        cache_features(backbone, arrays(), tmp_path, batch_size=2)
-    backbone, counter = tiny()
-    change_weights(backbone)
-    cache_features(backbone, arrays(), tmp_path, batch_size=2)
-    assert counter.images == N
 
 
 @pytest.mark.parametrize(

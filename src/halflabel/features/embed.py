@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,11 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.features.backbones import Backbone, Preprocess, fingerprint
-from halflabel.features.feature_blocks import FeatureExtractor, engine_device, goes_to_ray
-from halflabel.features.onnx_features import find_onnx_backbone
-from halflabel.features.vector_store import Block
+from halflabel.features.feature_cache import cache_features
 from halflabel.images.sources import Features, Images, sequential_plan
 from halflabel.images.stored_features import METADATA, StoredFeatures
 from halflabel.system.part_files import PART, PartFiles
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.system.threads import use_free_cores
 
 _NAME = re.compile(r"features-(\d+)")
 
@@ -75,56 +73,23 @@ def write_features(
     """Write the features of all images to part-00000.parquet, …; return the number of images and of unreadable ones.
 
     The columns are image, features (a list of D float16, null for an unreadable image) and error. `config` holds the
-    options that decide the features. Each file has 8,192 images; the same call continues after an interruption.
+    options that decide the features. Each file has 8,192 images. The features are first cached in the folder, so that
+    the same call continues after an interruption.
     """
-    device = engine_device(source, device)
-    view = source.views["plain"]
-    about: dict[str, Any] = {"config": config, "fingerprint": fingerprint(backbone), "view": view.describe()}
+    view = source.views["plain"].describe()
+    about: dict[str, Any] = {"config": config, "fingerprint": fingerprint(backbone), "view": view}
     names = hashlib.sha256(source.hashes.tobytes()).hexdigest()[:16]
     parts = PartFiles(folder, "features", {**about, "images": names}, force=force)
-    about["dimensions"] = backbone.channels
-    network = find_onnx_backbone(backbone, view, images=len(source), device=device, reporter=reporter) or backbone
-    batch_size = 128 if torch.device(device).type == "cuda" else 16
-    extractor = FeatureExtractor(network, "plain", 0, False, device, batch_size)
-    first = parts.images
-    with use_free_cores():
-        batches = (
-            extractor.on_ray(source, np.arange(first, len(source)))
-            if goes_to_ray(source)
-            else extractor.batches(source, sequential_plan(len(source), batch_size)[first // batch_size :])
-        )
-        waiting = _Rows(backbone.channels, first)
-        for batch in batches:
-            waiting.add(batch)
-            reporter.progress(waiting.end, len(source))
-            while waiting.end - waiting.first >= PART or waiting.first < waiting.end == len(source):
-                values, bad = waiting.take(PART)
-                rows = np.arange(waiting.first - len(values), waiting.first)
-                parts.add(_as_table(source.names.take(rows).array, values, bad, about), len(values), len(bad))
+    if parts.images < len(source):
+        about["dimensions"] = backbone.channels
+        cache = folder / "_unfinished"
+        features = cache_features(backbone, source, cache, device=device, reporter=reporter)
+        for rows in sequential_plan(len(source), PART)[parts.images // PART :]:
+            errors = {number: source.bad[int(row)][2] for number, row in enumerate(rows) if int(row) in source.bad}
+            table = _as_table(source.names.take(rows).array, np.asarray(features.values[rows]), errors, about)
+            parts.add(table, len(rows), len(errors))
+        shutil.rmtree(cache)
     return parts.images, parts.bad
-
-
-class _Rows:
-    """Features that wait for their file, of the images from `first` to `end`."""
-
-    def __init__(self, channels: int, first: int) -> None:
-        self.first = self.end = first
-        self.values = np.zeros((0, channels), np.float16)
-        self.errors: dict[int, str] = {}
-
-    def add(self, batch: Block) -> None:
-        values = np.zeros((len(batch.planned), self.values.shape[1]), np.float16)
-        if batch.values is not None:
-            values[batch.images - batch.planned[0]] = batch.values
-        self.values = np.concatenate([self.values, values])
-        self.errors |= {number: why[2] for number, why in batch.bad.items()}
-        self.end = int(batch.planned[-1]) + 1
-
-    def take(self, count: int) -> tuple[np.ndarray[Any, Any], dict[int, str]]:
-        """Remove and return the features of the next images, and the errors of some by their place among these."""
-        values, self.values = self.values[:count], self.values[count:]
-        start, self.first = self.first, self.first + len(values)
-        return values, {n - start: why for n, why in self.errors.items() if start <= n < self.first}
 
 
 def _as_table(names: Any, values: np.ndarray[Any, Any], bad: dict[int, str], about: dict[str, Any]) -> Any:
