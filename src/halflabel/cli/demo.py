@@ -13,6 +13,7 @@ from rich.markup import escape
 from halflabel.cli import app
 from halflabel.cli.terminal import console, plain_table, show_paragraph
 from halflabel.errors import UserError
+from halflabel.system.files import cache_folder
 from halflabel.system.format import counted, group_digits, percent, points
 from halflabel.system.reporter import Reporter
 
@@ -107,7 +108,7 @@ def _train(data: DemoData) -> tuple[TrainedRun, TestBench]:
     _command("train", data.labels, data.photos, "--out", runs / "first")
     with Bar("photos") as bar, Bar("fits", "fits") as fits:
         run = train_run(data.labels, data.photos, runs / "first", force=True, reporter=Reporter(bar, fits=fits))
-        return run, TestBench.open(data, run.model.config, runs / "cache", Reporter(bar))
+        return run, TestBench.open(data, run.model.config, cache_folder(runs), Reporter(bar))
 
 
 def _show_test(data: DemoData, run: TrainedRun, result: Result) -> None:

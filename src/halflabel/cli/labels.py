@@ -25,6 +25,7 @@ from halflabel.cli.terminal import (
     show_written,
 )
 from halflabel.errors import UserError
+from halflabel.system.files import cache_folder
 from halflabel.system.format import counted, printable
 
 if TYPE_CHECKING:
@@ -104,8 +105,9 @@ def _near_copies(table: Table, images: Path) -> str | None:
     backbone = assembly.make_backbone()
     views = config.views(backbone)
     source = open_images(table.images, images, views, max_bad=1.0)
+    cache = cache_folder(Path("runs"))
     with Bar("features") as bar:
-        features = assembly.features(backbone, source, len(table.classes), Path("runs/cache"), reporter=Reporter(bar))
+        features = assembly.features(backbone, source, len(table.classes), cache, reporter=Reporter(bar))
     return describe_near_copies(pooled_features(features))
 
 

@@ -19,6 +19,7 @@ from halflabel.fitting.auto import epochs_for
 from halflabel.fitting.config import Config
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
+from halflabel.system.files import cache_folder
 from halflabel.system.reporter import SILENT, Reporter
 
 _TEST_SHARE = 0.2
@@ -78,7 +79,7 @@ def make_bench(
     return Bench(
         data,
         config,
-        cache if cache is not None else out.parent / "cache",
+        cache if cache is not None else cache_folder(out.parent),
         select=select,
         with_f1=True,
         reporter=dataclasses.replace(reporter, deadline=deadline),

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.images.file_identity import FileState
 from halflabel.system import distributed
-from halflabel.system.files import DISK_FULL, JobLock, disk_full_error, to_json_value, write_json
+from halflabel.system.files import DISK_FULL, JobLock, cache_folder, disk_full_error, to_json_value, write_json
 
 _ABOUT, _VALUES, _BLOCKS, _LOCK = "about.json", "values.npy", "blocks.jsonl", "building.lock"
 _OWN_FILES = re.compile(r"\.?(about|blocks|building|values)\..*")
@@ -42,11 +42,6 @@ _POLL_SECONDS = 0.5  # between two checks whether another job has ended
 _PASSES = 2  # the second one is for rows that another job without a lock has overwritten
 
 Reasons = dict[int, list[str]]  # number of an image that could not be read -> image, path, reason
-
-
-def cache_folder(runs: Path) -> Path:
-    """Return the folder in which all runs of a folder keep their stores."""
-    return runs / "cache"
 
 
 class Block(NamedTuple):

@@ -24,6 +24,7 @@ from halflabel.papers.result import CellRun, Reproduction, collect_figures
 from halflabel.papers.settings import Overrides
 from halflabel.papers.spec import Condition, PaperTable, TableRow
 from halflabel.papers.tables import PRINTED, caption_of, find_table, paper_of
+from halflabel.system.files import cache_folder
 from halflabel.system.reporter import SILENT, Reporter
 
 _NO_NUMBERS = "the paper draws a figure: there are no published numbers"
@@ -91,9 +92,9 @@ def reproduce(
 
 
 def default_cache(out: Path) -> Path:
-    """The folder "cache" next to `out`, so that tables share it; or inside `out` if it already exists there."""
-    inside = out / "cache"
-    return inside if inside.is_dir() else out.parent / "cache"
+    """The cache next to `out`, so that tables share it; or inside `out` if it already exists there."""
+    inside = cache_folder(out)
+    return inside if inside.is_dir() else cache_folder(out.parent)
 
 
 class _DatasetFolder:

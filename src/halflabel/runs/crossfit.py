@@ -102,8 +102,7 @@ def run_features(
 
     With `train` there are also the strong views that its method asks for; scoring does without them.
     """
-    folder = run.folder.parent / "cache"
-    return Assembly(config).features(backbone, source, classes, folder, for_training=train, reporter=reporter)
+    return Assembly(config).features(backbone, source, classes, run.cache, for_training=train, reporter=reporter)
 
 
 def cross_fit(

@@ -30,6 +30,7 @@ from halflabel.runs.store import OCCUPIED_FIX, RunStore
 from halflabel.system import distributed
 from halflabel.system.files import (
     atomic_write,
+    cache_folder,
     read_json,
     read_text,
     to_json_value,
@@ -122,6 +123,11 @@ class RunFolder:
     def address(self) -> str:
         """The path of the folder, or its address in a store."""
         return self.folder.as_posix() if self.store is None else self.store.url
+
+    @property
+    def cache(self) -> Path:
+        """The folder of the features, which the runs beside this one share."""
+        return cache_folder(self.folder.parent)
 
     @property
     def is_started(self) -> bool:

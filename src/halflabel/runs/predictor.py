@@ -199,7 +199,7 @@ class Predictor:
         backbone = self.model.backbone
         if self.config.tune != "head" or self.model.head.needs_maps or not isinstance(backbone, Backbone):
             return self.model
-        folder = None if self.run is None else self.run.folder.parent / "cache"
+        folder = None if self.run is None else self.run.cache
         view = self.views["plain"]
         onnx_backbone = find_onnx_backbone(backbone, view, folder, images=images, device=device, reporter=reporter)
         return self.model if onnx_backbone is None else Model(onnx_backbone, self.model.head)
@@ -216,9 +216,8 @@ class Predictor:
         if isinstance(source, StoredFeatures):  # computed already
             return self.logits(source, reporter)
         assert isinstance(backbone, Backbone)
-        folder = run.folder.parent / "cache"
         images = source.images if isinstance(source, Items) else source
-        features = cache_features(backbone, images, folder, device=self.device, reporter=reporter)
+        features = cache_features(backbone, images, run.cache, device=self.device, reporter=reporter)
         features = pool_items(source, features) if isinstance(source, Items) else features
         return score_source(Model(None, head), features, device=self.device, batch_size=256, features=False).logits
 

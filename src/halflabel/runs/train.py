@@ -183,7 +183,7 @@ class _Job:
         self.groups = group_images(self.config.group, self.table.images, self.source, self.reporter)
 
     def features(self) -> Features:
-        folder = self.cache if self.cache is not None else self.run.folder.parent / "cache"
+        folder = self.cache if self.cache is not None else self.run.cache
         features = self.assembly.features(
             self.backbone, self.source, len(self.table.classes), folder, reporter=self.reporter
         )

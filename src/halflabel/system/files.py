@@ -37,6 +37,11 @@ def remote_url(path: str | Path) -> str | None:
     return f"{scheme}://{rest.lstrip('/')}" if colon and scheme in _REMOTE else None
 
 
+def cache_folder(runs: Path) -> Path:
+    """Return the folder in which the runs of a folder share their features."""
+    return runs / "cache"
+
+
 def absolute_path(path: str | Path) -> str:
     """Return a path that is valid from any folder; an address stays as it is."""
     return remote_url(path) or str(Path(path).absolute())
