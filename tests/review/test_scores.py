@@ -112,7 +112,7 @@ def test_missing_files_are_errors(small, tmp_path) -> None:
     with pytest.raises(UserError, match="is not a folder"):
         cached_scores(run, tmp_path / "none")
     bare = RunFolder(tmp_path / "bare")
-    bare.start(run.read_labels(), run.read_config())
+    bare.start(run.read_rows(), run.read_config())
     with pytest.raises(UserError, match="has no weights yet"):
         cached_scores(bare, images)
 

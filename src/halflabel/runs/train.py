@@ -369,15 +369,16 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
             "Probabilities assume that an unknown label is present as often as known labels with the same score are. "
             "To assume less, answer random questions (halflabel review)"
         )
-    trained = np.setdiff1d(np.arange(len(job.table)), fitted.rows) if len(fitted.rows) < len(job.table) else fitted.rows
-    annotations = job.table.subset(trained).stats.annotations
+    trained = job.table
+    if len(fitted.rows) < len(job.table):
+        trained = job.table.subset(np.setdiff1d(np.arange(len(job.table)), fitted.rows))
     evaluation = evaluate(
         logits,
         labels,
         held_out.classes,
         thresholds=thresholds,
         calibration=calibration,
-        annotations=annotations,
+        annotations=trained.stats.annotations,
         groups=None if job.groups is None else job.groups[fitted.rows],
     ).noting_excluded(job.table.subset(fitted.rows).known - held_out.known, with_answers=bool(job.answers_left_out))
     run.write_calibration(calibration, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
