@@ -16,7 +16,7 @@ from halflabel.errors import UserError
 from halflabel.evaluation import registry as metric_registry
 from halflabel.evaluation.evaluate import evaluate
 from halflabel.evaluation.registry import check_own_metrics, metric, shown_metrics
-from halflabel.fitting import registry as training_registry
+from halflabel.fitting import optimizer as training_registry
 from halflabel.fitting.config import Settings
 from halflabel.fitting.optimizer import learning_rate_factor, make_optimizer
 from halflabel.labels import formats
@@ -33,7 +33,7 @@ from halflabel.labels.formats import add_format
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.evaluation.registry import metric
-from halflabel.fitting.registry import optimizer, schedule
+from halflabel.fitting.optimizer import optimizer, schedule
 
 @metric("Hamming loss", note="share of wrong decisions; 0 is best")
 def hamming_loss(scores, labels, thresholds):
@@ -75,7 +75,6 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(metric_registry, table, dict(getattr(metric_registry, table)))
     for name in ("OPTIMIZERS", "SCHEDULES"):
         table_before = dict(getattr(training_registry, name))
-        monkeypatch.setattr(f"halflabel.fitting.registry.{name}", table_before)
         for module in ("config", "optimizer"):
             monkeypatch.setattr(f"halflabel.fitting.{module}.{name}", table_before)
     monkeypatch.setattr(formats, "_PLUGIN_FORMATS", {})

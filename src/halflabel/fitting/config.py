@@ -18,7 +18,7 @@ from annotated_types import Ge, Le
 
 from halflabel.errors import UserError
 from halflabel.features.backbone_names import DEFAULT, full_name
-from halflabel.fitting.registry import OPTIMIZERS, SCHEDULES, check_name
+from halflabel.fitting.optimizer import OPTIMIZERS, SCHEDULES, check_name
 from halflabel.labels.groups import absolute_group
 from halflabel.labels.uncertain import parse_uncertain
 from halflabel.system.validate import FieldError, check_fields

@@ -1,16 +1,38 @@
-"""Parameter groups, the optimizer and the schedule of the learning rate."""
+"""Optimizers and schedules of the learning rate, by name; those of your own are in files that HALFLABEL_PLUGINS lists.
+
+    import torch
+    from halflabel.fitting.optimizer import optimizer, schedule
+
+    @optimizer
+    def nadam(groups, settings):
+        return torch.optim.NAdam(groups, weight_decay=settings.weight_decay)
+
+    @schedule
+    def linear(progress, settings):
+        return max(1 - progress / settings.epochs, 0.0)
+
+Importing this module does not import torch, because the options of commands are checked against it.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+from halflabel.errors import UserError
+from halflabel.system.plugin_sources import remember
 
-from halflabel.features.heads import Model
-from halflabel.fitting.config import Settings
-from halflabel.fitting.registry import OPTIMIZERS, SCHEDULES, check_name
-from halflabel.methods.base import Method
+if TYPE_CHECKING:
+    import torch
+
+    from halflabel.features.heads import Model
+    from halflabel.fitting.config import Settings
+    from halflabel.methods.base import Method
+
+F = TypeVar("F", bound=Callable[..., Any])
+MakeOptimizer = Callable[[list[dict[str, Any]], "Settings"], "torch.optim.Optimizer"]
+Schedule = Callable[[float, "Settings"], float]
 
 
 def parameter_groups(model: Model, method: Method, settings: Settings) -> list[dict[str, Any]]:
@@ -26,28 +48,75 @@ def parameter_groups(model: Model, method: Method, settings: Settings) -> list[d
 def make_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
     """The optimizer that the settings name."""
     check_name("optimizer", OPTIMIZERS, settings.optimizer)
-    if (make := OPTIMIZERS[settings.optimizer]) is not None:
-        return make(groups, settings)
-    decay = settings.weight_decay
-    match settings.optimizer:
-        case "adamw":
-            return torch.optim.AdamW(groups, weight_decay=decay, fused=True)
-        case "adam":
-            return torch.optim.Adam(groups, weight_decay=decay, fused=True)
-        case "sgd":
-            return torch.optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=True)
-        case _:
-            return torch.optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
+    return OPTIMIZERS[settings.optimizer](groups, settings)
 
 
 def learning_rate_factor(progress: float, settings: Settings) -> float:
     """The factor of the learning rate after `progress` epochs, which may be a fraction."""
     if progress < settings.warmup:
         return min((progress + 1e-3) / settings.warmup, 1.0)
-    if settings.schedule == "cosine":
-        span = max(settings.epochs - settings.warmup, 1e-9)
-        return 0.5 * (1 + math.cos(math.pi * min((progress - settings.warmup) / span, 1)))
-    if settings.schedule == "step":
-        return settings.step_factor ** int(progress // settings.step_epochs)
-    schedule = SCHEDULES[settings.schedule]
-    return 1.0 if schedule is None else schedule(progress, settings)
+    return SCHEDULES[settings.schedule](progress, settings)
+
+
+def _torch_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+    from torch import optim
+
+    decay = settings.weight_decay
+    match settings.optimizer:
+        case "adamw":
+            return optim.AdamW(groups, weight_decay=decay, fused=True)
+        case "adam":
+            return optim.Adam(groups, weight_decay=decay, fused=True)
+        case "sgd":
+            return optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=True)
+        case _:
+            return optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
+
+
+def _cosine(progress: float, settings: Settings) -> float:
+    span = max(settings.epochs - settings.warmup, 1e-9)
+    return 0.5 * (1 + math.cos(math.pi * min((progress - settings.warmup) / span, 1)))
+
+
+def _step(progress: float, settings: Settings) -> float:
+    return settings.step_factor ** int(progress // settings.step_epochs)
+
+
+def _constant(progress: float, settings: Settings) -> float:
+    return 1.0
+
+
+OPTIMIZERS: dict[str, MakeOptimizer] = dict.fromkeys(("adamw", "adam", "sgd", "rmsprop"), _torch_optimizer)
+SCHEDULES: dict[str, Schedule] = {"cosine": _cosine, "step": _step, "plateau": _constant, "constant": _constant}
+
+
+def optimizer(make: F) -> F:
+    """Register a function of (parameter groups, settings) that makes an optimizer, under its own name."""
+    return _register(OPTIMIZERS, make, "optimizers")
+
+
+def schedule(factor: F) -> F:
+    """Register a function of (progress in epochs, settings) that returns the factor of the learning rate."""
+    return _register(SCHEDULES, factor, "schedules")
+
+
+def check_name(kind: str, table: dict[str, Any], name: str) -> None:
+    """Raise if no optimizer or schedule has this name."""
+    if name not in table:
+        from halflabel.system import plugins
+
+        plugins.load()
+    if name not in table:
+        raise UserError(
+            f"{kind} cannot be {name!r}",
+            f"use one of: {', '.join(table)}; for one of your own: export HALFLABEL_PLUGINS=mine.py",
+        )
+
+
+def _register(table: dict[str, Any], function: F, kind: str) -> F:
+    name = function.__name__.replace("_", "-")
+    if name in table and table[name].__module__ != function.__module__:
+        raise ValueError(f"two {kind} are called {name!r}")
+    remember(function)
+    table[name] = function
+    return function
