@@ -23,7 +23,7 @@ from halflabel import cli
 from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.fitting.config import Settings
-from halflabel.fitting.distribution import distribute
+from halflabel.fitting.loop import fit
 from halflabel.methods.base import recipe, recipes
 from halflabel.system import distributed
 
@@ -238,8 +238,9 @@ def test_commands_for_one_process_are_refused_to_several(monkeypatch: pytest.Mon
 def test_compiling_is_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
+    method = recipe("bce").make()
     with pytest.raises(UserError, match="compile inductor works in one process"):
-        distribute(JOB.model(recipe("bce").make()), Settings(compile="inductor"))
+        fit(JOB.model(method), method, JOB.images(), JOB.labels(), Settings(compile="inductor"))
 
 
 def test_errors_of_a_lost_process_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ class Checkpointer:
 
     def __init__(self, folder: Path | None, state: TrainingState, step: OptimizerStep, batches_per_epoch: int) -> None:
         self.folder, self.state, self.step, self.batches_per_epoch = folder, state, step, batches_per_epoch
-        self.method, self.model = step.method, step.distribution.plain
+        self.method, self.model = step.method, step.model
         self.method_shapes = _shapes(self.method.state_dict())
         self.saved = (1, 0)  # position of the newest checkpoint; the beginning needs none
 

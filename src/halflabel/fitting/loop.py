@@ -6,9 +6,8 @@ several processes (`torchrun`) each one trains on its slice of every batch, and 
 data_parallel.py.
 
 loop.py            `fit`: epochs, validation, relabelling, callbacks
-step.py            one optimizer step
+step.py            one optimizer step, in one process or several
 checkpointer.py    save and resume
-distribution.py    one process or several
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +34,6 @@ from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.checkpointer import Checkpointer, TrainingState
 from halflabel.fitting.config import Settings
 from halflabel.fitting.device import deterministic_algorithms, training_device
-from halflabel.fitting.distribution import distribute, place_model
 from halflabel.fitting.optimizer import learning_rate_factor
 from halflabel.fitting.step import OptimizerStep
 from halflabel.images.sources import Plan, Source, preferred_order, share_unreadable
@@ -89,16 +88,19 @@ def fit(
     """
     if len(source) != len(table):
         raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
+    if distributed.is_distributed() and settings.compile != "no":
+        raise UserError(f"--compile {settings.compile} works in one process only", "leave --compile out")
     device = training_device(settings.device)
-    plain = place_model(model, settings, device)
+    if settings.channels_last:
+        model.to(memory_format=torch.channels_last)
+    model.to(device)
     method.plan(settings.epochs)
     begins = method.begins()
     if begins is not None and distributed.is_main() and (problem := begins.problem(settings.epochs)):
         warnings.warn(f"{problem}; {begins.fix()}", stacklevel=2)
-    method.start(table, plain)
+    method.start(table, model)
     method.to(device)
-    distribution = distribute(plain, settings)
-    step = OptimizerStep(device, method, distribution, table, settings)
+    step = OptimizerStep(device, method, model, table, settings)
     checked = None if validation is None or judge is None else (validation, judge)
     callback = callback if callback is not None and distributed.is_main() else Callback()
     return Loop(step, source, checked, truth, callback, folder).run(resume)
@@ -126,7 +128,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         step = self.step
-        self.method, self.settings, self.distribution = step.method, step.settings, step.distribution
+        self.method, self.settings, self.model = step.method, step.settings, step.model
         self.state = TrainingState(torch.zeros((), device=step.device))
         self.batches_per_epoch = math.ceil(len(self.source) / step.settings.batch_size)
         self.checkpointer = Checkpointer(self.folder, self.state, step, self.batches_per_epoch)
@@ -164,14 +166,14 @@ class Loop:
             signals.release_signals()
         if not state.best_weights:
             state.best_weights, state.best_epoch = self._evaluated_weights(), state.epoch - 1
-        self.distribution.plain.load_state_dict(state.best_weights)
+        self.model.load_state_dict(state.best_weights)
         distributed.all_gather(None)  # wait until the last checkpoint is written
         return Fitted(state.best_weights, state.best_epoch, state.log)
 
     def _train_epoch(self) -> None:
         plan = plan_epoch(self.source, self.settings, self.state.epoch)
         self.callback.on_epoch_start(self.state.epoch, self.settings.epochs, sum(map(len, plan)))
-        self.distribution.model.train()
+        self.step.called.train()
         self.method.train()
         self.started, self.images_seen = time.perf_counter(), 0
         while self.state.batches_done < len(plan):
@@ -187,9 +189,8 @@ class Loop:
         """Train on the rest of the plan. Between optimizer steps, everything a checkpoint holds is consistent."""
         settings, state, step = self.settings, self.state, self.step
         step_seeds = (bits(settings.seed, _STEP, state.epoch, np.arange(len(plan))) >> np.uint64(1)).tolist()
-        batches = self.distribution.fetch(
-            self.source, plan[state.batches_done :], self.method.views, seed=settings.seed, epoch=state.epoch
-        )
+        fetch = self.source.fetch if step.parallel is None else partial(step.parallel.fetch, self.source)
+        batches = fetch(plan[state.batches_done :], self.method.views, seed=settings.seed, epoch=state.epoch)
         for number, (images, views) in enumerate(batches, state.batches_done):
             if number % settings.accumulate == 0:
                 signals.defer_signals()
@@ -308,7 +309,7 @@ class Loop:
         """Score all training images after this epoch, for the method."""
         relabel = self.method.relabel
         seed = int(bits(self.settings.seed, PASSES, epoch)[0])
-        return self._score(self.distribution.plain, self.source, relabel.passes, seed, relabel.wants_features)
+        return self._score(self.model, self.source, relabel.passes, seed, relabel.wants_features)
 
     def _score(self, model: Model, source: Source, passes: int = 0, seed: int = 0, features: bool = False) -> Sweep:
         size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
@@ -328,14 +329,14 @@ class Loop:
         """The model that is validated and kept: the weight average if there is one, else the method's choice."""
         if self.step.ema is not None:
             return self.step.ema.model
-        return self.method.evaluated(self.distribution.plain)
+        return self.method.evaluated(self.model)
 
     def _evaluated_weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self._evaluated_model().state_dict().items()}
 
     def _shared_tensors(self) -> Iterator[Tensor]:
         """All tensors that training changes, which must be equal in all processes."""
-        modules: tuple[Any, ...] = (self.distribution.plain, self.method, self.step.ema)
+        modules: tuple[Any, ...] = (self.model, self.method, self.step.ema)
         for module in modules:
             yield from module.state_dict().values() if module is not None else ()
         for slots in self.step.optimizer.state.values():

@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.features.ema import ModelEma
+from halflabel.features.heads import Model
+from halflabel.fitting.compiled_model import CompiledModel
 from halflabel.fitting.config import Settings
+from halflabel.fitting.data_parallel import WholeBatchParallel
 from halflabel.fitting.device import mixed_precision
-from halflabel.fitting.distribution import Distribution
 from halflabel.fitting.optimizer import make_optimizer, parameter_groups
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.checks import checked_step
+from halflabel.system import distributed
 from halflabel.system.gpu_memory import MicroBatcher, Snapshot, out_of_gpu_memory
 from halflabel.types import Batch
 
@@ -35,22 +38,26 @@ class OptimizerStep:
 
     device: torch.device
     method: Method
-    distribution: Distribution
+    model: Model
     table: Table
     settings: Settings
 
     def __post_init__(self) -> None:
-        method, distribution, table, settings = self.method, self.distribution, self.table, self.settings
-        self.groups = parameter_groups(distribution.plain, method, settings)
+        method, model, table, settings = self.method, self.model, self.table, self.settings
+        self.parallel = WholeBatchParallel(model) if distributed.is_distributed() else None
+        self.compiled = CompiledModel(model, settings.batch_size) if settings.compile == "inductor" else None
+        # Typed as a model for the methods, which call it; the wrappers have the same interface.
+        self.called: Any = self.parallel or self.compiled or model
+        self.groups = parameter_groups(model, method, settings)
         self.optimizer = make_optimizer(self.groups, settings)
-        self.ema = ModelEma(distribution.plain, settings.ema) if settings.ema else None
+        self.ema = ModelEma(model, settings.ema) if settings.ema else None
         self.autocast, self.scaler = mixed_precision(settings.precision, self.device)
         # Looking up labels in a dense table is faster; a large table stays sparse.
         is_small = len(table) * len(table.classes) <= _DENSE_ENTRIES
         self.dense_labels = torch.from_numpy(table.dense()).to(self.device) if is_small else None
         self.micro_batches = MicroBatcher()
-        can_split = distribution.can_split_batches and self.device.type in _LIMITED_MEMORY
-        self.snapshot = Snapshot(distribution.plain, method) if can_split else None
+        can_split = self.called is model and self.device.type in _LIMITED_MEMORY
+        self.snapshot = Snapshot(model, method) if can_split else None
         self.check_next_batch = True  # whether to check the shapes and values that the method returns
 
     def begin(self) -> None:
@@ -102,14 +109,12 @@ class OptimizerStep:
             labels = torch.from_numpy(self.table.rows(images)).to(device)
         soft = self.table.soft_targets(images)
         batch = Batch(index, moved, labels, None if soft is None else torch.from_numpy(soft).to(device))
-        # Typed as a model for the methods; with several processes it is a wrapper with the same interface.
-        model: Any = self.distribution.model
         with self.autocast():
             if self.check_next_batch:
-                loss = checked_step(self.method, model, batch, epoch)
+                loss = checked_step(self.method, self.called, batch, epoch)
                 self.check_next_batch = False
             else:
-                loss = self.method.step(model, batch, epoch)
+                loss = self.method.step(self.called, batch, epoch)
         torch.autograd.backward(self.scaler.scale(loss if share == 1 else loss * share))
         return loss.detach()
 
@@ -120,7 +125,8 @@ class OptimizerStep:
 
     def update(self) -> None:
         """Update the weights by the gradients added so far, then the weight average."""
-        self.distribution.average_gradients()
+        if self.parallel is not None:
+            self.parallel.average_gradients()
         if self.settings.clip:
             self.scaler.unscale_(self.optimizer)
             parameters = [parameter for group in self.groups for parameter in group["params"]]
@@ -132,5 +138,5 @@ class OptimizerStep:
             raise out_of_gpu_memory(f"for the state of {self.settings.optimizer}") from None
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
-            self.ema.update(self.distribution.plain)
-        self.method.after_step(self.distribution.plain)
+            self.ema.update(self.model)
+        self.method.after_step(self.model)
