@@ -141,9 +141,16 @@ def test_an_option_without_effect_is_not_searched(
     order, _ = walk(grid(text, seeds=1))
     assert len(order) == 3
     assert option not in dict(order[0].options)
-    if values is not None:  # it has no effect
+    if recipe(name).blocking(option, recipe_values(name, options)) is not None:
+        with pytest.raises(UserError, match="does nothing with"):
+            recipe(name).make(**options, **{option: (values or (0.7,))[0]})
+    elif values is not None:  # it has no effect
         first, second = (trained(name, {**options, option: value}) for value in values)
         assert all(torch.equal(first[part], second[part]) for part in first)
+
+
+def recipe_values(name: str, options: dict[str, object]) -> dict[str, object]:
+    return {key: each.default for key, each in recipe(name).options.items()} | options
 
 
 def trained(name: str, options: dict[str, object]) -> dict[str, torch.Tensor]:

@@ -220,7 +220,6 @@ def test_each_member_has_its_own_loss():
         ({"gnn": False}, Weldon, False, Curriculum),
         ({"strategy": "none", "gnn": False, "pooling": "mean"}, Linear, False, Ignore),
         ({"strategy": "d", "ensemble": 1}, Weldon, True, Curriculum),
-        ({"strategy": "a", "ensemble": 4}, Weldon, True, Curriculum),
     ],
 )
 def test_every_part_can_be_switched_off(options, kind, graphs, relabel):

@@ -159,6 +159,7 @@ class Assembly:
         group are in the same fold. `of_backbone` False is for features that are any numbers.
         """
         config = self.config
+        self.recipe.check_way(config.options, "lbfgs")
         return crossfit(
             pooled_features(features) if isinstance(features, Features) else features,
             self.training_table(table),

@@ -15,6 +15,7 @@ from halflabel.system.validate import at_least, below_one, one_of
     paper="Ridnik 2021 (ASL); Zhou 2022 (EM+APL), row ASL",
     lr=3e-4,
     tune={"gamma_neg": (1.0, 2.0, 4.0)},
+    only_in={"reduction": ("batches", "network")},
 )
 def asl(
     gamma_neg: float = 4.0,

@@ -48,8 +48,26 @@ _COUNTS: dict[Any, str] = {  # by name too: annotations are text in modules that
     "PerEpoch": "per",
     "EpochList": "list",
 }
+WAYS = {  # of training, with words for messages
+    "lbfgs": "by L-BFGS",
+    "batches": "in batches on a frozen backbone (--solver sgd)",
+    "network": "with the whole network (--tune all)",
+}
 VIEWS = ("plain", "weak", "strong")  # the kinds of views that image sources can make
 Tune = Mapping[str, Sequence[Any]]  # option name -> values to try
+
+
+@dataclass(frozen=True)
+class Not:
+    """All values of an option but one."""
+
+    value: Any
+
+    def __contains__(self, value: object) -> bool:
+        return bool(value != self.value)
+
+
+Needs = Mapping[str, Mapping[str, Sequence[Any] | Not]]  # option -> other option -> values of it with which it counts
 
 
 class Method(nn.Module):
@@ -182,6 +200,8 @@ class Recipe:
     weight_decay: float
     linear_init: int = 0
     tune: Tune | Callable[[Mapping[str, Any]], Tune] = field(default_factory=dict)
+    needs: Needs = field(default_factory=dict)
+    only_in: Mapping[str, Collection[str]] = field(default_factory=dict)  # option -> the WAYS in which it counts
     no_onnx: str = ""  # why the model cannot be exported to ONNX
 
     def __deepcopy__(self, memo: Any) -> Recipe:
@@ -196,7 +216,7 @@ class Recipe:
             name: [value for value in values if self._accepts({**options, name: value})]
             for name, values in offered.items()
         }
-        return {name: values for name, values in accepted.items() if values}
+        return {name: values for name, values in accepted.items() if set(values) - {defaults[name]}}
 
     def counting_epochs(self) -> dict[str, str]:
         """Return the options that count epochs of training or rounds of L-BFGS, each with how it counts."""
@@ -216,16 +236,41 @@ class Recipe:
         return {name: self._parse(name, text) for name, text in texts.items()}
 
     def make(self, **options: Any) -> Method:
-        """Build the method with these options; the others keep their defaults."""
+        """Build the method with these options; the others keep their defaults.
+
+        An option that has no effect beside the others is refused, unless it has its default.
+        """
         for name, value in options.items():
             if name not in self.options:
                 raise UserError(f"{self.name} has no option {name!r}", self._hint())
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"the option {name} of {self.name} cannot be {value:g}", "give a finite number")
-        method = self.build(**{name: option.default for name, option in self.options.items()} | options)
+        values = {name: option.default for name, option in self.options.items()} | options
+        for name in self.needs:
+            if values[name] != self.options[name].default and (blocking := self.blocking(name, values)):
+                other, allowed = blocking
+                wanted = f"not {allowed.value}" if isinstance(allowed, Not) else " or ".join(map(str, allowed))
+                raise UserError(
+                    f"the option {name} of {self.name} does nothing with {other}={values[other]}",
+                    f"leave {name} out, or set {other}: {wanted}",
+                )
+        method = self.build(**values)
         if not isinstance(method, Method):
             raise TypeError(f"{self.build.__name__} returns {type(method).__name__}, not a Method")
         return method
+
+    def blocking(self, name: str, values: Mapping[str, Any]) -> tuple[str, Sequence[Any] | Not] | None:
+        """Return the option beside which another one does nothing, and the values with which it would."""
+        conditions = self.needs.get(name, {}).items()
+        return next(((other, allowed) for other, allowed in conditions if values[other] not in allowed), None)
+
+    def check_way(self, options: Collection[str], way: str) -> None:
+        """Raise if one of these options does nothing in this way of training, one of WAYS."""
+        if idle := [name for name in options if way not in self.only_in.get(name, WAYS)]:
+            ways = " or ".join(WAYS[each] for each in self.only_in[idle[0]])
+            raise UserError(
+                f"the option {idle[0]} of {self.name} does nothing {WAYS[way]}", f"leave it out, or train {ways}"
+            )
 
     def check_regime(self, regime: str) -> None:
         """Raise if this method cannot learn from labels of this regime."""
@@ -283,6 +328,8 @@ def method(
     weight_decay: float = 1e-4,
     linear_init: int = 0,
     tune: Tune | Callable[[Mapping[str, Any]], Tune] | None = None,
+    needs: Needs | None = None,
+    only_in: Mapping[str, Collection[str]] | None = None,
     no_onnx: str = "",
     name: str | None = None,
     options_of: Callable[..., Method] | None = None,
@@ -298,6 +345,10 @@ def method(
     whole network is trained.
     tune: values to try of the method's most important option, for comparisons; or a function of all options that
     returns them, where the other options decide which values make sense.
+    needs: options that count only beside certain values of others, as in {"passes": {"strategy": ("e",)}}; given beside
+    other values they are refused.
+    only_in: options that count only in some of the WAYS of training; in others
+    they are refused.
     no_onnx: why the model cannot be exported to ONNX, if it cannot.
     name: for methods whose name no function can have, such as sarb*; the function's name is then an alias.
     options_of: another method, whose options this one takes too; the function gets them as keyword arguments.
@@ -335,6 +386,8 @@ def method(
             weight_decay,
             linear_init,
             tune=tune or {},
+            needs=needs or {},
+            only_in=only_in or {},
             no_onnx=no_onnx,
         )
         _REGISTRY[method_name] = registered

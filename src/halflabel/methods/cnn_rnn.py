@@ -23,6 +23,7 @@ from halflabel.types import Batch, Output, at_least_float32
     paper="Wang, Yang, Mao, Huang, Huang, Xu 2016: CNN-RNN, a unified framework for multi-label image classification",
     lr=3e-4,
     tune={"order": ("frequent", "rare", "learned")},
+    needs={"beam": {"score": ("sum",)}},
 )
 def cnn_rnn(
     order: str = "frequent",

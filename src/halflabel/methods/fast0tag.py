@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 from halflabel.errors import UserError
 from halflabel.features.heads import Model, find_head
 from halflabel.labels.table import Table
-from halflabel.methods.base import REGIMES, Method, method
+from halflabel.methods.base import REGIMES, Method, Not, method
 from halflabel.methods.parts.embedding_heads import LabelVectorHead
 from halflabel.methods.parts.label_vectors import label_vectors
 from halflabel.methods.parts.losses import Loss, over_images
@@ -28,6 +28,7 @@ _CHUNK_PAIRS = 1 << 22  # pairs computed at a time
     paper="Zhang, Gong, Shah 2016: Fast zero-shot image tagging",
     lr=1e-3,
     tune={"hidden": ("", "1024")},
+    needs={"dropout": {"hidden": Not("")}},
 )
 def fast0tag(
     vectors: str = "graph",

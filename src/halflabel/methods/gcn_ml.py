@@ -8,7 +8,7 @@ import numpy as np
 
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import Method, Not, method
 from halflabel.methods.parts.label_graph import Edges
 from halflabel.methods.parts.semantic import GraphClassifier, SemanticMethod, label_edges
 from halflabel.system.validate import MAX_SIZE, between, one_of
@@ -18,7 +18,8 @@ from halflabel.system.validate import MAX_SIZE, between, one_of
     serves=("full", "partial"),
     paper="Chen, Wei, Wang, Guo 2019: Multi-Label Image Recognition with Graph Convolutional Networks (ML-GCN)",
     lr=3e-4,
-    tune=lambda options: {"tau": (0.2, 0.4, 0.6)} if options["p"] and options["graph"] != "identity" else {},
+    tune={"tau": (0.2, 0.4, 0.6)},
+    needs={"tau": {"graph": Not("identity"), "p": Not(0)}},
 )
 def gcn_ml(
     tau: float = 0.4,

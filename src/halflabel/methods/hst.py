@@ -6,7 +6,7 @@ from typing import Any
 
 from halflabel.methods.base import Duration, Method, method
 from halflabel.methods.parts.transfer import SemanticTransfer
-from halflabel.methods.sst import sst
+from halflabel.methods.sst import FALLING, sst
 from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
 
 
@@ -16,6 +16,10 @@ from halflabel.system.validate import MAX_SIZE, at_least, between, one_of
     "Partial Labels",
     lr=1e-3,
     tune=lambda options: {"prototypes": (1, 10)} if options["guess_weight"] or options["contrast_weight"] else {},
+    needs={
+        **FALLING,
+        **{name: {**FALLING[name], "thresholds": ("falling",)} for name in ("theta_fall", "theta_floor")},
+    },
     options_of=sst,
 )
 def hst(prototypes: int = 10, every: Duration = 5, thresholds: str = "learned", **options: Any) -> Method:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from halflabel.methods.base import Method, method
+from halflabel.methods.base import Method, Not, method
 from halflabel.methods.parts.matching_pursuit import MOST_ITEMS
 from halflabel.methods.parts.similarity_memory import ImageVectors, SimilarityMemory
 from halflabel.methods.parts.similarity_method import SimilarityMethod, SimilarityOptions, mix
@@ -39,10 +39,31 @@ class Interactive(SimilarityMethod):
         self.graph.weights.data.sub_(self.rate * torch.autograd.grad(loss, weights)[0]).clamp_(min=0)
 
 
+_OF_SIMILARITY = (
+    "lambda_y",
+    "lambda_f",
+    "k",
+    "image_similarity",
+    "label_similarity",
+    "graph",
+    "dictionary",
+    "rescale",
+    "activation",
+    "side",
+)
+
+
 @method(
     serves=("full", "partial"),
     paper="Huynh 2020 (Interactive Multi-Label CNN Learning with Partial Labels)",
-    tune=lambda options: {"lambda_y": (0.1, 0.3, 1.0)} if options["logistic_share"] < 1 else {},
+    tune={"lambda_y": (0.1, 0.3, 1.0)},
+    needs={name: {"logistic_share": Not(1)} for name in _OF_SIMILARITY}
+    | {
+        "k_a": {"graph": Not("identity"), "logistic_share": Not(1)},
+        "graph_rate": {"label_similarity": ("learned",), "logistic_share": Not(1)},
+        "updates": {"label_similarity": ("learned",), "logistic_share": Not(1)},
+        "side_weight": {"side": Not(""), "logistic_share": Not(1)},
+    },
 )
 def imcl(
     lambda_y: float = 1.0,

@@ -36,7 +36,6 @@ def mean_teacher(weight: float = 10.0, decay: float = 0.999, ramp_up: float = 0.
     rises; unknown: ignore leaves unknown labels to the teacher alone, negative also takes them as absent, auto means
     negative if no label is known to be absent.
 
-
     Differs from the paper: the labels are known or unknown per entry, not per image; the views are weak and strong
     instead of two draws of the same noise; and the teacher has no dropout.
     """

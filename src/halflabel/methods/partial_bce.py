@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from halflabel.methods.base import EpochList, Method, method
+from halflabel.methods.base import EpochList, Method, Needs, method
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.losses import BCE, ByShare
 from halflabel.system.validate import above, between, one_of
 
 PAPER = "Durand, Mehrasa, Mori 2019: Learning a Deep ConvNet for Multi-label Classification with Partial Labels"
+BY_SHARE: Needs = {name: {"alpha": (0,), "beta": (0,)} for name in ("g_value", "g_share")}
 _SERVES = ("full", "partial")
 
 
 @method(
     serves=_SERVES,
     paper=f"{PAPER}, partial-BCE",
-    tune=lambda options: {} if options["alpha"] or options["beta"] else {"g_value": (3.0, 5.0, 20.0)},
+    tune={"g_value": (3.0, 5.0, 20.0)},
+    needs=BY_SHARE,
 )
 def partial_bce(
     g_value: float = 5.0, g_share: float = 0.1, gamma: float = 1.0, alpha: float = 0.0, beta: float = 0.0

@@ -6,8 +6,8 @@ from typing import Any
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Ensemble, Head, Linear, Weldon
-from halflabel.methods.base import EpochList, Method, method
-from halflabel.methods.partial_bce import PAPER, partial_bce
+from halflabel.methods.base import EpochList, Method, Not, method
+from halflabel.methods.partial_bce import BY_SHARE, PAPER, partial_bce
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum
 from halflabel.methods.parts.gnn_head import GnnHead
 from halflabel.methods.parts.losses import BCE, ByShare
@@ -20,6 +20,18 @@ _THETAS = {"a": (1.0, 5.0), "b": (0.2, 0.5), "c": (1.0, 2.0), "d": (1.0, 5.0), "
     serves=("full", "partial"),
     paper=PAPER,
     tune=lambda options: {"theta": _THETAS.get(options["strategy"], ())},
+    needs={
+        **BY_SHARE,
+        "theta": {"strategy": tuple(_THETAS)},
+        "relabel_at": {"strategy": Not("none")},
+        "passes": {"strategy": ("e",)},
+        "block": {"strategy": ("b",)},
+        "ensemble": {"strategy": ("d",)},
+        "k_plus": {"pooling": ("weldon",)},
+        "k_minus": {"pooling": ("weldon",)},
+        "steps": {"gnn": (True,)},
+        "node_size": {"gnn": (True,)},
+    },
     options_of=partial_bce,
 )
 def plcl(

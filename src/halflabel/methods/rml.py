@@ -86,7 +86,15 @@ def rmlc(s: float = -0.8, kappa: float = 5.0, rank: str = "exact", unknown: str 
     return _build(Ranking(s, kappa, rank=rank), UnknownAs(unknown))
 
 
-@method(serves=REGIMES, paper=f"{_PAPER}, SS-RML", lr=1e-3, weight_decay=5e-4, tune=_TUNE, options_of=rml)
+@method(
+    serves=REGIMES,
+    paper=f"{_PAPER}, SS-RML",
+    lr=1e-3,
+    weight_decay=5e-4,
+    tune=_TUNE,
+    options_of=rml,
+    only_in={"every": ("network",)},
+)
 def ss_rml(
     start: AfterEpoch = -1,
     every: Duration = 20,

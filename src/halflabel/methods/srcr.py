@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from halflabel.methods.base import FromEpoch, Method, method
+from halflabel.methods.base import FromEpoch, Method, Not, method
 from halflabel.methods.parts.losses import ByShare, Reduce, over_entries, over_known
 from halflabel.methods.parts.relabel import Begins, Ignore, Relabeler
 from halflabel.methods.parts.self_training import SaliencyHead, SelfTraining
@@ -21,7 +21,16 @@ _SUPERVISE = {"both": "both", "weak": "first", "strong": "last"}
 @method(
     serves=("full", "partial"),
     paper="Wang 2023 (Saliency Regularization for Self-Training with Partial Annotations), SR+CR",
-    tune=lambda options: {} if options["saliency"] == "none" else {"alpha": (0.1, 0.25, 0.5, 1.0)},
+    tune={"alpha": (0.1, 0.25, 0.5, 1.0)},
+    needs={
+        "alpha": {"saliency": Not("none")},
+        "k": {"saliency": Not("none"), "alpha": Not(0)},
+        "infer": {"saliency": Not("none"), "alpha": Not(0)},
+        "tau": {"consistency": Not("none"), "weight": Not(0)},
+        "weight": {"consistency": Not("none")},
+        "cr_from": {"consistency": Not("none"), "weight": Not(0)},
+        "supervise": {"consistency": ("cr",)},
+    },
 )
 def srcr(
     alpha: float = 0.5,

@@ -44,7 +44,6 @@ def ssgrl(
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.1, VG-200 39.7, VOC 2007 89.5.
 
-
     The two linear layers after tanh are one vector here, which is the same function. The paper trains with Adam, 1e-5.
     P counts one more image, so that pairs seen once have little weight, and A_cc is 0: the gates use the label's state.
     """

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from halflabel.methods.base import AfterEpoch, Method, PerEpoch, method
+from halflabel.methods.base import AfterEpoch, Method, Needs, Not, PerEpoch, method
 from halflabel.methods.parts.transfer import SemanticTransfer
 from halflabel.methods.ssgrl import ssgrl
+
+FALLING: Needs = {
+    "theta": {"guess_weight": Not(0)},
+    "theta_fall": {"guess_weight": Not(0)},
+    "theta_floor": {"guess_weight": Not(0), "theta_fall": Not(0)},
+}
 
 
 @method(
     serves=("full", "partial"),
     paper="Chen, Pu, Wu, Xie, Lin 2022: Structured Semantic Transfer for Multi-Label Recognition with Partial Labels",
     lr=1e-3,
-    tune=lambda options: (
-        {"theta_floor": (0.65, 0.75, 0.85)} if options["theta_fall"] and options["guess_weight"] else {}
-    ),
+    tune={"theta_floor": (0.65, 0.75, 0.85)},
+    needs=FALLING,
     options_of=ssgrl,
 )
 def sst(
@@ -49,7 +54,6 @@ def sst(
     in training only.
 
     Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 76.7, VG-200 41.8, VOC 2007 90.4.
-
 
     Differs from the released code: p_cc' is trained on pairs of known labels, not by taking unknown as absent; the mean
     over the bank is over its filled slots, and a batch is stored after its own pseudo-labels, not before; pairs for

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from halflabel.comparison.shared_start import Start
 from halflabel.features.feature_cache import copies_for
 from halflabel.fitting.config import STRONG_VIEW_FIELDS, Config, Settings
-from halflabel.methods.base import Recipe, recipe
+from halflabel.methods.base import WAYS, Recipe, recipe
 from halflabel.papers.spec import Cell
 
 # Settings for training a whole network. A head on frozen features needs other steps: where the paper tunes the whole
@@ -76,6 +76,8 @@ def set_up_cell(cell: Cell, overrides: Overrides) -> CellSetup:
     before, now = (settings.get("epochs", Settings.epochs) for settings in (declared, effective))
     unscaled, effective = effective, scale_settings(effective, before, now)
     options = scale_options(method, cell.options, before, now, declared="epochs" in declared)
+    way = "network" if effective.get("tune") == "all" else "batches"
+    options = {name: value for name, value in options.items() if way in method.only_in.get(name, WAYS)}
     config = _build_config(cell, effective, overrides)
     start = _initial_model(cell, effective, overrides)
 
@@ -216,9 +218,9 @@ def scale_options(
     only what would begin too late is scaled, and only when training is shorter.
 
     >>> scale_options("plcl", {"relabel_at": "10,15", "theta": 0.3}, 20, 4)
-    {'relabel_at': '2,3', 'theta': 0.3}
+    {'theta': 0.3, 'relabel_at': '2,3'}
     >>> scale_options("sst", {}, 20, 40)
-    {'warm': 10, 'theta_fall': 0.0125}
+    {'theta_fall': 0.0125, 'warm': 10}
     >>> scale_options("sst", {}, 20, 4, declared=False)
     {'warm': 1}
     """
@@ -239,4 +241,8 @@ def scale_options(
             # What depends on a trained model cannot begin with the first epoch.
             least = min(value, 2) if kind == "from" else 1
             scaled[name] = value if kind == "from" and value == 1 else max(round(value * now / before), least)
-    return {name: value for name, value in scaled.items() if name in options or value != unscaled[name]}
+    return {
+        name: value
+        for name, value in scaled.items()
+        if name in options or (value != unscaled[name] and of_method.blocking(name, scaled) is None)
+    }

@@ -37,7 +37,7 @@ _TRAINING = PaperTraining(
     unsaid=("momentum", "weight_decay", "backbone_lr", "where dropout acts in strategy [e]"),
 )
 _RELABEL = {"relabel_at": "10,15"}
-_NO_GNN = {"gnn": False}
+_NO_GNN = {"gnn": False, "node_size": 32}  # its default: without the graph it does nothing
 # Only strategy [e] uses dropout: "the setting used in the original paper", Kendall and Gal 2017.
 _NO_DROPOUT = {"dropout": 0.0, "node_size": 0}
 _DROPOUT = {"dropout": 0.2, "passes": 50, "node_size": 0}
@@ -85,7 +85,7 @@ def _strategy(name: str, strategy: str, theta: float, base: str = "no relabellin
 
 def _without_gnn(theta: float) -> TableRow:
     name = f"[e] uncertainty θ={theta} without GNN"
-    return _strategy(name, "e", theta, "no relabelling, without GNN", gnn=False)
+    return _strategy(name, "e", theta, "no relabelling, without GNN", **_NO_GNN)
 
 
 _RELABELLING = (
