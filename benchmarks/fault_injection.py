@@ -99,10 +99,10 @@ def send_signal(number: int) -> Action:
 
 def fault_places() -> dict[str, tuple[Any, str, int, bool]]:
     """By name: object and attribute to patch, the highest call number to use, and whether to act after the call."""
-    import numpy as np
     import torch
 
     from halflabel.features.backbones import Backbone
+    from halflabel.features.vector_store import VectorStore
     from halflabel.fitting import checkpoint, loop
     from halflabel.fitting.step import OptimizerStep
     from halflabel.methods.parts.curriculum import Curriculum
@@ -110,7 +110,7 @@ def fault_places() -> dict[str, tuple[Any, str, int, bool]]:
 
     return {
         "cache: an image block": (Backbone, "forward", 8, False),
-        "cache: flushed": (np.memmap, "flush", 4, True),
+        "cache: a line about a block": (VectorStore, "_note", 4, True),
         "step": (OptimizerStep, "backward", 40, True),
         "optimizer": (OptimizerStep, "update", 40, False),
         "sweep or validation": (loop, "score_source", 4, False),

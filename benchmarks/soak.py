@@ -354,13 +354,11 @@ def import_everything() -> None:
     import halflabel.fitting.callbacks
     import halflabel.runs.model_card
     import halflabel.runs.train
-    from halflabel.features import vector_store
     from halflabel.methods.base import recipes
 
     recipes()
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # written data survive a killed process; only a power cut would need fsync
-    vector_store._NOTE_ROWS = 16  # there are few images, so write notes more often
     del pyarrow, sklearn, halflabel
 
 

@@ -25,7 +25,7 @@ from halflabel.system.reporter import Reporter
 
 
 def work(folder: Path, name: str, limit: int) -> None:
-    vector_store._NOTE_ROWS, vector_store._POLL_SECONDS = 2, 0.05
+    vector_store._POLL_SECONDS = 0.05
     torch.set_num_threads(1)
     backbone = build_backbone("tiny", size=32)
     computed = 0

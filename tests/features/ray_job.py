@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from halflabel.features import feature_cache, vector_store
+from halflabel.features import feature_cache
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Linear, Model
 from halflabel.features.scoring import ImageScorer
@@ -41,7 +41,6 @@ def worker_processes() -> list[int]:
 
 
 def main(folder: Path, job: str) -> None:
-    vector_store._NOTE_ROWS = 1
     out = folder / ("ray" if job.startswith("kill-driver") else job)
     files = sorted((folder / "images").iterdir())
     source = Images(files, Names.numbered(len(files)), {"plain": Plain(32)}, max_bad=1.0)

@@ -140,8 +140,7 @@ def test_computed_again_when_a_file_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 5])
-def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
-    monkeypatch.setattr(vector_store, "_NOTE_ROWS", 2)
+def test_an_interrupted_build_continues(tmp_path: Path, batch_size: int) -> None:
     folder = tmp_path / "images"
     images(folder, bad=(1,))
     backbone = build_backbone("tiny", size=32)

@@ -152,13 +152,11 @@ def false_flock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("disk", [no_flock, false_flock])
-@pytest.mark.parametrize("keep", [2, 512], ids=["noted", "not noted"])
 @pytest.mark.parametrize("ends", [True, False], ids=["whole", "broken off"])
 def test_concurrent_jobs_without_working_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[Any], None], keep: int, ends: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: Callable[[Any], None], ends: bool
 ) -> None:
     disk(monkeypatch)
-    monkeypatch.setattr(vector_store, "_NOTE_ROWS", keep)
     messages: list[str] = []
 
     def run_second_job(done: int, total: int) -> None:

@@ -22,7 +22,7 @@ from feature_cache_examples import (
 )
 
 from halflabel.errors import UserError
-from halflabel.features import feature_blocks, vector_store
+from halflabel.features import feature_blocks
 from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_cache import cache_features
 from halflabel.images.sources import Arrays, Features
@@ -140,8 +140,7 @@ def test_only_the_damaged_strong_view_is_computed_again(tmp_path: Path) -> None:
     assert all(np.array_equal(*pair) for pair in zip(old, new, strict=True))
 
 
-def test_an_interrupted_build_of_strong_views_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_store, "_NOTE_ROWS", 2)
+def test_an_interrupted_build_of_strong_views_continues(tmp_path: Path) -> None:
     backbone = build_backbone("tiny", size=32)
     expected = copies_of(cache_features(backbone, with_strong(), tmp_path / "whole", copies=2))
     Counting(backbone, limit=2 * N + 4)

@@ -78,7 +78,7 @@ def _print_cache(info: VectorStore) -> None:
         f"{info.about.get('backbone')}, weights {str(info.key.get('weights'))[:8]}",
         f"{info.about.get('size')} px, {info.about.get('kind')}",
     ]
-    strong_views = len(info.inside())
+    strong_views = sum(path.is_dir() for path in info.folder.iterdir())
     parts += [counted(strong_views, "strong view")] * bool(strong_views)
     for line in (parts[:3], parts[3:]):
         console.print("    " + escape(" · ".join(line)))

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel.features.heads import pool
-from halflabel.features.vector_store import Block, Reasons
+from halflabel.features.vector_store import Block
 from halflabel.images.image_list import ImageList
 from halflabel.images.items import Items
 from halflabel.images.sources import Arrays, Images, Plan, Source, plan_of, sequential_plan
@@ -43,11 +43,13 @@ class FeatureExtractor:
         self.network = self.network.to(self.device).to(memory_format=torch.channels_last).eval()
         fetched = source.fetch(plan, (self.view,), seed=_COPY_SEED, epoch=self.copy)
         for planned, (images, views) in zip(plan, fetched, strict=True):
-            features = None
+            features, bad = None, dict[int, list[str]]()
             if len(images):
                 with torch.inference_mode():
                     features = self._batcher.run(self._extract, views[0].to(self.device)).cpu().numpy()
-            yield Block(planned, images, features, _unreadable(source, planned, images))
+            if isinstance(source, Images):
+                bad = {number: list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
+            yield Block(planned, features, bad)
 
     def _extract(self, view: torch.Tensor | ImageList) -> torch.Tensor:
         if isinstance(view, ImageList):
@@ -58,22 +60,14 @@ class FeatureExtractor:
     def on_ray(self, source: Images, rows: NDArray[np.int64]) -> Iterator[Block]:
         """Yield the features of some images, block by block."""
         for planned, block in map_images(self, source, self.batch_size, rows):
-            bad = _unreadable(source, planned, planned[block.images])
-            yield Block(planned, planned[block.images], block.values, bad)
+            yield Block(planned, block.values, {int(planned[number]): reason for number, reason in block.bad.items()})
 
     def __call__(self, part: Images) -> Block:
         """Return the features of all images of a part, as one batch."""
         batches = list(self.batches(part, sequential_plan(len(part), self.batch_size)))
         features = [batch.values for batch in batches if batch.values is not None]
-        images = np.concatenate([batch.images for batch in batches])
-        bad = {number: list(why) for number, why in part.bad.items()}
-        return Block(np.arange(len(part)), images, np.concatenate(features) if features else None, bad)
-
-
-def _unreadable(source: Images | Arrays, planned: NDArray[np.int64], images: NDArray[np.int64]) -> Reasons:
-    if not isinstance(source, Images):
-        return {}
-    return {number: list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
+        bad = {number: reason for batch in batches for number, reason in batch.bad.items()}
+        return Block(np.arange(len(part)), np.concatenate(features) if features else None, bad)
 
 
 def goes_to_ray(source: Source) -> bool:

@@ -4,7 +4,7 @@ A store is the folder NAME-DIGEST with a digest of its key, which is everything 
 
     about.json    the key and the state of the image files; its modification time is the time of last use
     values.npy    (N, …), of full size from the beginning, memory-mapped
-    blocks.jsonl  a line per block of rows on the disk: first row, end, CRC-32, and why images could not be read
+    blocks.jsonl  a line per block of computed rows: first row, end, CRC-32, and why images could not be read
 
 Rows without a line, or whose bytes do not match it, are computed again, and only these. Importing this module does not
 import torch.
@@ -36,8 +36,6 @@ from halflabel.system.files import DISK_FULL, JobLock, cache_folder, disk_full_e
 
 _ABOUT, _VALUES, _BLOCKS, _LOCK = "about.json", "values.npy", "blocks.jsonl", "building.lock"
 _OWN_FILES = re.compile(r"\.?(about|blocks|building|values)\..*")
-_NOTE_ROWS = 512  # rows between two lines of blocks.jsonl
-_NOTE_SECONDS = 30.0  # the longest time between two lines
 _POLL_SECONDS = 0.5  # between two checks whether another job has ended
 _PASSES = 2  # the second one is for rows that another job without a lock has overwritten
 
@@ -45,36 +43,11 @@ Reasons = dict[int, list[str]]  # number of an image that could not be read -> i
 
 
 class Block(NamedTuple):
-    """The rows planned, the rows read, their values (B, …), and why the others could not be read."""
+    """The numbers of some images, the values (B, …) of those that could be read, and why the others could not."""
 
-    planned: NDArray[np.int64]
     images: NDArray[np.int64]
     values: NDArray[Any] | None
     bad: Reasons
-
-
-Compute = Callable[[NDArray[np.int64]], Iterator[Block]]  # yields the blocks of these rows, in order
-
-
-class _Line(NamedTuple):
-    """A line of blocks.jsonl: the rows from `first` to `end`, their checksum, and which of them could not be read."""
-
-    first: int
-    end: int
-    crc: int
-    bad: Reasons
-
-    @classmethod
-    def parse(cls, text: str) -> _Line | None:
-        """Return a line; None if it is not one."""
-        try:
-            first, end, crc, bad = json.loads(text)
-            return cls(int(first), int(end), int(crc), {int(row): list(reason) for row, reason in bad.items()})
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            return None
-
-    def __str__(self) -> str:
-        return json.dumps(self) + "\n"
 
 
 @dataclass
@@ -98,8 +71,7 @@ class VectorStore:
         """Return the store in a folder; None if there is none, or if the folder was renamed."""
         note = _read_note(folder / _ABOUT)
         try:
-            about = note["about"]
-            store = cls(folder.parent, str(note["name"]), dict(note["key"]), int(note["rows"]), about=dict(about))
+            store = cls(folder.parent, note["name"], dict(note["key"]), int(note["rows"]), about=dict(note["about"]))
         except (KeyError, TypeError, ValueError):
             return None
         return store if store.folder == folder and not folder.is_symlink() else None
@@ -116,34 +88,25 @@ class VectorStore:
 
     def unreadable(self) -> Reasons:
         """Return the images that could not be read, by number, with the reason."""
-        return {row: reason for block in self._blocks() for row, reason in block.bad.items()}
+        return {row: reason for _, _, _, bad in self._blocks() for row, reason in bad.items()}
 
     def fault(self) -> str | None:
         """Return why values must be computed; None if all are valid, "" if they were not computed yet."""
-        if not self._is_noted():
-            return ""
-        if not self._fits_files():
+        if self._is_noted() and not self._fits_files():
             return "an image was replaced by another of the same size and time"
-        if self.noted_rows < self.rows:
+        if not self._is_noted() or self.noted_rows < self.rows:
             return ""
-        return "bytes do not match their checksum" if len(self._missing(self._valid_blocks())) else None
-
-    def difference(self) -> str:
-        """Return how the key differs from that of the most similar store of this name; "" if in nothing."""
-        keys = [store.key for store in stores_in(self.parent) if store.name == self.name]
-        changed = [" and the ".join(name for name in self.key if key.get(name) != self.key[name]) for key in keys]
-        nearest = min(changed, key=len, default="")
-        return f"the {nearest} changed" if nearest else ""
+        return "bytes do not match their checksum" if self._check()[0].any() else None
 
     def build(
         self,
-        compute: Compute,
+        compute: Callable[[NDArray[np.int64]], Iterator[Block]],
         *,
         batch_size: int = 1,
         progress: Callable[[int], None] = lambda done: None,
         message: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Compute the rows that are missing, in whole batches, and write them.
+        """Write the blocks that `compute` yields for the images that are missing, in whole batches.
 
         One job builds and the others wait, and then find the store complete. On a disk without locks they compute the
         same values at once.
@@ -155,11 +118,12 @@ class VectorStore:
                 return
             if fault:
                 message(f"the cached {self.title} are stale ({fault}): computing them again")
-            elif changed := distributed.run_on_main(self.difference):
+            elif changed := distributed.run_on_main(self._difference):
                 message(f"the cached {self.title} do not fit ({changed}): computing others beside them")
             for _ in range(_PASSES):
-                _Writer(self).write(compute, batch_size, progress)
-                if distributed.run_on_main(self.fault) is None:
+                missing = distributed.run_on_main(partial(self._begin, batch_size))
+                self._write(compute(missing), self.rows - len(missing), progress)
+                if distributed.run_on_main(self._is_built):
                     return
         raise UserError(f"{self.folder} does not keep what is written to it", "check the disk, or use another folder")
 
@@ -181,11 +145,7 @@ class VectorStore:
     @property
     def noted_rows(self) -> int:
         """The number of rows that were computed; their checksums are not checked."""
-        return min(self.rows, sum(block.end - block.first for block in self._blocks()))
-
-    def inside(self) -> list[VectorStore]:
-        """Return the stores in the folder of this one."""
-        return stores_in(self.folder)
+        return min(self.rows, sum(end - first for first, end, _, _ in self._blocks()))
 
     def is_being_built(self) -> bool:
         """Return whether another job holds the lock of this store or of one inside."""
@@ -201,9 +161,9 @@ class VectorStore:
         name = self.folder.name
         if self.is_being_built():
             raise UserError(f"{name} is being built", "wait until that job has ended, or end it")
-        others = [path for path in self.folder.rglob("*") if not (_OWN_FILES.fullmatch(path.name) or _is_store(path))]
-        if others:
-            names = ", ".join(path.name for path in others[:3])
+        paths = self.folder.rglob("*")
+        if others := [path.name for path in paths if not (_OWN_FILES.fullmatch(path.name) or VectorStore.at(path))]:
+            names = ", ".join(others[:3])
             raise UserError(f"{name} holds other files too ({names})", "look into it, and remove it by hand")
         shutil.rmtree(self.folder)
         if network := self.about.get("network"):  # an exported file beside the store
@@ -216,28 +176,33 @@ class VectorStore:
     def _fits_files(self) -> bool:
         return self.files.fits(_read_note(self.folder / _ABOUT))
 
-    def _blocks(self) -> list[_Line]:
-        """Return the lines of blocks.jsonl that are not broken off or damaged."""
-        try:
-            texts = (self.folder / _BLOCKS).read_text().splitlines()
-        except (OSError, ValueError):
-            return []
-        lines = (line for text in texts if (line := _Line.parse(text)) is not None)
-        return [line for line in lines if 0 <= line.first < line.end <= self.rows]
+    def _difference(self) -> str:
+        """Return how the key differs from that of the most similar store of this name; "" if in nothing."""
+        keys = [store.key for store in stores_in(self.parent) if store.name == self.name]
+        changed = [" and the ".join(name for name in self.key if key.get(name) != self.key[name]) for key in keys]
+        nearest = min(changed, key=len, default="")
+        return f"the {nearest} changed" if nearest else ""
 
-    def _valid_blocks(self) -> list[_Line]:
-        """Return the lines whose checksum matches the values."""
-        values = _map(self.folder / _VALUES, "r")
-        if values is None or len(values) != self.rows:
-            return []
-        return [line for line in self._blocks() if line.crc == _checksum(values[line.first : line.end], line.bad)]
+    def _blocks(self) -> list[tuple[int, int, int, Reasons]]:
+        """Return first row, end, checksum and unreadable images of each block, up to the first damaged line."""
+        blocks = []
+        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+            for line in (self.folder / _BLOCKS).read_text().splitlines():
+                first, end, crc, bad = json.loads(line)
+                if 0 <= first < end <= self.rows:
+                    blocks.append((first, end, crc, {int(row): list(reason) for row, reason in bad.items()}))
+        return blocks
 
-    def _missing(self, valid: list[_Line]) -> NDArray[np.int64]:
-        """Return the rows that are in none of the valid blocks."""
-        is_missing = np.ones(self.rows, np.bool_)
-        for line in valid:
-            is_missing[line.first : line.end] = False
-        return np.flatnonzero(is_missing)
+    def _check(self) -> tuple[NDArray[np.bool_], Reasons]:
+        """Return which rows are in no block that matches its checksum, and the unreadable images of the others."""
+        is_missing, unreadable = np.ones(self.rows, np.bool_), Reasons()
+        values = _map(self.folder / _VALUES)
+        if values is not None and len(values) == self.rows:
+            for first, end, crc, bad in self._blocks():
+                if _checksum(values[first:end], bad) == crc:
+                    is_missing[first:end] = False
+                    unreadable |= bad
+        return is_missing, unreadable
 
     @contextmanager
     def _exclusive(self, progress: Callable[[int], None], message: Callable[[str], None]) -> Iterator[None]:
@@ -255,85 +220,69 @@ class VectorStore:
         finally:
             lock.release()
 
-
-class _Writer:
-    """Writes the missing rows of a store, and notes from time to time which ones are on the disk."""
-
-    def __init__(self, store: VectorStore) -> None:
-        self.store = store
-        self.values: Any = None  # memory-mapped, in the first process
-        self.bad: Reasons = {}
-        self.waiting: list[NDArray[np.int64]] = []  # rows that are not noted
-        self.noted_at = time.monotonic()
-
-    def write(self, compute: Compute, batch_size: int, progress: Callable[[int], None]) -> None:
-        try:
-            missing = distributed.run_on_main(partial(self._begin, batch_size))
-            done = self.store.rows - len(missing)
-            try:
-                for block in compute(missing):
-                    self._add(block)
-                    done += len(block.planned)
-                    progress(done)
-            except BaseException as error:
-                if not isinstance(error, OSError):
-                    self._note()  # stopped, or out of time: the next job continues from here
-                raise
-            distributed.run_on_main(self._finish)
-        except OSError as error:
-            if error.errno in DISK_FULL:
-                raise disk_full_error(self.store.folder, error) from None
-            raise
-
     def _begin(self, batch_size: int) -> NDArray[np.int64]:
         """Keep the whole batches that are valid; return the other rows."""
-        store, folder = self.store, self.store.folder
-        if not (store._is_noted() and store._fits_files()):
+        if not (self._is_noted() and self._fits_files()):
             for name in (_VALUES, _BLOCKS):
-                (folder / name).unlink(missing_ok=True)
-            note = {"name": store.name, "key": store.key, "rows": store.rows, "about": store.about}
-            write_json(folder / _ABOUT, note | store.files.note())  # the state before the images are read
-        valid = store._valid_blocks()
-        batches = np.arange(store.rows) // batch_size
-        is_missing = np.isin(batches, batches[store._missing(valid)])
-        self.bad = {row: reason for line in valid for row, reason in line.bad.items() if not is_missing[row]}
-        self.values = _map(folder / _VALUES, "r+")
-        (folder / _BLOCKS).unlink(missing_ok=True)
-        self.waiting = [np.flatnonzero(~is_missing)]
-        self._note()
+                (self.folder / name).unlink(missing_ok=True)
+            note = {"name": self.name, "key": self.key, "rows": self.rows, "about": self.about}
+            write_json(self.folder / _ABOUT, note | self.files.note())  # the state before the images are read
+        is_missing, bad = self._check()
+        batches = np.arange(self.rows) // batch_size
+        is_missing = np.isin(batches, batches[is_missing])
+        (self.folder / _BLOCKS).unlink(missing_ok=True)
+        if not is_missing.all():
+            self._note(_map(self.folder / _VALUES), np.flatnonzero(~is_missing), bad)
         return np.flatnonzero(is_missing)
 
-    def _add(self, block: Block) -> None:
-        self.bad |= block.bad
-        if block.values is not None:
-            shape = self.store.rows, *block.values.shape[1:]
-            if self.values is None or (self.values.shape, self.values.dtype) != (shape, block.values.dtype):
-                self.values = _allocate(self.store.folder / _VALUES, shape, block.values.dtype)
-            self.values[np.setdiff1d(block.planned, block.images)] = 0
-            self.values[block.images] = block.values
-        self.waiting.append(block.planned)
-        is_due = sum(map(len, self.waiting)) >= _NOTE_ROWS or time.monotonic() - self.noted_at >= _NOTE_SECONDS
-        if is_due:
-            self._note()
+    def _write(self, blocks: Iterator[Block], done: int, progress: Callable[[int], None]) -> None:
+        values = _map(self.folder / _VALUES)
+        try:
+            for images, computed, bad in blocks:
+                if computed is not None:
+                    if values is None or not values.flags.writeable:
+                        values = self._open(computed)
+                    values[np.setdiff1d(images, list(bad))] = computed
+                if values is not None:  # images before the first readable one are left to the next pass
+                    self._note(values, images, bad)
+                done += len(images)
+                progress(done)
+            if values is not None and values.flags.writeable:
+                values.flush()
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                raise disk_full_error(self.folder, error) from None
+            raise
 
-    def _note(self) -> None:
-        """Write to the disk what is computed, and a line about each run of consecutive rows."""
-        rows = np.concatenate([np.arange(0), *self.waiting])
-        if self.values is None or not len(rows):
-            return
-        self.values.flush()
-        with open(self.store.folder / _BLOCKS, "a") as file:
+    def _open(self, computed: NDArray[Any]) -> Any:
+        """Return the memory-mapped values; disk space of a new file is reserved, as a full disk would kill writers."""
+        path, shape = self.folder / _VALUES, (self.rows, *computed.shape[1:])
+        stored = _map(path)
+        if stored is not None and (stored.shape, stored.dtype) == (shape, computed.dtype):
+            return np.load(path, mmap_mode="r+", allow_pickle=False)
+        path.unlink(missing_ok=True)  # not truncated: another job may have it open
+        values = np.lib.format.open_memmap(path, mode="w+", dtype=computed.dtype, shape=shape)
+        if hasattr(os, "posix_fallocate"):  # not on every system
+            try:
+                with open(path, "rb+") as file:
+                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            except OSError:
+                path.unlink()
+                raise
+        return values
+
+    def _note(self, values: NDArray[Any], rows: NDArray[np.int64], bad: Reasons) -> None:
+        """Append a line for each run of consecutive rows."""
+        with open(self.folder / _BLOCKS, "a") as file:
             for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
                 first, end = int(run[0]), int(run[-1]) + 1
-                bad = {row: self.bad[row] for row in run.tolist() if row in self.bad}
-                file.write(str(_Line(first, end, _checksum(self.values[first:end], bad), bad)))
-        self.store.mark_used()
-        self.waiting, self.noted_at = [], time.monotonic()
+                within = {row: reason for row, reason in bad.items() if first <= row < end}
+                file.write(json.dumps([first, end, _checksum(values[first:end], within), within]) + "\n")
 
-    def _finish(self) -> None:
-        if self.values is None:
+    def _is_built(self) -> bool:
+        if not self._blocks():
             raise NoReadableImage("not one image could be read", "check the image folder")
-        self._note()
+        return self.fault() is None
 
 
 def stores_in(parent: Path) -> list[VectorStore]:
@@ -368,10 +317,6 @@ def select_stores(stores: Sequence[VectorStore], which: str) -> list[VectorStore
     raise UserError(f"no cache is called {which!r}", "use all, older, or a name from the list without --remove")
 
 
-def _is_store(folder: Path) -> bool:
-    return VectorStore.at(folder) is not None
-
-
 def _read_note(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; empty if it is missing or damaged, which both mean that there is no store."""
     try:
@@ -381,28 +326,13 @@ def _read_note(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _checksum(values: NDArray[Any], bad: Reasons) -> int:
-    return zlib.crc32(json.dumps(bad).encode(), zlib.crc32(values.data))
-
-
-def _map(path: Path, mode: Any) -> Any:
+def _map(path: Path) -> Any:
     """Return a memory-mapped array; None if the file is missing or damaged."""
     try:
-        np.load(path, mmap_mode="r", allow_pickle=False)  # first: "r+" would lengthen a short file
-        return np.load(path, mmap_mode=mode, allow_pickle=False)
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
 
 
-def _allocate(path: Path, shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return a memory-mapped file with its disk space reserved: else a full disk would kill the process at a write."""
-    path.unlink(missing_ok=True)  # not truncated: another job may have it open
-    values = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    if hasattr(os, "posix_fallocate"):  # not on every system
-        try:
-            with open(path, "rb+") as file:
-                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-        except OSError:
-            path.unlink()
-            raise
-    return values
+def _checksum(values: NDArray[Any], bad: Reasons) -> int:
+    return zlib.crc32(json.dumps(bad).encode(), zlib.crc32(values.data))
