@@ -31,6 +31,7 @@ from halflabel.comparison.study_result import Gap
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
+from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
 from halflabel.report.comparison_facts import read_comparison
@@ -129,7 +130,8 @@ def test_four_strategies_spend_the_same_budget(
 
 def test_only_fully_labelled_images_are_studied(painted: Any, cache: Path, tmp_path: Path) -> None:
     images, table = painted
-    half_labelled = drop.partial(table, 0.5, seed=3).merge(drop.dense(table, 0.5, seed=3))
+    partly, fully = (Labels.of(hide(table, 0.5, seed=3)) for hide in (drop.partial, drop.dense))
+    half_labelled = partly.append(fully).training
     result = study(
         half_labelled, images, out=tmp_path, budgets=(0.5,), strategies=["partial"], seeds=1, config=CONFIG, cache=cache
     )

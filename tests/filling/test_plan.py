@@ -191,7 +191,7 @@ def test_labels_derived_from_a_fill_have_its_source_and_probability(tmp_path: Pa
 def test_files_append_to_the_labels_or_are_complete(tmp_path: Path) -> None:
     world = worlds.make_world(10, images=1200, known=0.4)
     filling = plan_fill(world.scores, world.table, FillOptions(source="model:m:r"))
-    expected = world.table.merge(filling.rows().training)
+    expected = Labels.of(world.table).append(filling.rows()).training
     labels = tmp_path / "labels.csv"
     formats.write(world.table, labels)
     for ending in (".csv", ".parquet"):

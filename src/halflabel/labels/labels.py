@@ -78,9 +78,10 @@ class Labels:
         Raises UserError for more sources than an int16 can number.
         """
         if isinstance(source, str):
-            sources, source = (source,), np.zeros(len(image), np.int16)
+            sources, source = (source,), np.broadcast_to(np.int16(0), len(image))
         sources = tuple(sources if sources is not None else ("",))
         _check_sources(sources)
+        nothing = np.broadcast_to(np.float32(np.nan), len(image))  # takes no memory
         return cls(
             images,
             classes,
@@ -88,20 +89,28 @@ class Labels:
             column.astype(np.int32, copy=False),
             value.astype(np.int8, copy=False),
             source.astype(np.int16, copy=False),
-            np.full(len(image), np.nan, np.float32) if score is None else score.astype(np.float32, copy=False),
-            np.full(len(image), np.nan, np.float32) if weight is None else weight.astype(np.float32, copy=False),
+            nothing if score is None else score.astype(np.float32, copy=False),
+            nothing if weight is None else weight.astype(np.float32, copy=False),
             sources,
         )
 
     @classmethod
-    def from_table(cls, table: Table, source: str = "") -> Labels:
-        """One row per known or uncertain entry, all with the same source."""
-        image, column, value = table.entries()
+    def from_table(
+        cls,
+        table: Table,
+        source: NDArray[Any] | str = "",
+        score: NDArray[Any] | None = None,
+        sources: Sequence[str] | None = None,
+        weight: NDArray[Any] | None = None,
+    ) -> Labels:
+        """One row per known or uncertain entry, known ones first, with the defaults of `build`."""
+        image = np.repeat(np.arange(len(table), dtype=np.int32), np.diff(table.start))
+        column, value = table.column, table.value
         if table.uncertain is not None:
             at, where = table.uncertain.nonzero()
             image, column = np.concatenate([image, at]), np.concatenate([column, where])
             value = np.append(value, np.full(len(at), UNCERTAIN, np.int8))
-        labels = cls.build(table.images, table.classes, image, column, value, source)
+        labels = cls.build(table.images, table.classes, image, column, value, source, score, sources, weight)
         vars(labels)["training"] = table
         return labels
 

@@ -195,19 +195,6 @@ class Table:
                 part.sort_indices()
         return Table(*names, *parts)
 
-    def merge(self, other: Table) -> Table:
-        """All images and classes of both; where both know an entry, `other` wins."""
-        images, classes = self.images.union(other.images), self.classes.union(other.classes)
-        image, column, value = self.entries()
-        their_image, their_column, their_value = other.entries()
-        return Table.from_entries(
-            images,
-            classes,
-            np.concatenate([image, images.index(other.images.array)[their_image]]),
-            np.concatenate([column, classes.index(other.classes.array)[their_column]]),
-            np.concatenate([value, their_value]),
-        )
-
     def split(
         self, shares: Sequence[float], *, groups: Sequence[Any] | None = None, seed: int = 0
     ) -> tuple[Table, ...]:

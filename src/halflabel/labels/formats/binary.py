@@ -30,6 +30,7 @@ from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
+from halflabel.labels.table import Table
 from halflabel.system.files import atomic_write
 
 HOLDS_WEIGHTS = True
@@ -171,21 +172,12 @@ def _rows(batch: pa.RecordBatch) -> Labels:
         raise ValueError("nulls")
     images, classes = Names(image), Names(names["class"])
     start, column, value = labels.offsets.to_numpy(), numbers["class"], numbers["value"]
-    table = csr_array((value, column, start), (len(images), len(classes)))
-    table.check_format(full_check=True)
-    if start[-1] != len(value) or not table.has_canonical_format or (np.abs(value) != 1).any():
+    values = csr_array((value, column, start), (len(images), len(classes)))
+    values.check_format(full_check=True)
+    if start[-1] != len(value) or not values.has_canonical_format or (np.abs(value) != 1).any():
         raise ValueError("entries")
     if (numbers.get("weight", np.zeros(1)) < 0).any():
         raise ValueError("weights")
-    no_number = np.broadcast_to(np.float32(np.nan), len(value))
-    return Labels(
-        images,
-        classes,
-        np.repeat(np.arange(len(images), dtype=np.int32), np.diff(start)),
-        column,
-        value,
-        numbers.get("source", np.broadcast_to(np.int16(0), len(value))),
-        numbers.get("score", no_number),
-        numbers.get("weight", no_number),
-        tuple(names["source"].to_pylist()),
-    )
+    source = numbers.get("source", np.broadcast_to(np.int16(0), len(value)))
+    parts = source, numbers.get("score"), names["source"].to_pylist(), numbers.get("weight")
+    return Labels.from_table(Table(images, classes, values), *parts)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from halflabel.labels.formats import cub as reader
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table
@@ -36,7 +37,8 @@ def read(folder: Path, *, certainty: Literal["used", "ignored"] = "used") -> Dat
     if certainty == "ignored":
         invisible = _not_visible(base)
         for role, table in tables.items():
-            tables[role] = invisible.subset(invisible.images.index(table.images.array)).merge(table)
+            others = invisible.subset(invisible.images.index(table.images.array))
+            tables[role] = Labels.of(others).append(Labels.of(table)).training
     splits = {role: Split(table, images) for role, table in tables.items()}
     return Dataset.build("cub", splits, (f"certainties are {certainty}",))
 
