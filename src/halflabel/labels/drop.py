@@ -10,7 +10,7 @@ choice. With the same seed, larger shares and numbers contain the smaller ones.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +23,7 @@ from halflabel.system.rng import bits, hash_names, uniform
 
 Mask = NDArray[np.bool_]
 
-_NANO = 10**9
-_CHUNK = 1 << 22  # entries per chunk: limits working memory to some hundred MB
+_CHUNK = 1 << 22  # entries whose random bits are drawn at a time: limits working memory
 _SWAPS = 8  # rounds of random swaps in `_derangement`
 
 
@@ -32,36 +31,30 @@ def partial(table: Table, share: float, *, exact: bool = True, seed: int = 0) ->
     """Keep a random share of every image's known labels.
 
     With `exact`, an image with n known labels keeps ⌊share·n⌋ of them, and one more with probability share·n −
-    ⌊share·n⌋ (drawn per image), so 0.1 of 20 is always 2. Without it, each known label is kept independently with
-    probability `share`. With the same seed, partial(0.1) is contained in partial(0.2). (Durand 2019, §4.1.)
+    ⌊share·n⌋, so 0.1 of 20 is always 2. Without it, each is kept independently. (Durand 2019, §4.1.)
     """
     _check_share(share)
-    _check_any(table.known, "known labels")
-    return table.keep(_choose_entries(table, "partial", share, exact, seed))
+    return table.keep(_choose(table, "partial", seed, share=share, exact=exact))
 
 
 def dense(table: Table, share: float, *, seed: int = 0) -> Table:
     """Keep all labels of a random share of the images and none of the others.
 
-    Of the N images with a known label exactly ⌊share·N + ½⌋ keep all their labels. With the same seed, dense(0.1) is
-    contained in dense(0.2). (Durand 2019, §4.1.)
+    Of the N images with a known label exactly ⌊share·N + ½⌋ keep all their labels. (Durand 2019, §4.1.)
     """
     _check_share(share)
-    order = _shuffled_labelled_images(table, seed)
+    order = _shuffled_images(table, seed)
     return _keep_images(table, order[: _round_share(share, len(order))])
 
 
 def noisy(table: Table, share: float, *, exact: bool = True, seed: int = 0) -> Table:
     """Flip a random share of every image's known labels and keep all of them.
 
-    Flipping turns +1 into −1 and −1 into +1. The flipped labels are chosen as in `partial`: ⌊share·n⌋ per image and one
-    more by chance, or independently with `exact=False`. The paper says only "some labels are wrong" for a fixed number
-    of clean labels. noisy(0.2) flips all labels that noisy(0.1) flips. (Durand 2019, §4.1: "80 % clean" is share =
-    0.2.)
+    They are chosen as in `partial`. The paper says only "some labels are wrong" for a fixed number of clean labels.
+    (Durand 2019, §4.1: "80 % clean" is share = 0.2.)
     """
     _check_share(share)
-    _check_any(table.known, "known labels")
-    wrong = _choose_entries(table, "noisy", share, exact, seed)
+    wrong = _choose(table, "noisy", seed, share=share, exact=exact)
     return _with_values(table, np.where(wrong, -table.value, table.value))
 
 
@@ -70,14 +63,14 @@ def noisy_plus(table: Table, *, seed: int = 0) -> Table:
 
     The positive is the one `single_positive` keeps. Known negatives stay; unknown stays unknown. (Durand 2019, §4.1.)
     """
-    chosen = _choose_positives(table, None, 1, seed)
+    chosen = _choose(table, "positive", seed, number=1)
     return _with_values(table, np.where(chosen, 1, -1).astype(np.int8))
 
 
 def single_positive(table: Table, *, seed: int = 0) -> Table:
     """Keep one known positive per image, chosen uniformly; all other labels become unknown.
 
-    Images without a known positive lose all labels. (Zhou 2022.)
+    (Zhou 2022.)
     """
     return positives(table, number=1, seed=seed)
 
@@ -101,7 +94,7 @@ def positives(
         _check_share(share)
     if number is not None:
         _check_number(number, "number", least=1)
-    chosen = _choose_positives(table, share, number, seed)
+    chosen = _choose(table, "positive", seed, share=share, number=number)
     return table.keep(chosen | (table.value < 0) if keep_negatives else chosen)
 
 
@@ -116,46 +109,32 @@ def one_positive_all_negatives(table: Table, *, seed: int = 0) -> Table:
 def per_class(table: Table, *, positives: int, negatives: int, seed: int = 0) -> Table:
     """Keep a fixed number of known positives and known negatives per class; all other labels become unknown.
 
-    A class with fewer keeps all of them. With the same seed, larger numbers contain the smaller ones.
+    A class with fewer keeps all of them.
     """
     _check_number(positives, "positives")
     _check_number(negatives, "negatives")
     _check_any(table.known, "known labels")
     if positives == negatives == 0:
         raise UserError("per-class would keep nothing", "ask for at least one positive or negative per class")
+    stratum = table.column + len(table.classes) * (table.value < 0)
     quota = np.repeat([positives, negatives], len(table.classes))
-    # A label among the n lowest draws of its class is among the n lowest of its chunk too: prune each chunk first.
-    entries: list[NDArray[np.int64]] = []
-    strata: list[NDArray[np.int64]] = []
-    draws: list[NDArray[np.uint64]] = []
-    for entry, _, draw in _draws(table, "per-class", seed):
-        stratum = table.column[entry] + len(table.classes) * (table.value[entry] < 0).astype(np.int64)
-        candidates = np.flatnonzero(_lowest(stratum, draw, quota))
-        entries.append(candidates + entry.start)
-        strata.append(stratum[candidates])
-        draws.append(draw[candidates])
-    chosen = np.concatenate(entries)[_lowest(np.concatenate(strata), np.concatenate(draws), quota)]
-    mask = np.zeros(table.known, np.bool_)
-    mask[chosen] = True
-    return table.keep(mask)
+    return table.keep(_lowest(stratum, _draws(table, "per-class", seed)[1], quota))
 
 
 def corrupt(table: Table, share: float, *, labelled: float = 1.0, seed: int = 0) -> Table:
     """Exchange the labels of a random share of the images, so that all class counts stay the same.
 
-    Exactly ⌊share·N + ½⌋ of the N images with a known label are chosen, and their whole label rows are permuted at
-    random: each chosen image gets the row of another one, different from its old row (unless more than half of the
-    chosen rows are equal: then some cannot change). Known positives, known negatives and co-occurrences of the classes
-    are exactly the same afterwards, and no label is hidden. With the same seed, the images chosen at 10 % are among
-    those at 20 %. (Cevikalp 2019, §3.3: labels of a random subset are "altered stochastically, while maintaining the
-    class frequencies"; exchanging whole rows is our interpretation.) With `labelled` below 1, all other images first
-    lose their labels, as by `semi_supervised`.
+    Of the N images with a known label exactly ⌊share·N + ½⌋ are chosen, and their label rows permuted at random: each
+    gets the row of another one, different from its old row (unless more than half of the chosen rows are equal: then
+    some cannot change). No label is hidden, and co-occurrences of the classes stay the same, too. With `labelled` below
+    1, all other images first lose their labels, as by `semi_supervised`. (Cevikalp 2019, §3.3: labels of a random
+    subset are "altered stochastically, while maintaining the class frequencies"; whole rows are our interpretation.)
     """
     _check_share(share)
     _check_share(labelled)
     if labelled < 1:
         table = semi_supervised(table, share=1 - labelled, seed=seed)
-    order = _shuffled_labelled_images(table, seed)
+    order = _shuffled_images(table, seed)
     order = order[: _round_share(share, len(order))]
     if len(order) == 1:
         raise UserError("only one image would be corrupted", "use a larger share: labels are exchanged between images")
@@ -173,7 +152,7 @@ def semi_supervised(table: Table, *, share: float | None = None, number: int | N
     """
     if (share is None) == (number is None):
         raise UserError("semi-supervised needs a share or a number", "give exactly one of share=0.9 and number=1000")
-    order = _shuffled_labelled_images(table, seed)
+    order = _shuffled_images(table, seed)
     if share is not None:
         _check_share(share)
         number = _round_share(share, len(order))
@@ -258,82 +237,63 @@ def _tag(name: str) -> int:
     return int(hash_names([name])[0])
 
 
-def _nano(share: float, count: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """share·count in whole billionths: this rounds off float errors, so 0.29 of 100 is 29."""
-    return np.rint(np.asarray(count) * share * _NANO).astype(np.int64)
+def _part(share: float, count: Any) -> NDArray[np.float64]:
+    """share·count without float errors: 0.29 of 100 is 29."""
+    return np.round(np.asarray(count) * share, 9)
 
 
 def _round_share(share: float, count: int) -> int:
-    return int(_nano(share, count) + _NANO // 2) // _NANO
+    return int(_part(share, count) + 0.5)
 
 
-def _draw_quota(share: float, count: NDArray[np.int64], chance: NDArray[np.float64]) -> NDArray[np.int64]:
-    """⌊share·count⌋, plus one where `chance` is below the fractional part."""
-    nano = _nano(share, count)
-    whole = nano // _NANO
-    return whole + (chance < (nano - whole * _NANO) / _NANO)
-
-
-def _chunks(table: Table) -> Iterator[tuple[int, int]]:
-    """Ranges of images with about `_CHUNK` entries each."""
-    first = 0
-    while first < len(table.images):
-        last = int(np.searchsorted(table.start, table.start[first] + _CHUNK, side="right")) - 1
-        last = max(last, first + 1)
-        yield first, last
-        first = last
-
-
-def _draws(table: Table, tag: str, seed: int) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.uint64]]]:
-    """Per chunk: the entries, the image index of each, and its random bits."""
+def _draws(table: Table, tag: str, seed: int) -> tuple[NDArray[np.int32], NDArray[np.uint64]]:
+    """The image of each known entry, and 64 random bits from the names of its image and class."""
+    image = np.repeat(np.arange(len(table), dtype=np.int32), np.diff(table.start))
     image_hash, class_hash = hash_names(table.images.array), hash_names(table.classes.array)
-    for first, last in _chunks(table):
-        entry = slice(int(table.start[first]), int(table.start[last]))
-        image = np.repeat(np.arange(first, last), np.diff(table.start[first : last + 1]))
-        yield entry, image, bits(seed, _tag(tag), image_hash[image], class_hash[table.column[entry]])
+    draws = np.empty(table.known, np.uint64)
+    for first in range(0, len(draws), _CHUNK):
+        chunk = slice(first, first + _CHUNK)
+        draws[chunk] = bits(seed, _tag(tag), image_hash[image[chunk]], class_hash[table.column[chunk]])
+    return image, draws
 
 
-def _lowest(group: NDArray[np.int64], draw: NDArray[np.uint64], quota: NDArray[np.int64]) -> Mask:
+def _lowest(group: NDArray[Any], draw: NDArray[np.uint64], quota: NDArray[np.int64]) -> Mask:
     """True for the `quota[g]` lowest draws of each group g."""
+    size = np.bincount(group, minlength=len(quota))
     order = np.lexsort((draw, group))
-    group = group[order]
-    group_starts = np.flatnonzero(np.append(True, group[1:] != group[:-1])) if len(group) else np.zeros(0, np.int64)
-    rank = np.arange(len(group)) - np.repeat(group_starts, np.diff(np.append(group_starts, len(group))))
+    count = np.minimum(quota, size)
+    skipped = np.cumsum(size - count) - (size - count)  # entries of the groups before that are not chosen
     mask = np.zeros(len(group), np.bool_)
-    mask[order] = rank < quota[group]
+    mask[order[np.arange(count.sum()) + np.repeat(skipped, count)]] = True
     return mask
 
 
-def _choose_entries(table: Table, tag: str, share: float, exact: bool, seed: int) -> Mask:
-    """Choose a share of the known entries: exactly per image, or each entry independently."""
+def _choose(
+    table: Table, tag: str, seed: int, *, share: float | None = None, number: int | None = None, exact: bool = True
+) -> Mask:
+    """Choose a share or a number of each image's known labels; for the tag "positive" of its known positives.
+
+    All protocols that choose positives use the same tag, so they keep the same ones.
+    """
+    among = table.value > 0 if tag == "positive" else slice(None)
+    image, draw = _draws(table, tag, seed)
+    image, draw = image[among], draw[among]
+    _check_any(len(image), "known positives" if tag == "positive" else "known labels")
     mask = np.zeros(table.known, np.bool_)
-    if exact:
-        chance = uniform(seed, _tag(f"{tag}, one more"), hash_names(table.images.array))
-        quota = _draw_quota(share, np.diff(table.start), chance)
-    for entry, image, draw in _draws(table, tag, seed):
+    if share is not None and not exact:
         # The upper 53 bits are the number that `uniform` returns; it is below 1, so share 1 keeps everything.
-        mask[entry] = _lowest(image, draw, quota) if exact else (draw >> np.uint64(11)) * 2.0**-53 < share
+        mask[among] = (draw >> np.uint64(11)) * 2.0**-53 < share
+        return mask
+    quota = np.full(len(table), number or 0)
+    if share is not None:
+        part = _part(share, np.bincount(image, minlength=len(table)))
+        chance = uniform(seed, _tag(f"{tag}, one more"), hash_names(table.images.array))
+        quota = (part + (chance < np.round(part % 1, 9))).astype(np.int64)
+    mask[among] = _lowest(image, draw, quota)
     return mask
 
 
-def _choose_positives(table: Table, share: float | None, number: int | None, seed: int) -> Mask:
-    """Choose known positives of each image. All protocols use the same tag, so they keep the same positive."""
-    _check_any(int(np.count_nonzero(table.value > 0)), "known positives")
-    mask = np.zeros(table.known, np.bool_)
-    chance = uniform(seed, _tag("positive, one more"), hash_names(table.images.array))
-    quota = np.full(len(table.images), number or 0, np.int64)
-    for entry, image, draw in _draws(table, "positive", seed):
-        present = np.flatnonzero(table.value[entry] > 0)
-        image, draw = image[present], draw[present]
-        if share is not None and len(image):
-            first, count = int(image[0]), np.bincount(image - image[0])
-            images = slice(first, first + len(count))
-            quota[images] = _draw_quota(share, count, chance[images])
-        mask[present + entry.start] = _lowest(image, draw, quota)
-    return mask
-
-
-def _shuffled_labelled_images(table: Table, seed: int) -> NDArray[np.int64]:
+def _shuffled_images(table: Table, seed: int) -> NDArray[np.int64]:
     """The images with a known label, in a random order that depends only on their names and the seed."""
     images = np.flatnonzero(np.diff(table.start))
     _check_any(len(images), "known labels")
@@ -341,9 +301,7 @@ def _shuffled_labelled_images(table: Table, seed: int) -> NDArray[np.int64]:
 
 
 def _keep_images(table: Table, images: NDArray[np.int64]) -> Table:
-    is_kept = np.zeros(len(table.images), np.bool_)
-    is_kept[images] = True
-    return table.keep(np.repeat(is_kept, np.diff(table.start)))
+    return table.keep(np.repeat(np.isin(np.arange(len(table)), images), np.diff(table.start)))
 
 
 def _with_values(table: Table, value: NDArray[np.int8]) -> Table:
@@ -354,13 +312,11 @@ def _with_values(table: Table, value: NDArray[np.int8]) -> Table:
 def _hash_rows(table: Table) -> NDArray[np.uint64]:
     """One hash per image, equal for images with the same known labels in any order of the classes."""
     class_hash = hash_names(table.classes.array)
-    out = np.zeros(len(table.images), np.uint64)
-    for first, last in _chunks(table):
-        entry = slice(int(table.start[first]), int(table.start[last]))
-        entry_hash = bits(0, class_hash[table.column[entry]], table.value[entry])
-        total = np.append(np.zeros(1, np.uint64), np.cumsum(entry_hash))
-        offsets = table.start[first : last + 1] - table.start[first]
-        out[first:last] = total[offsets[1:]] - total[offsets[:-1]]
+    of_value = np.concatenate([bits(0, class_hash, value) for value in (-1, 1)])
+    labelled = np.flatnonzero(np.diff(table.start))
+    out = np.zeros(len(table), np.uint64)
+    entry_hash = of_value[table.column + len(table.classes) * (table.value > 0)]
+    out[labelled] = np.add.reduceat(entry_hash, table.start[labelled])
     return out
 
 
@@ -368,26 +324,26 @@ def _derangement(row: NDArray[np.uint64], name: NDArray[np.uint64], seed: int) -
     """A permutation of rows that are in random order; no image gets a row equal to its own, unless most are equal."""
     source = np.roll(np.arange(len(row)), -1)
 
-    def swap(stuck: NDArray[np.int64], partner: NDArray[np.int64]) -> None:
-        source[stuck], source[partner] = source[partner], source[stuck]
+    def partners(positions: NDArray[np.int64], attempt: int, count: int) -> NDArray[np.int64]:
+        order = np.argsort(bits(seed, _tag("exchange"), attempt, name[positions]), kind="stable")
+        return positions[order[:count]]
 
     # Random swaps, for all rows at once, resolve nearly all images that still have an equal row.
     for attempt in range(_SWAPS):
         same = row[source] == row
-        stuck, free = np.flatnonzero(same), np.flatnonzero(~same)
-        partner = _shuffle(free, name, seed, attempt)[: len(stuck)]
+        stuck = np.flatnonzero(same)
+        partner = partners(np.flatnonzero(~same), attempt, len(stuck))
         stuck = stuck[: len(partner)]
         good = (row[source[partner]] != row[stuck]) & (row[source[stuck]] != row[partner])
-        swap(stuck[good], partner[good])
+        _swap(source, stuck[good], partner[good])
     # Resolve the rest one distinct row at a time: if s images are stuck with a row, there are at least s partners that
     # neither had nor got that row, as long as it makes up no more than half of all rows.
     for kind in np.unique(row[row[source] == row]):
         stuck = np.flatnonzero((row == kind) & (row[source] == kind))
-        others = np.flatnonzero((row != kind) & (row[source] != kind))
-        partner = _shuffle(others, name, seed, _SWAPS)[: len(stuck)]
-        swap(stuck[: len(partner)], partner)
+        partner = partners(np.flatnonzero((row != kind) & (row[source] != kind)), _SWAPS, len(stuck))
+        _swap(source, stuck[: len(partner)], partner)
     return source
 
 
-def _shuffle(positions: NDArray[np.int64], name: NDArray[np.uint64], seed: int, attempt: int) -> NDArray[np.int64]:
-    return positions[np.argsort(bits(seed, _tag("exchange"), attempt, name[positions]), kind="stable")]
+def _swap(numbers: NDArray[np.int64], here: NDArray[np.int64], there: NDArray[np.int64]) -> None:
+    numbers[here], numbers[there] = numbers[there], numbers[here]
