@@ -24,7 +24,7 @@ from halflabel.images.sources import Features
 from halflabel.labels.names import Names
 
 # On equal views the two teach the same: the guesses of "cr" charge the very view they come from.
-CONSISTENT, PSEUDO = "srcr:supervise=weak:tau=0.5", "srcr:supervise=weak:tau=0.5:consistency=pl"
+CONSISTENT, PSEUDO = "srcr:supervise=weak:tau=0.5", "srcr:tau=0.5:consistency=pl"
 
 
 def logits(bench: Bench, name: str) -> np.ndarray[Any, Any]:

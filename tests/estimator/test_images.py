@@ -109,8 +109,8 @@ def test_a_method_of_two_views_trains_on_both(folder: Path, tmp_path: Path) -> N
     labels[::2, ::2] = labels[1::2, 1::2] = 0
     with_repeat = [*files, files[0]]
     results = {}
-    for kind, views in (("cr", 5), ("pl", 1)):
-        options = {"supervise": "weak", "tau": 0.5, "consistency": kind}
+    for kind, views, supervise in (("cr", 5, {"supervise": "weak"}), ("pl", 1, {})):
+        options = {"tau": 0.5, "consistency": kind, **supervise}
         model = tiny(method="srcr", options=options, cache=tmp_path / kind)
         results[kind] = model.fit(with_repeat, np.concatenate([labels, labels[:1]])).predict_proba(files)
         assert len(list((tmp_path / kind).rglob("values.npy"))) == views
