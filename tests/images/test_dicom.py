@@ -23,7 +23,7 @@ def dicom(path: Path, values: np.ndarray, photometric: str = "MONOCHROME2", **ta
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
     dataset = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
     dataset.SOPClassUID, dataset.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-    dataset.Labels, dataset.Columns = values.shape[:2]
+    dataset.Rows, dataset.Columns = values.shape[:2]
     bits = values.dtype.itemsize * 8
     dataset.BitsAllocated, dataset.BitsStored, dataset.HighBit, dataset.PixelRepresentation = bits, bits, bits - 1, 0
     dataset.SamplesPerPixel = values.shape[2] if values.ndim == 3 else 1

@@ -30,7 +30,7 @@ def decode_dicom(file: IO[bytes], path: str | Path, *, max_pixels: int) -> NDArr
     dataset = pydicom.dcmread(file)
     if "PixelData" not in dataset:
         raise BadImage(path, "a DICOM file without pixels")
-    width, height = int(dataset.Columns), int(dataset.Labels)
+    width, height = int(dataset.Columns), int(dataset.Rows)
     if width * height > max_pixels:
         raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
     try:
