@@ -29,7 +29,7 @@ def pack(
     read: ReadLabels,
     images: Annotated[
         Path,
-        typer.Argument(metavar="IMAGES", help="The folder with image files, tars, Parquet files or Lance datasets."),
+        typer.Argument(metavar="IMAGES", help="The folder with image files, tars or Parquet files."),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for the pack.")],
     size: Annotated[int, typer.Option(help="Pixels of the shorter side; smaller images keep their size.", min=8)] = 448,
@@ -60,8 +60,7 @@ def pack(
     large as the largest --size you will train with, and a seventh larger for `train --resize crop`. With --labels,
     images without labels are left out, and other programs find the labels in the tars.
 
-    Parquet files of Hugging Face datasets, and Lance datasets, are unpacked to a temporary folder beside OUT first,
-    with their labels.
+    Parquet files of Hugging Face datasets are unpacked to a temporary folder beside OUT first, with their labels.
 
     The same command resumes an interrupted packing. The original images are not changed.
 

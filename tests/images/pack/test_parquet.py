@@ -1,16 +1,13 @@
-"""Hugging Face and Lance datasets are packed with their labels, and the package datasets reads packs."""
+"""Hugging Face datasets are packed with their labels, and the package datasets reads packs."""
 
 from __future__ import annotations
 
 import json
-import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pack_examples import N, pixels
@@ -18,8 +15,6 @@ from test_webdataset import encoded
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.errors import UserError
-from halflabel.images.pack.parquet import unpacked_parquet
 from halflabel.images.pack.read import open_pack
 from halflabel.labels import formats
 
@@ -79,34 +74,12 @@ def test_damaged_parquet_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_package_datasets_reads_a_pack(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    loading = pytest.importorskip("datasets.load", reason="datasets is not installed")
     write_parquet(tmp_path / "hf", "labels", TAGS, {"feature": CLASS, "_type": "List"})
     words = ["pack", str(tmp_path / "hf"), str(tmp_path / "p"), "--store", "png", "--workers", "0"]
     assert CliRunner().invoke(app, words).exit_code == 0
     files = [str(path) for path in sorted((tmp_path / "p").glob("*.tar"))]
-    data = datasets.load_dataset("webdataset", data_files={"train": files}, cache_dir=str(tmp_path / "cache"))["train"]
+    data = loading.load_dataset("webdataset", data_files={"train": files}, cache_dir=str(tmp_path / "cache"))["train"]
     assert len(data) == N
     assert np.array_equal(np.asarray(data[3]["png"]), pixels(3))
     assert sorted(data[3]["json"]["labels"]) == sorted(NAMES[tag] for tag in TAGS[3])
-
-
-def test_lance_datasets_are_packed_with_their_labels(tmp_path: Path) -> None:
-    lance = pytest.importorskip("lance")
-    write_parquet(tmp_path / "hf", "labels", TAGS, {"feature": CLASS, "_type": "List"})
-    structs = pq.read_table(tmp_path / "hf")
-    plain = pa.table({"image": pc.struct_field(structs["image"], "bytes"), "tags": [["a"], []] * (len(structs) // 2)})
-    lance.write_dataset(plain, tmp_path / "tables" / "photos.lance")
-    with unpacked_parquet(tmp_path / "tables", tmp_path / "out") as (folder, rows):
-        assert rows is not None
-        assert list(rows.classes) == ["a"]
-        assert len(rows.images) == len(structs)
-        with tarfile.open(folder / "photos.tar") as tar:
-            names = tar.getnames()
-    assert sum(name.endswith(".json") for name in names) == len(structs) == len(names) // 2
-
-
-def test_a_missing_lance_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lance", None)
-    (tmp_path / "photos.lance" / "_versions").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"halflabel\[lance\]"), unpacked_parquet(tmp_path, tmp_path / "out"):
-        pass

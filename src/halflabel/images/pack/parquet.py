@@ -1,8 +1,8 @@
-"""Parquet files and Lance datasets with an image column: unpacked to WebDataset tars, which `pack` reads.
+"""Parquet files with an image column: unpacked to WebDataset tars, which `pack` reads.
 
 The image column holds bytes or, as in Hugging Face datasets, structs of bytes and path. Labels are in a column called
 labels, tags, … or label: names, lists of names, or numbers whose names are in the file's Hugging Face metadata. The
-package `datasets` is not needed; Lance needs the extra `lance`.
+package `datasets` is not needed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,7 +38,7 @@ _ROWS = 256  # read at a time
 
 @contextmanager
 def unpacked_parquet(folder: Path, out: Path) -> Iterator[tuple[Path, Labels | None]]:
-    """Yield a folder of tars with the images of Parquet files or Lance datasets, and their labels.
+    """Yield a folder of tars with the images of Parquet files, and their labels.
 
     Another folder stays as it is.
 
@@ -67,41 +66,35 @@ def unpacked_parquet(folder: Path, out: Path) -> Iterator[tuple[Path, Labels | N
 
 
 def _parquet_files(folder: Path) -> list[Path]:
-    """The Parquet files and Lance datasets with an image column in a folder and its folders, sorted."""
-    datasets = [path.parent for path in folder.rglob("_versions") if path.is_dir()]
+    """The Parquet files with an image column in a folder and its folders, sorted."""
     tables = []
-    for path in sorted([*folder.rglob("*.parquet"), *datasets]):
-        with _open(path) as (schema, _):
-            tables += [path] if _image_column(schema) is not None else []
+    for path in sorted(folder.rglob("*.parquet")):
+        with _open(path) as file:
+            tables += [path] if _image_column(file.schema_arrow) is not None else []
     return tables
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[tuple[Any, Callable[[list[str]], Iterator[Any]]]]:
-    """Yield the schema of a table, and a function that reads batches of some of its columns."""
+def _open(path: Path) -> Iterator[Any]:
+    """Yield a Parquet file; UserError if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        if path.is_dir():
-            dataset = import_module("lance").dataset(str(path))
-            yield dataset.schema, lambda columns: dataset.to_batches(columns=columns, batch_size=_ROWS)
-        else:
-            with pq.ParquetFile(path) as file:
-                yield file.schema_arrow, lambda columns: file.iter_batches(_ROWS, columns=columns)
-    except ImportError as error:
-        raise UserError(f"Lance datasets need pylance ({error})", "pip install 'halflabel[lance]'") from None
-    except (OSError, ValueError, IndexError, RuntimeError, pa.ArrowException) as error:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (OSError, ValueError, IndexError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read ({error})", "download it again") from None
 
 
 def _write_tar(path: Path, stem: str, tar: IO[bytes]) -> None:
     number = 0
-    with _open(path) as (schema, batches):
+    with _open(path) as file:
+        schema = file.schema_arrow
         image_column = _image_column(schema)
         label_column = next((name for name in _LABEL_COLUMNS if name in schema.names), None)
         names = _class_names(schema, label_column)
-        for batch in batches([name for name in (image_column, label_column) if name is not None]):
+        for batch in file.iter_batches(_ROWS, columns=[name for name in (image_column, label_column) if name]):
             for row in batch.to_pylist():
                 image = row[image_column]
                 data = image.get("bytes") if isinstance(image, dict) else image
