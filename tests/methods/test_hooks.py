@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import re
-import warnings
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Ignore
-from halflabel.methods.state_watch import StateWatch
 from halflabel.types import Batch, Targets
 
 SETTINGS = Settings(epochs=2, batch_size=6, device="cpu")
@@ -48,8 +44,6 @@ class KeepsFirst(Method):
         self.first.load_state_dict(model.state_dict())
         self.steps = [next(model.parameters()).detach().clone()]
 
-    recomputed = ("steps",)
-
     def after_step(self, model: Model) -> None:
         self.steps.append(next(model.parameters()).detach().clone())
 
@@ -64,61 +58,6 @@ def test_a_method_sees_the_model_before_training_and_after_each_step() -> None:
     assert all(not torch.equal(before, after) for before, after in zip(method.steps, method.steps[1:], strict=False))
     assert torch.equal(next(trained.parameters()), method.steps[0])  # what `evaluated` returns is kept
     assert not method.is_linear_loss  # L-BFGS has no steps
-
-
-class CountsBatches(Ignore):
-    """CountsBatches its batches in a plain attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        self.count += 1
-        return super().forward(batch, logits, epoch)
-
-
-def test_state_in_a_plain_attribute_causes_a_warning() -> None:
-    with pytest.warns(
-        UserWarning, match=r"CountsBatches\.count changes during training and is not in the method's state"
-    ):
-        train(Method(BCE(), CountsBatches()))
-
-
-def test_buffers_and_recomputed_attributes_cause_no_warning() -> None:
-    class Recomputes(CountsBatches):
-        recomputed = ("count",)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(Method(BCE(), Recomputes()))
-
-
-@pytest.mark.parametrize(
-    ("value", "change"),
-    [
-        ([1, [2]], lambda value: value[1].append(3)),
-        ({"a": 1}, lambda value: value.update(a=2)),
-        ({1}, lambda value: value.add(2)),
-        (deque([1.0]), lambda value: value.append(2.0)),
-        (np.zeros(4), lambda value: value.fill(1)),
-        (torch.zeros(4), lambda value: value.fill_(1)),
-        (torch.Generator(), lambda value: torch.rand(2, generator=value)),
-        (random.Random(0), lambda value: value.random()),
-        (np.random.default_rng(0), lambda value: value.random()),
-        (Batch(*[torch.zeros(1)] * 3), None),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_changes_of_every_type_of_attribute_are_detected(value: Any, change: Any) -> None:
-    method = Method(BCE())
-    method.state = value
-    state_watch = StateWatch(method)
-    assert state_watch.newly_changed() == []
-    assert state_watch.newly_changed() == []
-    if change is not None:
-        change(value)
-        assert state_watch.newly_changed() == ["Method.state"]
 
 
 class RegistersBuffer(Ignore):

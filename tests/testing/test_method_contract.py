@@ -137,12 +137,22 @@ def test_a_broken_promise_is_detected(check: str, make: Callable[[], Method], pr
         {**CHECKS, **ONCE}[check](recipe_of(make), "partial")
 
 
+def test_attributes_that_are_recomputed_are_not_state() -> None:
+    class Recomputes(Weighted):
+        recomputed = ("weight",)
+
+        def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
+            self.weight = 1 + float(batch.labels.float().mean())
+            return super().forward(batch, logits, epoch)
+
+    ONCE["state"](recipe_of(lambda: Method(BCE(), Recomputes(1.0))), "partial")
+
+
 def test_a_relabeler_with_targets_of_its_own_is_not_static_by_its_base_class() -> None:
     assert Ignore.is_static
     assert not Weighted.is_static
 
 
-@pytest.mark.filterwarnings("ignore:Weighted.weight changes")
 def test_a_resumed_training_that_differs_is_found() -> None:
     with pytest.raises(Broken, match=r"head\.linear\.weight differs after a resumed training"):
         ONCE["resume"](recipe_of(lambda: Method(BCE(), Weighted(1.0, 0.1))), "partial")

@@ -40,7 +40,6 @@ from halflabel.images.sources import Plan, Source, preferred_order, share_unread
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.checks import absorbed
-from halflabel.methods.state_watch import StateWatch
 from halflabel.system import distributed, signals
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.rng import bits
@@ -135,7 +134,6 @@ class Loop:
         self.scoring_batches = MicroBatcher()
         self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
         self.first_loss: float | None = None
-        self.watch = StateWatch(self.method)
 
     def run(self, resume: bool) -> Fitted:
         try:
@@ -212,7 +210,6 @@ class Loop:
                 step.update()
                 state.steps += 1
                 state.batches_done = number + 1
-                self._warn_of_hidden_state()
             self.images_seen += len(images)
             # Save only after an update: a checkpoint holds no gradients.
             saves = updates and not is_last and settings.save_every > 0 and state.steps % settings.save_every == 0
@@ -237,16 +234,6 @@ class Loop:
             )
         self.callback.on_step_end(images, loss)
 
-    def _warn_of_hidden_state(self) -> None:
-        """Warn of attributes of the method that training changes and no checkpoint holds."""
-        for name in self.watch.newly_changed() if distributed.is_main() else ():
-            warnings.warn(
-                f"{name} changes during training and is not in the method's state: a resumed run continues without it; "
-                "keep it in a buffer (register_buffer), or list it in the class attribute `recomputed` if each step "
-                "computes it anew",
-                stacklevel=2,
-            )
-
     def _share(self, plan: Plan, number: int) -> float:
         """The batch's share of the images of its optimizer step, so that the step equals that of one large batch."""
         first = number - number % self.settings.accumulate
@@ -266,7 +253,6 @@ class Loop:
         if sweep is not None:
             log.update(self._relabel(sweep))
             distributed.synchronize(self.method.state_dict().values())
-            self._warn_of_hidden_state()
         if self.validation is not None and logits is not None:
             judge = self.validation[1]
             log.update(distributed.run_on_main(lambda: judge(logits)))

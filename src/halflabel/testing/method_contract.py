@@ -33,6 +33,7 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, seeded
 from halflabel.methods.checks import absorbed, checked_step
 from halflabel.runs.new_run import reserved_options
+from halflabel.testing.state_watch import StateWatch
 from halflabel.types import Batch, Output, Sweep
 
 IMAGES, CLASSES, CHANNELS = 32, 6, 16
@@ -321,13 +322,15 @@ def check_state(recipe: Recipe, regime: str) -> None:
     """A method that loads the state of another continues as it does; nothing is remembered elsewhere."""
     settings = Settings(epochs=6, batch_size=16, lr=0.01, device="cpu")
     case, fresh = Case(recipe, regime), Case(recipe, regime)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        case.fit(settings)
-    for warning in caught:
-        if "not in the method's state" in str(warning.message):
-            problem, fix = str(warning.message).split("; ", 1)
-            raise Broken(problem, fix)
+    watch = StateWatch(case.method)
+    case.fit(settings, callback=watch)
+    if watch.changed:
+        raise Broken(
+            f"{min(watch.changed)} changes during training and is not in the method's state: a resumed run continues "
+            "without it",
+            "keep it in a buffer (register_buffer), or list it in the class attribute `recomputed` if each step "
+            "computes it anew",
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fresh.method.plan(settings.epochs)
