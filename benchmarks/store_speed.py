@@ -68,7 +68,7 @@ def main() -> None:
         (place / "photos").mkdir()
         for path in find_images(arguments.photos)[: arguments.images]:
             (place / "photos" / path.name).symlink_to(path)
-        settings = PackSettings(size=arguments.size, shuffle="blocks")
+        settings = PackSettings(size=arguments.size)
         about = pack_images(place / "photos", place / "up" / "pack", settings, max_bad=1.0, shard_bytes=32 << 20)
         names = Names(path.name for path in find_images(place / "up" / "pack"))
         ours, theirs = multiprocessing.Pipe()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pack_examples import VIEWS, N, pixels, write_photos
+from pack_examples import VIEWS, N, pixels, pixels_of, write_photos
 from typer.testing import CliRunner
 
 pytest.importorskip("s3fs", reason="s3fs, of the extra cloud, is not installed")
@@ -41,7 +41,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server
     (tmp_path / "src" / "labels.csv").write_text(
         "image,dog,cat\n" + "".join(f"{number:02d},{number % 2},{number % 3 // 2}\n" for number in range(N))
     )
-    stored = PackSettings(size=32, store="png")
+    stored = PackSettings(size=32)
     pack_images(tmp_path / "src" / "photos", tmp_path / "src" / "pack", stored, shard_bytes=6000)
     monkeypatch.setattr(S3FileSystem, "retries", 1)
     monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
@@ -58,7 +58,7 @@ def forget_copies() -> None:
 def read_pack(url: str = "s3://bucket/pack") -> None:
     pack = open_pack(local_folder(url))
     for number in range(N):
-        assert np.array_equal(pack.image(number).permute(1, 2, 0).numpy(), pixels(number))
+        assert np.array_equal(pack.image(number).permute(1, 2, 0).numpy(), pixels_of(pack, number))
 
 
 def test_addresses_in_a_path_are_recognised() -> None:
@@ -71,7 +71,7 @@ def test_labels_photos_and_packs_are_read_and_copied_once(server: S3Server, tmp_
     assert len(formats.read("s3://bucket/labels.csv").rows.images) == N
     paths = find_images(Path("s3://bucket/photos"))
     assert all(np.array_equal(read_image(path).permute(1, 2, 0).numpy(), pixels(n)) for n, path in enumerate(paths))
-    assert locate_images(["photos/03.png", "bucket/photos/04"], "s3://bucket/photos") == [paths[3], paths[4]]
+    assert locate_images(["photos/03.jpg", "bucket/photos/04"], "s3://bucket/photos") == [paths[3], paths[4]]
     read_pack()
     read_pack(f"http://127.0.0.1:{server.port}/bucket/pack")
     for source in (open_images(NAMES, Path(f"s3://bucket/{kind}"), VIEWS) for kind in ("photos", "pack")):
@@ -82,7 +82,7 @@ def test_labels_photos_and_packs_are_read_and_copied_once(server: S3Server, tmp_
     formats.read("s3://bucket/labels.csv")
     assert find_images("s3://bucket/photos") == paths
     read_pack()
-    fetched = [path for method, path in server.requests if method == "GET" and path.endswith((".csv", ".png", ".tar"))]
+    fetched = [path for method, path in server.requests if method == "GET" and path.endswith((".csv", ".jpg", ".tar"))]
     assert fetched == []
 
 
@@ -143,7 +143,7 @@ def test_changes_in_the_store_are_detected(server: S3Server, tmp_path: Path) -> 
     pack = open_pack(local_folder("s3://bucket/pack"))
     pack.read(0)
     source = tmp_path / "src"
-    shutil.copy(source / "photos" / "01.png", source / "photos" / "00.png")
+    shutil.copy(source / "photos" / "01.jpg", source / "photos" / "00.jpg")
     (source / "labels.csv").write_text("image,dog\n00,1\n")
     for tar in (source / "pack").glob("*.tar"):
         tar.write_bytes(bytes(tar.stat().st_size))  # of the same size
@@ -151,14 +151,14 @@ def test_changes_in_the_store_are_detected(server: S3Server, tmp_path: Path) -> 
     import boto3
 
     client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{server.port}", region_name="us-east-1")
-    client.delete_object(Bucket="bucket", Key="photos/02.png")
+    client.delete_object(Bucket="bucket", Key="photos/02.jpg")
     client.close()
     with pytest.raises(Exception, match="has changed since it was opened"):
         pack.read(N - 1)
     forget_copies()
     assert local_folder("s3://bucket/photos") == folder
-    assert (folder / "00.png").read_bytes() == (folder / "01.png").read_bytes()
-    assert not (folder / "02.png").exists()
+    assert (folder / "00.jpg").read_bytes() == (folder / "01.jpg").read_bytes()
+    assert not (folder / "02.jpg").exists()
     assert local_path("s3://bucket/labels.csv").read_text() == labels.read_text() == "image,dog\n00,1\n"
     with pytest.raises(Exception, match="do not match their checksum"):
         open_pack(local_folder("s3://bucket/pack")).read(N - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -17,8 +17,6 @@ from halflabel.errors import UserError
 from halflabel.system.format import counted
 
 Resize = StrEnum("Resize", ["short", "squash"])
-Store = StrEnum("Store", ["jpeg", "png", "raw"])
-Shuffle = StrEnum("Shuffle", ["all", "blocks"])
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
@@ -36,18 +34,11 @@ def pack(
     resize: Annotated[
         Resize, typer.Option(help="short: keep the aspect ratio; squash: a square of SIZE × SIZE.")
     ] = Resize.short,
-    store: Annotated[
-        Store, typer.Option(help="jpeg: small; png: lossless; raw: needs no decoding, 10 times as large.")
-    ] = Store.jpeg,
     quality: Annotated[int, typer.Option(help="JPEG quality.", min=1, max=100)] = 90,
     file_size: Annotated[str, typer.Option(help="Bytes per file, such as 256M or 1G.", metavar="BYTES")] = "256M",
     labels: Annotated[
         Path | None, typer.Option(help="Pack only the images of this label file, and store their labels in KEY.json.")
     ] = None,
-    shuffle: Annotated[
-        Shuffle,
-        typer.Option(help="blocks: for disks with slow seeks, training shuffles blocks of neighbouring images."),
-    ] = Shuffle.all,
     workers: Annotated[int, typer.Option(help="Processes that decode and encode images.", min=0)] = 2,
     max_bad: Annotated[
         float, typer.Option(help="Stop if more than this share of the images cannot be read.", min=0, max=1)
@@ -72,9 +63,7 @@ def pack(
     shard_bytes = _bytes(file_size)
     from halflabel.images.pack.read import PackSettings
 
-    # typer has checked these against their enums; mypy cannot know.
-    choices: dict[str, Any] = {"resize": resize.value, "store": store.value, "shuffle": shuffle.value}
-    stored = PackSettings(size=size, quality=quality, **choices)
+    stored = PackSettings(size=size, resize="squash" if resize is Resize.squash else "short", quality=quality)
     rows = None if labels is None else read(labels).rows
 
     from halflabel.cli.progress import Bar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import struct
@@ -76,7 +77,7 @@ def open_image(path: str | Path) -> IO[bytes]:
         if packed is None:
             raise
         pack, number = packed
-        return pack.as_file(number)
+        return io.BytesIO(pack.read(number))
     if not stat.S_ISREG(status.st_mode):
         raise BadImage(path, "not a file")
     if status.st_size == 0:

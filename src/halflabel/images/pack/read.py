@@ -2,7 +2,7 @@
 
 A pack is a folder:
 
-    00000.tar, 00001.tar, …   WebDataset tars: KEY.jpg (or .png, .ppm), and KEY.json with the labels if they were given
+    00000.tar, 00001.tar, …   WebDataset tars: KEY.jpg, and KEY.json with the labels if they were given
     index.arrow               one row per image: name, shard, offset, length, width, height, crc32
     pack.json                 version, settings, checksum of the index
     bad_images.csv            image, path, reason of the images that could not be read
@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from halflabel.errors import UserError
 from halflabel.images.decode import (
@@ -69,9 +68,7 @@ class PackSettings:
 
     size: int = 448
     resize: Literal["short", "squash"] = "short"
-    store: Literal["jpeg", "png", "raw"] = "jpeg"
     quality: int = 90
-    shuffle: Literal["all", "blocks"] = "all"
 
     @classmethod
     def from_dict(cls, manifest: dict[str, Any]) -> PackSettings:
@@ -240,26 +237,12 @@ class Pack:
             width, height = int(self.index["width"][number]), int(self.index["height"][number])
             if width * height > max_pixels:
                 raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
-            if self.settings.store == "raw":
-                rows = bytearray(data[-3 * width * height :])  # after the header of the PPM
-                return torch.frombuffer(rows, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
             if data[:3] == b"\xff\xd8\xff" and not (min_side and min(width, height) >= 2 * min_side):
                 images = decode_jpegs([data])
                 if images is not None:
                     return images[0]
         pixels = decode_image(io.BytesIO(data), path, max_pixels=max_pixels, min_side=min_side)
         return torch.from_numpy(pixels).permute(2, 0, 1)
-
-    def as_file(self, number: int) -> io.BytesIO:
-        """Return one image as a file that any program can read: raw rows become a BMP."""
-        data = self.read(number)
-        if self.settings.store != "raw":
-            return io.BytesIO(data)
-        pixels = self.decode(number, data).permute(1, 2, 0).numpy()
-        stream = io.BytesIO()
-        Image.fromarray(pixels).save(stream, "BMP")
-        stream.seek(0)
-        return stream
 
     def find(self, names: Any) -> NDArray[np.int64]:
         """Return the number of each image id, −1 if there is none, by the rules of `decode.locate_images`.

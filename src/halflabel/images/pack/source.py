@@ -59,9 +59,9 @@ class PackedImages(Images):
         """Return all images in a random order of blocks, with the images of several blocks shuffled together.
 
         A disk reads a block at once; a full shuffle would make it seek for each image. The order depends on seed, epoch
-        and pack only. None if the pack was not written for this: any order will do.
+        and pack only. None if any order will do: the images are one window, or in tars of others, perhaps sorted.
         """
-        if self.pack.settings.shuffle != "blocks" or not len(self):
+        if self.pack.files is not None or len(self) <= _BLOCK * _WINDOW:
             return None
         block = np.maximum(self.positions, 0) // _BLOCK
         blocks = int(block.max()) + 1
@@ -261,7 +261,7 @@ class DeviceViews:
     ) -> FetchedBatch:
         """Return the plain views of stored images, decoded on the device."""
         encoded = [stored for stored in data if isinstance(stored, bytes)]
-        decoded = decode_jpegs(encoded, self.device) if encoded and whole.pack.settings.store == "jpeg" else None
+        decoded = decode_jpegs(encoded, self.device) if encoded else None
         images = iter(decoded or ())
         plain = whole.views["plain"]
         numbers, views = [], []

@@ -48,7 +48,6 @@ from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits, hash_names
 from halflabel.system.webdataset import append_to_tar, end_tar
 
-_ENDINGS = {"jpeg": "jpg", "png": "png", "raw": "ppm"}  # a PPM is a short header and raw rows
 _BATCH = 16  # images that a worker encodes at a time
 _STORING = 0x7061636B  # separates the random numbers of the storage order from all others
 
@@ -83,9 +82,9 @@ def pack_images(
     keys = _sample_keys(names)
     if not len(names):
         raise UserError(f"there are no images in {folder}", "name the folder with the images")
-    if settings.shuffle == "blocks":  # neighbours are read together: they must not be similar
-        order = pa.array(np.argsort(bits(0, _STORING, hash_names(names)), kind="stable"))
-        names, keys = names.take(order), keys.take(order)
+    # Neighbours are read together: they must not be similar.
+    order = pa.array(np.argsort(bits(0, _STORING, hash_names(names)), kind="stable"))
+    names, keys = names.take(order), keys.take(order)
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -115,7 +114,7 @@ def pack_images(
                         data_file.bad.append((name, str(folder / name), reason))
                         quarantine.check(total, max_bad, so_far=True)
                     else:
-                        data_file.add(name, f"{key}.{_ENDINGS[settings.store]}", data, width, height)
+                        data_file.add(name, f"{key}.jpg", data, width, height)
                         if records is not None:
                             record = {IMAGE_COLUMN: name, **records[image_of[name]]}
                             data_file.append(f"{key}.json", json.dumps(record, ensure_ascii=False).encode())
@@ -345,21 +344,16 @@ def encode_image(path: Path, settings: PackSettings, max_pixels: int = MAX_PIXEL
     height, width = image.shape[1:]
     scale = min(1.0, settings.size / min(height, width))
     new = (settings.size, settings.size) if squash else (max(1, round(height * scale)), max(1, round(width * scale)))
-    if new == (height, width) and settings.store == "jpeg" and (unchanged := _storable_jpeg(path)) is not None:
+    if new == (height, width) and (unchanged := _storable_jpeg(path)) is not None:
         return unchanged, int(width), int(height)
     if new != (height, width):
         from torchvision.transforms.v2.functional import resize
 
         image = resize(image, list(new), antialias=True)
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
-    if settings.store == "raw":
-        return b"P6\n%d %d\n255\n" % (new[1], new[0]) + pixels.tobytes(), new[1], new[0]
     stream = io.BytesIO()
     try:
-        if settings.store == "jpeg":
-            Image.fromarray(pixels).save(stream, "JPEG", quality=settings.quality)
-        else:
-            Image.fromarray(pixels).save(stream, "PNG", compress_level=1)  # higher levels are slow and gain little
+        Image.fromarray(pixels).save(stream, "JPEG", quality=settings.quality)
     except (OSError, ValueError) as error:  # a JPEG has at most 65,500 pixels a side
         raise BadImage(path, f"cannot be stored ({error})") from None
     return stream.getvalue(), new[1], new[0]
