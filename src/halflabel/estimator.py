@@ -36,6 +36,7 @@ from halflabel.fitting.device import choose_device
 from halflabel.fitting.loop import fit
 from halflabel.images.estimator_inputs import InputImages, Zero, read_images, read_labels
 from halflabel.images.sources import Arrays, Features, Images
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, Recipe, recipe
@@ -61,7 +62,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A head trained by one of the methods on labels of which only some are known; a scikit-learn classifier.
 
     X, recognised by its type:
-      - numbers (N, D): features; `make_pipeline(StandardScaler(), …)` makes their columns count alike
+      - numbers (N, D): any features; `make_pipeline(StandardScaler(), …)` makes their columns count alike. Those of a
+        backbone are better normalised as `halflabel train` does it: say so by backbone="features-D"
       - image files, a list of str or Path: features of the frozen backbone, pooled, or maps for heads that need them,
         and of four strong views of each image for methods that use them
       - uint8 (N, 3, H, W) or (N, H, W, 3), or a list of PIL images of any sizes: images, likewise
@@ -69,7 +71,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     y (N, C), one column per class: 1 is present, −1 absent, NaN unknown. What 0 means is stated by `zero`, because two
     customs contradict each other: it is unknown beside ±1, and absent in scikit-learn's indicator. "auto" takes it from
     y: beside −1 a 0 is unknown, beside NaN it is absent; a y with 0 and neither of them, or with 0 and both, is
-    refused. A Table, whose row i is that of X[i], is not ambiguous.
+    refused. A Table or Labels, whose image i is X[i], are not ambiguous.
 
     y (N,): the one class of each image, everything known, as in any scikit-learn classifier; each class is a column of
     its own. A single class with unknowns is a y of shape (N, 1).
@@ -138,7 +140,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X = validate_data(self, X, dtype=np.float32)
         labels = read_labels(y, self.zero)
         check_consistent_length(X if images is None else images.keys, labels.labels)
-        table = Table.from_dense(labels.labels)
+        table = Table.from_dense(labels.labels, labels.images)
         assembly = self._assemble(table)
         method = assembly.make_method()
         assembly.recipe.check_regime(table.stats.regime)
@@ -165,7 +167,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     source,
                     table,
                     None if backbone is None else backbone.classifier,
-                    of_backbone=backbone is not None,
+                    evaluation=labels.choosing,
+                    of_backbone=backbone is not None or self.backbone.startswith("features-"),
                     groups=None if images is None else images.keys,
                 )
                 head, self.log_, out_of_fold = solved.head, solved.log, solved.logits
@@ -224,7 +227,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         logits = self._logits(X)
         _check_read(logits)
         known = read_labels(y, self.zero_)
-        if isinstance(y, Table) and not np.array_equal(known.classes, self.classes_):
+        if isinstance(y, Table | Labels) and not np.array_equal(known.classes, self.classes_):
             raise UserError(
                 "the labels have other classes than those fitted", "give the same classes in the same order"
             )

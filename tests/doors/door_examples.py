@@ -185,14 +185,12 @@ def compare(task: Task) -> Logits:
 def fit_estimator(task: Task) -> tuple[halflabel.HalfLabelClassifier, Any]:
     """Return the fitted estimator and its X of the test images."""
     material, options = task.material, dict(task.options)
-    if material.features is not None:
-        del options["backbone"]
     images, test = material.features or (
         [material.folder / place / f"{name}.png" for name in table.images]
         for place, table in (("images", material.truth), ("test", material.test))
     )
     estimator = halflabel.HalfLabelClassifier(task.method, **options)
-    return estimator.fit(images, material.read("labels.csv").training), test
+    return estimator.fit(images, material.read("labels.csv")), test
 
 
 def estimator_final(task: Task) -> Logits:

@@ -44,15 +44,8 @@ SYSTEMS = {
 _FOLDS = "3 folds, divided by the labels before the answers; an image without labels gets the mean of all heads"
 _TOLERANCE = "each fit starts from zero, where those of train start from the last strength and end within a tolerance"
 KNOWN_DIFFERENCES = {
-    (
-        "HalfLabelClassifier",
-        "bce",
-    ): "X is any numbers; train takes it for features of a backbone, and normalises them",
-    ("HalfLabelClassifier", "bce, chosen answers"): "as bce; y does not say which answers were chosen",
-    ("HalfLabelClassifier", "bce, photos with names"): "folds follow the numbers of the images, not their names in y",
     ("HalfLabelClassifier", "bce, batches"): "no image is held out",
     ("HalfLabelClassifier", "mean-teacher, batches"): "no image is held out; strong views are drawn by path, not name",
-    ("compare --test", "bce, chosen answers"): "answers to chosen questions choose strength and similar images too",
     ("fill --folds 5", "bce, chosen answers"): "heads are fitted without the answers to chosen questions",
     ("live", "bce"): f"{_FOLDS}; the strength of the first run stays; no similar images",
     ("live", "an"): f"{_FOLDS}; {_TOLERANCE}",

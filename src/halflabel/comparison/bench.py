@@ -161,6 +161,7 @@ class Bench:
             "validation labels": None if self.data.validation is None else self.data.validation.digest(),
             "pretrained": None if self.pretrained else False,
             "truth": self.truth or None,
+            "choosing": None if self.data.choosing is None else self.data.choosing.digest(),
             "labelled only": self.labelled_only or None,
             "start": None if self.start is None else dataclasses.asdict(self.start),
             "linear_init": self.config.linear_init or None,
@@ -253,7 +254,7 @@ class Bench:
             callback.on_epoch_start(done, total, len(known))
             callback.on_epoch_end(EpochLog(epoch=done))
 
-        evaluation = known if self.select == "known" else self.rest
+        evaluation = self._choosing(known) if self.select == "known" else self.rest
         with Meter(self.device) as meter:
             fitted = assembly.solve(
                 parts.pooled(),
@@ -275,6 +276,13 @@ class Bench:
             **self._measured(meter, logits, torch.from_numpy(fitted.logits), known),
         )
         return Trained(outcome, logits.numpy())
+
+    def _choosing(self, known: Table) -> Table:
+        """Return the labels that choose, as in `train`: without answers to chosen questions."""
+        if self.data.choosing is None:
+            return known
+        image, column, _ = known.entries()
+        return known.keep(np.asarray(self.data.choosing.values[image, column]).ravel() != 0)
 
     def _measured(self, meter: Meter, logits: Tensor, judged: Tensor | None, known: Table) -> dict[str, Any]:
         """Return time, memory, and with `with_f1` CF1, OF1 and the metrics of plugins on the test images.

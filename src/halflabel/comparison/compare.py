@@ -11,7 +11,7 @@ from torch import Tensor
 
 from halflabel.comparison.bench import Bench, Select
 from halflabel.comparison.conclusions import conclude_comparison
-from halflabel.comparison.data import without_model_labels
+from halflabel.comparison.data import choosing_labels, without_model_labels
 from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Search, Task
 from halflabel.comparison.protocol import describe_comparison
 from halflabel.comparison.result import Comparison, Failure, LeftOut, TaskScorer, summarise
@@ -58,7 +58,7 @@ def compare(
     label_masks = _label_masks(shares, protocols)
     _check(select, search, label_masks)
     table = without_model_labels(labels, options.get("reporter", SILENT))
-    bench = make_bench(table, images, out, options, select=select)
+    bench = make_bench(table, images, out, options, select=select, choosing=choosing_labels(labels))
     if not 0 < bench.config.held_out < 1:
         raise UserError("without validation images no epoch can be selected", "use --held-out 0.2")
     candidates, reasons = _candidates(methods, options.get("lr"), bench, label_masks)

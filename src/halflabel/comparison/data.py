@@ -35,6 +35,7 @@ class ExperimentData:
     test_images: Path | Tensor | None = None
     validation: Table | None = None
     validation_images: Path | Tensor | None = None
+    choosing: Table | None = None  # the labels of `rest` by which strength and similar images are chosen; None: all
 
 
 def split_data(
@@ -47,6 +48,7 @@ def split_data(
     validation: Table | None = None,
     validation_images: Path | Tensor | None = None,
     group: str | None = None,
+    choosing: Table | None = None,
     reporter: Reporter = SILENT,
 ) -> ExperimentData:
     """Split the labels; `test` and `validation` are labels of other images, without `test` a share is set aside.
@@ -88,6 +90,7 @@ def split_data(
         test_images=test_images,
         validation=validation,
         validation_images=validation_images,
+        choosing=None if choosing is None else choosing.subset(inside),
     )
 
 
@@ -100,6 +103,12 @@ def without_model_labels(labels: Table | Labels, reporter: Reporter = SILENT) ->
     if excluded := labels.training.known - labels.people.known:
         reporter.message(f"{excluded} of {labels.training.known} labels were made by a model: they are left out")
     return labels.people
+
+
+def choosing_labels(labels: Table | Labels) -> Table | None:
+    """Return the labels by which training chooses strength and similar images, or None if they are all of people's."""
+    rows = Labels.of(labels)
+    return None if rows.choosing.known == rows.people.known else rows.choosing
 
 
 def image_identity(images: Path | Tensor | None) -> str:

@@ -47,6 +47,7 @@ def make_bench(
     *,
     select: Select = "known",
     held_out: float = Config.held_out,
+    choosing: Table | None = None,
 ) -> Bench:
     """Check the options, split the data and return the bench; labels made by a model are removed from the test labels.
 
@@ -74,6 +75,7 @@ def make_bench(
         test_images=options.get("test_images"),
         test_share=test_share,
         group=config.group,
+        choosing=choosing,
         reporter=reporter,
     )
     return Bench(

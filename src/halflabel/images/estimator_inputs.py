@@ -17,6 +17,8 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.images.decode import image_pixels
+from halflabel.labels.labels import Labels
+from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 
 Zero = Literal["unknown", "absent", "auto"]
@@ -38,6 +40,8 @@ class InputLabels(NamedTuple):
     labels: NDArray[np.int8]
     classes: NDArray[Any]
     zero: Zero | None
+    images: Names | None = None  # their names, where y has them
+    choosing: Table | None = None  # the labels by which training chooses strength and similar images; None: all
 
 
 def read_images(X: Any) -> InputImages | None:
@@ -66,9 +70,11 @@ def _digest(image: NDArray[np.uint8]) -> str:
 
 
 def read_labels(y: Any, zero: Zero) -> InputLabels:
-    """Read y (N, C), (N,) or a Table; `zero` says what 0 means in y (N, C)."""
-    if isinstance(y, Table):
-        return InputLabels(y.dense(), np.array(list(y.classes)), "unknown")
+    """Read y (N, C), (N,), a Table or Labels; `zero` says what 0 means in y (N, C)."""
+    if isinstance(y, Table | Labels):
+        rows = Labels.of(y)
+        table = rows.training
+        return InputLabels(table.dense(), np.array(list(table.classes)), "unknown", table.images, rows.choosing)
     is_sparse = hasattr(y, "toarray")
     if not is_sparse and np.asarray(y).ndim < 2:
         return _read_single(y)
