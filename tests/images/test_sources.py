@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from halflabel.errors import UserError
-from halflabel.images.decode import read_image
+from halflabel.images.decode import MAX_PIXELS, read_image
 from halflabel.images.sources import Arrays, Features, Images, Source, Subset, sequential_plan
 from halflabel.images.views import Plain, Strong, View, Weak, view_keys
 from halflabel.labels.names import Names
@@ -120,7 +120,8 @@ def test_too_many_unreadable_files_are_an_error_that_names_one(tmp_path: Path) -
 
 
 def test_too_many_pixels_are_refused_before_decoding(tmp_path: Path) -> None:
-    source = Images(write_images(tmp_path), Names.numbered(N), VIEWS, max_bad=1.0, max_pixels=100)
+    source = Images(write_images(tmp_path), Names.numbered(N), VIEWS, max_bad=1.0)
+    Image.new("1", (MAX_PIXELS // 100 + 1, 100)).save(source.paths[0])
     ((actual, views),) = source.fetch([np.array([0])], ("plain",))
     assert (len(actual), views) == (0, ())
     assert "pixels" in source.quarantine.rows[0][2]

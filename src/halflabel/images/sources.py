@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from halflabel.errors import UserError
-from halflabel.images.decode import MAX_PIXELS, UNAVAILABLE, BadImage, none_found_error, read_image
+from halflabel.images.decode import UNAVAILABLE, BadImage, none_found_error, read_image
 from halflabel.images.file_identity import group_copies
 from halflabel.images.image_list import stack_images
 from halflabel.images.quarantine import Quarantine, TooManyBadImages
@@ -211,7 +211,6 @@ class Images:
         *,
         workers: int = 0,
         max_bad: float = 0.01,
-        max_pixels: int = MAX_PIXELS,
         quarantine: Quarantine | None = None,
     ) -> None:
         self.paths: Sequence[str] = [str(path) for path in paths]
@@ -219,7 +218,6 @@ class Images:
         self.views = views
         self.workers = workers
         self.max_bad = max_bad
-        self.max_pixels = max_pixels
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self.hashes = hash_names(names.array)
         self.bad: dict[int, tuple[str, str, str]] = {}  # by number: image, path, reason
@@ -255,11 +253,11 @@ class Images:
     def part(self, index: NDArray[np.int64]) -> Images:
         """Return a source of some images, renumbered from 0, that can be sent to another process and decodes there."""
         paths = [Path(self.paths[number]) for number in index.tolist()]
-        return Images(paths, self.names.take(index), self.views, max_bad=1.0, max_pixels=self.max_pixels)
+        return Images(paths, self.names.take(index), self.views, max_bad=1.0)
 
     def _reader(self) -> Callable[[int, list[View]], Tensor]:
         """Return a function for the workers that decodes the image of a number for some views."""
-        return partial(_read_file, self.paths, self.max_pixels)
+        return partial(_read_file, self.paths)
 
     def group_copies(self) -> NDArray[np.int64]:
         """Return the group of each image (N,): images with the same bytes are in one group."""
@@ -388,8 +386,8 @@ class _Decoder(Dataset[Any]):
         return number, tuple(view(image, key) for view, key in zip(views, keys, strict=True)), None
 
 
-def _read_file(paths: Sequence[str], max_pixels: int, number: int, views: list[View]) -> Tensor:
-    return read_image(paths[number], max_pixels=max_pixels, channels=getattr(views[0], "channels", 3))
+def _read_file(paths: Sequence[str], number: int, views: list[View]) -> Tensor:
+    return read_image(paths[number], channels=getattr(views[0], "channels", 3))
 
 
 def _collate(items: list[Any]) -> tuple[list[int], list[Tensor], list[tuple[int, str, str]]]:

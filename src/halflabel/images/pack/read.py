@@ -220,28 +220,28 @@ class Pack:
         except OSError as error:
             raise BadImage(self.folder / self.name(number), f"{self.file_name(shard)}: {error.strerror}") from None
 
-    def image(self, number: int, *, min_side: int = 0, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+    def image(self, number: int, *, min_side: int = 0) -> torch.Tensor:
         """Read and decode one image: uint8 (3, H, W).
 
         With `min_side`, a JPEG may be decoded at a half, a quarter or an eighth of its size, in a fraction of the time,
         as long as no side falls below `min_side`.
         """
-        return self.decode(number, self.read(number), min_side=min_side, max_pixels=max_pixels)
+        return self.decode(number, self.read(number), min_side=min_side)
 
-    def decode(self, number: int, data: bytes, *, min_side: int = 0, max_pixels: int = MAX_PIXELS) -> torch.Tensor:
+    def decode(self, number: int, data: bytes, *, min_side: int = 0) -> torch.Tensor:
         """Decode the stored bytes of one image, as `image` does."""
         path = self.folder / self.name(number)
         import torch  # imported late: finding names does not need it
 
         if "width" in self.index:
             width, height = int(self.index["width"][number]), int(self.index["height"][number])
-            if width * height > max_pixels:
-                raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
+            if width * height > MAX_PIXELS:
+                raise BadImage(path, f"{width} × {height} pixels is over the limit of {MAX_PIXELS}")
             if data[:3] == b"\xff\xd8\xff" and not (min_side and min(width, height) >= 2 * min_side):
                 images = decode_jpegs([data])
                 if images is not None:
                     return images[0]
-        pixels = decode_image(io.BytesIO(data), path, max_pixels=max_pixels, min_side=min_side)
+        pixels = decode_image(io.BytesIO(data), path, min_side=min_side)
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
     def find(self, names: Any) -> NDArray[np.int64]:

@@ -104,8 +104,7 @@ class PackedImages(Images):
                     ready.cancel()
 
     def part(self, index: NDArray[np.int64]) -> Images:
-        options: dict[str, Any] = {"max_bad": 1.0, "max_pixels": self.max_pixels}
-        return PackedImages(self.pack, self.positions[index], self.names.take(index), self.views, **options)
+        return PackedImages(self.pack, self.positions[index], self.names.take(index), self.views, max_bad=1.0)
 
     def stamp(self) -> bytes:
         """Return bytes that change when any image changes."""
@@ -130,13 +129,13 @@ class PackedImages(Images):
         return np.asarray(first[group], np.int64)
 
     def _reader(self) -> Callable[[int, list[View]], torch.Tensor]:
-        return partial(_read_packed, self.pack, self.positions, self.paths, self.max_pixels)
+        return partial(_read_packed, self.pack, self.positions, self.paths)
 
 
 def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **options: Any) -> PackedImages:
     """Open the images of a label table in a pack, by the rules for a folder; a missing image is unreadable.
 
-    `options` are those of `Images`: workers, max_bad, max_pixels, quarantine.
+    `options` are those of `Images`: workers, max_bad, quarantine.
     """
     pack = open_pack(local_folder(folder))
     for view in views.values():
@@ -198,11 +197,11 @@ class _ReadAheadPlan(Sequence[NDArray[np.int64]]):
 
 
 def _read_packed(
-    pack: Pack, positions: NDArray[np.int64], paths: Sequence[str], max_pixels: int, number: int, views: list[View]
+    pack: Pack, positions: NDArray[np.int64], paths: Sequence[str], number: int, views: list[View]
 ) -> torch.Tensor:
     if positions[number] < 0:
         raise BadImage(paths[number], "not in the pack")
-    return pack.image(int(positions[number]), min_side=min_source_side(views), max_pixels=max_pixels)
+    return pack.image(int(positions[number]), min_side=min_source_side(views))
 
 
 def min_source_side(views: Sequence[View]) -> int:

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from halflabel.errors import UserError
 from halflabel.images.decode import (
-    MAX_PIXELS,
     BadImage,
     list_images,
     locate_images,
@@ -61,7 +60,6 @@ def pack_images(
     shard_bytes: int = 256 << 20,
     workers: int = 0,
     max_bad: float = 0.01,
-    max_pixels: int = MAX_PIXELS,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
@@ -105,7 +103,7 @@ def pack_images(
         data_file = _DataFile(out, len(parts))
         try:
             quarantine.check(total, max_bad)
-            for batch in _encoded(names, done, folder, settings, workers, max_pixels):
+            for batch in _encoded(names, done, folder, settings, workers):
                 for data, width, height, reason in batch:
                     name, key = names[done].as_py(), keys[done].as_py()
                     done += 1
@@ -308,13 +306,11 @@ def _finish(out: Path, manifest: dict[str, Any], parts: list[Any], bad: int) -> 
 _Encoded = tuple[bytes, int, int, str]  # bytes, width, height, reason if unreadable
 
 
-def _encoded(
-    names: Any, first: int, folder: Path, settings: PackSettings, workers: int, max_pixels: int
-) -> Iterable[list[_Encoded]]:
+def _encoded(names: Any, first: int, folder: Path, settings: PackSettings, workers: int) -> Iterable[list[_Encoded]]:
     """Yield the images from number `first` on, encoded by worker processes in order, a few at a time."""
     batches = [range(start, min(start + _BATCH, len(names))) for start in range(first, len(names), _BATCH)]
     return DataLoader(
-        _Originals(names, folder, settings, max_pixels),
+        _Originals(names, folder, settings),
         batch_sampler=batches,  # type: ignore[arg-type]  # ranges work like lists
         num_workers=workers,
         collate_fn=list,
@@ -322,17 +318,17 @@ def _encoded(
 
 
 class _Originals(Dataset[_Encoded]):
-    def __init__(self, names: Any, folder: Path, settings: PackSettings, max_pixels: int) -> None:
-        self.names, self.folder, self.settings, self.max_pixels = names, folder, settings, max_pixels
+    def __init__(self, names: Any, folder: Path, settings: PackSettings) -> None:
+        self.names, self.folder, self.settings = names, folder, settings
 
     def __getitem__(self, number: int) -> _Encoded:
         try:
-            return *encode_image(self.folder / str(self.names[number].as_py()), self.settings, self.max_pixels), ""
+            return *encode_image(self.folder / str(self.names[number].as_py()), self.settings), ""
         except BadImage as bad:
             return b"", 0, 0, bad.reason
 
 
-def encode_image(path: Path, settings: PackSettings, max_pixels: int = MAX_PIXELS) -> tuple[bytes, int, int]:
+def encode_image(path: Path, settings: PackSettings) -> tuple[bytes, int, int]:
     """Return the bytes to store for one image file, and its width and height.
 
     Images are never enlarged, except by squashing. A JPEG that is small enough, upright and not progressive is stored
@@ -340,7 +336,7 @@ def encode_image(path: Path, settings: PackSettings, max_pixels: int = MAX_PIXEL
     """
     squash = settings.resize == "squash"
     # JPEG's fast reduction stops at twice the size, which leaves the last step to a proper filter.
-    image = read_image(path, max_pixels=max_pixels, min_side=2 * settings.size)
+    image = read_image(path, min_side=2 * settings.size)
     height, width = image.shape[1:]
     scale = min(1.0, settings.size / min(height, width))
     new = (settings.size, settings.size) if squash else (max(1, round(height * scale)), max(1, round(width * scale)))
