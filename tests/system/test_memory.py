@@ -154,22 +154,14 @@ def test_sweeps_are_refused_without_disk_space(monkeypatch: pytest.MonkeyPatch) 
         check_size(nothing_known(500_000, 5000), 1, "x")
 
 
-def test_a_temporary_folder_in_memory_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_files_are_on_a_disk_unless_a_folder_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # which may be in memory
     monkeypatch.delenv("TMPDIR", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(memory, "_is_tmpfs", lambda folder: folder == str(tmp_path))
     assert memory._scratch_folder() == "/var/tmp"
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a stated folder is used, up to the free memory
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    assert memory._scratch_folder() == "/var/tmp"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert memory._scratch_folder() == str(tmp_path)
-    monkeypatch.setattr(memory, "_available_memory", lambda: 5e9)
-    with pytest.raises(UserError, match=r"take 6\.0 GB in scratch files in .*, where 5\.0 GB are free"):
-        memory.check_scratch_space(6e9, "the scores take")
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm here")
-def test_tmpfs_is_detected() -> None:
-    mounted = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    shm = [fields[2] for fields in mounted if fields[1] == "/dev/shm"]
-    assert memory._is_tmpfs("/dev/shm/any") == (shm[-1:] == ["tmpfs"])
-    assert not memory._is_tmpfs("/proc")
-    assert memory._available_memory() > 0
+    monkeypatch.delenv("TMPDIR")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != "/var/tmp")
+    assert memory._scratch_folder() == str(tmp_path)

@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from halflabel.errors import UserError
@@ -62,10 +61,10 @@ def scratch_zeros(
 ) -> Tensor:
     """Return a table of zeros (float32 by default) on the CPU: in memory below 256 MB, otherwise in a scratch file.
 
-    The file lies in TMPDIR if that is set, otherwise in the temporary folder, or in /var/tmp if the temporary folder is
-    in memory (tmpfs). It has no name: it disappears with the tensor or with the process, however that ends. Its disk
-    space is reserved at once, so that a disk that fills up later cannot kill the process. Too little space raises a
-    UserError that begins with `what`. The system decides how many pages stay in memory.
+    The file lies in TMPDIR if that is set, otherwise in /var/tmp. It has no name: it disappears with the tensor or with
+    the process, however that ends. Its disk space is reserved at once, so that a disk that fills up later cannot kill
+    the process. Too little space raises a UserError that begins with `what`. The system decides how many pages stay in
+    memory.
 
     >>> scratch_zeros((2, 3)).tolist()
     [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
@@ -106,43 +105,15 @@ def is_large(size: float) -> bool:
 
 def check_scratch_space(size: float, what: str) -> None:
     """Raise a UserError that begins with `what` if `size` bytes of scratch files do not fit on the disk now."""
-    if size > _free_bytes(_scratch_folder()):
+    if size > shutil.disk_usage(_scratch_folder()).free:
         raise _no_space(size, what)
 
 
 def _scratch_folder() -> str:
-    temporary = tempfile.gettempdir()
-    stated = os.environ.get("TMPDIR")  # Python ignores it if the folder does not exist
-    if (stated and os.path.realpath(stated) == os.path.realpath(temporary)) or not _is_tmpfs(temporary):
-        return temporary
-    on_disk = "/var/tmp"
-    return on_disk if os.access(on_disk, os.W_OK) and not _is_tmpfs(on_disk) else temporary
-
-
-def _free_bytes(folder: str) -> float:
-    """Return the bytes that files in a folder may take; a folder in memory has no more than the available memory."""
-    free = shutil.disk_usage(folder).free
-    return min(free, _available_memory()) if _is_tmpfs(folder) else free
-
-
-def _is_tmpfs(folder: str) -> bool:
-    """Return whether files in a folder are held in main memory, as far as the system tells."""
-    try:
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
-    mounts = {fields[1]: fields[2] for fields in (line.split(" ") for line in lines) if len(fields) > 2}
-    path = Path(os.path.realpath(folder))
-    mount = next((str(part) for part in (path, *path.parents) if str(part) in mounts), "")
-    return mounts.get(mount) in ("tmpfs", "ramfs")
-
-
-def _available_memory() -> float:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return math.inf
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), math.inf)
+    """Return TMPDIR if it is a folder, else /var/tmp, as the temporary folder may be in memory."""
+    stated, on_disk = os.environ.get("TMPDIR"), "/var/tmp"
+    is_stated = stated is not None and os.path.isdir(stated)
+    return tempfile.gettempdir() if is_stated or not os.access(on_disk, os.W_OK) else on_disk
 
 
 def _allocate(file: IO[bytes], size: int) -> None:
@@ -159,5 +130,5 @@ def _allocate(file: IO[bytes], size: int) -> None:
 
 def _no_space(size: float, what: str) -> UserError:
     folder = _scratch_folder()
-    free = _free_bytes(folder) / 1e9
+    free = shutil.disk_usage(folder).free / 1e9
     return UserError(f"{what} {size / 1e9:.1f} GB in scratch files in {folder}, where {free:.1f} GB are free", _FIX)
