@@ -10,8 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from halflabel.system.http_connections import limited_protocol
-from halflabel.system.sockets import open_socket
+from halflabel.system.sockets import limited_protocol, open_socket
 
 
 @contextmanager

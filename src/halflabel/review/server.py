@@ -17,7 +17,7 @@ from halflabel.review.live_process import LiveLoop
 from halflabel.review.photo_map import PhotoMap
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailable, Thumbnails
-from halflabel.system.http_connections import limited_protocol
+from halflabel.system.sockets import limited_protocol
 
 try:
     import uvicorn

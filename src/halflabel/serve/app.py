@@ -37,7 +37,7 @@ from halflabel.serve.label_studio import TaskImages, answer_setup, answer_tasks,
 from halflabel.serve.limits import Limits, RequestRefused
 from halflabel.serve.page import try_page
 from halflabel.serve.uploads import Body, Upload, Uploads
-from halflabel.system.http_connections import limited_protocol
+from halflabel.system.sockets import limited_protocol
 
 _LOG = logging.getLogger(__name__)
 _LARGE_IMAGE = 3 * 8_000_000  # bytes of a decoded image after which freed memory is returned to the system
