@@ -1,15 +1,4 @@
-"""Optimizers and schedules of the learning rate, by name; those of your own are in files that HALFLABEL_PLUGINS lists.
-
-    import torch
-    from halflabel.fitting.optimizer import optimizer, schedule
-
-    @optimizer
-    def nadam(groups, settings):
-        return torch.optim.NAdam(groups, weight_decay=settings.weight_decay)
-
-    @schedule
-    def linear(progress, settings):
-        return max(1 - progress / settings.epochs, 0.0)
+"""Optimizers and schedules of the learning rate, by name; `@optimizer` and `@schedule` register those of your own.
 
 Importing this module does not import torch, because the options of commands are checked against it.
 """
