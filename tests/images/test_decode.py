@@ -375,7 +375,7 @@ def test_quarantine_tolerates_a_few_and_stops_at_many(tmp_path: Path) -> None:
     ):
         quarantine.check_missing(1000, 0.01, Path("photos"))
     quarantine.check_missing(1000, 0.037, Path("photos"))
-    quarantine.write(tmp_path / "out" / "bad_images.csv")
+    quarantine.write()
     with open(tmp_path / "out" / "bad_images.csv", newline="") as file:
         rows = list(csv.reader(file))
     assert rows[0] == ["image", "path", "reason"]

@@ -58,6 +58,7 @@ class Quarantine:
                 f"{math.ceil(100 * bad / total) / 100:g}",
             )
 
-    def write(self, path: str | Path) -> None:
-        """Write the rows as CSV `image,path,reason`, atomically."""
-        write_csv(path, ("image", "path", "reason"), self.rows)
+    def write(self) -> None:
+        """Write the rows as CSV `image,path,reason` to `path`, atomically; nothing without a path."""
+        if self.path is not None:
+            write_csv(self.path, ("image", "path", "reason"), self.rows)

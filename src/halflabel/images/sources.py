@@ -280,8 +280,8 @@ class Images:
         try:
             self.quarantine.check_missing(len(self), self.max_bad, folder)
         except TooManyBadImages:
-            if self.quarantine.path is not None and distributed.is_main():
-                self.quarantine.write(self.quarantine.path)
+            if distributed.is_main():
+                self.quarantine.write()
             raise
 
     def _note(self, number: int, path: str, reason: str) -> bool:

@@ -21,7 +21,6 @@ from halflabel.fitting.loop import fit
 from halflabel.images.decode import locate_images, none_found_error
 from halflabel.images.pack.read import is_pack, open_pack
 from halflabel.images.pack.source import open_packed_images
-from halflabel.images.quarantine import Quarantine
 from halflabel.images.sources import Features, Images, Source, Subset, group_images, open_images
 from halflabel.images.stored_features import holds_features
 from halflabel.labels.names import Names
@@ -211,4 +210,4 @@ def _files(names: Names, folder: Path, config: Config, views: Any) -> Images:
     if all(path is None for path in paths):
         raise none_found_error(listed, folder)
     files = [path if path is not None else folder / name for name, path in zip(listed, paths, strict=True)]
-    return Images(files, names, views, workers=config.workers, max_bad=1.0, quarantine=Quarantine())
+    return Images(files, names, views, workers=config.workers, max_bad=1.0)

@@ -194,7 +194,7 @@ class _Job:
 
     def write_bad_images(self) -> None:
         if isinstance(self.source, Images) and distributed.is_main():
-            self.source.quarantine.write(self.run.bad_images)
+            self.source.quarantine.write()
 
     def report_bad_images(self) -> None:
         if isinstance(self.source, Images) and (bad := len(self.source.quarantine)):

@@ -125,7 +125,7 @@ def pack_images(
                 parts.append(data_file.finish(done))
         finally:
             data_file.close()
-            quarantine.write(out / "bad_images.csv")
+            quarantine.write()
         return _finish(out, manifest, parts, len(quarantine))
 
 
