@@ -39,12 +39,13 @@ from halflabel import metrics
 from halflabel.fitting.crossfit import crossfit
 from halflabel.labels import drop
 from halflabel.labels.answers import AnswerStore
-from halflabel.labels.labels import ASKED_SOURCE, CONTROL_SOURCE, Labels
+from halflabel.labels.labels import Labels
 from halflabel.methods.base import recipe, seeded
-from halflabel.questions.choose import CONTROL, choose_questions
+from halflabel.questions.choose import choose_questions
 from halflabel.review.address import new_token
-from halflabel.review.live import EntryAnswer, LiveReview
+from halflabel.review.live import LiveReview
 from halflabel.review.live_model import STRENGTH, LiveModel, unknown_weight
+from halflabel.review.live_questions import EntryAnswer
 from halflabel.review.security import TOKEN_HEADER
 from halflabel.review.server import make_app, serve
 from halflabel.review.session import ReviewSession
@@ -53,7 +54,7 @@ from halflabel.runs.scores import ScoredImages
 from halflabel.system.sockets import open_socket
 from strong_base import make_parser, read_labels, read_single
 
-Entries = list[tuple[int, int, str]]  # image, class and why
+Entries = list[tuple[int, int, float]]  # image, class and inclusion weight
 FIRST = 250  # answers from nothing before a batch
 
 
@@ -78,14 +79,13 @@ class Person:
         weight = unknown_weight(int(np.count_nonzero(labels)), labels.size)
         method = (lambda: recipe("n-ls").make()) if start == "single" else (lambda: recipe("wan").make(weight=weight))
         given = self.start(start, seed)
-        source = np.zeros(labels.shape, np.int16)
+        weight_of = np.full(labels.shape, np.nan, np.float32)
         for item in answers:
             if not given[item.image, item.column]:
-                source[item.image, item.column] = 2 if item.why.startswith(CONTROL) else 1
+                weight_of[item.image, item.column] = item.weight
         image, column = np.nonzero(labels)
-        entries = image, column, labels[image, column], source[image, column]
-        sources = ("person", ASKED_SOURCE, CONTROL_SOURCE)
-        rows = Labels.build(*self.names, *entries, sources=sources)
+        entries = image, column, labels[image, column]
+        rows = Labels.build(*self.names, *entries, weight=weight_of[image, column])
         fitted = crossfit(
             self.train, rows.training, lambda: seeded(seed, method), classifier=self.classifier,
             evaluation=rows.choosing, use_similar=not self.options.no_similar, seed=seed, folds=3,
@@ -120,11 +120,11 @@ class Person:
         while len(answers) < options.answers:
             is_live = order == "live" or ((order, start) == ("batch", "nothing") and len(answers) < FIRST)
             for item in update.free_controls:
-                answers = [a._replace(why=item.why) if a[:2] == item[:2] else a for a in answers]
+                answers = [a._replace(weight=item.weight) if a[:2] == item[:2] else a for a in answers]
             asked = self.questions(update, "live" if is_live else order, labels, seed)
-            for image, column, why in asked[: options.every if is_live else options.answers - len(answers)]:
+            for image, column, inclusion in asked[: options.every if is_live else options.answers - len(answers)]:
                 value = int(self.truth[image, column])
-                answers.append(EntryAnswer(image, column, value, why))
+                answers.append(EntryAnswer(image, column, value, inclusion))
                 labels[image, column] = value
                 if len(answers) % options.measure == 0:
                     now = review.update(answers)
@@ -139,7 +139,7 @@ class Person:
     def questions(self, update: Any, order: str, labels: NDArray[np.int8], seed: int) -> Entries:
         """Return the questions of an order, the first first."""
         if order == "live":
-            return [(item.image, item.column, item.why) for item in update.queue]
+            return [(item.image, item.column, item.weight) for item in update.queue]
         if order == "batch":
             table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
             chosen = choose_questions(
@@ -150,10 +150,10 @@ class Person:
             others = [item for item in chosen if not item.is_control]
             for number, item in enumerate(controls):  # spread over the batch: a point is a batch of that size
                 others.insert(10 * number, item)
-            return [(item.image, item.column, item.why) for item in others]
+            return [(item.image, item.column, item.weight) for item in others]
         unknown = np.argwhere(labels == 0)
         drawn = np.random.default_rng(seed).permutation(len(unknown))[: self.options.answers]
-        return [(int(i), int(c), CONTROL) for i, c in unknown[drawn]]
+        return [(int(i), int(c), len(unknown) / len(drawn)) for i, c in unknown[drawn]]
 
     def point(
         self,

@@ -45,7 +45,8 @@ def test_the_printed_commands_lead_from_labels_to_filled_labels(
     table, asked = first.read_labels(), read_questions(Path(words[-1]), first.read_labels())
     with closing(AnswerStore(first.answers)) as store:
         answers = [
-            Answer(f"{k}", table.images[q.image], table.classes[q.column], 1, None, q.why) for k, q in enumerate(asked)
+            Answer(f"{k}", table.images[q.image], table.classes[q.column], 1, None, q.why, q.weight)
+            for k, q in enumerate(asked)
         ]
         store.add(answers, "somebody")
     after = shlex.split(after_review(first.folder, data / "images"))[1:]

@@ -87,11 +87,12 @@ def test_questions_are_a_random_sample_of_what_may_be_filled() -> None:
     )
     assert first == again != other
     assert len({item[:2] for item in first}) == 60
-    assert all(table.dense()[i, c] == 0 and p >= 0.5 for i, c, p in first)
+    assert all(table.dense()[q.image, q.column] == 0 and q.probability >= 0.5 for q in first)
     image, column = np.array([item[:2] for item in first]).T
+    assert sum(q.weight for q in first) == pytest.approx(60 * first[0].weight, abs=60)  # groups of equal size
     p = unknown_curve(PLATT, scores, table).scores(scores.logits[image, column], column)
     assert p.mean() == pytest.approx(0.9, abs=0.03)  # twice the allowed error
-    assert abs(np.corrcoef(np.arange(60), [p for _, _, p in first])[0, 1]) < 0.4  # answering may stop anywhere
+    assert abs(np.corrcoef(np.arange(60), [q.probability for q in first])[0, 1]) < 0.4  # answering may stop anywhere
     with pytest.raises(UserError, match="probable enough"):
         draw_control(scores._replace(logits=scores.logits - 30), table, PLATT, precision=0.95, count=60)
 
@@ -227,7 +228,7 @@ def test_photos_without_a_row_are_asked_about_and_written(asked: Project, tmp_pa
     for name, photo in zip(further, sorted(asked.images.glob("*.png")), strict=False):
         shutil.copy(photo, project.images / name)
     run.control.write_text("\n".join(run.control.read_text().splitlines()[:21]) + "\n")  # all 20 are needed
-    earlier = asked_entries(run.control)
+    earlier = list(asked_entries(run.control))
 
     def answer(entries: list[tuple[str, str]]) -> None:
         with closing(AnswerStore(run.answers)) as store:
@@ -235,7 +236,7 @@ def test_photos_without_a_row_are_asked_about_and_written(asked: Project, tmp_pa
 
     answer(earlier)
     project.fill("--control", 40, "--all-photos")
-    entries = asked_entries(run.control)
+    entries = list(asked_entries(run.control))
     assert entries[: len(earlier)] == earlier
     assert set() < {image for image, _ in entries[len(earlier) :]} <= set(further)
     assert "control answers" in project.fill("--control", 40, "--out", tmp_path / "listed.csv")  # these are answered
@@ -244,17 +245,19 @@ def test_photos_without_a_row_are_asked_about_and_written(asked: Project, tmp_pa
     assert set(formats.read(run.filled, format="long").rows.images) == {*run.read_labels().images, *further}
 
 
-def test_continued_training_takes_control_answers_of_a_plain_file_as_random(asked: Project, tmp_path: Path) -> None:
+def test_continued_training_takes_answered_control_questions_as_random(asked: Project, tmp_path: Path) -> None:
     run, images, _ = asked
-    table = run.read_labels()
-    questions = read_questions(run.control, table)[:4]
-    lines = [f"{table.images[q.image]},{table.classes[q.column]},1" for q in questions]
-    other = next(i for i in range(len(table)) if i not in {q.image for q in questions})
-    (tmp_path / "answers.csv").write_text("\n".join(["image,class,value", *lines, f"{table.images[other]},0,-1\n"]))
+    header, *lines = run.control.read_text().splitlines()
+    answered = [f"{line},{value}" for line, value in zip(lines, ["1", "-1", "1", ""] * len(lines), strict=False)]
+    (tmp_path / "answers.csv").write_text("\n".join([f"{header},value", *answered]) + "\n")
     rows = formats.read(tmp_path / "answers.csv").rows
     job = continue_training(run, RunFolder(tmp_path / "next"), answers=rows, images=images)
-    sources = [job.labels.sources[number] for number in job.labels.source.tolist()[-5:]]
-    assert sources == ["person:control"] * 4 + [""]
+    weights = dict(asked_entries(run.control))
+    new = job.labels.select(job.labels.is_answer() & (job.labels.value != 0))
+    for image, column, weight in zip(new.image.tolist(), new.column.tolist(), new.weight.tolist(), strict=True):
+        assert weight > 0
+        assert weight == pytest.approx(weights[new.images[image], new.classes[column]])
+    assert len(new) == sum(not line.endswith(",") for line in answered)
 
 
 def test_a_precision_that_no_label_reaches_names_one_that_works(project: Project) -> None:

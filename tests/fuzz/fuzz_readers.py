@@ -245,7 +245,7 @@ def lists(place: Path) -> Iterator[Reader]:
     graph = 'to,from,weight\ncat,dog,0.5\ndog,cat,\n"büé, x",cat,2\n'
     rules = 'cat,excludes,dog\n"büé, x",implies,dog\n'
     tree = {"LabelName": "x", "Subcategory": [{"LabelName": "dog", "Subcategory": [{"LabelName": "cat"}]}]}
-    asked = 'image,class,probability,why\na.jpg,cat,0.25,near the threshold\n7,"büé, x",,\n'
+    asked = 'image,class,probability,why,inclusion_weight\na.jpg,cat,0.25,near the threshold,0\n7,"büé, x",,,12.5\n'
     yield Reader("label graph", {"graph.csv": graph.encode()}, read_graph)
     yield Reader("rules", {"rules.csv": rules.encode()}, partial(read_rules_file, "rules.csv"))
     described = b"/m/1,cat\n/m/2,dog\n"
@@ -254,7 +254,9 @@ def lists(place: Path) -> Iterator[Reader]:
     yield Reader("questions", {"next.csv": asked.encode()}, read_questions_file)
     folder = place / "answers"
     store = AnswerStore(folder / "answers.sqlite")
-    store.add([Answer(f"key-{n:08}", IMAGES[n], CLASSES[n % 3], n - 1, 0.5, "near") for n in range(3)], "me", "run")
+    store.add(
+        [Answer(f"key-{n:08}", IMAGES[n], CLASSES[n % 3], n - 1, 0.5, "near", 2.5 * n) for n in range(3)], "me", "run"
+    )
     store.undo(["key-00000001"], "me")
     store.close()
     yield Reader("answers", {"answers.sqlite": (folder / "answers.sqlite").read_bytes()}, read_answers)

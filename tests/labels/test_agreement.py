@@ -86,15 +86,15 @@ def test_the_settled_answer_wins_then_the_more_reliable_one_and_a_tie_is_unknown
 
 def test_an_entry_that_was_drawn_at_random_stays_a_control(tmp_path) -> None:
     store = AnswerStore(tmp_path / "x.sqlite")
-    store.add([Answer("k1", "a", "cat", 1, 0.5, "control: called present"), Answer("k2", "b", "cat", 1)], "ann")
+    store.add([Answer("k1", "a", "cat", 1, 0.5, "control: called present", 40), Answer("k2", "b", "cat", 1)], "ann")
     store.add([Answer("k3", "a", "cat", -1, 0.5, "chosen by the person")], "bob")
     images, classes = Names(["a", "b"]), Names(["cat"])
     rows = store.label_rows(images, classes)
-    assert [rows.sources[n] for n in rows.source] == ["person:asked:ann"]  # a tie: nothing is known of the other
+    assert (rows.image.tolist(), rows.weight.tolist()) == ([1], [0])  # a tie: nothing is known of the other
     store.add([Answer("k4", "a", "cat", -1, 0.5, SETTLED)], "ann")
     rows = store.label_rows(images, classes)
     assert sorted(zip(rows.image.tolist(), rows.value.tolist(), strict=True)) == [(0, -1), (1, 1)]
-    assert {rows.sources[n] for n in rows.source} == {"person:control:ann", "person:asked:ann"}
+    assert dict(zip(rows.image.tolist(), rows.weight.tolist(), strict=True)) == {0: 40, 1: 0}
     # Settling replaces nobody's own answer: the difference still counts.
     assert measure_agreement(group_by_entry(store.current()).values())[""] == (1, 0, 0.0)
     store.undo(["k4"], "ann")

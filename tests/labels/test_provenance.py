@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halflabel.labels import formats
-from halflabel.labels.labels import ASKED_SOURCE, CONTROL_SOURCE, Labels
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 
@@ -76,19 +76,20 @@ def test_answers_to_chosen_questions_are_not_calibrated_on() -> None:
     image = np.concatenate([np.arange(20), np.arange(12), np.arange(12, 16)])
     column = np.concatenate([np.zeros(20, int), np.ones(16, int)])
     value = np.concatenate([np.ones(20, int), np.tile([1, -1, -1], 4), [1, -1, -1, -1]])
-    source = np.repeat([0, 1, 2], [20, 12, 4])
+    weight = np.repeat([np.nan, 0, 2.5], [20, 12, 4])
     names = Names([f"i{k:02}" for k in range(20)]), Names(["x", "y"])
-    rows = Labels.build(*names, image, column, value, source, None, ("", ASKED_SOURCE, CONTROL_SOURCE))
+    rows = Labels.build(*names, image, column, value, weight=weight)
     assert (rows.training.known, rows.evaluation.known) == (36, 20)
     assert rows.control is not None
-    assert rows.control.dense()[12:16, 1].tolist() == [1, -1, -1, -1]
+    assert rows.control.nnz == 4
+    assert rows.control[12:16].toarray()[:, 1].tolist() == [2.5, -2.5, -2.5, -2.5]
     # Where the other labels include negatives, random answers are labels like these.
     some_absent = np.where(np.arange(36) < 10, -1, value)
-    rows = Labels.build(*names, image, column, some_absent, source, None, rows.sources)
+    rows = Labels.build(*names, image, column, some_absent, weight=weight)
     assert rows.control is None
     assert rows.evaluation.known == 24
     # Answers alone are better than nothing.
-    answers = rows.select(source == 1)
+    answers = rows.select(weight == 0)
     assert (answers.evaluation.known, answers.control) == (12, None)
 
 
@@ -96,12 +97,12 @@ def test_many_chosen_answers_choose_rather_than_few_random_ones() -> None:
     images, classes = Names([f"i{k:02}" for k in range(40)]), Names(["x", "y"])
     image = np.arange(40)
 
-    def rows(sources: np.ndarray) -> Labels:
-        names = ("person", ASKED_SOURCE, CONTROL_SOURCE, "model:bce:runs/1")
-        return Labels.build(images, classes, image, image % 2, np.ones(40, int), sources, None, names)
+    def rows(weight: np.ndarray) -> Labels:
+        source, names = np.repeat([0, 1], [30, 10]), ("person:ann", "model:bce:runs/1")
+        return Labels.build(images, classes, image, image % 2, np.ones(40, int), source, None, names, weight)
 
-    mostly_chosen = rows(np.repeat([1, 2, 3], [24, 6, 10]))
+    mostly_chosen = rows(np.repeat([0, 7.5, np.nan], [24, 6, 10]))
     assert mostly_chosen.evaluation.known == 6
     assert mostly_chosen.choosing.known == 30  # never labels of a model
-    mostly_given = rows(np.repeat([0, 1, 2, 3], [20, 10, 0, 10]))
+    mostly_given = rows(np.repeat([np.nan, 0, np.nan], [20, 10, 10]))
     assert mostly_given.choosing.known == 20

@@ -54,7 +54,7 @@ def test_uncertain_entries_are_unknown_and_listed() -> None:
     ("later", "label"),
     [
         ((0, 1, 1, "model:bce:x"), 1),  # a model may decide what a person left open
-        ((0, 1, -1, "person:asked"), -1),
+        ((0, 1, -1, "person:ann"), -1),
         ((0, 1, 0, ""), 0),
     ],
 )

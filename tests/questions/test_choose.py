@@ -134,6 +134,8 @@ def test_control_is_a_fair_draw_of_both_strata_and_comes_first() -> None:
         for q in control:
             assert called[q.image, q.column] == (q.why == CONTROL_PRESENT)
             counts[q.image, q.column] += 1
+            stratum = unknown & (called == called[q.image, q.column])
+            assert q.weight == stratum.sum() / 20
     assert not counts[~unknown].any()
     for stratum in (unknown & called, unknown & ~called):
         drawn, score = counts[stratum], scores[stratum]
@@ -163,6 +165,7 @@ def test_a_small_stratum_gives_what_it_has() -> None:
     cuts = np.full(4, 2.0)  # nothing is called present
     questions = choose_questions(scores, table, cuts, 20, control=1)
     assert [q.why for q in questions] == [CONTROL_ABSENT] * 20
+    assert {q.weight for q in questions} == {(table.dense() == 0).sum() / 20}
 
 
 def test_questions_after_the_control_come_class_by_class() -> None:
@@ -202,14 +205,14 @@ def test_with_positives_only_a_label_that_the_model_misses_is_not_doubtful() -> 
 
 def test_questions_survive_a_file(tmp_path) -> None:
     table = Table.from_dense([[0, 0], [0, 0]], images=["a,b.jpg", "ü.jpg"], classes=["cat", 'the "dog"'])
-    asked = [Question(0, 1, 0.25, "uncertain, rare class"), Question(1, 0, math.nan, CONTROL_ABSENT)]
+    asked = [Question(0, 1, 0.25, "uncertain, rare class"), Question(1, 0, math.nan, CONTROL_ABSENT, 12.5)]
     write_questions(asked, table, tmp_path / "q.csv")
-    assert (tmp_path / "q.csv").read_text().splitlines()[0] == "image,class,probability,why"
+    assert (tmp_path / "q.csv").read_text().splitlines()[0] == "image,class,probability,why,inclusion_weight"
     back = read_questions(tmp_path / "q.csv", table)
     assert back[0] == asked[0]
     assert back[1][:2] == (1, 0)
     assert math.isnan(back[1].probability)
-    assert back[1].is_control
+    assert (back[1].weight, back[1].is_control) == (12.5, True)
 
 
 @pytest.mark.parametrize(
@@ -218,6 +221,7 @@ def test_questions_survive_a_file(tmp_path) -> None:
         ("image,class\nx.jpg,cat\n", "line 2, column 'image': the run has no image 'x.jpg'"),
         ("image,class\na.jpg,cow\n", "line 2, column 'class': the run has no class 'cow'"),
         ("image,class,probability\na.jpg,cat,high\n", "line 2, column 'probability': 'high' is not a probability"),
+        ("image,class,inclusion_weight\na.jpg,cat,-1\n", "column 'inclusion_weight': '-1' is not an inclusion weight"),
         ("photo,class\na.jpg,cat\n", "no column 'image'"),
     ],
 )

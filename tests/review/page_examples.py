@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 
 import pytest
 from command_line import CommandProcess
@@ -20,8 +21,8 @@ SHOWN = "#stage[aria-busy=false] img"
 class Server:
     """`halflabel review` in a process of its own."""
 
-    def __init__(self, project, port: int = 0, *more: str) -> None:
-        questions = project.run.folder / "questions.csv"
+    def __init__(self, project, port: int = 0, *more: str, questions: Path | None = None) -> None:
+        questions = questions or project.run.folder / "questions.csv"
         if not questions.exists():
             scored = project.scored()
             asked = choose_questions(scored.scores, scored.table, scored.thresholds, 100)

@@ -144,7 +144,7 @@ def test_rows_hold_current_answers_without_unsure_ones(store, tmp_path) -> None:
     store.add([Answer("k4", "c", "cat", 1)], "me")
     store.undo(["k4"], "me")
     rows = store.label_rows(IMAGES, CLASSES)
-    assert {rows.sources[number] for number in rows.source} == {"person:asked:me"}
+    assert {rows.sources[number] for number in rows.source} == {"person:me"}
     formats.write(rows, tmp_path / "answers.csv")
     back = formats.read(tmp_path / "answers.csv").table()
     assert (back.images, back.classes) == (IMAGES, CLASSES)

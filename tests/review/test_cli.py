@@ -25,7 +25,7 @@ def test_next_writes_questions_and_leaves_out_what_was_answered(project, tmp_pat
     assert "30 questions" in output.output
     with open(out, newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["image", "class", "probability", "why"]
+    assert list(rows[0]) == ["image", "class", "probability", "why", "inclusion_weight"]
     assert sum(row["why"].startswith("control") for row in rows) == 3
     store = AnswerStore(project.run / "answers.sqlite")
     store.add([Answer(f"key-{k}", row["image"], row["class"], 0) for k, row in enumerate(rows)], "me")
@@ -68,7 +68,8 @@ def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:
     assert "2 answers, 0 present and 2 absent; 1 unsure left out" in output.output.replace("\n", " ")
     rows = formats.read(tmp_path / "answers.csv").rows
     assert len(rows) == 2
-    assert {rows.sources[number] for number in rows.source} == {"person:asked:me"}
+    assert {rows.sources[number] for number in rows.source} == {"person:me"}
+    assert rows.weight.tolist() == [0, 0]
     assert list(rows.images) == [table.images[1], table.images[0]]  # nothing is said of the others
     assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 0
     both = formats.read(tmp_path / "all.csv").table()
@@ -101,7 +102,7 @@ def test_export_overwrites_an_earlier_export_and_nothing_else(project, tmp_path)
         assert call("review", project.run.folder, "--export", tmp_path / name, *more).exit_code == 0
     assert list(formats.read(tmp_path / "answers.csv").rows.images) == [table.images[4]]
     with open(tmp_path / "all.csv", "a") as file:
-        file.write(f"{table.images[5]},{table.classes[1]},1,someone,\n")  # what somebody added would be lost
+        file.write(f"{table.images[5]},{table.classes[1]},1,someone,,\n")  # what somebody added would be lost
     assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 2
     assert call("review", project.run.folder, "--export", out, "--force").exit_code == 0
     assert formats.read(out).rows.value.tolist() == [-1]
@@ -115,9 +116,7 @@ def test_export_with_labels_keeps_who_made_them(project, tmp_path) -> None:
     store.close()
     assert call("review", project.run.folder, "--export", tmp_path / "all.csv", "--with-labels").exit_code == 0
     actual = formats.read(tmp_path / "all.csv").rows
-    assert [actual.sources[number] for number in actual.source] == ["model:bce:runs/0"] * len(rows) + [
-        "person:asked:me"
-    ]
+    assert [actual.sources[number] for number in actual.source] == ["model:bce:runs/0"] * len(rows) + ["person:me"]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from halflabel import metrics
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.questions.choose import Question
-from halflabel.review.live import EntryAnswer, LiveReview
+from halflabel.review.live import LiveReview
 from halflabel.review.live_model import LiveModel
 from halflabel.review.live_quality import fit_probabilities, measure
-from halflabel.review.live_questions import Control, Explorer, control_weight, draw_controls
+from halflabel.review.live_questions import EntryAnswer, Explorer, draw_controls
 
 CLASSES = 6
 
@@ -67,14 +67,14 @@ def answer_all(review: LiveReview, truth: np.ndarray, count: int, *, random: boo
     while len(answers) < count:
         for item in update.free_controls:
             entry = (item.image, item.column)
-            answers[entry] = answers[entry]._replace(why=item.why)
+            answers[entry] = answers[entry]._replace(weight=item.weight)
         queue = update.queue
         if random:
             queue = [Question(*divmod(int(e), CLASSES), 0.5, "") for e in entries[len(answers) :]]
         for item in queue[:20]:
             assert (item.image, item.column) not in answers
             value = int(truth[item.image, item.column])
-            answers[item.image, item.column] = EntryAnswer(item.image, item.column, value, item.why)
+            answers[item.image, item.column] = EntryAnswer(item.image, item.column, value, item.weight)
         update = review.update(list(answers.values()))
     return update, list(answers.values())
 
@@ -108,10 +108,10 @@ def test_the_queue_has_its_share_of_random_checks(photos) -> None:
     none = np.zeros_like(truth)
     review = LiveReview(LiveModel(features, table_of(none), None), none, none)
     update, answers = answer_all(review, truth, 100)
-    checks = [item for item in answers if control_weight(item.why)]
+    checks = [item for item in answers if item.weight]
     assert 6 <= len(checks) <= 25
     assert update.quality.controls == len(checks)
-    first = [control_weight(item.why) is not None for item in update.queue[:20]]
+    first = [item.is_control for item in update.queue[:20]]
     assert sum(first) == 2
 
 
@@ -125,9 +125,7 @@ def test_random_checks_estimate_precision_without_bias() -> None:
     estimates = []
     for seed in range(30):
         questions = draw_controls(p, np.ones(p.shape, bool), [], 0.5, 200, (seed,))
-        controls = [
-            Control(q.image, q.column, int(truth[q.image, q.column]), control_weight(q.why) or 0) for q in questions
-        ]
+        controls = [EntryAnswer(q.image, q.column, int(truth[q.image, q.column]), q.weight) for q in questions]
         quality = measure(z, fit_probabilities(z, []), np.zeros(p.shape, np.int8), controls, answers=200)
         called = [c for c in controls if p[c.image, c.column] >= 0.5]
         share = np.average([c.value > 0 for c in called], weights=[c.weight for c in called])
@@ -143,7 +141,7 @@ def test_random_checks_correct_probabilities() -> None:
     draw = np.random.default_rng(0)
     z = draw.normal(0, 2, (2000, 4)).astype(np.float32)
     truth = np.where(draw.random(z.shape) < 1 / (1 + np.exp(2 - z)), 1, -1)
-    controls = [Control(i, c, int(truth[i, c]), 1.0) for i, c in np.argwhere(np.ones((100, 4))).tolist()]
+    controls = [EntryAnswer(i, c, int(truth[i, c]), 1.0) for i, c in np.argwhere(np.ones((100, 4))).tolist()]
     fitted = fit_probabilities(z, controls)
     assert abs(fitted.scores(z).mean() - (truth > 0).mean()) < 0.04
     assert abs(fit_probabilities(z, []).scores(z).mean() - (truth > 0).mean()) > 0.15
@@ -175,10 +173,10 @@ def test_an_update_keeps_what_a_tab_shows(project) -> None:
     session.add_answers([("key-00000001", free, 1)])
     scores = np.full(session.scored.scores.shape, 0.25, np.float32)
     new = Question(7, 3, 0.25, "likely")
-    check = Question(*divmod(free, len(session.classes)), 0.5, "control: called present, 1 of 50")
+    check = Question(*divmod(free, len(session.classes)), 0.5, "control: called present", 50.0)
     session.apply_update(scores, 0.4, [new], [check])
     assert [item["entry"] for item in session.take_questions("other", 5)] == [7 * len(session.classes) + 3]
     assert set(shown) <= set(session.pool)
     assert session.progress()["answered"] == 1
-    assert session.entry_answers() == [(*divmod(free, len(session.classes)), 1, check.why)]
+    assert session.entry_answers() == [(*divmod(free, len(session.classes)), 1, 50.0)]
     assert float(session.scored.scores[0, 0]) == 0.25

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")
 from page_examples import SHOWN, Server, count, expect, open_page, press, shown  # noqa: E402
 
 from halflabel.labels.answers import AnswerStore  # noqa: E402
-from halflabel.questions.choose import CONTROL, CONTROL_FILL, choose_questions, write_questions  # noqa: E402
+from halflabel.questions.choose import CONTROL_FILL, choose_questions, write_questions  # noqa: E402
 
 
 def test_keys_undo_reload_and_two_tabs(server, context) -> None:
@@ -64,11 +64,11 @@ def test_keys_undo_reload_and_two_tabs(server, context) -> None:
 def test_a_list_of_control_questions_ends_with_the_command_that_uses_them(project, context) -> None:
     scored = project.scored()
     asked = choose_questions(scored.scores, scored.table, scored.thresholds, 3, control=0)
-    asked = [question._replace(why=CONTROL_FILL) for question in asked]
-    write_questions(asked, scored.table, project.run.folder / "questions.csv")
+    asked = [question._replace(why=CONTROL_FILL, weight=2.0) for question in asked]
+    write_questions(asked, scored.table, project.run.control)
     command = f"halflabel fill {project.run.folder} {project.images} --precision 0.9 --out mine.csv"
     project.run.fill_options.write_text("--precision 0.9 --out mine.csv\n")
-    server = Server(project)
+    server = Server(project, questions=project.run.control)
     try:
         page = context.new_page()
         page.goto(server.url)
@@ -195,7 +195,7 @@ def test_the_filter_by_class_counts_what_it_shows(server, context) -> None:
         return [int(re.search(r"\((\d+)\)$", text)[1]) for text in label.all_inner_texts()[1:]]
 
     with (server.answers.parent / "questions.csv").open() as file:
-        checks = sum(row["why"].startswith(CONTROL) for row in csv.DictReader(file))
+        checks = sum(float(row["inclusion_weight"]) > 0 for row in csv.DictReader(file))
     assert 0 < checks < 100
     assert sum(counts()) == 100 - checks
     page.select_option("#filter-state", "present")

@@ -247,7 +247,7 @@ def test_what_a_person_chose_to_answer_is_no_random_check(client, session) -> No
     step = {"kind": "answer", "key": "k" * 10, "entry": control, "value": 1, "chosen": True}
     state = client.post("/api/answers", json={"tab": "a", "steps": [step]}).json()
     assert state["estimate"]["precision"]["total"] == state["estimate"]["missed"]["total"] == 0
-    assert session.entry_answers() == [(image, column, 1, "chosen by the person")]
+    assert session.entry_answers() == [(image, column, 1, 0.0)]
 
 
 def test_answers_are_exported_as_labels(client, session) -> None:
@@ -257,6 +257,6 @@ def test_answers_are_exported_as_labels(client, session) -> None:
     ]
     client.post("/api/answers", json={"tab": "a", "steps": steps})
     lines = client.get("/api/labels").text.splitlines()
-    assert lines[0] == "image,class,value,source,who,at"
+    assert lines[0] == "image,class,value,source,inclusion_weight,who,at"
     assert len(lines) == 3
-    assert all(line.split(",")[3].startswith("person") and ",me," in line for line in lines[1:])
+    assert all(line.split(",")[3] == "person:me" and ",me," in line for line in lines[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -64,15 +64,16 @@ class ControlQuestions:
         self._show_how_to_answer()
         return None
 
-    def _enough_answers(self, answers: Labels | None, asked: set[tuple[str, str]]) -> Labels | None:
-        """Return the answers to the questions that were asked, or None if there are too few."""
+    def _enough_answers(self, answers: Labels | None, asked: dict[tuple[str, str], float]) -> Labels | None:
+        """Return the answers to the questions that were asked, with these weights, or None if there are too few."""
         import numpy as np
 
         from halflabel.filling.control import FEWEST_ANSWERS
 
         if answers is None or not asked:
             return None
-        rows = answers.select(np.flatnonzero([entry in asked for entry in _entries(answers)]))
+        weight = np.array([asked.get(entry, np.nan) for entry in _entries(answers)], np.float32)
+        rows = replace(answers, weight=weight).select(~np.isnan(weight))
         return rows if len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
 
     def _refuse(self, error: NothingToFill, again: Sequence[str | Path], answers: Labels | None) -> NoReturn:
@@ -122,15 +123,15 @@ class ControlQuestions:
         show_command(after_review(self.run.folder, self.images, is_control=True), "Then")  # `review` shows it too
         console.print("Or fill without answers, under an assumption: --assume-random")
 
-    def _asked(self) -> set[tuple[str, str]]:
-        """Return image and class of the questions that are written already, without those about other photos."""
+    def _asked(self) -> dict[tuple[str, str], float]:
+        """Return the weights of the questions that are written already, without those about other photos."""
         from halflabel.questions.choose import asked_entries
 
-        asked = set(asked_entries(self.run.control)) if self.run.control.exists() else set()
+        asked = asked_entries(self.run.control) if self.run.control.exists() else {}
         if self.further is None and asked:  # an earlier fill may have had --all-photos
             listed = self.run.read_rows().images
             listed = listed if self.labels is None else listed.union(self.labels.images)
-            asked = {entry for entry in asked if entry[0] in listed}
+            asked = {entry: weight for entry, weight in asked.items() if entry[0] in listed}
         return asked
 
     def _covers(self, entries: Iterable[tuple[str, str]]) -> bool:
@@ -141,7 +142,7 @@ class ControlQuestions:
         """Draw questions, and write them after those that are written already."""
         from halflabel.cli.progress import Bar
         from halflabel.filling.run import control_questions
-        from halflabel.questions.choose import CONTROL_FILL, Question, read_questions, write_questions
+        from halflabel.questions.choose import read_questions, write_questions
 
         with Bar("scores") as bar:
             table, drawn = control_questions(
@@ -155,7 +156,7 @@ class ControlQuestions:
                 reporter=Reporter(bar, console.print),
             )
         earlier = read_questions(self.run.control, table) if only_further else []
-        write_questions([*earlier, *(Question(i, c, p, CONTROL_FILL) for i, c, p in drawn)], table, self.run.control)
+        write_questions([*earlier, *drawn], table, self.run.control)
 
 
 def _entries(rows: Labels) -> list[tuple[str, str]]:

@@ -24,9 +24,7 @@ def next_command(
     run: RunArgument,
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="The folder with the image files.")],
     count: Annotated[int, typer.Option(help="Number of questions.", min=1)] = 200,
-    out: Annotated[Path, typer.Option(help="The CSV file to write: image,class,probability,why.")] = Path(
-        "questions.csv"
-    ),
+    out: Annotated[Path, typer.Option(help="The CSV file of questions to write.")] = Path("questions.csv"),
     wrong: Annotated[
         bool, typer.Option("--wrong", help="Ask about known labels that look wrong instead of unknown labels.")
     ] = False,

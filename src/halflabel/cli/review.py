@@ -289,7 +289,12 @@ def _serve(
             chosen = _choose_questions(scored, place, is_live)
         if not chosen and has_labels:
             raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
-        after = _next_command(run, images, place, chosen, all_photos=further is not None) if has_labels else ""
+        for_fill = questions is not None and questions.resolve() == run.control.resolve()
+        after = ""
+        if has_labels and place != run.answers:
+            after = after_review(run.folder, images, place=place)
+        elif has_labels:
+            after = after_review(run.folder, images, is_control=for_fill, all_photos=further is not None)
         session = ReviewSession(
             scored,
             chosen,
@@ -298,6 +303,7 @@ def _serve(
             asks_name=access.reviewer is None and (access.twice > 0 or not is_local),
             run=run.folder.resolve().name,
             live=is_live,
+            for_fill=for_fill,
             next_command=after,
             twice=access.twice,
         )
@@ -340,18 +346,6 @@ def _serve(
                     then = after_train(Path(finished["run"]), images, is_continued=True)
                     after = join_command("inspect", Path(filled)) if filled else then
                 show_command(after)
-
-
-def _next_command(
-    run: RunFolder, images: Path, place: str | Path, questions: Sequence[Question], *, all_photos: bool
-) -> str:
-    """Return the command that uses the answers to these questions, which are stored in `place`."""
-    from halflabel.questions.choose import CONTROL_FILL
-
-    is_control = bool(questions) and all(question.why == CONTROL_FILL for question in questions)
-    if place != run.answers:
-        return after_review(run.folder, images, place=place)
-    return after_review(run.folder, images, is_control=is_control, all_photos=all_photos)
 
 
 def _read_questions(run: RunFolder, images: Path, path: Path) -> tuple[list[Question], Names | None]:

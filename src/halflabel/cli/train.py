@@ -311,19 +311,12 @@ def _labels_before(job: TrainingJob) -> Labels:
 
 def _show_random_answers(job: TrainingJob) -> None:
     """Say why the figures of a continued run differ from those of the run before, where random answers came in."""
-    from halflabel.labels.labels import CONTROL_SOURCE
-
     if not job.config.begin_from:
         return
 
-    def count_random(rows: Labels) -> int:
-        return sum(
-            int((rows.source == n).sum()) for n, name in enumerate(rows.sources) if name.startswith(CONTROL_SOURCE)
-        )
-
     corrects = job.labels.control is not None
     change = "changed the probabilities by which precision is estimated" if corrects else "now count here too"
-    if added := count_random(job.labels) - count_random(_labels_before(job)):
+    if added := int((job.labels.weight > 0).sum()) - int((_labels_before(job).weight > 0).sum()):
         before = Path(job.config.begin_from).name
         console.print(
             f"Not comparable with the figures of {escape(before)}: {counted(added, 'random answer')} {change}."

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from halflabel import metrics
@@ -86,7 +87,7 @@ class Decisions(NamedTuple):
 
 
 def fit_decisions(
-    logits: Tensor, labels: Tensor, *, control: Tensor | None = None, positives_per_image: float = 0.0
+    logits: Tensor, labels: Tensor, *, control: csr_array | None = None, positives_per_image: float = 0.0
 ) -> Decisions:
     """Fit calibration and thresholds to logits (N, C) by models that did not see these labels; NaN rows are left out.
 
@@ -94,7 +95,8 @@ def fit_decisions(
     per class shrunk towards it, whichever predicts known labels of other images better. Where labels are positives
     only, or mostly, unknown entries are not like the known ones: probabilities then rest on an assumption about which
     present labels were given, see `metrics.positives_only`, or on the number of `positives_per_image` that somebody
-    states. Answers to random questions in `control` (N, C) correct these probabilities and check the assumption.
+    states. Answers to random questions in `control` (N, C), a sparse array of their inclusion weights, negative where
+    the answer is no, correct these probabilities and check the assumption.
     The threshold is the same for all classes: the probability that maximises the expected micro F1.
     """
     x, known = logits.cpu().numpy(), labels.cpu().numpy()
@@ -108,17 +110,18 @@ def fit_decisions(
     return Decisions(calibration, torch.full((labels.shape[1],), threshold))
 
 
-def _correct(calibration: Calibration, logits: Tensor, known: NDArray[Any], control: Tensor) -> Calibration:
+def _correct(calibration: Calibration, logits: Tensor, known: NDArray[Any], control: csr_array) -> Calibration:
     """Correct a calibration from positives by answers (N, C) to random questions about unknown entries."""
-    is_answered = (control != 0) & ~logits.isnan()
-    if not bool(is_answered.any()):
-        return calibration
     z = calibration.log_odds(logits.numpy())
+    entries = control.nonzero()
+    weight, is_readable = control.data, ~np.isnan(z[entries])
+    if not is_readable.any():
+        return calibration
     positives, classes = (known > 0).sum(1), known.shape[1]
     # The correction is that of unknown entries, whose odds are lower: they were not given.
     shift = log_odds_of_unknown(positives, classes, float(np.nansum(sigmoid(z))))
     unknown = z + shift
-    asked, present = unknown[is_answered.numpy()], (control[is_answered] > 0).numpy()
+    asked, present = unknown[entries][is_readable], weight[is_readable] > 0
     change = fit_correction(asked, present, keep_slope=int((asked < 0).sum()) < _FEWEST_UNLIKELY)
     expected = positives.sum() + float(np.nansum(change.scores(unknown)[known == 0]))
     after = log_odds_of_unknown(positives, classes, expected)

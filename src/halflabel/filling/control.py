@@ -20,6 +20,7 @@ from halflabel.filling.plan import FillOptions, FillPlan, make_plan
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
+from halflabel.questions.choose import CONTROL_FILL, Question
 from halflabel.runs.crossfit import Scores
 
 FEWEST_ANSWERS = 30
@@ -70,8 +71,8 @@ def draw_control(
     seed: int = 0,
     known: Table | None = None,
     among: NDArray[np.int64] | None = None,
-) -> list[tuple[int, int, float]]:
-    """Return `count` random unknown entries (image, class, probability) that might be filled, in random order.
+) -> list[Question]:
+    """Return questions about `count` random unknown entries that might be filled, in random order.
 
     Entries are ranked by probability, down to where the expected share of wrong ones is twice the allowed one, and
     divided into `count` groups of equal size; one entry is drawn from each. At most half of the entries are drawn:
@@ -97,10 +98,12 @@ def draw_control(
         raise NothingToFill(precision, lower, int((mean >= 2 * lower - 1).sum()))
     edges = np.linspace(0, size, min(count, (size + 1) // 2) + 1).astype(np.int64)
     generator = np.random.default_rng([seed, _STREAM])
-    drawn = generator.permutation(generator.integers(edges[:-1], edges[1:]))
-    image, column = image[drawn], column[drawn]
+    drawn = generator.integers(edges[:-1], edges[1:])
+    order = generator.permutation(len(drawn))
+    image, column, weight = image[drawn][order], column[drawn][order], np.diff(edges)[order]
     shown = calibration.scores(np.asarray(scores.logits[image, column]), column)
-    return list(zip(image.tolist(), column.tolist(), shown.astype(np.float64).tolist(), strict=True))
+    entries = zip(*(values.tolist() for values in (image, column, shown, weight)), strict=True)
+    return [Question(i, c, p, CONTROL_FILL, w) for i, c, p, w in entries]
 
 
 def plan_present(

@@ -27,6 +27,7 @@ from halflabel.system.reporter import SILENT, Reporter
 if TYPE_CHECKING:
     from halflabel.filling.plan import FillCounts, FillPlan
     from halflabel.labels.table import Table
+    from halflabel.questions.choose import Question
 
 
 def run_source(run: RunFolder, method: str, *, assumed: bool = False) -> str:
@@ -141,8 +142,8 @@ def control_questions(
     further_photos: Names | None = None,
     only_further: bool = False,
     reporter: Reporter = SILENT,
-) -> tuple[Table, list[tuple[int, int, float]]]:
-    """Return the labels, and random entries (image, class, probability) whose answers show the precision of a fill.
+) -> tuple[Table, list[Question]]:
+    """Return the labels, and questions about random entries whose answers show the precision of a fill.
 
     The entries are drawn from the photos of the labels and from `further_photos`, or with `only_further` from these.
     """

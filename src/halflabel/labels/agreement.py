@@ -96,8 +96,7 @@ def holding_answer(group: Group, errors: Mapping[str, float]) -> CurrentAnswer:
         best = min(votes, key=lambda item: (item.value != value, errors.get(item.who, _ERROR)))
         held = best._replace(value=value)
     held = held or group[-1]
-    control = next((item.why for item in group if item.is_control), held.why)
-    return held._replace(why=control)
+    return held._replace(weight=next((item.weight for item in group if item.weight), 0.0))
 
 
 def holding_answers(answers: Iterable[CurrentAnswer]) -> list[CurrentAnswer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from halflabel.errors import UserError
 from halflabel.labels.agreement import SETTLED, holding_answers
 from halflabel.labels.databases import database_name, open_database
-from halflabel.labels.labels import ASKED_SOURCE, CONTROL_SOURCE, Labels, is_answer_source
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 
@@ -30,8 +31,9 @@ CREATE TABLE IF NOT EXISTS answer (
     who TEXT NOT NULL,
     at TEXT NOT NULL,           -- UTC
     score DOUBLE PRECISION,     -- of the model, when the question was asked
-    why TEXT NOT NULL,          -- why the question was asked
-    run TEXT NOT NULL
+    why TEXT NOT NULL,          -- why the question was asked, for people
+    run TEXT NOT NULL,
+    inclusion DOUBLE PRECISION NOT NULL CHECK (inclusion >= 0)  -- 0 chosen; of a random question its inclusion weight
 );
 CREATE TABLE IF NOT EXISTS undo (
     number NUMBER_COLUMN,
@@ -41,12 +43,12 @@ CREATE TABLE IF NOT EXISTS undo (
 );
 CREATE INDEX IF NOT EXISTS answer_entry ON answer (image, class);
 """
-_VERSION = 1
+_VERSION = 2
 _OTHER_PLACE = "restore a copy, or name another place: --answers or --store"
 
 
 class Answer(NamedTuple):
-    """An answer to store: value +1 present, −1 absent, 0 unsure."""
+    """An answer to store: value +1 present, −1 absent, 0 unsure; `weight` as in `Question`."""
 
     key: str
     image: str
@@ -54,6 +56,7 @@ class Answer(NamedTuple):
     value: int
     score: float | None = None
     why: str = ""
+    weight: float = 0.0
 
 
 class CurrentAnswer(NamedTuple):
@@ -68,16 +71,12 @@ class CurrentAnswer(NamedTuple):
     who: str
     at: str
     run: str
-
-    @property
-    def is_control(self) -> bool:
-        """Whether the question was drawn at random."""
-        return self.why.startswith("control")
+    weight: float = 0.0  # 0 if the question was chosen; of a random one the entries that it stands for
 
     @property
     def source(self) -> str:
-        """Return the source of the label: whether its question was drawn at random or chosen, and who answered."""
-        return f"{CONTROL_SOURCE if self.is_control else ASKED_SOURCE}:{self.who}"
+        """Return the source of the label: who answered."""
+        return f"person:{self.who}"
 
 
 class AnswerStore:
@@ -112,10 +111,10 @@ class AnswerStore:
     def add(self, answers: Iterable[Answer], who: str, run: str = "") -> int:
         """Add answers in one transaction; known keys are skipped. Returns the number of new answers."""
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        rows = [(a.key, a.image, a.label, a.value, who, time, a.score, a.why, run) for a in answers]
+        rows = [(a.key, a.image, a.label, a.value, who, time, a.score, a.why, run, a.weight) for a in answers]
         return self._write(
-            "INSERT INTO answer (key, image, class, value, who, at, score, why, run) VALUES (?,?,?,?,?,?,?,?,?) "
-            "ON CONFLICT (key) DO NOTHING",
+            "INSERT INTO answer (key, image, class, value, who, at, score, why, run, inclusion) "
+            "VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (key) DO NOTHING",
             rows,
         )
 
@@ -153,14 +152,15 @@ class AnswerStore:
         """
         condition = "AND image = ? AND class = ? " if entry is not None else ""
         rows = self._read(
-            "SELECT key, image, class, value, score, why, who, at, run FROM answer WHERE number IN "
+            "SELECT key, image, class, value, score, why, who, at, run, inclusion FROM answer WHERE number IN "
             "(SELECT MAX(number) FROM answer WHERE key NOT IN (SELECT answer FROM undo) "
             f"{condition}GROUP BY image, class, who, why = '{SETTLED}') ORDER BY number",
             entry or (),
         )
         answers = [CurrentAnswer(*row) for row in rows]
         for item in answers:
-            if item.value not in (-1, 0, 1) or not all(isinstance(text, str) for text in (item.image, item.label)):
+            is_answer = item.value in (-1, 0, 1) and isinstance(item.weight, float) and 0 <= item.weight < math.inf
+            if not is_answer or not all(isinstance(text, str) for text in (item.image, item.label)):
                 raise UserError(f"{self.name} cannot be used for answers (a row is not an answer)", _OTHER_PLACE)
         return answers
 
@@ -198,7 +198,7 @@ class AnswerStore:
 
         def are_answers(first: int) -> bool:
             """Whether all rows from `first` on were answered here."""
-            if not all(is_answer_source(rows.sources[number]) for number in np.unique(rows.source[first:])):
+            if not rows.is_answer()[first:].all():
                 return False
             entries = (part[first:].tolist() for part in (rows.image, rows.column, rows.value))
             return all((rows.images[i], rows.classes[c], v) in history for i, c, v in zip(*entries, strict=True))
@@ -226,10 +226,10 @@ class AnswerStore:
             )
         images = images.union(Names(dict.fromkeys(names)))
         image = images.index(names)
-        value = np.array([item.value for item in answers], np.int8)
+        value, weight = np.array([item.value for item in answers]), np.array([item.weight for item in answers])
         sources = list(dict.fromkeys(item.source for item in answers))
-        source = np.array([sources.index(item.source) for item in answers], np.int16)
-        return Labels.build(images, classes, image, column, value, source, None, sources)
+        source = np.array([sources.index(item.source) for item in answers])
+        return Labels.build(images, classes, image, column, value, source, None, sources, weight)
 
 
 def _first_line(error: Exception) -> str:

@@ -5,8 +5,8 @@ Readers of label files produce rows. Their tables say what a label may be used f
 
 The source of a row tells who made the label. "model:METHOD:RUN" marks labels that a model filled in, and labels that
 rules derived from them; "model" and "machine" mark models without a name. Every other source stands for people. "rule"
-does too: it marks labels that rules derived from labels made by people. Answers of `halflabel review` say whether their
-question was chosen or drawn at random, and who answered: "person:asked:NAME" or "person:control:NAME".
+does too: it marks labels that rules derived from labels made by people. Answers of `halflabel review` have the source
+"person:NAME".
 
 A model may learn from labels made by a model, but must never be evaluated by them. Code that computes a metric, chooses
 a threshold or an epoch, calibrates scores, holds out images or compares methods takes its labels from `Labels.people`,
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
@@ -29,11 +30,8 @@ from halflabel.labels.table import UNCERTAIN, Table, last_of_each
 
 MODEL_PREFIX = "model:"
 RULE_SOURCE = "rule"  # derived by rules from labels that people made
-ASKED_SOURCE = "person:asked"  # an answer to a question that was chosen: no random sample
-CONTROL_SOURCE = "person:control"  # an answer to a question that was drawn at random
 UNLISTED_SOURCE = "unlisted"  # absent because a complete list does not name it
 _UNNAMED_MODELS = ("model", "machine")  # "machine": the machine-generated labels of Open Images
-_ANSWERS = (ASKED_SOURCE, CONTROL_SOURCE)
 _FEWEST_POSITIVES = 5  # known beside answers to chosen questions; with fewer, these answers are used as well
 _MAX_SOURCES = int(np.iinfo(np.int16).max)
 
@@ -152,8 +150,11 @@ class Labels:
         return self._evaluation_and_control[0]
 
     @property
-    def control(self) -> Table | None:
-        """Answers to random questions, where they are not part of `evaluation`."""
+    def control(self) -> csr_array | None:
+        """Answers to random questions, where they are not part of `evaluation`.
+
+        A sparse (N, C) array of their inclusion weights, negative where the answer is no.
+        """
         return self._evaluation_and_control[1]
 
     @cached_property
@@ -167,18 +168,20 @@ class Labels:
         return self.evaluation if has_most else self.people
 
     @cached_property
-    def _evaluation_and_control(self) -> tuple[Table, Table | None]:
+    def _evaluation_and_control(self) -> tuple[Table, csr_array | None]:
         rows, people = self.holding(), self.people
-        rows = rows[~self.is_model_made()[rows]]
-        kind = np.array([_answer_kind(name) for name in self.sources])[self.source[rows]]
-        if not kind.any():
+        weight = self.weight[rows[~self.is_model_made()[rows]]]
+        if np.isnan(weight).all():
             return people, None
-        unchosen, given = people.keep(kind != 1), people.keep(kind == 0)
+        unchosen, given = people.keep(weight != 0), people.keep(np.isnan(weight))
         if unchosen.stats.positives.sum() < _FEWEST_POSITIVES:
             return people, None
         if not given.known or 10 * given.stats.negatives.sum() >= given.stats.positives.sum():
             return unchosen, None
-        return given, people.keep(kind == 2) if (kind == 2).any() else None
+        random = people.values.astype(np.float32)
+        random.data *= np.nan_to_num(weight)
+        random.eliminate_zeros()
+        return given, random if random.nnz else None
 
     def holding(self, *, uncertain: bool = False) -> NDArray[np.int64]:
         """The indices of the rows that hold, ordered by image and class; a pair whose last row retracts has none.
@@ -332,20 +335,6 @@ def model_source(name: str) -> str:
     if not name:
         return "model"
     return name if is_model_source(name) else MODEL_PREFIX + name
-
-
-def is_answer_source(source: str) -> bool:
-    """Whether a label is an answer of `halflabel review`.
-
-    >>> is_answer_source("person:asked:ann"), is_answer_source("person:control"), is_answer_source("person:ann")
-    (True, True, False)
-    """
-    return _answer_kind(source) > 0
-
-
-def _answer_kind(source: str) -> int:
-    """Return 1 for an answer to a chosen question, 2 for one to a random question, and 0 for another source."""
-    return next((n for n, kind in enumerate(_ANSWERS, 1) if source == kind or source.startswith(f"{kind}:")), 0)
 
 
 def too_many_sources(count: int) -> str:

@@ -9,7 +9,7 @@ import csv
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.evaluation.calibration import has_negatives_to_calibrate, image_blocks
+from halflabel.labels.formats._long_write import WEIGHT_COLUMN
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
 from halflabel.labels.table import Table
 from halflabel.system.files import write_csv
 from halflabel.system.rng import bits, hash_names
 
-CONTROL = "control"
-CONTROL_PRESENT = "control: called present"  # random sample of unknown entries at or above their threshold
-CONTROL_ABSENT = "control: called absent"  # random sample of unknown entries below their threshold
-CONTROL_FILL = "control: fill"  # random sample of unknown entries that `fill` could fill as present
+# Why a random question was asked, for people.
+CONTROL_PRESENT = "control: called present"  # unknown entries at or above their threshold
+CONTROL_ABSENT = "control: called absent"  # unknown entries below their threshold
+CONTROL_FILL = "control: fill"  # unknown entries that `fill` could fill as present
 
 _CONTROL_STREAM = 0x6374726C  # random stream of the control sample
 _DUPLICATE_COSINE = 0.97  # of centred features, from which on two photos count as duplicates
@@ -35,17 +36,22 @@ _ADDED = 25  # average positives, so that few known ones say little about the er
 
 
 class Question(NamedTuple):
-    """An entry to ask about, by image and class index, with the probability that the class is present."""
+    """An entry to ask about, by image and class index, with the probability that the class is present.
+
+    `weight` is the inclusion weight: 0 if the entry was chosen; if it was drawn at random, the number of entries that
+    it stands for, 1 / the probability that it was drawn. `why` is for people.
+    """
 
     image: int
     column: int
     probability: float
     why: str
+    weight: float = 0.0
 
     @property
     def is_control(self) -> bool:
         """Whether the entry was drawn at random, so that its answer counts for unbiased estimates."""
-        return self.why.startswith(CONTROL)
+        return self.weight > 0
 
 
 class LowestCost:
@@ -116,8 +122,8 @@ def choose_questions(
         )
     answer_value = _answer_value(has_negatives_to_calibrate(table.value) if both_teach is None else both_teach)
     controls = min(round(control * count), count)
-    drawn, open_ = _scan_entries(scores, table, thresholds, answer_value, controls, count, skip, seed)
-    chosen = _control_sample(drawn, seed)
+    drawn, sizes, open_ = _scan_entries(scores, table, thresholds, answer_value, controls, count, skip, seed)
+    chosen = _control_sample(drawn, sizes, seed)
     positives = np.bincount(table.column[table.value > 0], minlength=len(table.classes))
     centred = _CentredFeatures.of(features)
     error = _class_errors(scores, table)
@@ -167,12 +173,12 @@ def _scan_entries(
     count: int,
     skip: Iterable[tuple[int, int]],
     seed: int,
-) -> tuple[LowestCost, _OpenEntries]:
-    """Scan all entries once; return a random sample below (group 0) and above (1) the threshold, and open entries."""
+) -> tuple[LowestCost, NDArray[np.int64], _OpenEntries]:
+    """Scan all entries once: a random sample below (group 0) and above (1) the threshold, of how many, open entries."""
     classes = len(table.classes)
     answered = sorted_entries(skip)
     names = hash_names(table.images.array)
-    drawn = LowestCost(2, control, np.uint64(0xFFFFFFFFFFFFFFFF))
+    drawn, sizes = LowestCost(2, control, np.uint64(0xFFFFFFFFFFFFFFFF)), np.zeros(2, np.int64)
     best = LowestCost(classes, min(max(_CANDIDATES, 2 * count // max(classes, 1)), len(table)), np.inf)
     remaining = np.zeros(classes, np.int64)
     for index, block, unknown in open_blocks(scores, table, answered):
@@ -184,6 +190,7 @@ def _scan_entries(
             key = bits(seed, _CONTROL_STREAM, names[index][:, None], np.arange(classes)[None, :])
             with np.errstate(invalid="ignore"):
                 is_above = block >= thresholds
+            sizes += np.bincount(is_above[unknown], minlength=2)
             row, column = np.nonzero(unknown & (key < np.where(is_above, drawn.limit[1], drawn.limit[0])))
             drawn.add(is_above[row, column].astype(np.int64), index[row], column, key[row, column])
 
@@ -195,21 +202,21 @@ def _scan_entries(
         order = np.argsort(cost, kind="stable")[: int((~np.isnan(cost)).sum())]  # NaN comes last
         return order, cost[order]
 
-    return drawn, _OpenEntries(remaining, best, all_of_class)
+    return drawn, sizes, _OpenEntries(remaining, best, all_of_class)
 
 
-def _control_sample(drawn: LowestCost, seed: int) -> list[Question]:
-    """Return a random sample of the unknown entries, half from each side of the threshold.
+def _control_sample(drawn: LowestCost, sizes: NDArray[np.int64], seed: int) -> list[Question]:
+    """Return a random sample of the unknown entries, half from each side of the threshold, which have these sizes.
 
     It depends only on the image names, the class indices and the seed.
     """
-    count, strata = drawn.most, ((CONTROL_PRESENT, drawn.group_slice(1)), (CONTROL_ABSENT, drawn.group_slice(0)))
-    sizes = [part.stop - part.start for _, part in strata]
-    above = min(sizes[0], max(count - count // 2, count - sizes[1]))
+    count, (below, above) = drawn.most, np.minimum(sizes, drawn.most).tolist()
+    above = min(above, max(count - count // 2, count - below))
     sample: list[Question] = []
-    for (why, part), number in zip(strata, (above, min(sizes[1], count - above)), strict=True):
-        image, column = (values[part][:number].tolist() for values in (drawn.image, drawn.column))
-        sample += [Question(i, c, math.nan, why) for i, c in zip(image, column, strict=True)]
+    for group, why, number in ((1, CONTROL_PRESENT, above), (0, CONTROL_ABSENT, min(below, count - above))):
+        part = drawn.group_slice(group)
+        entries = zip(drawn.image[part][:number].tolist(), drawn.column[part][:number].tolist(), strict=True)
+        sample += [Question(i, c, math.nan, why, float(sizes[group]) / number) for i, c in entries]
     # A separate random order: sorted by the sampling keys, the smaller of the two samples would come last.
     shuffle = bits(seed, _CONTROL_STREAM + 1, np.arange(len(sample)))
     return [sample[k] for k in np.argsort(shuffle, kind="stable")]
@@ -344,15 +351,29 @@ def open_blocks(
 
 
 def write_questions(questions: Sequence[Question], table: Table, path: str | Path) -> None:
-    """Write questions in their order as CSV: image,class,probability,why."""
+    """Write questions in their order as CSV: image,class,probability,why,inclusion_weight."""
     entries = ((table.images[item.image], table.classes[item.column], item) for item in questions)
-    rows = ((image, label, f"{item.probability:.4f}", item.why) for image, label, item in entries)
+    rows = ((image, label, f"{q.probability:.4f}", q.why, f"{q.weight:g}") for image, label, q in entries)
     write_csv(path, QUESTION_COLUMNS, rows)
 
 
-def asked_entries(path: str | Path) -> list[tuple[str, str]]:
-    """Return image and class of the questions in a CSV file."""
-    return [(row["image"] or "", row["class"] or "") for _, row in _read_lines(path)]
+def asked_entries(path: str | Path) -> dict[tuple[str, str], float]:
+    """Return the inclusion weight of the questions in a CSV file, by image and class, in their order."""
+    lines = _read_lines(path)
+    return {(row["image"] or "", row["class"] or ""): _read_weight(row, path, line) for line, row in lines}
+
+
+def _read_weight(row: Mapping[str, str], path: str | Path, line: int) -> float:
+    """Return the inclusion weight of a line; 0, for a chosen question, where it is blank or missing."""
+    text = row.get(WEIGHT_COLUMN) or "0"
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = -1.0
+    if not 0 <= weight < math.inf:
+        fix = "use a number from 0 on, or blank"
+        raise LabelError(f"{text!r} is not an inclusion weight", fix, path, line=line, column=WEIGHT_COLUMN)
+    return weight
 
 
 def _read_lines(path: str | Path) -> list[tuple[int, dict[str, str]]]:
@@ -374,7 +395,7 @@ def _read_lines(path: str | Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def read_questions(path: str | Path, table: Table) -> list[Question]:
-    """Read questions from CSV; images and classes must be those of the table, probability and why are optional."""
+    """Read questions from CSV; images and classes must be those of the table, the other columns are optional."""
     rows = _read_lines(path)
     images = table.images.index([row["image"] or "" for _, row in rows])
     columns = table.classes.index([row["class"] or "" for _, row in rows])
@@ -389,5 +410,6 @@ def read_questions(path: str | Path, table: Table) -> list[Question]:
         except ValueError:
             message = f"{row['probability']!r} is not a probability"
             raise LabelError(message, "use a number or blank", path, line=line, column="probability") from None
-        questions.append(Question(image, column, probability, row.get("why") or ""))
+        weight = _read_weight(row, path, line)
+        questions.append(Question(image, column, probability, row.get("why") or "", weight))
     return questions

@@ -6,9 +6,8 @@ Runs in a process of its own (`live_process`), so that the page stays quick; ben
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,23 +22,13 @@ from halflabel.review.live_quality import Quality, fit_probabilities, measure
 from halflabel.review.live_questions import (
     CONTROL_SHARE,
     QUEUE,
-    Control,
+    EntryAnswer,
     Explorer,
     build_queue,
-    control_weight,
     draw_controls,
 )
 
 _NEIGHBOUR_COMPONENTS = 64  # principal components by which photos are similar
-
-
-class EntryAnswer(NamedTuple):
-    """The current answer about an entry: +1 present, −1 absent, 0 unsure; and why it was asked."""
-
-    image: int
-    column: int
-    value: int
-    why: str
 
 
 @dataclass(frozen=True)
@@ -63,6 +52,7 @@ class LiveReview:
     precision: float = 0.95
     positives_per_image: float = 0.0
     seed: int = 0
+    fill_weights: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of `fill`'s random questions
 
     def __post_init__(self) -> None:
         model, labels = self.model, self.labels
@@ -79,8 +69,9 @@ class LiveReview:
             if item.value:
                 labels[item.image, item.column] = item.value
         logits = self.model.refit(labels)
-        drawn = [(item, control_weight(item.why)) for item in answers]
-        controls = [Control(item.image, item.column, item.value, w) for item, w in drawn if w and item.value]
+        is_of_fill = [item.weight == self.fill_weights.get((item.image, item.column)) for item in answers]
+        drawn = [item for item, of_fill in zip(answers, is_of_fill, strict=True) if item.weight and not of_fill]
+        controls = [item for item in drawn if item.value]
         z = self._calibrated_logits(logits)
         fitted = fit_probabilities(z, controls)
         quality = measure(z, fitted, labels, controls, answers=len(answers), precision=self.precision)
@@ -88,7 +79,7 @@ class LiveReview:
         questions = draw_controls(
             p,
             self.evaluation == 0,
-            [(item.image, item.column) for item, weight in drawn if weight],
+            [(item.image, item.column) for item in drawn],
             quality.threshold,
             round(CONTROL_SHARE * QUEUE),
             (self.seed, len(answers)),

@@ -186,7 +186,7 @@ def _work(connection: Connection, setup: LiveSetup, scratch: Path) -> None:
     with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICENESS)
     try:
-        from halflabel.review.live import EntryAnswer
+        from halflabel.review.live_questions import EntryAnswer
         from halflabel.review.live_setup import open_live_review
 
         review = open_live_review(RunFolder(setup.run), setup.images, setup.precision)

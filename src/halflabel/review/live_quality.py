@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from halflabel.evaluation.calibration import Calibration, fit_correction
 from halflabel.evaluation.positives_only import expected_f1_threshold
-from halflabel.review.live_questions import Control
+from halflabel.review.live_questions import EntryAnswer
 from halflabel.system.intervals import wilson
 
 _LEAST_SLOPE = 0.05  # probabilities keep the order of the logits
@@ -23,7 +23,7 @@ _DRAWS = 40  # of slope and offset, for the interval of mAP
 _MAX_ENTRIES = 400_000  # entries that mAP is estimated on
 
 
-def fit_probabilities(z: NDArray[Any], controls: Sequence[Control]) -> Calibration:
+def fit_probabilities(z: NDArray[Any], controls: Sequence[EntryAnswer]) -> Calibration:
     """Correct calibrated logits (N, C) by control answers: a logistic regression that few answers change little.
 
     Controls need no weights here: given z, how they were drawn tells nothing more about the answer.
@@ -60,7 +60,7 @@ def measure(
     z: NDArray[Any],
     calibration: Calibration,
     labels: NDArray[np.int8],
-    controls: Sequence[Control],
+    controls: Sequence[EntryAnswer],
     *,
     answers: int,
     precision: float = 0.95,
@@ -89,7 +89,7 @@ def measure(
     )
 
 
-def _precision(p: NDArray[Any], controls: Sequence[Control], threshold: float) -> tuple[float, float, float] | None:
+def _precision(p: NDArray[Any], controls: Sequence[EntryAnswer], threshold: float) -> tuple[float, float, float] | None:
     """The share of present among control answers that the model calls present now, each with its weight."""
     called = [item for item in controls if p[item.image, item.column] >= threshold]
     if not called:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,22 +17,15 @@ QUEUE = 200
 _CHUNK = 20  # questions between two fits: within a chunk those of a class follow each other
 _NEIGHBOURS = 10  # most similar photos whose similarity is the density
 _SAMPLE = 2000  # photos that similarity is measured to
-_STANDS_FOR = re.compile(r", 1 of (\d+)$")
 
 
-class Control(NamedTuple):
-    """An answered entry that was drawn at random from a stratum of so many entries."""
+class EntryAnswer(NamedTuple):
+    """The current answer about an entry: +1 present, −1 absent, 0 unsure; and its inclusion weight."""
 
     image: int
     column: int
     value: int
-    weight: float
-
-
-def control_weight(why: str) -> float | None:
-    """Return how many entries a control answer stands for; None for another reason, or a control without a weight."""
-    match = _STANDS_FOR.search(why)
-    return float(match[1]) if why.startswith((CONTROL_PRESENT, CONTROL_ABSENT)) and match else None
+    weight: float  # 0 if the question was chosen
 
 
 class Explorer:
@@ -83,8 +76,8 @@ def draw_controls(
 ) -> list[Question]:
     """Draw entries at random from the population (N, C), in turn from those called present and from the others.
 
-    Each question says how many entries it stands for. Entries in `drawn` are not drawn again. An entry that somebody
-    answered already may be drawn: leaving such entries out would bias what is estimated from the others.
+    Entries in `drawn` are not drawn again. An entry that somebody answered already may be drawn: leaving such entries
+    out would bias what is estimated from the others.
     """
     generator = np.random.default_rng(list(seed))
     free = population & ~np.isnan(p)
@@ -93,16 +86,17 @@ def draw_controls(
     flat, called = free.ravel(), (p >= threshold).ravel()
     strata = [(CONTROL_PRESENT, np.flatnonzero(flat & called)), (CONTROL_ABSENT, np.flatnonzero(flat & ~called))]
     strata = [(why, entries) for why, entries in strata if len(entries)]
-    questions: list[Question] = []
-    taken: set[int] = set()
+    stratum_of: dict[int, int] = {}
     for number in range(count if strata else 0):
-        why, entries = strata[number % len(strata)]
-        entry = int(entries[generator.integers(len(entries))])
-        if entry not in taken:
-            taken.add(entry)
-            image, column = divmod(entry, p.shape[1])
-            stands_for = max(1, len(entries) * len(strata) // 2)  # each stratum gets its share of the draws
-            questions.append(Question(image, column, float(p[image, column]), f"{why}, 1 of {stands_for}"))
+        entries = strata[number % len(strata)][1]
+        stratum_of.setdefault(int(entries[generator.integers(len(entries))]), number % len(strata))
+    number_drawn = Counter(stratum_of.values())
+    questions: list[Question] = []
+    for entry, stratum in stratum_of.items():
+        why, entries = strata[stratum]
+        image, column = divmod(entry, p.shape[1])
+        weight = len(entries) / number_drawn[stratum]
+        questions.append(Question(image, column, float(p[image, column]), why, weight))
     return questions
 
 

@@ -15,6 +15,8 @@ from halflabel.images.decode import list_images
 from halflabel.images.sources import group_images, open_images
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names, first_duplicate
+from halflabel.labels.table import Table
+from halflabel.questions.choose import asked_entries
 from halflabel.review.live import LiveReview
 from halflabel.review.live_model import STRENGTH, LiveModel
 from halflabel.runs.crossfit import run_features
@@ -73,7 +75,19 @@ def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveRevi
         precision=precision,
         positives_per_image=config.positives_per_image,
         seed=config.settings.seed,
+        fill_weights=_fill_weights(run, table),
     )
+
+
+def _fill_weights(run: RunFolder, table: Table) -> dict[tuple[int, int], float]:
+    """Return the inclusion weights of the random questions of `fill`, by image and class index.
+
+    They are a sample of the likeliest entries only: their answers do not measure the model on the others.
+    """
+    asked = asked_entries(run.control) if run.control.exists() else {}
+    image = table.images.index([name for name, _ in asked]).tolist()
+    column = table.classes.index([name for _, name in asked]).tolist()
+    return dict(zip(zip(image, column, strict=True), asked.values(), strict=True))
 
 
 def _strength(run: RunFolder, config: Config) -> float:

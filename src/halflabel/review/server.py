@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from halflabel.errors import UserError, missing_package
 from halflabel.labels.agreement import holding_answers
+from halflabel.labels.formats._long_write import WEIGHT_COLUMN
 from halflabel.review.live_process import LiveLoop
 from halflabel.review.photo_map import PhotoMap
 from halflabel.review.session import ReviewSession
@@ -213,10 +214,10 @@ def _add_answer_routes(app: FastAPI, session: ReviewSession) -> None:
     def labels() -> Response:
         text = io.StringIO()
         writer = csv.writer(text)
-        writer.writerow(("image", "class", "value", "source", "who", "at"))
+        writer.writerow(("image", "class", "value", "source", WEIGHT_COLUMN, "who", "at"))
         for item in holding_answers(session.answers.current()):
             if item.value:
-                writer.writerow((item.image, item.label, item.value, item.source, item.who, item.at))
+                writer.writerow((item.image, item.label, item.value, item.source, item.weight, item.who, item.at))
         return Response(text.getvalue(), media_type="text/csv; charset=utf-8")
 
     @app.get("/api/photo/{public}")

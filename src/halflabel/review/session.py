@@ -48,6 +48,7 @@ class ReviewSession:
     asks_name: bool = False  # whether browsers may send another name
     run: str = ""
     live: bool = False
+    for_fill: bool = False  # whether the questions are those of `fill`
     next_command: str = ""  # that uses the answers, which the page shows at the end
     twice: float = 0.0
     clock: Callable[[], float] = time.monotonic
@@ -110,7 +111,9 @@ class ReviewSession:
             self.team.reload_if_changed()
             for e, first in self.team.waiting.items():
                 if e not in self.pool:
-                    self.pool[e] = Question(*self._split(e), float(self.scored.scores[self._split(e)]), first.why)
+                    self.pool[e] = Question(
+                        *self._split(e), float(self.scored.scores[self._split(e)]), first.why, first.weight
+                    )
             skipped, now = set(skip), self.clock()
 
             def matches(e: int) -> bool:
@@ -245,9 +248,9 @@ class ReviewSession:
         for key, e, value in given:
             image, column = self._split(e)
             question = None if chosen or settles else self.pool.get(e)
-            why = question.why if question is not None else SETTLED if settles else _CHOSEN
+            why, weight = (SETTLED if settles else _CHOSEN, 0.0) if question is None else question[3:]
             score = _none_if_nan(self.scored.scores[image, column])
-            answers.append(Answer(key, self.images[image], self.classes[column], value, score, why))
+            answers.append(Answer(key, self.images[image], self.classes[column], value, score, why, weight))
         with self._lock:
             self.answers.add(answers, who or self.who, self.run)
             self._reload_entries((e for _, e, _ in given), tab)
@@ -261,12 +264,12 @@ class ReviewSession:
             if tab:
                 self.renew(tab, changed)
 
-    def entry_answers(self) -> list[tuple[int, int, int, str]]:
-        """Return the current answers: image, class, value and why it was asked."""
+    def entry_answers(self) -> list[tuple[int, int, int, float]]:
+        """Return the current answers: image, class, value and inclusion weight."""
         with self._lock:
             self.team.reload_if_changed()
             self.team.weigh()
-            return [(*self._split(e), item.value, item.why) for e, item in self.team.holding.items()]
+            return [(*self._split(e), item.value, item.weight) for e, item in self.team.holding.items()]
 
     def apply_update(
         self, scores: NDArray[np.float32], threshold: float, queue: Sequence[Question], controls: Sequence[Question]
@@ -285,10 +288,8 @@ class ReviewSession:
                 e = self._entry(question.image, question.column)
                 answer = next((item for item in self.team.votes(e) if item.value), None)
                 if answer is not None:
-                    again = Answer(
-                        secrets.token_hex(16), answer.image, answer.label, answer.value, answer.score, question.why
-                    )
-                    self.answers.add([again], answer.who, self.run)
+                    about = answer.image, answer.label, answer.value, answer.score, question.why, question.weight
+                    self.answers.add([Answer(secrets.token_hex(16), *about)], answer.who, self.run)
                     self._reload_entries([e])
 
     def has_entry(self, e: int) -> bool:
@@ -312,16 +313,24 @@ class ReviewSession:
                 elif not question.is_control:
                     counts[question.column]["open"] += 1
             values = [answer.value for answer in self.team.holding.values()]
+            kinds = {e: self._control_kind(q) for e, q in self.pool.items() if q.is_control and not self.live}
             return {
                 "answered": answered,
                 "questions": len(self.pool),
                 "values": {"present": values.count(1), "absent": values.count(-1), "unsure": values.count(0)},
                 "classes": [{"name": name, **counts[c]} for c, name in enumerate(self.classes) if c in asked_classes],
-                "estimate": estimate_from_controls(self.pool, self.team.holding, self.run),
+                "estimate": estimate_from_controls(kinds, self.team.holding, self.run),
                 "assumption": self.scored.assumption,
                 "next": self.next_command,
                 "shared_changes": self.team.shared_changes,
             }
+
+    def _control_kind(self, question: Question) -> str:
+        """Return which share the answer to a random question shows, see `estimate_from_controls`."""
+        if self.for_fill:
+            return "fillable"
+        called = self.scored.scores[question.image, question.column] >= self.scored.thresholds[question.column]
+        return "precision" if called else "missed"
 
     def agreement(self) -> dict[str, Any]:
         """Return how people agree and how many conflicts are open."""

@@ -17,7 +17,6 @@ from halflabel.labels.agreement import (
 )
 from halflabel.labels.answers import AnswerStore, CurrentAnswer
 from halflabel.labels.table import Table
-from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_FILL, CONTROL_PRESENT, Question
 from halflabel.system.intervals import wilson
 
 
@@ -114,21 +113,17 @@ class TeamAnswers:
         self.holding |= {e: holding_answer(self.given[e], self.errors) for e in shared}
 
 
-def estimate_from_controls(
-    questions: Mapping[int, Question], answers: Mapping[int, CurrentAnswer], run: str
-) -> dict[str, Any]:
-    """Estimate the share of present entries of each kind of control question, from control answers of a run.
+def estimate_from_controls(kinds: Mapping[int, str], answers: Mapping[int, CurrentAnswer], run: str) -> dict[str, Any]:
+    """Estimate the share of present entries of each kind of random question, from random answers of a run.
 
-    Questions and answers are given by the numbers of their entries.
+    The kind of each question, "precision" (called present), "missed" (called absent) or "fillable", and the answers are
+    given by the numbers of their entries.
     """
-    kinds: dict[str, list[int]] = {CONTROL_PRESENT: [], CONTROL_ABSENT: [], CONTROL_FILL: []}
-    for e, question in questions.items():
-        if question.why in kinds:
-            kinds[question.why].append(e)
     estimates = {}
-    for name, (why, asked) in zip(("precision", "missed", "fillable"), kinds.items(), strict=True):
+    for name in ("precision", "missed", "fillable"):
+        asked = [e for e, kind in kinds.items() if kind == name]
         answered = [answers[e] for e in asked if e in answers]
-        counted = [item.value for item in answered if item.value and item.why == why and item.run == run]
+        counted = [item.value for item in answered if item.value and item.weight and item.run == run]
         proportion = _proportion(counted.count(1), len(counted))
         estimates[name] = proportion | {"asked": len(asked), "unsure": sum(not item.value for item in answered)}
     return estimates

@@ -135,7 +135,7 @@ class _Job:
         self.table, people = self.labels.training, self.labels.people
         self.evaluation_table, self.control = self.labels.evaluation, self.labels.control
         self.answers_left_out = people.known - self.evaluation_table.known
-        random = self.control.known if self.control is not None else 0
+        random = self.control.nnz if self.control is not None else 0
         if chosen := self.answers_left_out - random:
             self.reporter.message(
                 f"{chosen} answers are trained on, but not used for evaluation: their questions were chosen, so they "
@@ -355,7 +355,7 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
     run, logits = job.run, fitted.logits
     held_out = job.evaluation_table.subset(fitted.rows)
     labels = torch.from_numpy(held_out.dense())
-    control = None if job.control is None else torch.from_numpy(job.control.subset(fitted.rows).dense())
+    control = None if job.control is None else job.control[fitted.rows]
     calibration, thresholds = fit_decisions(
         logits, labels, control=control, positives_per_image=job.config.positives_per_image
     )

@@ -155,7 +155,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     images, image = _encode(cells["image"], has_image, is_declared=~has_class)
     classes, column = _encode(cells["class"], has_class, is_declared=~has_image)
 
-    is_like_own = set(COLUMNS[:3]) <= set(sheet.header) <= {*COLUMNS, *QUESTION_COLUMNS, WEIGHT_COLUMN}
+    is_like_own = set(COLUMNS[:3]) <= set(sheet.header) <= {*COLUMNS, *QUESTION_COLUMNS}
     if is_like_own and not is_own_format and policy.minus_one is None:
         values = pc.unique(cells["value"].filter(pa.array(is_label))).to_pylist()
         unanswered = {""} if WEIGHT_COLUMN in sheet.header else set()  # a question without its answer

@@ -9,11 +9,12 @@ from pathlib import Path
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats._json import head_and_tail, starts_with
+from halflabel.labels.formats._long_write import WEIGHT_COLUMN
 from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.policy import shorten_cell
 
 PREDICTION_COLUMNS = ("image", "class", "probability", "present", "error")  # predict --format csv
-QUESTION_COLUMNS = ("image", "class", "probability", "why")  # next
+QUESTION_COLUMNS = ("image", "class", "probability", "why", WEIGHT_COLUMN)  # next
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _MAX_ENTRIES = 200  # entries of a folder that are examined
@@ -86,7 +87,7 @@ def own_output_error(header: list[str]) -> tuple[str, str] | None:
             "add labels with `halflabel fill`, which marks them as made by a model; or answer questions with "
             "`halflabel review`"
         )
-    if set(QUESTION_COLUMNS) <= set(header) and "value" not in header:
+    if set(QUESTION_COLUMNS[:4]) <= set(header) and "value" not in header:
         return (
             "these are questions of `halflabel next`, not labels",
             "answer them: halflabel review RUN --questions FILE, or in a column value: 1 present, -1 absent",
