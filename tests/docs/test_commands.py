@@ -197,7 +197,9 @@ def test_readme_counts_methods_losses_and_formats() -> None:
 
 
 def test_all_label_formats_are_listed() -> None:
-    from halflabel.labels.formats import FORMATS
+    from halflabel.labels.formats import FORMATS, written_formats
 
     text = (ROOT / "docs" / "reference" / "formats.md").read_text(encoding="utf-8")
+    written = text.partition("`convert --to NAME` writes ")[2].partition(";")[0]
+    assert set(re.findall(r"`([\w-]+)`", written)) == set(written_formats())
     assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == set(FORMATS)

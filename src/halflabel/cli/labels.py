@@ -172,8 +172,8 @@ def convert(
     """Convert labels from one format to another; what the format cannot hold is an error, never lost silently.
 
     Formats: binary (.labels: memory-mapped, for millions of images), long (all other extensions), wide, tags, coco,
-    lvis, open-images, voc, cub, nus-wide, imagefolder, imagefolder-lists, single-positive, label-studio, fiftyone, and
-    those of your own in HALFLABEL_PLUGINS.
+    lvis, open-images, imagefolder, label-studio, fiftyone, and those of your own in HALFLABEL_PLUGINS. The formats of
+    data sets, such as voc and cub, are only read.
 
     Example: halflabel convert labels.csv labels.json --to lvis
     """

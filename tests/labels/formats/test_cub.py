@@ -1,4 +1,4 @@
-"""CUB attributes: the golden folder, certainties, ragged lines, splits, round trips, and every fault with its place."""
+"""CUB attributes: the golden folder, certainties, ragged lines, splits, and every fault with its place."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, label_error
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import cub
-from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "cub" / "CUB_200_2011"
 ALBATROSS = "001.Black_footed_Albatross/Black_Footed_Albatross_"
@@ -204,56 +202,6 @@ def test_missing_files_and_splits(base: Path) -> None:
     (base / LABELS).unlink()
     assert "image_attribute_labels.txt" in str(label_error(cub.read, base))
     assert "no such" in str(label_error(cub.read, base / "nowhere"))
-
-
-def test_round_trip_of_the_golden_folder(tmp_path: Path) -> None:
-    result = cub.read(GOLDEN, Policy())
-    cub.write(result.rows, tmp_path)
-    read_back = cub.read(tmp_path, Policy())
-    assert read_back.table() == result.table()
-    assert [read_back.rows.sources[number] for number in read_back.rows.source] == [
-        result.rows.sources[number] for number in result.rows.source
-    ]
-    assert (tmp_path / LABELS).read_text().startswith("1 1 0 3 0\n1 2 1 4 0\n1 3 0 1 0\n")
-
-
-def test_the_last_row_is_written_and_zero_retracts(tmp_path: Path) -> None:
-    blank = Table.from_dense([[0, 0, 0]], ["a"], ["x", "y", "z"])
-    rows = Labels.build(
-        blank.images,
-        blank.classes,
-        np.zeros(5, int),
-        np.array([0, 0, 1, 1, 2]),
-        np.array([1, -1, 1, 0, 1]),
-        np.array([0, 1, 0, 0, 2]),
-        sources=("guessing", "probably", "someone"),
-    )
-    cub.write(rows, tmp_path)
-    assert (tmp_path / LABELS).read_text() == "1 1 0 3 0\n1 2 0 1 0\n1 3 1 4 0\n"
-
-
-names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), min_size=1, max_size=8)
-names = names.filter(lambda name: name == name.strip())
-
-
-@given(
-    st.lists(names, min_size=1, max_size=4, unique=True),
-    st.lists(names, min_size=1, max_size=4, unique=True),
-    st.integers(0, 2**31),
-)
-@settings(max_examples=40, deadline=None)
-def test_round_trip_of_any_table(images: list[str], classes: list[str], seed: int) -> None:
-    labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
-    table = Table.from_dense(labels, images, classes)
-    with tempfile.TemporaryDirectory() as folder:
-        cub.write(Labels.from_table(table), Path(folder))
-        assert cub.read(Path(folder), Policy()).table() == table
-
-
-@pytest.mark.parametrize(("image", "label"), [("", "x"), ("a", " x"), ("a\nb", "x"), ("a", "x\u2028y")])
-def test_write_refuses_what_it_cannot_hold(tmp_path: Path, image: str, label: str) -> None:
-    with pytest.raises(UserError, match='to="long"'):
-        cub.write(Labels.from_table(Table.from_dense([[1]], [image], [label])), tmp_path)
 
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:

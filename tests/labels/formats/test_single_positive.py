@@ -1,24 +1,17 @@
-"""The .npy files of the single-positive literature: golden folder, round trips, and every fault."""
+"""The .npy files of the single-positive literature: golden folder, and every fault."""
 
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, is_readable, label_error
 
-from halflabel.errors import UserError
-from halflabel.labels import formats
 from halflabel.labels.formats import single_positive
-from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "single_positive"
 TRAIN, VAL = Policy(split="train"), Policy(split="val")
@@ -180,60 +173,6 @@ def test_faults_of_files(tmp_path: Path) -> None:
     assert (
         "none of the splits train" in label_error(single_positive.read, tmp_path / "formatted_val_labels.npy").message
     )
-
-
-def test_round_trip_of_golden(tmp_path: Path) -> None:
-    for policy in (TRAIN, VAL):
-        table = single_positive.read(GOLDEN, policy).table()
-        path = tmp_path / f"formatted_{policy.split}_images.npy"
-        formats.write(table, path, format="single-positive")
-        assert formats.read(tmp_path, policy, format="single-positive").table() == table
-    names = {file.name for file in tmp_path.iterdir()}
-    assert names == {
-        *("formatted_train_images.npy", "formatted_train_labels_obs.npy"),
-        *("formatted_val_images.npy", "formatted_val_labels.npy", "classes.txt"),
-    }
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_round_trip_of_any_table(data: st.DataObject) -> None:
-    names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
-    images = data.draw(st.lists(names, min_size=1, max_size=5, unique=True))
-    classes = data.draw(st.lists(names, min_size=1, max_size=4, unique=True))
-    values = data.draw(st.sampled_from([[-1, 1], [0, 1], [-1, 0, 1]]))
-    size = len(images) * len(classes)
-    cells = data.draw(st.lists(st.sampled_from(values), min_size=size, max_size=size))
-    table = Table.from_dense(np.array(cells).reshape(len(images), len(classes)), images, classes)
-    with tempfile.TemporaryDirectory() as folder:
-        if any(set(name) & set("\r\n") or name[-1] == "\0" or name[0] == "\ufeff" for name in (*images, *classes)):
-            with pytest.raises(UserError, match="cannot hold the name"):
-                single_positive.write(Labels.from_table(table), Path(folder))
-            return
-        single_positive.write(Labels.from_table(table), Path(folder))
-        assert single_positive.read(Path(folder), Policy()).table() == table
-
-
-def test_new_files_do_not_mix_with_old_ones(tmp_path: Path) -> None:
-    def table(labels: list[list[int]], images: str = "ab", classes: str = "xy") -> Labels:
-        return Labels.from_table(Table.from_dense(labels, images, classes))
-
-    single_positive.write(table([[1, -1], [-1, 1]]), tmp_path)
-    single_positive.write(table([[1, 0], [0, 1]]), tmp_path)  # the triplet: complete and observed, of the same images
-    assert single_positive.read(tmp_path, Policy()).table().dense().tolist() == [[1, 0], [0, 1]]
-    assert np.load(tmp_path / "formatted_train_labels.npy").tolist() == [[1, 0], [0, 1]]
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(UserError, match=r"labels_obs\.npy, which would be read"):
-        single_positive.write(table([[1, -1], [-1, 1]]), tmp_path)
-    with pytest.raises(UserError, match="of other images"):
-        single_positive.write(table([[1, 0], [0, 1]], images="ac"), tmp_path)
-    with pytest.raises(UserError, match="other classes"):
-        single_positive.write(table([[1, 0], [0, 1]], classes="xz"), tmp_path)
-    with pytest.raises(UserError, match="other classes"):
-        single_positive.write(table([[1, 0], [0, 1]], classes="xz"), tmp_path / "formatted_val_images.npy")
-    with pytest.raises(UserError, match=r"not a folder of \.npy files"):
-        single_positive.write(table([[1, 0], [0, 1]]), tmp_path / "labels.npy")
-    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize("name", ["formatted_train_images.npy", "formatted_train_labels_obs.npy", "classes.txt"])

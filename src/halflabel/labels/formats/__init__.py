@@ -1,9 +1,9 @@
 """Label file formats: `read` and `write` for all of them, and detection of the format of a file.
 
 Each format is a module with `sniff(path)`, `read(path, policy)`, `write(rows, path)` and `USES`, the names of the
-Policy options that the reader uses. A format that is only read has CANNOT_WRITE, a message and a fix, instead of
-`write`. One that cannot hold the source and score of every row has `keeps_provenance(rows)`, which says of which rows
-it can; one that can hold uncertain labels HOLDS_UNCERTAIN = True, and one that can hold the inclusion weights of
+Policy options that the reader uses. A format that is only read has no `write`, and may have CANNOT_WRITE, a message
+and a fix. One that cannot hold the source and score of every row has `keeps_provenance(rows)`, which says of which
+rows it can; one that can hold uncertain labels HOLDS_UNCERTAIN = True, and one that can hold the inclusion weights of
 answers HOLDS_WEIGHTS = True.
 """
 
@@ -162,6 +162,11 @@ def can_ignore_columns(path: Path, format: str = "auto") -> bool:
     return "ignore" in _module(detect_format(path) if format == "auto" else format).USES
 
 
+def written_formats() -> list[str]:
+    """The names of the formats that can be written, not only read."""
+    return [name for name in known_formats() if hasattr(_module(name), "write")]
+
+
 def default_format(path: str | Path) -> str:
     """The format for writing if none is named: binary for a name ending in .labels, else long."""
     return "binary" if Path(path).suffix == ".labels" else "long"
@@ -185,8 +190,9 @@ def write(
     """
     format = default_format(path) if format == "auto" else format
     module = _module(format)
-    if hasattr(module, "CANNOT_WRITE"):
-        raise UserError(*module.CANNOT_WRITE)
+    if not hasattr(module, "write"):
+        only_read = f"the format {format!r} is only read", f"write one of: {', '.join(written_formats())}"
+        raise UserError(*getattr(module, "CANNOT_WRITE", only_read))
     if format != "binary" and default_format(path) == "binary":
         reason = "a name ending in .labels is the binary format"
         raise UserError(f"{path} cannot be written as {format}: {reason}", "choose another ending, or --to binary")

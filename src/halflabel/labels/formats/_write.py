@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import UNCERTAIN, Table
 from halflabel.system.files import atomic_write
 from halflabel.system.format import counted
-
-NOT_IN_FILE_NAMES = r"[/\\\x00-\x1f]"
 
 
 def check_names(rows: Labels) -> None:
@@ -76,22 +73,6 @@ def keeps_no_provenance(rows: Labels) -> NDArray[np.bool_]:
     return np.zeros(len(rows), bool)
 
 
-def check_names_fit(names: Names, unfit: str) -> None:
-    """Raise UserError if there is no name, or one that is empty or matches the pattern of what a format cannot hold."""
-    if not len(names):
-        raise UserError("there is no image or no class to write", "write --to long")
-    for name in names:
-        if not name or re.search(unfit, name):
-            raise UserError(f"this format cannot hold the name {name!r}", "rename it, or write --to long")
-
-
-def check_stale_files(folder: Path, existing: Iterable[str], classes: Names) -> None:
-    """Raise UserError if a folder already has label files of other classes: they would be read with the new ones."""
-    if stale := set(existing) - set(classes):
-        message = f"{folder} already has label files of other classes: {', '.join(sorted(stale)[:5])}"
-        raise UserError(message, "choose a new folder, or remove them")
-
-
 def shortest_float(score: np.float32) -> float:
     """The float with the fewest digits that is the same float32: 0.7, not 0.699999988."""
     return float(str(score))
@@ -112,12 +93,6 @@ def table_lines(table: Table, words: Sequence[str]) -> Iterator[tuple[str, list[
             labels[table.uncertain[block].nonzero()] = UNCERTAIN
         for position, cells in zip(block, vocabulary[labels + 1].tolist(), strict=True):
             yield table.images[int(position)], cells
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file with \\n line ends, completely or not at all."""
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_compact_json(path: Path, content: Any) -> None:

@@ -12,18 +12,15 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import distinct_names, read_lines
 from halflabel.labels.formats._paths import existing_path
-from halflabel.labels.formats._write import check_names_fit, write_text
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.system.files import atomic_folder, atomic_write
 
 USES = ("split",)
 
@@ -92,41 +89,6 @@ def read(path: Path, policy: Policy) -> LabelImport:
         sources=CERTAINTIES[1:],
     )
     return LabelImport(rows, audit)
-
-
-def keeps_provenance(rows: Labels) -> NDArray[np.bool_]:
-    """The source is kept if it is a certainty; there are no scores."""
-    return np.isin(rows.sources, CERTAINTIES)[rows.source] & np.isnan(rows.score)
-
-
-def write(rows: Labels, path: Path) -> None:
-    """Write the same layout with a line for every pair: unknown as "not visible", other sources as "definitely"."""
-    import pyarrow.csv as pa_csv
-
-    for names in (rows.images, rows.classes):
-        check_names_fit(names, r"^\s|\s\Z|[\x00\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
-    value = np.zeros((len(rows.images), len(rows.classes)), np.int8)
-    certainty = np.ones_like(value)
-    certainty_of_source = np.array(
-        [CERTAINTIES.index(name) + 1 if name in CERTAINTIES[1:] else 4 for name in rows.sources], np.int8
-    )
-    rows = rows.drop_overridden()
-    value[rows.image, rows.column] = rows.value
-    certainty[rows.image, rows.column] = certainty_of_source[rows.source]
-    image, column = np.indices(value.shape, np.int32).reshape(2, -1) + 1
-    present, time = (value.reshape(-1) > 0).astype(np.int8), np.zeros(value.size, np.int8)
-    columns = [pa.array(part) for part in (image, column, present, certainty.reshape(-1), time)]
-    table = pa.table(columns, names=[*FIELDS, "time"])
-    with atomic_folder(path) as base:
-        write_text(base / "images.txt", _numbered_text(rows.images))
-        write_text(base / "attributes" / "attributes.txt", _numbered_text(rows.classes))
-        write_text(base / "attributes" / "certainties.txt", _numbered_text(CERTAINTIES))
-        with atomic_write(base / _LABELS_FILE) as temporary:
-            pa_csv.write_csv(table, temporary, pa_csv.WriteOptions(include_header=False, delimiter=" "))
-
-
-def _numbered_text(names: Names | tuple[str, ...]) -> str:
-    return "".join(f"{number} {name}\n" for number, name in enumerate(names, 1))
 
 
 def find_attributes_file(base: Path) -> Path:

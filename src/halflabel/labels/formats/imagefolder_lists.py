@@ -7,7 +7,6 @@ without these are read by `imagefolder`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,17 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats._json import MAX_SCORE, JsonLines
 from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import apply_unlisted_policy
-from halflabel.labels.formats._write import check_has_labels, check_names, shortest_float, split_by_image
+from halflabel.labels.formats._write import shortest_float, split_by_image
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.system.files import atomic_write
 
 USES = ("encoding",)
 
@@ -89,21 +87,6 @@ def audit_lists(rows: Labels, audit: Audit) -> None:
     for name, sign in _LISTS.items():
         audit.add(f"in {name}", "present" if sign > 0 else "absent", int(np.count_nonzero(rows.value == sign)))
     audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")
-
-
-def write(rows: Labels, path: Path) -> None:
-    """Write metadata.jsonl into a folder, or the named .jsonl file: the last row of each (image, class).
-
-    Classes are read back in order of first appearance; a class without known labels cannot be written.
-    """
-    if path.suffix not in ("", ".jsonl"):
-        raise UserError(f"lists cannot be written to {path.suffix} files", f"name a folder, or {FILE}")
-    check_has_labels(rows.classes, rows.column[rows.holding()], "class", "write the format imagefolder, or long")
-    check_names(rows)
-    file = path if path.suffix else path / FILE
-    with atomic_write(file) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as out:
-        for image_name, record in zip(rows.images, image_records(rows), strict=True):
-            out.write(json.dumps({IMAGE_COLUMN: image_name, **record}, ensure_ascii=False) + "\n")
 
 
 def image_records(rows: Labels) -> Iterator[dict[str, Any]]:

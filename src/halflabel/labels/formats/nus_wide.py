@@ -13,24 +13,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import distinct_names, read_lines
 from halflabel.labels.formats._paths import existing_path
-from halflabel.labels.formats._write import (
-    NOT_IN_FILE_NAMES,
-    check_names_fit,
-    check_stale_files,
-    keeps_no_provenance,
-    write_text,
-)
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.system.files import atomic_folder, is_utf8
+from halflabel.system.files import is_utf8
 
 USES = ("split",)
-keeps_provenance = keeps_no_provenance
 
 _FIX_ALIGNMENT = (
     "labels belong to images by line number alone: take both files from the same archive, and never remove lost images "
@@ -66,26 +58,6 @@ def read(path: Path, policy: Policy) -> LabelImport:
     image = np.repeat(np.arange(len(images), dtype=np.int32), len(files))
     column = np.tile(np.arange(len(files), dtype=np.int32), len(images))
     return LabelImport(Labels.build(Names(images), Names(files), image, column, labels.reshape(-1)), audit)
-
-
-def write(rows: Labels, path: Path) -> None:
-    """Write AllLabels and Imagelist.txt; UserError for unknown labels, which 0 and 1 cannot express."""
-    table = rows.training
-    labels = table.dense()
-    check_names_fit(table.classes, NOT_IN_FILE_NAMES)
-    check_names_fit(table.images, r"^[\s\ufeff]|\s\Z|[\\\x00\r\n]")
-    if not labels.all():
-        image, column = (int(where[0]) for where in np.nonzero(labels == 0))
-        message = f"it is unknown whether {table.images[image]!r} is {table.classes[column]!r}, but 0 would say absent"
-        raise UserError(message, "fill in what is unknown first, or write --to long")
-    folder = Path(path) / "Groundtruth" / "AllLabels"
-    check_stale_files(folder, _files_by_class(folder, "all") if folder.is_dir() else (), table.classes)
-    with atomic_folder(path) as base:
-        for number, name in enumerate(table.classes):
-            text = np.full((len(table), 2), ord("\n"), np.uint8)
-            text[:, 0] = ord("0") + (labels[:, number] > 0)
-            write_text(base / "Groundtruth" / "AllLabels" / f"Labels_{name}.txt", text.tobytes().decode())
-        write_text(base / "ImageList" / "Imagelist.txt", "".join(f"{name}\n" for name in table.images))
 
 
 def _find_entry(folder: Path, name: str) -> Path | None:

@@ -17,17 +17,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError, error_summary
+from halflabel.errors import LabelError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._paths import check_exists, choose_split, existing_path
-from halflabel.labels.formats._write import check_names_fit, keeps_no_provenance
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.system.files import atomic_folder, atomic_write
 
 USES = ("split",)
-keeps_provenance = keeps_no_provenance
 
 _FILE = re.compile(r"formatted_(.+)_(images|labels|labels_obs)\.npy")
 
@@ -71,38 +68,6 @@ def read(path: Path, policy: Policy) -> LabelImport:
     image, column = np.nonzero(present | absent)
     value = np.where(present[image, column], 1, -1)
     return LabelImport(Labels.build(images, classes, image, column, value), audit)
-
-
-def write(rows: Labels, path: Path) -> None:
-    """Write the split "train" into a folder, or the split in a file name such as formatted_val_images.npy.
-
-    A table without unknown labels becomes `_labels` (1, 0), any other `_labels_obs` (1, −1, 0).
-    """
-    path, table = Path(path), rows.training
-    match = _FILE.fullmatch(path.name)
-    if match is None and not path.is_dir() and (path.suffix or path.is_file()):
-        raise UserError(f"{path} is not a folder of .npy files", "name a folder")
-    folder, split = (path.parent, match[1]) if match else (path, "train")
-    images, classes = list(table.images), list(table.classes)
-    for names in (table.images, table.classes):
-        check_names_fit(names, r"^\ufeff|[\r\n]|\0\Z")
-    observed = table.known < len(images) * len(classes)
-    _check_other_files(folder, split, images, classes, observed)
-
-    with atomic_folder(folder) as new:
-        with atomic_write(new / f"formatted_{split}_labels{'_obs' if observed else ''}.npy") as temporary:
-            # Floating point like the published files; written in blocks, so that it is never all in memory.
-            shape = (len(images), len(classes))
-            labels = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float64, shape=shape)
-            for first in range(0, len(images), 4096):
-                block = np.arange(first, min(first + 4096, len(images)))
-                known = table.rows(block)
-                labels[block] = known if observed else known > 0
-            labels.flush()
-        with atomic_write(new / f"formatted_{split}_images.npy") as temporary, open(temporary, "wb") as file:
-            np.save(file, np.array(images, dtype=str))
-        with atomic_write(new / "classes.txt") as temporary:
-            temporary.write_text("".join(f"{name}\n" for name in classes), encoding="utf-8", newline="\n")
 
 
 def _splits(folder: Path) -> list[str]:
@@ -229,19 +194,3 @@ def _load_labels(path: Path, observed: bool) -> NDArray[Any]:
             column=f"[{row}, {column}]",
         )
     return labels
-
-
-def _check_other_files(folder: Path, split: str, images: list[str], classes: list[str], observed: bool) -> None:
-    """Raise UserError if old files in the folder have other images or classes, or would hide the new ones."""
-    splits = _splits(folder) if folder.is_dir() else []
-    new_file = f"formatted_{split}_labels{'_obs' if observed else ''}.npy"
-    files = sorted(file.name for file in folder.glob("formatted_*_labels*.npy")) if splits else []
-    other_files = [name for name in files if name != new_file and _split_of(name, splits) == split]
-    for name in other_files:
-        if name.endswith("_obs.npy"):
-            raise UserError(f"{folder} has {name}, which would be read instead", "choose another folder")
-        if list(_load_images(folder / f"formatted_{split}_images.npy")) != images:
-            raise UserError(f"{folder} has {name} of other images", "choose another folder")
-    classes_file = folder / "classes.txt"
-    if (other_files or set(splits) - {split}) and classes_file.is_file() and _class_lines(classes_file) != classes:
-        raise UserError(f"{folder} has other classes, in classes.txt", "choose another folder")

@@ -16,24 +16,15 @@ from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import distinct_names, read_lines
 from halflabel.labels.formats._paths import choose_split, existing_path
-from halflabel.labels.formats._write import (
-    NOT_IN_FILE_NAMES,
-    check_names_fit,
-    check_stale_files,
-    keeps_no_provenance,
-    write_text,
-)
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
-from halflabel.system.files import atomic_folder, is_utf8
+from halflabel.system.files import is_utf8
 
 USES = ("difficult", "split")
-keeps_provenance = keeps_no_provenance
 
 _FLAGS = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 _FIX_ORDER = "every class file must list the same images in the same order"
-_WRITTEN_SPLIT = "trainval"
 
 
 def sniff(path: Path) -> bool:
@@ -75,23 +66,6 @@ def read(path: Path, policy: Policy) -> LabelImport:
         Names(images), Names(files), image, column, labels[image, column], source, sources=("", "difficult")
     )
     return LabelImport(rows, audit)
-
-
-def write(rows: Labels, path: Path) -> None:
-    """Write the split trainval: 1 present, −1 absent, and 0 for unknown, which is read back as unknown by default."""
-    table = rows.training
-    main = Path(path) / "ImageSets" / "Main"
-    check_names_fit(table.classes, NOT_IN_FILE_NAMES)
-    check_names_fit(table.images, r"[\s\x00]|^\ufeff")
-    check_stale_files(main, _class_files(main).get(_WRITTEN_SPLIT, {}) if main.is_dir() else (), table.classes)
-    images = list(table.images)
-    flags = table.dense()
-    with atomic_folder(path) as folder:
-        main = folder / "ImageSets" / "Main"
-        for number, name in enumerate(table.classes):
-            column = (f"{image} {flag:>2}\n" for image, flag in zip(images, flags[:, number].tolist(), strict=True))
-            write_text(main / f"{name}_{_WRITTEN_SPLIT}.txt", "".join(column))
-        write_text(main / f"{_WRITTEN_SPLIT}.txt", "".join(f"{image}\n" for image in images))
 
 
 def _main_folder(path: Path) -> Path:
