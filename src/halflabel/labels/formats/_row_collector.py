@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -13,9 +14,9 @@ from halflabel.labels.names import Names
 class RowCollector:
     """Collects rows; images, classes and sources are numbered in the order in which they first appear."""
 
-    def __init__(self) -> None:
-        self.images: dict[str, int] = {}
-        self.classes: dict[str, int] = {}
+    def __init__(self, images: Iterable[str] = (), classes: Iterable[str] = ()) -> None:
+        self.images = {name: number for number, name in enumerate(images)}
+        self.classes = {name: number for number, name in enumerate(classes)}
         self.sources: dict[str, int] = {}
         self._rows: list[tuple[int, int, int, int, float]] = []
 

@@ -1,8 +1,13 @@
-"""COCO JSON: `images`, `annotations` and `categories`. An annotation means present; nothing means absent."""
+"""COCO JSON: `images`, `annotations` and `categories`. An annotation means present; nothing means absent.
+
+LVIS is the same with lists of absent classes: `lvis` uses what is here.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,53 +27,56 @@ from halflabel.labels.formats._json import (
     record_list,
     starts_with,
 )
+from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._write import shortest_float, write_compact_json
 from halflabel.labels.labels import Labels
-from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted",)
 
-# Only detectors need these keys, and they make the files large.
 # Keys of annotations in other people's files that deny them, with the values that do.
 _DENIALS = {"value": (0, -1, "0", "-1", "absent"), "present": (0, "0", "no", "false"), "deleted": (1, "1", "true")}
 _OWN_KEYS = {"score", "source", *_DENIALS}
-_GEOMETRY_KEYS = ("segmentation", "bbox", "keypoints", "segments_info")
+_GEOMETRY_KEYS = ("segmentation", "bbox", "keypoints", "segments_info")  # only detectors need them, and they are large
+
+Pair = tuple[int, int]  # numbers of an image and a class
 
 
 @dataclass(frozen=True)
-class Parsed:
-    """A COCO document with ids resolved: annotation k says that class `column[k]` is in image `image[k]`."""
+class Document:
+    """A document with ids resolved: names of images and classes, and the first annotation of each (image, class)."""
 
-    images: Names
-    classes: Names
-    class_by_id: dict[Id, int]
-    image: NDArray[np.int64]
-    column: NDArray[np.int64]
+    images: list[str]
+    classes: list[str]
+    class_numbers: dict[Id, int]
     image_records: list[Record]
-    annotation_records: list[Record]
+    annotations: list[Record]
+    present: dict[Pair, Record]
 
-    def pairs_with_source(
-        self,
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32], NDArray[np.float32], tuple[str, ...]]:
-        """Each annotated (image, class) once, in order, with the source and score of its first annotation.
+    def rows(self, absent: list[Pair]) -> Labels:
+        """A row for each absent and then for each present pair, in order; annotations may have a source and a score."""
+        collector = RowCollector(self.images, self.classes)
+        for image, column in absent:
+            collector.add(self.images[image], self.classes[column], -1)
+        for (image, column), record in sorted(self.present.items(), key=itemgetter(0)):
+            source, score = record.get("source"), record.get("score")
+            if source is None:
+                source = "" if score is None else "model"  # people give no scores
+            score = math.nan if score is None else float(score)
+            collector.add(self.images[image], self.classes[column], 1, source, score)
+        return collector.build()
 
-        COCO allows extra keys; `source` and `score` are ours.
-        """
-        key, first = np.unique(self.image * len(self.classes) + self.column, return_index=True)
-        sources: dict[str, int] = {"": 0}
-        source, score = np.zeros(len(key), np.int32), np.full(len(key), np.nan, np.float32)
-        for number, annotation in enumerate(first.tolist()):
-            record = self.annotation_records[annotation]
-            record_source = record.get("source")
-            if record_source is None and record.get("score") is not None:
-                record_source = "model"  # people give no scores
-            if isinstance(record_source, str):
-                source[number] = sources.setdefault(record_source, len(sources))
-            if isinstance(record_score := record.get("score"), (int, float)):
-                score[number] = record_score
-        return key // len(self.classes), key % len(self.classes), source, score, tuple(sources)
+    def audit(self, form: str, path: Path) -> Audit:
+        """The audit of the annotations."""
+        audit = Audit(form, [str(path)])
+        audit.add("annotation", "present", len(self.present))
+        repeats = len(self.annotations) - len(self.present)
+        audit.note_count(repeats, "further annotations of a class already present in the image: counted once")
+        for key, what in (("iscrowd", "crowds"), ("ignore", "to be ignored")):
+            count = sum(record.get(key) == 1 for record in self.annotations)
+            audit.note_count(count, f"annotations are {what} ({key}): counted as present")
+        return audit
 
 
 def sniff(path: Path) -> bool:
@@ -83,20 +91,15 @@ def sniff(path: Path) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read annotations as present, several of a class in one image as one; `unlisted` must be stated."""
-    parsed = parse(path)
-    if any("neg_category_ids" in record for record in parsed.image_records):
+    document = parse(path)
+    if any("neg_category_ids" in record for record in document.image_records):
         raise LabelError("images have neg_category_ids, so this is LVIS", "add --format lvis", path)
     if policy.unlisted is None:
         reason = "every annotation says present and none says absent"
         raise LabelError(*unlisted_not_stated(reason, "the annotations are complete"), path)
-    image, column, source, score, sources = parsed.pairs_with_source()
-    audit = Audit("coco", [str(path)])
-    audit.add("annotation", "present", len(image))
-    note_annotations(parsed, len(image), audit)
-    present = np.ones(len(image), np.int8)
-    rows = Labels.build(parsed.images, parsed.classes, image, column, present, source, score, sources)
-    rows = apply_unlisted_policy(rows, policy, audit)
-    empty = len(parsed.images) - len(np.unique(image))
+    audit = document.audit("coco", path)
+    rows = apply_unlisted_policy(document.rows([]), policy, audit)
+    empty = len(document.images) - len({image for image, _ in document.present})
     audit.note_count(empty, "images have no annotation: nothing in them, or not finished?")
     return LabelImport(rows, audit)
 
@@ -119,56 +122,30 @@ def write(rows: Labels, path: Path) -> None:
         )
     meaning = "absent" if absent else "unknown"
     info = {"description": f"image-level labels; a class not listed for an image is {meaning}"}
-    write_compact_json(path, {"info": info, **document(rows)})
+    write_compact_json(path, {"info": info, **write_lists(rows)})
 
 
-def parse(path: str | Path) -> Parsed:
+def parse(path: Path) -> Document:
     """Read and check the three lists; ids need not be contiguous or ordered."""
     content = load_object(path, without=_GEOMETRY_KEYS)
-    image_records, category_records, annotations = (
+    image_records, categories, annotations = (
         record_list(content, key, path) for key in ("images", "categories", "annotations")
     )
-    for key, items in (("images", image_records), ("categories", category_records)):
-        if not items:
-            raise LabelError(f"the list {key!r} is empty", "export the file again", path, column=key)
-    image_by_id: dict[Id, int] = {}
-    image_names: dict[str, int] = {}
-    class_by_id: dict[Id, int] = {}
-    class_names: dict[str, int] = {}
-    for number, record in enumerate(image_records):
-        place = f"images[{number}]"
-        _register(image_by_id, record_id(record, "id", path, place), number, path, f"{place}.id")
-        _register(image_names, _image_name(record, path, place), number, path, f"{place}.file_name")
-    for number, record in enumerate(category_records):
-        place = f"categories[{number}]"
-        _register(class_by_id, record_id(record, "id", path, place), number, path, f"{place}.id")
-        _register(class_names, check_name(record.get("name"), path, f"{place}.name"), number, path, f"{place}.name")
+    image_numbers, images = _numbered(image_records, "images", "file_name", path)
+    class_numbers, classes = _numbered(categories, "categories", "name", path)
+    present: dict[Pair, Record] = {}
     for number, record in enumerate(annotations):
+        place = f"annotations[{number}]"
         if not _OWN_KEYS.isdisjoint(record):
-            _check_annotation(record, path, f"annotations[{number}]")
-    return Parsed(
-        Names(image_names),
-        Names(class_names),
-        class_by_id,
-        _resolve_references(annotations, "image_id", image_by_id, "images", path),
-        _resolve_references(annotations, "category_id", class_by_id, "categories", path),
-        image_records,
-        annotations,
-    )
+            _check_annotation(record, path, place)
+        image = find(record_id(record, "image_id", path, place), image_numbers, "images", path, f"{place}.image_id")
+        category = record_id(record, "category_id", path, place)
+        column = find(category, class_numbers, "categories", path, f"{place}.category_id")
+        present.setdefault((image, column), record)
+    return Document(images, classes, class_numbers, image_records, annotations, present)
 
 
-def _check_annotation(record: Record, path: str | Path, place: str) -> None:
-    """Raise LabelError for a score or a source of another kind, and for keys that say that the class is absent."""
-    read_score(record.get("score"), path, f"{place}.score")
-    if not isinstance(record.get("source", ""), str | None):
-        raise LabelError("this is not a source", "write it as text", path, column=f"{place}.source")
-    for key, denials in _DENIALS.items():
-        if record.get(key) in denials:
-            message = f"{key} = {record[key]!r} may say that the class is absent, but annotations count as present"
-            raise LabelError(message, "remove the annotation, or write the absent classes as LVIS", path, column=place)
-
-
-def document(rows: Labels) -> dict[str, list[Record]]:
+def write_lists(rows: Labels) -> dict[str, list[Record]]:
     """The three lists for rows, ids from 1; only present entries become annotations, with source and score."""
     holding = rows.holding()
     annotations: list[Record] = []
@@ -186,43 +163,47 @@ def document(rows: Labels) -> dict[str, list[Record]]:
     }
 
 
-def note_annotations(parsed: Parsed, pairs: int, audit: Audit) -> None:
-    """Say how many annotations were counted once with others, and how many were crowds."""
-    repeats = len(parsed.image) - pairs
-    audit.note_count(repeats, "further annotations of a class already present in the image: counted once")
-    for key, what in (("iscrowd", "crowds"), ("ignore", "to be ignored")):
-        count = sum(record.get(key) == 1 for record in parsed.annotation_records)
-        audit.note_count(count, f"annotations are {what} ({key}): counted as present")
+def find(key: Any, numbers: dict[Id, int], which: str, path: Path, place: str) -> int:
+    """The number of the record that an id names; LabelError for a reference to nothing."""
+    is_id = isinstance(key, (int, str)) and not isinstance(key, bool)
+    if not is_id or key not in numbers:
+        fix = f"add it to {which!r}, or remove it here"
+        raise LabelError(f"no entry of {which!r} has the id {key!r}", fix, path, column=place)
+    return numbers[key]
 
 
-def _image_name(record: Record, path: str | Path, place: str) -> str:
-    """The file_name, else the last part of coco_url (LVIS v1 has no file_name), else the id."""
-    if record.get("file_name") is not None:
-        return check_name(record["file_name"], path, f"{place}.file_name")
-    if record.get("coco_url") is not None:
+def _numbered(records: list[Record], which: str, name_key: str, path: Path) -> tuple[dict[Id, int], list[str]]:
+    """The number of each id, and the names; LabelError for an id or a name that is used twice."""
+    if not records:
+        raise LabelError(f"the list {which!r} is empty", "export the file again", path, column=which)
+    ids: dict[Any, int] = {}
+    names: dict[Any, int] = {}
+    for number, record in enumerate(records):
+        place = f"{which}[{number}]"
+        id_and_name = record_id(record, "id", path, place), _name(record, name_key, path, place)
+        for known, value, key in zip((ids, names), id_and_name, ("id", name_key), strict=True):
+            if known.setdefault(value, number) != number:
+                message = f"{value!r} is already used in {which}[{known[value]}]"
+                raise LabelError(message, "make them different, or remove one of them", path, column=f"{place}.{key}")
+    return ids, list(names)
+
+
+def _name(record: Record, key: str, path: Path, place: str) -> str:
+    """The name of a category, or the file_name of an image, else the last part of its coco_url, else its id."""
+    if key == "name" or record.get(key) is not None:
+        return check_name(record.get(key), path, f"{place}.{key}")
+    if record.get("coco_url") is not None:  # LVIS v1 has no file_name
         url = check_name(record["coco_url"], path, f"{place}.coco_url")
         return check_name(url.rsplit("/", 1)[-1], path, f"{place}.coco_url")
     return check_name(str(record["id"]), path, f"{place}.id")
 
 
-def _register(known_keys: dict[Any, int], key: Id, number: int, path: str | Path, place: str) -> None:
-    if key in known_keys:
-        which = place.split("[")[0]
-        message = f"{key!r} is already used in {which}[{known_keys[key]}]"
-        raise LabelError(message, "make them different, or remove one of them", path, column=place)
-    known_keys[key] = number
-
-
-def _resolve_references(
-    items: list[Record], key: str, known_ids: dict[Id, int], which: str, path: str | Path
-) -> NDArray[np.int64]:
-    """The index of the record that each annotation refers to; LabelError for a reference to nothing."""
-    index = np.empty(len(items), np.int64)
-    for number, item in enumerate(items):
-        place = f"annotations[{number}]"
-        reference = record_id(item, key, path, place)
-        if reference not in known_ids:
-            fix = f"add it to {which!r}, or remove the annotation"
-            raise LabelError(f"no entry of {which!r} has the id {reference!r}", fix, path, column=f"{place}.{key}")
-        index[number] = known_ids[reference]
-    return index
+def _check_annotation(record: Record, path: Path, place: str) -> None:
+    """Raise LabelError for a score or a source of another kind, and for keys that say that the class is absent."""
+    read_score(record.get("score"), path, f"{place}.score")
+    if not isinstance(record.get("source", ""), str | None):
+        raise LabelError("this is not a source", "write it as text", path, column=f"{place}.source")
+    for key, denials in _DENIALS.items():
+        if record.get(key) in denials:
+            message = f"{key} = {record[key]!r} may say that the class is absent, but annotations count as present"
+            raise LabelError(message, "remove the annotation, or write the absent classes as LVIS", path, column=place)
