@@ -13,8 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from halflabel.labels import formats
-from halflabel.labels.formats._label_studio_names import question_name
-from halflabel.labels.formats.label_studio import config_path
+from halflabel.labels.formats.label_studio import config_path, question_name
 from halflabel.labels.table import Table
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor, open_model

@@ -15,7 +15,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import wide
-from halflabel.labels.formats._wide_values import CLASS_NUMBER_COLUMNS
+from halflabel.labels.formats.wide import CLASS_NUMBER_COLUMNS
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table

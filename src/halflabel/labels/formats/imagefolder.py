@@ -24,8 +24,8 @@ from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
-from halflabel.labels.formats._wide_values import decode_columns
 from halflabel.labels.formats._write import keeps_no_provenance, table_lines
+from halflabel.labels.formats.wide import decode_columns
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, quote_option

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._json import Record, head_and_tail, load_json, read_score, starts_with
-from halflabel.labels.formats._label_studio_names import class_of, image_name_from_url, question_name
 from halflabel.labels.formats._row_collector import RowCollector
 from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
@@ -42,6 +41,9 @@ OPTIONS = ("image_url",)
 LOCAL_FILES = "/data/local-files/?d="  # Label Studio serves files below its document root here
 PERSON = "person"
 _WRITER = "halflabel"  # the model version of predictions that hold known labels of any source
+
+_QUESTION_PREFIX = "class_"
+_UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{8}-")  # Label Studio puts this before the name of an uploaded file
 
 _ANSWERS = {"yes": 1, "no": -1, "unsure": 0}
 _MEANINGS = {"yes": "present", "no": "absent", "unsure": "retracted"}
@@ -248,7 +250,7 @@ def _answers(collector: _Collector, annotation: Record, place: str) -> Iterator[
 def _add_answer(collector: _Collector, image: str, question: str, answer: str, source: str, score: float) -> None:
     """Add a row for an answer to one of our questions, or for a choice of another project."""
     if question in collector.own_questions:
-        label, value = class_of(question), _ANSWERS[answer]
+        label, value = _class_of(question), _ANSWERS[answer]
         assert label is not None
         collector.counts[answer] += 1
     else:
@@ -293,7 +295,7 @@ def _declared_classes(path: Path) -> list[str]:
             return []
         # Our interface is a flat file; the interface of another project names none of our classes.
         tags = ElementTree.parse(config_path(path)).getroot().iter("Choices")
-        classes = [class_of(tag.get("name", "")) for tag in tags]
+        classes = [_class_of(tag.get("name", "")) for tag in tags]
     except (OSError, ElementTree.ParseError, ValueError):
         return []
     return [name for name in classes if name is not None]
@@ -304,7 +306,7 @@ def _own_questions(tasks: list[Record]) -> set[str]:
     is_own: dict[str, bool] = {}
     for result in _all_results(tasks):
         question = result.get("from_name")
-        if isinstance(question, str) and class_of(question) is not None:
+        if isinstance(question, str) and _class_of(question) is not None:
             value = result.get("value")
             choices = value.get("choices") if isinstance(value, dict) else None
             fits = isinstance(choices, list) and all(isinstance(c, str) and c in _ANSWERS for c in choices)
@@ -375,3 +377,46 @@ def _load_tasks(path: Path) -> list[Record]:
         if not isinstance(task, dict):
             raise LabelError("this is not a task", "export the project as JSON", path, column=f"[{number}]")
     return tasks
+
+
+def question_name(name: str) -> str:
+    """The name of a class's question: letters and digits stay, every other byte becomes _ and its hexadecimal code.
+
+    >>> question_name("traffic light"), _class_of("class_traffic_20light")
+    ('class_traffic_20light', 'traffic light')
+    """
+    plain = (chr(byte) if chr(byte).isalnum() and byte < 128 else f"_{byte:02X}" for byte in name.encode())
+    return _QUESTION_PREFIX + "".join(plain)
+
+
+def _class_of(question: str) -> str | None:
+    """The class of a question; None if `question_name` did not make the name."""
+    if not question.startswith(_QUESTION_PREFIX):
+        return None
+    try:
+        text = unquote(question.removeprefix(_QUESTION_PREFIX).replace("_", "%"), errors="strict")
+    except UnicodeDecodeError:
+        return None
+    return text if text and question_name(text) == question else None
+
+
+def image_name_from_url(url: str) -> str:
+    """The path of a local file, the name of an uploaded file, else the last part of the URL.
+
+    >>> image_name_from_url("/data/local-files/?d=a%20b/1%2B1.jpg")
+    'a b/1+1.jpg'
+    >>> image_name_from_url("/data/upload/3/0a1b2c3d-cat.jpg")
+    'cat.jpg'
+    >>> image_name_from_url("s3://bucket/x/cat%231.jpg"), image_name_from_url("photos/100%.jpg")
+    ('cat#1.jpg', 'photos/100%.jpg')
+    """
+    if "?d=" in url:
+        return unquote(url.split("?d=", 1)[1]).replace("\\", "/").lstrip("/")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    last = unquote(parts.path).rsplit("/", 1)[-1]
+    if "/upload/" in parts.path:
+        return _UPLOAD_PREFIX.sub("", last)
+    return last if parts.scheme and parts.netloc else url
