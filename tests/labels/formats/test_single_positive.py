@@ -159,7 +159,7 @@ def test_faults_of_files(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("cat\n")
     assert "1 names for 2 classes" in label_error(single_positive.read, tmp_path).message
     (tmp_path / "classes.txt").write_text("cat\ncat\n")
-    assert "same name 'cat'" in label_error(single_positive.read, tmp_path).message
+    assert "'cat' is already on line 1" in label_error(single_positive.read, tmp_path).message
     (tmp_path / "classes.txt").write_bytes(b"\xff\n\xfe\n")
     assert "not UTF-8" in label_error(single_positive.read, tmp_path).message
     labels.write_bytes(labels.read_bytes()[:-1])

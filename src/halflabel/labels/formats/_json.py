@@ -99,12 +99,11 @@ def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
 
 def record_list(document: Record, key: str, path: str | Path) -> list[Record]:
     """The list of objects under a key of the document; LabelError if it is missing or something else."""
-    if key not in document:
-        keys = ", ".join(repr(name) for name in list(document)[:12]) or "nothing"
-        raise LabelError(f"there is no {key!r}; found: {keys}", f"add the list {key!r}", path, column=key)
-    items = document[key]
+    items = document.get(key)
     if not isinstance(items, list):
-        raise LabelError(f"this is {_describe_value(items)}", f"make {key!r} a list of objects", path, column=key)
+        keys = ", ".join(map(repr, list(document)[:12])) or "nothing"
+        message = f"{key!r} is {_describe_value(items)}; the keys are: {keys}"
+        raise LabelError(message, f"make {key!r} a list of objects", path, column=key)
     for number, item in enumerate(items):
         if not isinstance(item, dict):
             raise LabelError(f"this is {_describe_value(item)}", "make it an object", path, column=f"{key}[{number}]")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.formats._csv import distinct_names, read_lines
 from halflabel.labels.formats._paths import check_exists, choose_split, existing_path
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
@@ -142,33 +143,25 @@ def _load_images(path: Path) -> Names:
         array.validate(full=True)  # an array may contain code points beyond Unicode
     except (UnicodeError, ValueError, SystemError):  # NumPy raises SystemError for code points far beyond Unicode
         raise LabelError("a name is not Unicode text", "save the names again, as strings", path) from None
-    return _check_distinct(array, path, "image")
+    return _check_distinct(array, path)
 
 
 def _load_classes(path: Path, count: int) -> Names:
-    names = _class_lines(path)
+    lines = enumerate(read_lines(existing_path(path)), 1)
+    names = distinct_names(((number, name) for number, line in lines if (name := line.rstrip("\r\n"))), path)
     if len(names) != count:
         raise LabelError(f"there are {len(names)} names for {count} classes", "write one name per line", path)
-    return _check_distinct(pa.array(names, pa.string()), path, "class")
+    return Names(names)
 
 
-def _class_lines(path: Path) -> list[str]:
-    """The lines of classes.txt; only a line feed ends a line, so a name may contain any other character."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise LabelError("this is not UTF-8 text", "save the file as UTF-8", path) from None
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-
-
-def _check_distinct(array: pa.Array, path: Path, kind: str) -> Names:
-    """Names from an array; LabelError for an empty or repeated name."""
+def _check_distinct(array: pa.Array, path: Path) -> Names:
+    """The images of an array; LabelError for an empty or repeated name."""
     seen: dict[str, int] = {}
     for number, name in enumerate(array.to_pylist()):
         if not name:
-            raise LabelError(f"{kind} {number}, counted from 0, has no name", "fill it in", path)
+            raise LabelError(f"image {number}, counted from 0, has no name", "fill it in", path)
         if name in seen:
-            message = f"{kind} {number}, counted from 0, has the same name {name!r} as number {seen[name]}"
+            message = f"image {number}, counted from 0, has the same name {name!r} as number {seen[name]}"
             raise LabelError(message, "give each its own name", path)
         seen[name] = number
     return Names(array)
