@@ -36,7 +36,7 @@ from halflabel.system.reporter import SILENT
 
 Logits = NDArray[np.float32]
 
-RANDOM, CHOSEN = "control: called present, 1 of 50", "likely"  # why a question was asked
+RANDOM, CHOSEN = 24.0, 0.0  # inclusion weights of questions
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,19 +56,21 @@ class Material:
     def read(self, name: str) -> Labels:
         return formats.read(self.folder / name).rows
 
-    def write_labels(self, known: NDArray[np.bool_], answered: NDArray[np.int64], why: str) -> None:
+    def write_labels(self, known: NDArray[np.bool_], answered: NDArray[np.int64], weight: float) -> None:
         """Write the known labels (N, C), and right answers about entries (n, 2)."""
         images, classes, truth = self.truth.images, self.truth.classes, self.truth.dense()
         formats.write(self.test, self.folder / "test.csv")
         formats.write(Table.from_dense(np.where(known, truth, 0), images, classes), self.folder / "start.csv")
         with closing(AnswerStore(self.folder / "answers.sqlite")) as store:
             entries = [(i, c, int(truth[i, c])) for i, c in answered.tolist()]
-            store.add((Answer(f"{i}-{c}", images[i], classes[c], value, None, why) for i, c, value in entries), "me")
+            store.add(
+                (Answer(f"{i}-{c}", images[i], classes[c], value, weight=weight) for i, c, value in entries), "me"
+            )
             rows = self.read("start.csv").append(store.label_rows(images, classes))
         formats.write(rows, self.folder / "labels.csv")
 
 
-def features_and_answers(folder: Path, why: str = RANDOM, answers: int = 40) -> Material:
+def features_and_answers(folder: Path, weight: float = RANDOM, answers: int = 40) -> Material:
     """Features of 240 training images with a fifth of the labels known before the answers, and of 60 test images."""
     draw = np.random.default_rng(0)
     labels = np.where(draw.random((300, 5)) < 0.3, 1, -1)
@@ -82,7 +84,7 @@ def features_and_answers(folder: Path, why: str = RANDOM, answers: int = 40) -> 
     options = {"backbone": "features-16", "device": "cpu"}
     material = Material(folder, truth, test, options, (vectors[:240], vectors[240:]))
     known = draw.random((240, 5)) < 0.2
-    material.write_labels(known, draw.permutation(np.argwhere(~known))[:answers], why)
+    material.write_labels(known, draw.permutation(np.argwhere(~known))[:answers], weight)
     return material
 
 
@@ -103,7 +105,7 @@ def photos(folder: Path, prefix: str = "") -> Material:
 
 MATERIALS: dict[str, Callable[[Path], Material]] = {
     "features": features_and_answers,
-    "features and chosen answers": partial(features_and_answers, why=CHOSEN, answers=150),
+    "features and chosen answers": partial(features_and_answers, weight=CHOSEN, answers=150),
     "photos": photos,
     "photos with names": partial(photos, prefix="photo-"),  # not the numbers 0, 1, …
 }
