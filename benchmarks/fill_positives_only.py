@@ -22,12 +22,12 @@ import torch
 
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import fit_decisions
+from halflabel.evaluation.scores import Scores
 from halflabel.filling.control import ControlAnswers, NothingToFill, draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
 from halflabel.fitting.crossfit import crossfit
 from halflabel.labels.labels import Labels
 from halflabel.methods.base import recipe, seeded
-from halflabel.runs.crossfit import Scores
 from strong_base import Bench
 
 
@@ -48,7 +48,7 @@ class Fill:
             seed=seed,
             device=bench.device,
         )
-        self.scores = Scores(fitted.logits, fitted.fold, "")
+        self.scores = Scores(self.known.images, self.known.classes, fitted.logits, fitted.fold, "out-of-fold")
         self.calibration: Calibration = fit_decisions(
             torch.from_numpy(fitted.logits), torch.from_numpy(self.known.dense())
         ).calibration

@@ -338,7 +338,7 @@ def result(run: Path) -> dict[str, Any]:
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     values: dict[str, Any] = {"state": without_tensors(state)}
     values["log"] = [{key: value for key, value in line.items() if key not in TIMES} for line in log]
-    for name in ("best.safetensors", "labels.parquet", "split.parquet", "predictions.parquet", "metrics.json"):
+    for name in ("best.safetensors", "labels.parquet", "scores.parquet", "metrics.json"):
         values[name] = (run / name).read_bytes()
     return values
 

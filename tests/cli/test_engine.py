@@ -49,7 +49,7 @@ def test_commands_write_the_same_on_ray(tmp_path: Path) -> None:
         (folder / "scores.csv").write_text(halflabel(folder, "predict", "run", "../images", "--format", "csv", *chosen))
     names = [
         "run/best.safetensors",
-        "run/out_of_fold.parquet",
+        "run/scores.parquet",
         "features/part-00000.parquet",
         "scores/part-00000.parquet",
         "metrics.json",

@@ -206,7 +206,7 @@ def test_the_review_page_shows_the_photos_of_a_pack(data: Path, tmp_path: Path) 
 
 
 def test_scores_are_cached_until_the_pack_changes(data: Path, runs: Path, tmp_path: Path) -> None:
-    from halflabel.runs.scores import cached_scores
+    from halflabel.runs.scores import scored_images
 
     out = tmp_path / "p"
     done("pack", data / "images", out, "--size", "48", "--workers", "0")
@@ -218,7 +218,7 @@ def test_scores_are_cached_until_the_pack_changes(data: Path, runs: Path, tmp_pa
         def bar(done: int, total: int) -> None:
             worked[-1] = True
 
-        scored = cached_scores(RunFolder.open(runs / "images" / "run"), out, Reporter(bar))
+        scored = scored_images(RunFolder.open(runs / "images" / "run"), out, Reporter(bar))
         assert scored.paths[0] is not None
 
     score()

@@ -48,7 +48,7 @@ def test_the_config_of_a_solved_run_is_solved_again(data: Path, tmp_path: Path) 
     done(*place, tmp_path / "a", *TINY)
     assert "--solver lbfgs" in (tmp_path / "a" / "repro.sh").read_text()
     done(*place, tmp_path / "b", "--config", tmp_path / "a" / "config.yaml")
-    assert RunFolder(tmp_path / "b").out_of_fold.exists()
+    assert RunFolder(tmp_path / "b").score_kind == "out-of-fold"
     assert RunFolder(tmp_path / "b").read_config() == RunFolder(tmp_path / "a").read_config()
 
 

@@ -32,7 +32,6 @@ from halflabel.review.live_finish import finish_review
 from halflabel.review.live_model import LiveModel
 from halflabel.review.live_setup import open_live_review
 from halflabel.runs.folder import RunFolder
-from halflabel.system.reporter import SILENT
 
 Logits = NDArray[np.float32]
 
@@ -163,13 +162,13 @@ def run_of(door: Callable[[Task, Path], Path], task: Task) -> Path:
 
 def final_logits(door: Callable[[Task, Path], Path], task: Task) -> Logits:
     model, material = halflabel.open_model(run_of(door, task)), task.material
-    return model.cached_logits(open_images(material.test.images, material.folder / "test", model.views), SILENT).numpy()
+    return model.logits(open_images(material.test.images, material.folder / "test", model.views), cached=True).numpy()
 
 
 def stored_out_of_fold(door: Callable[[Task, Path], Path], task: Task) -> Logits:
-    stored = RunFolder(run_of(door, task)).read_out_of_fold(task.material.truth.images)
+    stored = RunFolder(run_of(door, task)).read_scores()
     assert stored is not None
-    return stored[0]
+    return stored.of(task.material.truth.images).logits
 
 
 # Other doors.

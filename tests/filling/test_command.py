@@ -6,15 +6,16 @@ import shutil
 from pathlib import Path
 
 import command_line
+import fill_worlds as worlds
 import numpy as np
 import pytest
 from command_line import flat, refused
 
+from halflabel.evaluation.scores import Scores
+from halflabel.filling import run as filling_run
 from halflabel.labels import formats
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
-from halflabel.runs import crossfit
-from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
 
 
@@ -85,7 +86,7 @@ def test_earlier_model_labels_are_not_used_for_evaluation(
     )  # fmt: skip
     assert f"{actual.sum()} of {digits.known} labels were made by a model" in shown
     judged = []
-    monkeypatch.setattr(crossfit, "score_run", lambda run, images, table, **more: judged.append(table) or scored(table))
+    monkeypatch.setattr(filling_run, "_score", lambda run, images, table, *more: judged.append(table) or scored(table))
     out = tmp_path / "whole.csv"
     done("fill", tmp_path / "run", pictures / "images", "--out", out, "--complete", *EASY)
     assert judged == [digits.keep(actual == 0)]
@@ -112,7 +113,7 @@ def test_derived_labels_are_counted_by_the_source_of_their_premise(
     rules, out = tmp_path / "rules.csv", tmp_path / "whole.csv"
     rules.write_text("0,implies,1\n")
     monkeypatch.setattr(RunFolder, "read_rows", lambda run: rows)
-    monkeypatch.setattr(crossfit, "score_run", lambda run, images, table, **more: scored(table))
+    monkeypatch.setattr(filling_run, "_score", lambda run, images, table, *more: scored(table))
     shown = done("fill", frozen.folder, pictures / "images", "--rules", rules, "--out", out, "--complete")
     assert "10 of the filled labels follow by the rules from people's labels (source rule)" in shown
     assert "5 of the filled labels follow by the rules from labels of a model only" in shown
@@ -125,8 +126,7 @@ def test_derived_labels_are_counted_by_the_source_of_their_premise(
 def scored(table: Table) -> Scores:
     """Scores that know the labels: enough to fill something."""
     noise = np.random.default_rng(0).normal(0, 1, table.shape)
-    part = (np.arange(len(table)) % 2).astype(np.int8)
-    return Scores((4 * table.dense() + noise).astype(np.float32), part, "made up")
+    return worlds.made_up((4 * table.dense() + noise).astype(np.float32), np.arange(len(table)) % 2)
 
 
 @pytest.mark.parametrize("name", ["f.labels", "f.json", "f", "f.csv.gz"])

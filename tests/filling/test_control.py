@@ -6,9 +6,11 @@ import re
 import shlex
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import fill_worlds as worlds
 import numpy as np
 import pytest
 from digit_scenes import CLASSES, scenes, write_folder
@@ -18,6 +20,7 @@ from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration, describe_answers, fit_correction
 from halflabel.evaluation.positives_only import log_odds_of_unknown
+from halflabel.evaluation.scores import Scores
 from halflabel.filling import fill
 from halflabel.filling.control import ControlAnswers, draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
@@ -28,10 +31,9 @@ from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.questions.choose import asked_entries, read_questions
-from halflabel.runs.crossfit import Scores
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.resume import continue_training
-from halflabel.runs.scores import cached_scores
+from halflabel.runs.scores import scored_images
 from halflabel.runs.train import train
 
 PLATT = Calibration(1.0, 0.0, 100, "labels were given at random")
@@ -43,7 +45,7 @@ def simulate(images: int = 2000, wrong: float = 0.0) -> tuple[Scores, Table, np.
     logits = generator.normal(-6, 7, size=(images, 6)).astype(np.float32)
     truth = generator.random(logits.shape) < 1 / (1 + np.exp(-(logits - wrong)))
     known = np.where(truth & (generator.random(truth.shape) < 0.4), 1, 0)
-    return Scores(logits, (np.arange(images) % 5).astype(np.int8), "simulated"), Table.from_dense(known), truth
+    return worlds.made_up(logits, np.arange(images) % 5), Table.from_dense(known), truth
 
 
 def plan(scores: Scores, table: Table, answers: ControlAnswers | None, precision: float = 0.95) -> Labels:
@@ -94,7 +96,7 @@ def test_questions_are_a_random_sample_of_what_may_be_filled() -> None:
     assert p.mean() == pytest.approx(0.9, abs=0.03)  # twice the allowed error
     assert abs(np.corrcoef(np.arange(60), [q.probability for q in first])[0, 1]) < 0.4  # answering may stop anywhere
     with pytest.raises(UserError, match="probable enough"):
-        draw_control(scores._replace(logits=scores.logits - 30), table, PLATT, precision=0.95, count=60)
+        draw_control(replace(scores, logits=scores.logits - 30), table, PLATT, precision=0.95, count=60)
 
 
 def test_questions_leave_labels_to_fill() -> None:
@@ -199,7 +201,7 @@ def test_the_command_asks_first_and_fills_then(project: Project) -> None:
     table = run.read_labels()
     asked = read_questions(run.control, table)
     assert all(question.is_control for question in asked)
-    scores = cached_scores(run, images).scores  # what `next`, `review` and the report show
+    scores = scored_images(run, images).scores  # what `next`, `review` and the report show
     assert all(q.probability == pytest.approx(scores[q.image, q.column], abs=1e-3) for q in asked)
     store = AnswerStore(run.answers)
     store.add(
@@ -287,7 +289,7 @@ def test_what_cannot_work_is_refused_before_anything_is_scored(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, images, truth = project
-    monkeypatch.setattr("halflabel.runs.crossfit.score_run", None)
+    monkeypatch.setattr("halflabel.filling.run._score", None)
     with pytest.raises(UserError, match="absent"):
         fill(run, images)
     with pytest.raises(UserError, match="folds"):
@@ -295,6 +297,6 @@ def test_what_cannot_work_is_refused_before_anything_is_scored(
     full = Labels.from_table(Table.from_dense(truth, run.read_labels().images, CLASSES))
     with pytest.raises(UserError, match="include negatives"):
         fill(run, images, labels=full, assume_random=True)
-    run.out_of_fold.unlink()
+    run.stored_scores.unlink()
     with pytest.raises(UserError, match="lbfgs"):
         control_questions(run, images)

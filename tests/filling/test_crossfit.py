@@ -15,7 +15,7 @@ from halflabel.fitting.config import Config, Settings
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
 from halflabel.runs import crossfit
-from halflabel.runs.crossfit import cross_fit, score_run
+from halflabel.runs.crossfit import cross_fit, fit_again
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
@@ -41,7 +41,7 @@ def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
     scored = cross_fit(Features(values, table.images, bad), table, CONFIG, folds=4)
     assert np.flatnonzero(np.isnan(scored.logits).all(1)).tolist() == bad
     assert np.isnan(scored.logits).sum() == 3 * len(bad)
-    assert scored.part is part
+    assert scored.fold is part
 
 
 def test_other_faults_of_scoring_are_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,29 +82,26 @@ def test_a_solver_run_is_fitted_again_by_the_solver(
     run, images = RunFolder(tmp_path / "run"), pictures / "images"
     settings = Settings(device="cpu")
     train(digits, images, Config("bn-bce", backbone="tiny", size=32, solver="auto", settings=settings), run)
-    stored = score_run(run, images, digits)
+    stored = run.scores(digits.images, images)
     monkeypatch.setattr(crossfit, "fit", None)  # epochs of batches would call it
-    again = score_run(run, images, digits, folds=5)
+    again = fit_again(run, images, digits)
     np.testing.assert_allclose(again.logits, stored.logits, atol=1e-4)
-    assert np.array_equal(again.part, stored.part)
-    run.out_of_fold.unlink()
-    np.testing.assert_array_equal(score_run(run, images, digits).logits, again.logits)
-    assert set(score_run(run, images, digits, folds=3).part) == {0, 1, 2}
+    assert np.array_equal(again.fold, stored.fold)
+    assert set(fit_again(run, images, digits, folds=3).fold) == {0, 1, 2}
 
 
-def test_a_tuned_run_is_scored_in_one_go(tuned: RunFolder, pictures: Path, digits: Table) -> None:
+def test_training_images_of_a_tuned_run_are_scored_in_one_go(tuned: RunFolder, pictures: Path, digits: Table) -> None:
     reports: list[tuple[int, int]] = []
-    scored = score_run(tuned, pictures / "images", digits, reporter=Reporter(lambda *at: reports.append(at)))
-    assert reports == [(32, 60), (60, 60)]
+    scored = tuned.scores(digits.images, pictures / "images", Reporter(lambda *at: reports.append(at)))
+    assert reports == [(32, 36), (36, 36)]  # the others are stored
     assert not np.isnan(scored.logits).any()
 
 
-def test_damaged_split_is_an_error(tuned: RunFolder, pictures: Path, digits: Table) -> None:
-    split = tuned / "split.parquet"
-    before = split.read_bytes()
-    split.write_text("garbage\n")
+def test_damaged_scores_are_an_error(tuned: RunFolder, pictures: Path, digits: Table) -> None:
+    before = tuned.stored_scores.read_bytes()
+    tuned.stored_scores.write_text("garbage\n")
     try:
-        with pytest.raises(UserError, match=r"split\.parquet cannot be read"):
-            score_run(tuned, pictures / "images", digits)
+        with pytest.raises(UserError, match=r"scores\.parquet cannot be read"):
+            tuned.scores(digits.images, pictures / "images")
     finally:
-        split.write_bytes(before)
+        tuned.stored_scores.write_bytes(before)

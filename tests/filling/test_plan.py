@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
+import fill_worlds as worlds
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.evaluation.scores import Scores
 from halflabel.filling import fill, write_filled
 from halflabel.filling.plan import FillOptions, plan_fill
 from halflabel.labels import formats
@@ -17,14 +18,8 @@ from halflabel.labels.labels import RULE_SOURCE, Labels
 from halflabel.labels.names import Names
 from halflabel.labels.rules import read_rules
 from halflabel.labels.table import Table
-from halflabel.runs.crossfit import Scores, score_run
+from halflabel.runs.crossfit import fit_again
 from halflabel.runs.folder import RunFolder
-
-_spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
-assert _spec is not None
-assert _spec.loader is not None
-worlds = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(worlds)
 
 
 def test_known_labels_have_no_row_and_scores_are_probabilities() -> None:
@@ -55,7 +50,7 @@ def test_fill_counts_cover_every_unknown_entry_once() -> None:
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     world = worlds.make_world(2, images=1500, known=0.4)
     whole = plan_fill(world.scores, world.table).rows()
-    monkeypatch.setattr("halflabel.evaluation.calibration._BLOCK_ENTRIES", 1000)
+    monkeypatch.setattr("halflabel.evaluation.scores._BLOCK_ENTRIES", 1000)
     pieces = plan_fill(world.scores, world.table).rows()
     assert len(whole) > 2000
     assert whole.training == pieces.training
@@ -72,11 +67,11 @@ def test_unreadable_images_stay_unknown() -> None:
 def test_training_images_are_not_used_for_evaluation() -> None:
     """Half of the images carry scores that know the answer; as evidence they would promise far too much."""
     world = worlds.make_world(4, sharp=0.3)
-    logits, part = world.scores.logits.copy(), world.scores.part.copy()
-    part[:2000] = -1
+    logits, fold = world.scores.logits.copy(), world.scores.fold.copy()
+    fold[:2000] = -1
     known = world.table.dense()
     logits[:2000] += 6 * known[:2000]
-    filling = plan_fill(Scores(logits, part, ""), world.table)
+    filling = plan_fill(worlds.made_up(logits, fold), world.table)
     seen = world.table.subset(np.arange(2000, 4000))
     assert filling.bin_counts.present.sum() + filling.bin_counts.absent.sum() == seen.known
 
@@ -84,7 +79,7 @@ def test_training_images_are_not_used_for_evaluation() -> None:
 def test_a_model_that_knows_nothing_fills_no_positive() -> None:
     world = worlds.make_world(5)
     noise = np.random.default_rng(0).normal(size=world.scores.logits.shape).astype(np.float32)
-    filling = plan_fill(Scores(noise, world.scores.part, ""), world.table)
+    filling = plan_fill(worlds.made_up(noise, world.scores.fold), world.table)
     assert filling.present.filled.sum() == 0
     assert any("nothing is filled as present" in warning for warning in filling.warnings)
 
@@ -106,7 +101,7 @@ def test_positives_only_cannot_be_evaluated() -> None:
     with pytest.raises(UserError, match="known to be present"):
         plan_fill(world.scores, world.table.keep(world.table.value < 0))
     with pytest.raises(UserError, match="known to be absent"):
-        plan_fill(Scores(world.scores.logits, np.full(4000, -1, np.int8), ""), world.table)
+        plan_fill(worlds.made_up(world.scores.logits, np.full(4000, -1)), world.table)
 
 
 def test_a_class_with_positives_only_is_not_filled() -> None:
@@ -227,36 +222,36 @@ def test_the_highest_precision_that_fills_something_fills_it_and_a_higher_one_no
 def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
     frozen: RunFolder, pictures: Path, digits: Table
 ) -> None:
-    scores = score_run(frozen, pictures / "images", digits, folds=3)
-    assert set(scores.part.tolist()) == {0, 1, 2}
+    scores = fit_again(frozen, pictures / "images", digits, folds=3)
+    assert set(scores.fold.tolist()) == {0, 1, 2}
     assert scores.logits.shape == digits.shape
     assert not np.isnan(scores.logits).any()
     # Other labels for one fold change nothing in its own scores, and something in the others.
-    first = scores.part == 0
+    first = scores.fold == 0
     image = np.repeat(np.arange(len(digits)), np.diff(digits.start))
     value = np.where(first[image], -digits.value, digits.value).astype(np.int8)
     turned = Table.from_parts(digits.images, digits.classes, digits.start, digits.column, value)
-    other = score_run_with_parts(frozen, pictures, turned, scores.part)
+    other = fit_again_with_folds(frozen, pictures, turned, scores.fold)
     assert np.array_equal(other.logits[first], scores.logits[first])
     assert not np.allclose(other.logits[~first], scores.logits[~first])
 
 
-def score_run_with_parts(run: RunFolder, pictures: Path, table: Table, part: np.ndarray) -> Scores:
+def fit_again_with_folds(run: RunFolder, pictures: Path, table: Table, fold: np.ndarray) -> Scores:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halflabel.runs.crossfit.assign_parts", lambda *a, **k: part)
-        return score_run(run, pictures / "images", table, folds=3)
+        patch.setattr("halflabel.runs.crossfit.assign_parts", lambda *a, **k: fold)
+        return fit_again(run, pictures / "images", table, folds=3)
 
 
 def test_a_tuned_run_is_evaluated_on_held_out_images(tuned: RunFolder, pictures: Path, digits: Table) -> None:
-    import pyarrow.parquet as pq
-
-    scores = score_run(tuned, pictures / "images", digits)
-    held_out = np.array(pq.read_table(tuned / "split.parquet")["part"].to_pylist()) == "validation"
-    assert np.array_equal(scores.part >= 0, held_out)
-    assert "held out" in scores.protocol
-    refit = score_run(tuned, pictures / "images", digits, folds=2)
-    assert (refit.part >= 0).all()
-    assert "overestimated" in refit.protocol
+    filling = fill(tuned, pictures / "images", precision=0.6, confidence=0.6)
+    scores = filling.scores
+    assert scores.kind == "held-out"
+    assert np.array_equal(scores.unbiased, tuned.split_of(scores.images) == 1)
+    assert 0 < scores.unbiased.sum() < len(digits)
+    assert not any("overestimated" in warning for warning in filling.warnings)
+    again = fill(tuned, pictures / "images", precision=0.6, confidence=0.6, folds=2)
+    assert again.scores.unbiased.all()
+    assert any("overestimated" in warning for warning in again.warnings)
 
 
 def test_other_labels_are_added_to_those_of_the_run(frozen: RunFolder, pictures: Path, digits: Table) -> None:
@@ -304,7 +299,7 @@ def test_labels_derived_from_model_labels_are_not_used_for_evaluation(
         ("person", "model:an:runs/before"),
     )  # fmt: skip
     monkeypatch.setattr(RunFolder, "read_rows", lambda run: labels)
-    monkeypatch.setattr("halflabel.runs.crossfit.score_run", lambda run, images, table, **more: blind(table))
+    monkeypatch.setattr("halflabel.filling.run._score", lambda run, images, table, *more: blind(table))
     filling = fill(frozen, pictures / "images", rules=path)
     tally = write_filled(filling, tmp_path / "whole.csv", base=labels)
     after = formats.read(tmp_path / "whole.csv", format="long").rows
@@ -355,7 +350,7 @@ def slow_derived(
 @pytest.mark.parametrize("block", [1 << 21, 8 * 7])
 def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Against a slow loop over every chain: the value, the source and the score of each derived row."""
-    monkeypatch.setattr("halflabel.evaluation.calibration._BLOCK_ENTRIES", block)
+    monkeypatch.setattr("halflabel.evaluation.scores._BLOCK_ENTRIES", block)
     rng = np.random.default_rng(0)
     path = tmp_path / "rules.csv"
     path.write_text("0,implies,1\n1,implies,2\n3,implies,2\n4,excludes,1\n4,excludes,5\n6,implies,5\n")
@@ -399,4 +394,4 @@ def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest
 
 def blind(table: Table) -> Scores:
     """Scores of a model that knows nothing: what is filled comes from rules."""
-    return Scores(np.zeros(table.shape, np.float32), (np.arange(len(table)) % 2).astype(np.int8), "made up")
+    return worlds.made_up(np.zeros(table.shape, np.float32), np.arange(len(table)) % 2)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
+import fill_worlds as worlds
 import numpy as np
 import pytest
 from scipy.stats import beta
@@ -19,12 +17,6 @@ from halflabel.filling.thresholds import (
     choose_thresholds,
     random_answers_needed,
 )
-
-_spec = importlib.util.spec_from_file_location("fill_worlds", Path(__file__).parent / "conftest.py")
-assert _spec is not None
-assert _spec.loader is not None
-worlds = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(worlds)
 
 
 def entries(rng: np.random.Generator, count: int, slope: float, offset: float) -> tuple[np.ndarray, np.ndarray]:

@@ -105,7 +105,7 @@ def _onnx(run: Any) -> bytes:
 def read_run(folder: Path, rng: Rng) -> None:
     from halflabel.labels.names import Names
     from halflabel.runs.folder import RunFolder
-    from halflabel.runs.scores import cached_scores
+    from halflabel.runs.scores import scored_images
 
     run = RunFolder.open(folder)
     if rng.random() < 0.6:
@@ -114,7 +114,7 @@ def read_run(folder: Path, rng: Rng) -> None:
     choices: tuple[Callable[[], Any], ...] = (
         run.read_labels, run.read_rows, run.read_truth, run.read_log, run.read_config,
         lambda: run.split_of(Names(["x"])),
-        lambda: run.read_json("metrics.json"), lambda: cached_scores(run, folder),
+        lambda: run.read_json("metrics.json"), lambda: scored_images(run, folder),
     )  # fmt: skip
     rng.choice(choices)()
 

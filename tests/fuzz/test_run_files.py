@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fuzz_models import small_run
@@ -20,17 +19,13 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import open_model
 
 # A change of any byte of these is noticed.
-COVERED = ("best.safetensors", "calibration.json", "thresholds.json", "config.yaml", "labels.parquet", "split.parquet")
-COVERED += ("out_of_fold.parquet", "predictions.parquet")
+COVERED = ("best.safetensors", "calibration.json", "thresholds.json", "config.yaml", "labels.parquet", "scores.parquet")
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = small_run(tmp_path_factory.mktemp("runs") / "run")
-    table = run.read_labels()
-    logits = np.random.default_rng(0).normal(size=table.shape).astype(np.float32)
-    run.write_out_of_fold(table, logits, (np.arange(len(table)) % 5).astype(np.int8))
-    return run.folder
+    folder: Path = small_run(tmp_path_factory.mktemp("runs") / "run").folder
+    return folder
 
 
 def load(folder: Path) -> list[Any]:
@@ -39,15 +34,14 @@ def load(folder: Path) -> list[Any]:
     predictor = open_model(folder)
     images = torch.arange(3 * 32 * 32, dtype=torch.uint8).view(1, 3, 32, 32)
     rows = run.read_rows()
-    out_of_fold = run.read_out_of_fold(rows.images)
-    assert out_of_fold is not None
-    names, classes, scores = run.read_predictions()
+    scores = run.read_scores()
+    assert scores is not None
     return [
         predictor.scores(Arrays(images, Names(["x"]), predictor.views)).tolist(),
         (list(predictor.classes), predictor.thresholds.tolist()),
         (list(rows.images), rows.training.digest(), [rows.sources[k] for k in rows.source], str(rows.score)),
-        (str(out_of_fold[0]), out_of_fold[1].tolist(), run.split_of(rows.images).tolist()),
-        (list(names), classes, str(scores)),
+        (list(scores.images), list(scores.classes), str(scores.logits), scores.fold.tolist(), scores.kind),
+        (run.score_kind, run.split_of(rows.images).tolist()),
     ]
 
 

@@ -11,11 +11,11 @@ from PIL import Image
 
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings
-from halflabel.images.items import Items, first_files, pool_items
+from halflabel.images.decode import first_files
+from halflabel.images.items import Items, pool_items
 from halflabel.images.sources import Features, Images, open_images
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
-from halflabel.runs.crossfit import score_run
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor
@@ -84,7 +84,7 @@ def test_prediction_evaluation_and_fill_score_items(run: RunFolder, folder: Path
     np.testing.assert_allclose(predictor.scores(source)[:, 0], probabilities, atol=1e-4)
     table = Table.from_dense(LABELS, NAMES, ["bright"])
     assert predictor.evaluate(table, folder).overall["mAP"] > 0.9
-    assert np.isfinite(score_run(run, folder, table).logits).all()
+    assert np.isfinite(run.scores(table.images, folder).logits).all()
 
 
 def test_tuning_the_network_is_refused(folder: Path) -> None:

@@ -259,14 +259,14 @@ def test_a_look_at_few_entries_at_a_time_finds_the_same(fair: bool, monkeypatch:
         return [str(question) for question in asked + doubtful_labels(scores, table, 30, skip=[(0, 0)])]
 
     at_once = chosen_names()
-    monkeypatch.setattr("halflabel.evaluation.calibration._BLOCK_ENTRIES", 40)
+    monkeypatch.setattr("halflabel.evaluation.scores._BLOCK_ENTRIES", 40)
     monkeypatch.setattr("halflabel.questions.choose._CANDIDATES", 3)
     assert chosen_names() == at_once
 
 
 def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense tables of all entries took 56 bytes for each."""
-    monkeypatch.setattr("halflabel.evaluation.calibration._BLOCK_ENTRIES", 1 << 16)
+    monkeypatch.setattr("halflabel.evaluation.scores._BLOCK_ENTRIES", 1 << 16)
 
     def peak(images: int) -> int:
         draw = np.random.default_rng(0)
@@ -287,7 +287,7 @@ def test_choosing_takes_no_memory_per_entry(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("column", [None, 2])
 def test_likely_entries_are_those_of_a_look_at_all(column: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halflabel.evaluation.calibration._BLOCK_ENTRIES", 40)  # ten images at a time
+    monkeypatch.setattr("halflabel.evaluation.scores._BLOCK_ENTRIES", 40)  # ten images at a time
     scores, table, _ = positives_only()
     scores = np.round(scores, 1)  # ties
     scores[7] = np.nan

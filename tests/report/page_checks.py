@@ -15,6 +15,7 @@ import torch
 
 from halflabel.evaluation import best_thresholds
 from halflabel.evaluation.evaluate import evaluate
+from halflabel.evaluation.scores import Scores
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.report.run_page import MAX_PAGE_BYTES
@@ -46,13 +47,11 @@ def random_run(
     run = RunFolder.create(folder)
     config = {"method": "bce", "options": {}, "backbone": "tiny", "size": 32, "tune": "head", "images": "/secret/place"}
     run.start(Labels.of(table), {**config, "settings": {"epochs": 3, "lr": 0.1}})
-    part = (np.arange(images) % 3 == 0).astype(np.int8) if held_out else np.zeros(images, np.int8)
-    run.write_split(table.images.array, part)
     lines = [{"epoch": e, "loss": 1 / e, "lr": 0.1, "mAP": 0.2 * e, "select": 0.2 * e} for e in (1, 2, 3)]
     run.write_log(log if log is not None else lines)
     run.weights.touch()
     if held_out:
-        at = np.flatnonzero(part)
+        at = np.arange(0, images, 3)
         held = table.subset(at)
         logits = torch.from_numpy(truth[at] + 4 * uniform(5, at[:, None], np.arange(len(names))) - 3).float()
         logits[4] = math.nan  # one that could not be read
@@ -67,7 +66,7 @@ def random_run(
         run.write_csv(
             "per_label.csv", list(evaluation.per_class[0]), [list(row.values()) for row in evaluation.per_class]
         )
-        run.write_predictions(held.images.array, list(held.classes), torch.sigmoid(logits).numpy())
+        run.write_scores(Scores(held.images, held.classes, logits.numpy(), np.zeros(len(at), np.int8), "held-out"))
     return run
 
 

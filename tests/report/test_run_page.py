@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.errors import UserError
+from halflabel.evaluation.scores import Scores
+from halflabel.labels.names import Names
 from halflabel.report import quality_sections
 from halflabel.report.layout import FEW_POSITIVES, has_few_positives, method_summary
 from halflabel.report.quality_sections import precision_recall_section
@@ -94,7 +96,6 @@ def test_page_of_a_run_that_lacks_something(tmp_path: Path, kind: str) -> None:
         run = random_run(tmp_path / "run", held_out=False, log=[])
         run.weights.unlink()
         (run / "log.jsonl").unlink()
-        (run / "split.parquet").unlink()
         page = check(build_page(run))
         assert "This run is unfinished" in page.text
         assert page.values("href").count("#learning") == 0
@@ -145,28 +146,22 @@ def test_nothing_but_pages_is_written(tmp_path: Path) -> None:
     assert build_page(run) == page.path.read_text(encoding="utf-8")
 
 
-def test_predictions_of_other_labels_are_refused(tmp_path: Path) -> None:
+def test_scores_of_other_labels_are_refused(tmp_path: Path) -> None:
     run = random_run(tmp_path / "run")
-    run.write_predictions(["other.jpg"], ["cat", "dog", "cow"], np.zeros((1, 3), np.float32))
+    run.write_scores(Scores.unknown(Names(["other.jpg"]), Names(["cat", "dog", "cow"])))
     with pytest.raises(UserError, match="images that its labels do not name"):
         build_page(run)
-    run.write_predictions(["other.jpg"], ["cat"], np.zeros((1, 1), np.float32))
+    run.write_scores(Scores.unknown(Names(["other.jpg"]), Names(["cat"])))
     with pytest.raises(UserError, match="other classes"):
         build_page(run)
-    (run / "predictions.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(UserError, match="cannot be read"):
-        build_page(run)
 
 
-def test_a_damaged_split_is_refused_in_one_message(tmp_path: Path) -> None:
+def test_damaged_scores_are_refused_in_one_message(tmp_path: Path) -> None:
     run = random_run(tmp_path / "run")
-    run.split.write_bytes(b"garbage")
+    run.stored_scores.write_bytes(b"PAR1 no")
     result = CliRunner().invoke(app, ["report", str(run.folder)])
     assert result.exit_code == 2, result.output
-    assert "split.parquet cannot be read" in " ".join(result.stderr.split())
-    run.write_split(["other.jpg"], np.zeros(1, np.int8))
-    with pytest.raises(UserError, match="which were trained on"):
-        build_page(run)
+    assert "scores.parquet cannot be read" in " ".join(result.stderr.split())
 
 
 def test_labels_of_a_model_are_not_among_what_was_known_of_held_out_images(tmp_path: Path) -> None:
@@ -319,6 +314,7 @@ def test_a_class_without_a_known_negative_has_no_curve() -> None:
         thresholds=np.full(2, 0.5),
         overall={"OR": 1.0, "OP": 1.0},
         per_class=[{**row, "class": "judged"}, {**row, "class": "never wrong"}],
+        kind="held-out",
         protocol="",
     )
     text = precision_recall_section(results)

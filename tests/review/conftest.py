@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 from digit_scenes import CLASSES, scenes
 
+from halflabel.evaluation.scores import Scores
+from halflabel.features.vector_store import Block
 from halflabel.fitting.config import Config
+from halflabel.images.decode import first_files
 from halflabel.labels import drop
 from halflabel.labels.answers import AnswerStore
 from halflabel.labels.labels import Labels
@@ -27,7 +30,7 @@ from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.runs import scores as score_cache
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.scores import ScoredImages, cached_scores
+from halflabel.runs.scores import ScoredImages, scored_images
 
 N = 80
 
@@ -38,7 +41,7 @@ class Project(NamedTuple):
     truth: np.ndarray
 
     def scored(self) -> ScoredImages:
-        return cached_scores(self.run, self.images)
+        return scored_images(self.run, self.images)
 
     def session(self, count: int = 40, place: str = "", **more) -> ReviewSession:
         scored = self.scored()
@@ -67,13 +70,23 @@ def build(folder: Path, flipped: list[tuple[int, int]] | None = None) -> Project
     run = RunFolder(folder / "runs" / "first")
     run.start(Labels.of(table), Config(images=str(images)).as_dict())
     run.weights.write_bytes(b"no weights are needed where scores are kept")
-    run.write_split(table.images.array, (np.arange(N) % 5 == 0).astype(np.int8))
     draw = np.random.default_rng(0)
     noise = draw.normal(size=samples.labels.shape) if flipped is None else 0
     scores = 1 / (1 + np.exp(-(1.2 * samples.labels + noise)))
     features = draw.normal(size=(N, 64)).astype(np.float16)
-    score_cache._write_cache(run, table, images, list(names), scores.astype(np.float32), features)
+    logits = np.log(scores / (1 - scores)).astype(np.float32)
+    held_out = np.arange(0, N, 5)
+    fold = np.zeros(len(held_out), np.int8)
+    run.write_scores(Scores(table.images.take(held_out), table.classes, logits[held_out], fold, "held-out"))
+    cache_scores(run, images, table, logits, features)
     return Project(run, images, samples.labels)
+
+
+def cache_scores(run: RunFolder, images: Path, table: Table, logits: np.ndarray, features: np.ndarray) -> None:
+    """Write logits (N, C) and features (N, 64) to where those of the final model are cached."""
+    store = score_cache._store(run, table, images, first_files(list(table.images), images))
+    values = np.hstack([logits, features]).astype(np.float32)
+    store.build(lambda rows: iter([Block(rows, values[rows], {})]))
 
 
 @pytest.fixture

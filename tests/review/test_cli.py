@@ -42,11 +42,11 @@ def test_one_question_is_one(project, tmp_path) -> None:
     assert "1 question on 1 class (" in " ".join(output.output.split())
 
 
-def test_next_refuses_a_damaged_split(project, tmp_path) -> None:
-    (project.run / "split.parquet").write_text("garbage\n")
+def test_next_refuses_damaged_scores(project, tmp_path) -> None:
+    project.run.stored_scores.write_text("garbage\n")
     output = call("next", project.run.folder, project.images, "--out", tmp_path / "q.csv")
     assert output.exit_code == 2
-    assert "split.parquet cannot be read" in " ".join(output.output.split())
+    assert "scores.parquet cannot be read" in " ".join(output.output.split())
 
 
 def test_export_gives_rows_that_train_can_take(project, tmp_path) -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
-import os
 import shutil
 import subprocess
 import sys
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+import torch
 from digit_scenes import CLASSES, scenes
 from PIL import Image
 
 from halflabel.errors import UserError
+from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Model
 from halflabel.fitting.config import Config, Settings
 from halflabel.images.sources import open_images
 from halflabel.labels.labels import Labels
+from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import choose_questions
@@ -30,7 +31,7 @@ from halflabel.runs import crossfit
 from halflabel.runs import scores as score_cache
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
-from halflabel.runs.scores import cached_scores, crossfit_scores
+from halflabel.runs.scores import scored_images
 from halflabel.runs.train import _write_model
 
 SIZE = 64
@@ -44,7 +45,9 @@ def untrained(folder, config, table):
     make = recipe(config.method).make(**config.options).head
     head = seeded(0, lambda: make(backbone.channels, len(table.classes)))
     _write_model(run, Model(backbone, head), table.classes, config, config.size)
-    run.write_split(table.images.array, (np.arange(len(table)) < 6).astype(np.int8))
+    held_out = table.images.take(np.arange(6))
+    logits = np.ones((6, len(table.classes)), np.float32)
+    run.write_scores(Scores(held_out, table.classes, logits, np.zeros(6, np.int8), "held-out"))
     return run
 
 
@@ -64,35 +67,35 @@ def small(tmp_path_factory):
 
 def test_scores_are_those_of_the_predictor_and_are_cached(small, monkeypatch) -> None:
     run, images = small
-    first = cached_scores(run, images)
+    first = scored_images(run, images)
     predictor = Predictor.from_run(run)
     source = open_images(first.table.images, images, predictor.views, max_bad=1.0)
-    assert np.allclose(
-        first.scores, predictor.scores(source).numpy(), atol=2e-3
-    )  # features are cached in half precision
-    assert first.held_out.sum() == 6
+    final = predictor.scores(source).numpy()
+    assert np.allclose(first.scores[6:], final[6:], atol=2e-3)  # features are cached in half precision
+    assert np.allclose(first.scores[:6], 1 / (1 + np.exp(-1)))  # those that the run has stored
+    assert first.held_out.tolist() == [True] * 6 + [False] * 18
     assert first.features.shape == (24, 64)
 
     def never(*_):
         raise AssertionError("computed again")
 
     monkeypatch.setattr(score_cache, "_compute", never)
-    again = cached_scores(run, images)
+    again = scored_images(run, images)
     assert np.array_equal(first.scores, again.scores)
     assert np.array_equal(first.features, again.features)
     assert again.paths == list(first.table.images)
     path = images / "train-000003.png"
     path.write_bytes(path.read_bytes() + b"\0")
     with pytest.raises(AssertionError, match="computed again"):
-        cached_scores(run, images)
+        scored_images(run, images)
 
 
-def test_cached_scores_are_read_without_torch(project) -> None:
+def test_the_cache_is_read_without_torch(project) -> None:
     code = (
         "import sys; from pathlib import Path; from halflabel.runs.folder import RunFolder\n"
-        "from halflabel.runs.scores import cached_scores; from halflabel.review import server, session, thumbnails\n"
+        "from halflabel.runs.scores import scored_images; from halflabel.review import server, session, thumbnails\n"
         "from halflabel.questions.choose import choose_questions\n"
-        "s = cached_scores(RunFolder.open(sys.argv[1]), Path(sys.argv[2]))\n"
+        "s = scored_images(RunFolder.open(sys.argv[1]), Path(sys.argv[2]))\n"
         "assert choose_questions(s.scores, s.table, s.thresholds, 20, features=s.features)\n"
         "assert thumbnails.Thumbnails(s.folder, s.paths).jpeg(0, 'small')\n"
         "assert 'torch' not in sys.modules, 'torch takes seconds'\n"
@@ -102,19 +105,22 @@ def test_cached_scores_are_read_without_torch(project) -> None:
 
 def test_damaged_scores_are_computed_again(small) -> None:
     run, images = small
-    first = cached_scores(run, images)
-    (run / "scores.parquet").write_bytes(b"PAR1 damaged")
-    assert np.allclose(cached_scores(run, images).scores, first.scores)
+    first = scored_images(run, images)
+    stored = list(run.cache.glob("first-scores-*/values.npy"))
+    assert stored
+    for values in stored:
+        values.write_bytes(values.read_bytes()[:-9] + b"\0" * 9)
+    assert np.allclose(scored_images(run, images).scores, first.scores)
 
 
 def test_missing_files_are_errors(small, tmp_path) -> None:
     run, images = small
     with pytest.raises(UserError, match="is not a folder"):
-        cached_scores(run, tmp_path / "none")
+        scored_images(run, tmp_path / "none")
     bare = RunFolder(tmp_path / "bare")
     bare.start(run.read_rows(), run.read_config())
     with pytest.raises(UserError, match="has no weights yet"):
-        cached_scores(bare, images)
+        scored_images(bare, images)
 
 
 def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, monkeypatch) -> None:
@@ -132,10 +138,9 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
 
     monkeypatch.setattr(crossfit, "fit", spy_fit)
     monkeypatch.setattr(crossfit, "score_source", spy_score)
-    actual = crossfit_scores(run, images, folds=3)
-    assert actual is not None
-    assert actual.shape == (24, 10)
-    assert not np.isnan(actual).any()
+    actual = crossfit.fit_again(run, images, run.read_labels(), folds=3)
+    assert actual.logits.shape == (24, 10)
+    assert not np.isnan(actual.logits).any()
     names = set(run.read_labels().images)
     assert len(trained) == len(scored) == 3
     for known, judged in zip(trained, scored, strict=True):
@@ -143,7 +148,6 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
         assert not known & judged
         assert known | judged == names
     assert set.union(*scored) == names
-    assert crossfit_scores(run, images, folds=0) is None
 
 
 def test_cross_fitting_keeps_groups_of_images_together(small, tmp_path, monkeypatch) -> None:
@@ -152,11 +156,11 @@ def test_cross_fitting_keeps_groups_of_images_together(small, tmp_path, monkeypa
 
     def groups_seen(of_images):
         groups.append(of_images)
-        return crossfit.Scores(np.zeros((24, 10), np.float32), np.zeros(24, np.int8), "")
+        return Scores.unknown(*map(Names.numbered, (24, 10)))
 
     config = Config.from_dict(small[0].read_config() | {"group": r"(\d)\.png"})
     run = untrained(tmp_path, config, small[0].read_labels())
-    crossfit_scores(run, small[1], folds=3)
+    crossfit.fit_again(run, small[1], run.read_labels(), folds=3)
     assert len(set(groups[0].tolist())) < 24
 
 
@@ -173,7 +177,7 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
         settings = Settings(epochs=3, lr=0.05, batch_size=8, device="cpu")
         shape = {"backbone": "tiny", "size": 32, "crop": 0.5, "copies": 2}
         run = untrained(tmp_path / kind, Config(method="srcr", options=options, settings=settings, **shape), table)
-        results[kind] = crossfit_scores(run, images, folds=2)
+        results[kind] = crossfit.fit_again(run, images, table, folds=2).logits
         assert len(list((tmp_path / kind).rglob("strong-*"))) == (2 if kind == "cr" else 0)
     assert not np.allclose(results["cr"], results["pl"], atol=1e-3)
     # The views are those of the run's own training, not of another least crop.
@@ -181,42 +185,6 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
     assert (
         Predictor.from_run(RunFolder(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
     )
-
-
-def test_names_that_are_not_utf_8_are_cached(project) -> None:
-    scored = project.scored()
-    place = project.images / os.fsdecode(b"caf\xe9")
-    try:
-        place.mkdir()
-    except OSError:
-        pytest.skip("this file system has text alone for names")
-    first = scored.table.images[0]
-    (project.images / first).rename(place / first)
-    paths = [f"{place.name}/{first}", None, *scored.paths[2:]]
-    score_cache._write_cache(project.run, scored.table, project.images, paths, scored.scores, scored.features)
-    again = project.scored()
-    assert again.paths == paths
-    assert np.array_equal(again.scores, scored.scores)
-
-
-def test_cache_with_text_paths_is_read(project, monkeypatch) -> None:
-    wanted = project.scored()
-    file = project.run / "scores.parquet"
-    table = pq.read_table(file)
-    assert table["path"].type == pa.binary()
-    at = table.schema.get_field_index("path")
-    pq.write_table(table.set_column(at, "path", table["path"].cast(pa.string())), file)
-    monkeypatch.setattr(score_cache, "_compute", None)
-    assert project.scored().paths == wanted.paths
-
-
-@pytest.mark.parametrize("rest", [b"garbage", b""])
-def test_damaged_split_is_an_error(project, rest) -> None:
-    (project.run / "split.parquet").write_bytes(rest)
-    with pytest.raises(UserError, match=r"split\.parquet cannot be read"):
-        project.scored()
-    (project.run / "split.parquet").unlink()
-    assert not project.scored().held_out.any()
 
 
 def test_class_maps_have_the_shape_of_the_photo_and_empty_ones_are_reported(small, monkeypatch) -> None:
@@ -260,7 +228,6 @@ def test_labels_made_by_a_model_are_no_evidence(project) -> None:
     filled = Labels.build(rows.images, rows.classes, image, column, value, "model:bce:first")
     run.write_labels(rows.append(filled))
     assert (run.read_labels().dense() != 0).all()
-    score_cache._write_cache(run, before.table, images, before.paths, before.scores, before.features)
     scored = project.scored()
     assert scored.table == before.table
     for wrong in (False, True):
@@ -284,21 +251,20 @@ def test_stored_out_of_fold_scores_are_used(solved, monkeypatch) -> None:
     run, images = solved
     monkeypatch.setattr(crossfit, "fit", None)  # nothing is trained
     table = run.read_labels()
-    logits, fold = run.read_out_of_fold(table.images)
-    assert fold.min() == 0
+    stored = run.read_scores()
+    assert stored.kind == "out-of-fold"
+    assert stored.fold.min() == 0
     predictor = Predictor.from_run(run)
-    calibration = predictor.calibration
-    expected = 1 / (1 + np.exp(-(calibration.slope * logits + calibration.offset)))
-    scored = cached_scores(run, images)
+    expected = predictor.calibration.scores(torch.from_numpy(stored.logits)).numpy()
+    scored = scored_images(run, images)
     assert np.allclose(scored.scores, expected, atol=1e-6)
     final = predictor.scores(open_images(table.images, images, predictor.views, max_bad=1.0)).numpy()
     assert not np.allclose(scored.scores, final, atol=1e-2)
     assert scored.held_out.all()
     assert scored.features.shape == (60, 64)
-    assert np.array_equal(crossfit_scores(run, images, folds=3), scored.scores)
-    filled = crossfit.score_run(run, images, table)
-    assert np.array_equal(filled.logits, logits)
-    assert np.array_equal(filled.part, fold)
+    filled = run.scores(table.images, images)
+    assert np.array_equal(filled.logits, stored.logits)
+    assert np.array_equal(filled.fold, stored.fold)
     for wrong in (False, True):
         asked = next_questions(run, images, 20, wrong=wrong)
         assert asked.held_out == 60
@@ -306,11 +272,10 @@ def test_stored_out_of_fold_scores_are_used(solved, monkeypatch) -> None:
 
 def test_other_out_of_fold_scores_make_the_cache_stale(solved) -> None:
     run, images = solved
-    table = run.read_labels()
-    logits, fold = run.read_out_of_fold(table.images)
-    before = cached_scores(run, images).scores
-    run.write_out_of_fold(table, logits + 1, fold)
-    assert (cached_scores(run, images).scores > before).all()
+    stored = run.read_scores()
+    before = scored_images(run, images).scores
+    run.write_scores(dataclasses.replace(stored, logits=stored.logits + 1))
+    assert (scored_images(run, images).scores > before).all()
 
 
 def test_an_image_that_became_unreadable_has_no_out_of_fold_score(solved, tmp_path) -> None:
@@ -319,4 +284,4 @@ def test_an_image_that_became_unreadable_has_no_out_of_fold_score(solved, tmp_pa
     shutil.copytree(images, folder)
     name = run.read_labels().images[4]
     (folder / name).write_bytes(b"not an image")
-    assert np.flatnonzero(np.isnan(cached_scores(run, folder).scores).any(1)).tolist() == [4]
+    assert np.flatnonzero(np.isnan(scored_images(run, folder).scores).any(1)).tolist() == [4]

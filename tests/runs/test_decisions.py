@@ -115,11 +115,11 @@ def test_a_calibration_of_other_classes_is_refused(run: RunFolder, tmp_path: Pat
 
 
 def test_a_stated_number_of_positives_holds_on_the_training_images(run: RunFolder, files: list[Path]) -> None:
-    logits = run.read_out_of_fold(run.read_labels().images)
-    assert logits is not None
+    stored = run.read_scores()
+    assert stored is not None
     for number in (1.2, 4.0):
         predictor = Predictor.from_run(run).deciding(positives_per_image=number)
-        scores = predictor.calibration.scores(torch.from_numpy(logits[0]))
+        scores = predictor.calibration.scores(torch.from_numpy(stored.logits))
         assert float(scores.sum(1).mean()) == pytest.approx(number, rel=1e-3)
         assert f"{number:g}" in predictor.calibration.assumption
 

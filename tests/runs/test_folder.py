@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ import pytest
 
 from halflabel import __version__
 from halflabel.errors import UserError
+from halflabel.evaluation.scores import Scores
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
@@ -55,7 +57,7 @@ def test_a_new_start_leaves_nothing_of_the_old_run(tmp_path: Path) -> None:
     run.write_json("metrics.json", {})
     run.write_text("model_card.md", "old")
     run.write_csv("per_label.csv", ["a"], [[1]])
-    run.write_predictions(["x"], ["c"], np.zeros((1, 1), np.float32))
+    run.write_scores(held_out_scores())
     (run.checkpoints / "head").mkdir(parents=True)
     (run.checkpoints / "head" / "old").write_text("old")
     run.weights.write_bytes(b"old")
@@ -160,51 +162,62 @@ def test_nan_is_null_in_json(tmp_path: Path) -> None:
         run.read_json("none.json")
 
 
-def test_predictions_and_split_are_tables_with_names(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    scores = np.array([[0.1, 0.9], [math.nan, math.nan]], np.float32)
-    run.write_predictions(["x", "y"], ["cat", "dög"], scores)
-    table = pq.read_table(tmp_path / "predictions.parquet")
-    assert table.column("image").to_pylist() == ["x", "y"]
-    np.testing.assert_array_equal(np.array(table.column("scores").to_pylist(), np.float32), scores)
+def held_out_scores() -> Scores:
+    logits = np.array([[-1.0, 2.0], [math.nan, math.nan]], np.float32)
+    return Scores(Names(["y", "z"]), Names(["cat", "dög"]), logits, np.array([0, 1], np.int8), "held-out")
+
+
+def test_scores_are_a_table_with_names(tmp_path: Path) -> None:
+    run, scores = RunFolder(tmp_path), held_out_scores()
+    assert run.read_scores() is None
+    assert run.score_kind is None
+    run.write_scores(scores)
+    table = pq.read_table(tmp_path / "scores.parquet")
+    assert table.column("image").to_pylist() == ["y", "z"]
+    np.testing.assert_array_equal(np.array(table.column("logits").to_pylist(), np.float32), scores.logits)
     assert json.loads(table.schema.metadata[b"classes"]) == ["cat", "dög"]
-    run.write_split(["x", "y", "z"], np.array([0, 1, 0]))
-    split = pq.read_table(tmp_path / "split.parquet").to_pydict()
-    assert split == {"image": ["x", "y", "z"], "part": ["train", "validation", "train"]}
-    assert run.split_of(Names(["x", "y", "z"])).tolist() == [0, 1, 0]
-    assert run.split_of(Names(["z", "new", "y"])).tolist() == [0, -1, 1]
-    images, classes, table = run.read_predictions()
-    assert (list(images), classes) == (["x", "y"], ["cat", "dög"])
-    np.testing.assert_array_equal(table, scores)
+    again = run.read_scores()
+    assert again is not None
+    assert (again.images, again.classes, again.kind) == (scores.images, scores.classes, "held-out")
+    assert run.score_kind == "held-out"
+    np.testing.assert_array_equal(again.logits, scores.logits)
+    assert again.fold.tolist() == [0, 1]
+
+
+def test_scores_of_held_out_images_say_which_images_were_trained_on(tmp_path: Path) -> None:
+    run, scores = RunFolder(tmp_path), held_out_scores()
+    run.write_labels(Labels.of(Table.from_dense([[1, -1]] * 3, ["x", "y", "z"], ["cat", "dög"])))
+    assert run.split_of(Names(["x", "y", "z"])).tolist() == [0, 0, 0]
+    run.write_scores(scores)
+    assert run.split_of(Names(["z", "new", "x", "y"])).tolist() == [1, -1, 0, 1]
+    run.write_scores(dataclasses.replace(scores, kind="out-of-fold"))
+    assert run.split_of(Names(["x", "y", "z"])).tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    "content",
+    "change",
     [
-        b"garbage",
-        {"image": ["x"]},
-        {"image": ["x", "x"], "part": ["train", "train"]},
-        {"image": ["x"], "part": ["neither"]},
-        {"image": [None], "part": ["train"]},
-        {"image": [["x"]], "part": [{"a": 1}]},
+        {"kind": "neither"},
+        {"classes": '["cat", "dog", "cow"]'},
+        {"classes": "cat"},
+        {"image": ["x", "x"]},
+        {"fold": ["a", "b"]},
+        {"logits": [[0.0, 1.0], None]},
     ],
-    ids=["no table", "no part", "twice", "neither", "no name", "other types"],
+    ids=str,
 )
-def test_a_damaged_split_is_a_user_error(tmp_path: Path, content: Any) -> None:
+def test_damaged_scores_are_a_user_error(tmp_path: Path, change: dict[str, Any]) -> None:
     run = RunFolder(tmp_path)
-    if isinstance(content, bytes):
-        run.split.write_bytes(content)
-    else:
-        pq.write_table(pa.table(content), run.split)
-    with pytest.raises(UserError, match=r"split\.parquet cannot be read"):
-        run.split_of(Names(["x"]))
-
-
-def test_an_empty_split_has_no_images(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    run.write_split(pa.array([], pa.string()), np.zeros(0, np.int8))
-    assert run.split_of(Names([])).tolist() == []
-    assert run.split_of(Names(["x"])).tolist() == [-1]
+    content = {"image": ["x", "y"], "logits": [[0.0, 1.0]] * 2, "fold": [0, 1]}
+    content |= {"kind": "held-out", "classes": '["cat", "dog"]', **change}
+    metadata = {name: content.pop(name) for name in ("kind", "classes")}
+    pq.write_table(pa.table(content).replace_schema_metadata(metadata), run.stored_scores)
+    with pytest.raises(UserError, match=r"scores\.parquet cannot be read"):
+        run.read_scores()
+    run.stored_scores.write_bytes(b"garbage")
+    for read in (run.read_scores, lambda: run.score_kind):
+        with pytest.raises(UserError, match=r"scores\.parquet cannot be read"):
+            read()
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,10 @@ def test_a_second_evaluation_computes_no_features(
         patch.setattr(type(predictor.model.backbone), "forward", None)
         second = predictor.evaluate(table, new_images)
     assert second.overall == pytest.approx(first.overall, nan_ok=True)
-    cached = predictor.cached_logits(module.open_images(table.images, new_images, predictor.views), module.SILENT)
+    cached = predictor.logits(module.open_images(table.images, new_images, predictor.views), cached=True)
     torch.testing.assert_close(cached, direct, rtol=1e-2, atol=1e-2)  # features are cached in half precision
     (new_images / "new-00.png").write_bytes((folder / "05.png").read_bytes())  # another photo of the same name
-    changed = predictor.cached_logits(module.open_images(table.images, new_images, predictor.views), module.SILENT)
+    changed = predictor.logits(module.open_images(table.images, new_images, predictor.views), cached=True)
     assert not torch.allclose(changed[0], cached[0], atol=1e-2)
 
 

@@ -30,7 +30,7 @@ def test_the_files_of_a_run(tmp_path: Path, folder: Path) -> None:
     assert {path.name for path in run.folder.iterdir()} == {
         "bad_images.csv", "best.safetensors", "calibration.json", "checksums.json", "config.yaml", "data.hash",
         "env.json", "labels.parquet", "last", "log.csv", "log.jsonl", "made.json", "metrics.json", "model_card.md",
-        "per_label.csv", "predictions.parquet", "repro.sh", "split.parquet", "thresholds.json",
+        "per_label.csv", "repro.sh", "scores.parquet", "thresholds.json",
     }  # fmt: skip
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
     assert run.read_json("metrics.json")["mAP"] == pytest.approx(evaluation.overall["mAP"])
@@ -52,7 +52,8 @@ def test_without_held_out_images_the_last_weights_are_saved(
     config = dataclasses.replace(config, held_out=0.0)
     assert go(tmp_path / "run", images, config) is None
     assert not (tmp_path / "run" / "metrics.json").exists()
-    assert (tmp_path / "run" / "split.parquet").exists()
+    assert RunFolder(tmp_path / "run").score_kind is None
+    assert not RunFolder(tmp_path / "run").split_of(TABLE.images).any()
     (row,) = predict_files(Predictor.from_run(RunFolder.open(tmp_path / "run")), [folder / "00.png"], [], top=3)
     assert len(row.labels) == 3
 

@@ -24,19 +24,18 @@ def test_a_loaded_run_gives_the_metrics_of_training(tmp_path: Path, folder: Path
     run = RunFolder(tmp_path / "run")
     evaluation = train(TABLE, folder, HEAD, run)
     assert evaluation is not None
-    import pyarrow.parquet as pq
-
-    held_out = [image for image, part in zip(*pq.read_table(run / "split.parquet").to_pydict().values(), strict=True)
-                if part == "validation"]  # fmt: skip
+    stored = run.read_scores()
+    assert stored is not None
+    held_out = [name for name, part in zip(TABLE.images, run.split_of(TABLE.images), strict=True) if part == 1]
     hidden = TABLE.subset(TABLE.images.index(held_out))
     loaded_evaluation = Predictor.from_run(RunFolder.open(run.folder)).evaluate(hidden, folder)
     # Training uses features in half precision, prediction in single precision.
     assert loaded_evaluation.overall["mAP"] == pytest.approx(evaluation.overall["mAP"], abs=1e-3)
-    stored = pq.read_table(run / "predictions.parquet").to_pydict()
-    assert stored["image"] == held_out
+    assert list(stored.images) == held_out
+    assert stored.kind == "held-out"
     predictor = Predictor.from_run(run)
     rows = predict_files(predictor, [folder / name for name in held_out], [], all_scores=True)
-    for row, image, scores in zip(rows, held_out, stored["scores"], strict=True):
+    for row, image, scores in zip(rows, held_out, stored.probabilities(run.read_calibration()), strict=True):
         assert Path(row.image).name == image
         by_class = {label["class"]: label["probability"] for label in row.labels}
         assert [by_class[name] for name in CLASSES] == pytest.approx(scores, abs=0.01)

@@ -301,7 +301,7 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
     import numpy as np
 
     sides = (filling.present, filling.absent)
-    console.print(f"\n[bright_black]{escape(filling.scores.protocol)}[/]")
+    console.print(f"\n[bright_black]{escape(filling.scores.description)}[/]")
     filled = [int(part.sum()) for part in (tally.present, tally.absent)]
     shown_sides = [number for number in (0, 1) if filled[number]]
     numbers = [title for number in shown_sides for title in (("filled +", "filled −")[number], "precision")]

@@ -261,7 +261,7 @@ def _serve(
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import ClassMaps, Thumbnails
-    from halflabel.runs.scores import cached_scores
+    from halflabel.runs.scores import scored_images
     from halflabel.system.remote import local_folder
     from halflabel.system.sockets import is_loopback, open_socket
 
@@ -283,7 +283,7 @@ def _serve(
     ports = [*earlier_port, server.PORT, 0] if access.port is None else [access.port]
     with open_socket(host, *ports) as listening, ExitStack() as stack:
         with Bar("scores") as bar:
-            scored = cached_scores(run, images, Reporter(bar), further)
+            scored = scored_images(run, images, Reporter(bar), further)
         store = stack.enter_context(closing(AnswerStore(place)))
         if chosen is None:
             chosen = _choose_questions(scored, place, is_live)

@@ -7,7 +7,7 @@ which only positives are known. Imports no torch: the review page, which uses it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
@@ -27,7 +27,6 @@ _MAX_STEPS = 50  # of Newton's method in a logistic regression
 _MAX_ENTRIES = 1 << 20  # above that, known entries with similar logits are fitted as one
 _BINS = 1024  # of the logits of a class, then
 _PRIOR_SPREAD = np.array([0.2, 0.5])  # of slope and offset, before answers correct probabilities
-_BLOCK_ENTRIES = 1 << 20  # entries of an image block
 
 
 class Calibration(NamedTuple):
@@ -211,14 +210,6 @@ def has_negatives_to_calibrate(labels: NDArray[Any]) -> bool:
     `evaluation.ranking_quality.has_negatives_to_rank`.
     """
     return int((labels < 0).sum()) >= max(int((labels > 0).sum()), 1)
-
-
-def image_blocks(images: int | NDArray[np.int64], classes: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the numbers of so many images, or these numbers, in blocks: all entries would not fit into memory."""
-    numbers = np.arange(images) if isinstance(images, int) else images
-    step = max(1, _BLOCK_ENTRIES // max(classes, 1))
-    for first in range(0, len(numbers), step):
-        yield numbers[first : first + step]
 
 
 def sigmoid(x: NDArray[Any]) -> Floats:

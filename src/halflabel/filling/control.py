@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import Calibration, describe_answers, fit_correction, image_blocks, sigmoid
+from halflabel.evaluation.calibration import Calibration, describe_answers, fit_correction, sigmoid
 from halflabel.evaluation.positives_only import log_odds_of_unknown
+from halflabel.evaluation.scores import Scores, image_blocks
 from halflabel.filling.plan import FillOptions, FillPlan, make_plan
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.questions.choose import CONTROL_FILL, Question
-from halflabel.runs.crossfit import Scores
 
 FEWEST_ANSWERS = 30
 _STREAM = 0x66696C6C  # random stream of the control questions
@@ -136,7 +136,7 @@ def plan_present(
         return _cut(counts, correction, target, options.confidence), FillDecision.nothing(classes)
 
     no_evidence = people.keep(np.zeros(len(people.value), bool))
-    calibrations = [curve] * (int(scores.part.max()) + 2)
+    calibrations = [curve] * (int(scores.fold.max()) + 2)
     plan = make_plan(scores, table, no_evidence, labels, calibrations, np.zeros(classes, bool), decide, options)
     if correction is None:
         return replace(plan, assumption=calibration.assumption)

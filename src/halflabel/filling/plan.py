@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import Calibration, fit_class_platt, image_blocks
+from halflabel.evaluation.calibration import Calibration, fit_class_platt
+from halflabel.evaluation.scores import Scores, image_blocks
 from halflabel.filling.sampling_bias import positives_only, sampling_warnings
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds, random_answers_needed
 from halflabel.labels.labels import RULE_SOURCE, Labels
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import Table
-from halflabel.runs.crossfit import Scores
 from halflabel.system.format import group_digits
 
 Mask = NDArray[np.bool_]
@@ -57,7 +57,7 @@ class FillPlan:
 
     scores: Scores
     table: Table
-    calibrations: list[Calibration]  # one per part, fitted on the other parts; the last on all, for part −1
+    calibrations: list[Calibration]  # one per fold, fitted on the others; the last on all, for fold −1
     bin_counts: BinCounts
     decide: Callable[[float], tuple[FillDecision, FillDecision]]  # present and absent fills that reach a precision
     present: FillDecision
@@ -213,7 +213,7 @@ def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = Fil
     labels = Labels.of(labels).drop_overridden()
     table, evidence = labels.training, labels.evaluation
     image, column, value = evidence.entries()
-    evidence = evidence.keep((scores.part[image] >= 0) & ~np.isnan(scores.logits[image, column]))
+    evidence = evidence.keep(scores.unbiased[image] & ~np.isnan(scores.logits[image, column]))
     _check_evidence(evidence.value > 0)
     classes = len(table.classes)
     unfillable = positives_only(evidence.column, evidence.value > 0, classes)
@@ -221,10 +221,10 @@ def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = Fil
     image, column, value = evidence.entries()
     present = value > 0
     _check_evidence(present)
-    logits, part = np.asarray(scores.logits[image, column]), scores.part[image]
+    logits, fold = np.asarray(scores.logits[image, column]), scores.fold[image]
     calibrations = []
-    for number in range(int(scores.part.max()) + 1):
-        others = part != number if (part != number).any() else np.ones(len(part), bool)
+    for number in range(int(scores.fold.max()) + 1):
+        others = fold != number if (fold != number).any() else np.ones(len(fold), bool)
         calibrations.append(fit_class_platt(column[others], logits[others], present[others], classes))
     calibrations.append(fit_class_platt(column, logits, present, classes))
 
@@ -309,10 +309,10 @@ def _check_evidence(present: Mask) -> None:
 
 
 def _probabilities(scores: Scores, calibrations: list[Calibration], index: NDArray[np.int64]) -> NDArray[np.float32]:
-    logits, part = np.asarray(scores.logits[index]), scores.part[index]
+    logits, fold = np.asarray(scores.logits[index]), scores.fold[index]
     p = np.empty_like(logits)
-    for number in np.unique(part).tolist():  # part −1, the training images, uses the last calibration
-        p[part == number] = calibrations[number].scores(logits[part == number])
+    for number in np.unique(fold).tolist():  # fold −1, the training images, uses the last calibration
+        p[fold == number] = calibrations[number].scores(logits[fold == number])
     return p
 
 

@@ -25,6 +25,7 @@ from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
+    from halflabel.evaluation.scores import Scores
     from halflabel.filling.plan import FillCounts, FillPlan
     from halflabel.labels.table import Table
     from halflabel.questions.choose import Question
@@ -69,7 +70,6 @@ def fill(
     from halflabel.filling.control import ControlAnswers, plan_present
     from halflabel.filling.plan import FillOptions, plan_fill
     from halflabel.labels.rules import read_rules
-    from halflabel.runs import crossfit
 
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     further_photos = unlisted_photos(run, labels, Path(images)) if all_photos else None
@@ -95,7 +95,7 @@ def fill(
             "the known labels include negatives, which show how often filled labels are wrong",
             "leave control answers and the assumption out",
         )
-    scores = crossfit.score_run(run, Path(images), evidence, folds=folds, reporter=reporter)
+    scores = _score(run, Path(images), evidence, folds, reporter)
     source = run_source(run, str(config["method"]), assumed=only_positives and control is None)
     options = FillOptions(to_fill, precision, confidence, rule_set, source, plan_progress)
     if not only_positives:
@@ -112,6 +112,9 @@ def fill(
             image, column = table.images.index(control.images.array), table.classes.index(control.classes.array)
             checked = ControlAnswers(image[control.image], column[control.column], control.value > 0)
         plan = plan_present(scores, rows, run.read_calibration(), checked, options)
+    if folds is not None and config.get("tune") == "all":
+        caveat = "the tuned backbone has seen the labels of its training images, so precision may be overestimated"
+        plan = replace(plan, warnings=(*plan.warnings, caveat))
     for further in (control, answers):
         if further is not None and len(further):
             rows = _align(rows.append(further), rows.classes)
@@ -148,11 +151,10 @@ def control_questions(
     The entries are drawn from the photos of the labels and from `further_photos`, or with `only_further` from these.
     """
     from halflabel.filling.control import draw_control
-    from halflabel.runs import crossfit
 
     _, table, evidence = _open_labels(run, labels, further_photos)
     _check_probabilities(run, None)
-    scores = crossfit.score_run(run, Path(images), evidence, reporter=reporter)
+    scores = _score(run, Path(images), evidence, None, reporter)
     calibration = run.read_calibration()
     among = table.images.index(further_photos.array) if only_further and further_photos is not None else None
     drawn = draw_control(scores, evidence, calibration, known=table, precision=precision, count=count, among=among)
@@ -193,11 +195,30 @@ def _check_probabilities(run: RunFolder, folds: int | None) -> None:
             "leave --folds out",
         )
     is_frozen = run.read_config().get("tune", "head") == "head"
-    if not run.is_calibrated or (is_frozen and not run.out_of_fold.exists()):
+    if not run.is_calibrated or (is_frozen and run.score_kind != "out-of-fold"):
         raise UserError(
             f"{run.folder} has no out-of-fold scores, on which probabilities from positives only rest",
             "train with --solver lbfgs",
         )
+
+
+def _score(run: RunFolder, images: Path, evidence: Table, folds: int | None, reporter: Reporter) -> Scores:
+    """Return scores of the images that can be evaluated by `evidence`: those of the run, or else of heads per fold.
+
+    So known and unknown entries of an image have scores of the same kind. With `folds` the heads are fitted again in
+    any case. A tuned backbone is evaluated on the images that the run held out, and on those that it never had.
+    """
+    is_frozen = run.read_config().get("tune", "head") == "head"
+    if folds is not None or (is_frozen and run.score_kind != "out-of-fold"):
+        from halflabel.runs.crossfit import fit_again
+
+        return fit_again(run, images, evidence, folds=folds, reporter=reporter)
+    if run.score_kind is None and (run.split_of(evidence.images) == 0).all():
+        raise UserError(
+            "the run tuned its backbone on every image, so no label is left to evaluate its scores",
+            "train with --held-out 0.2, or add --folds 5 to train the head again on parts of the images",
+        )
+    return run.scores(evidence.images, images, reporter)
 
 
 def check_output_name(path: Path) -> None:

@@ -352,6 +352,21 @@ def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]
     return [None if path is None else folder / path for path in paths]
 
 
+def item_files(names: Sequence[str], folder: Path) -> list[list[Path]]:
+    """Return the files of each id: one image, or those in the folder that it names; none if there is neither."""
+    files = [[] if path is None else [path] for path in locate_images(names, folder)]
+    for number, name in enumerate(names):
+        place = Path(name)
+        if not files[number] and not place.is_absolute() and ".." not in place.parts and (folder / place).is_dir():
+            files[number] = find_images(folder / place)
+    return files
+
+
+def first_files(names: Sequence[str], folder: Path) -> list[Path | None]:
+    """Return the file that shows each id: its image, or the first one of its folder; None if it has none."""
+    return [files[0] if files else None for files in item_files(names, folder)]
+
+
 def require_images(names: Sequence[str], folder: str | Path) -> list[Path]:
     """Return the file of each image id below `folder`; UserError if one has none."""
     paths = locate_images(names, folder)

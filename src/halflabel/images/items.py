@@ -14,27 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.images.decode import find_images, locate_images
 from halflabel.images.sources import Features, FetchedBatch, Images, Plan
 from halflabel.images.views import View
 from halflabel.labels.names import Names
 
 _BLOCK = 4096  # items pooled at once
-
-
-def item_files(names: Sequence[str], folder: Path) -> list[list[Path]]:
-    """Return the files of each id: one image, or those in the folder that it names; none if there is neither."""
-    files = [[] if path is None else [path] for path in locate_images(names, folder)]
-    for number, name in enumerate(names):
-        place = Path(name)
-        if not files[number] and not place.is_absolute() and ".." not in place.parts and (folder / place).is_dir():
-            files[number] = find_images(folder / place)
-    return files
-
-
-def first_files(names: Sequence[str], folder: Path) -> list[Path | None]:
-    """Return the file that shows each id: its image, or the first one of its folder; None if it has none."""
-    return [files[0] if files else None for files in item_files(names, folder)]
 
 
 class Items(Images):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from halflabel.errors import UserError
-from halflabel.images.decode import UNAVAILABLE, BadImage, none_found_error, read_image
+from halflabel.images.decode import UNAVAILABLE, BadImage, item_files, none_found_error, read_image
 from halflabel.images.file_identity import group_copies
 from halflabel.images.image_list import stack_images
 from halflabel.images.quarantine import Quarantine, TooManyBadImages
@@ -300,21 +300,23 @@ def open_images(
     workers: int = 0,
     max_bad: float = 0.01,
     bad_images: Path | None = None,
+    also_in: Path | None = None,
 ) -> Images:
     """Open the images of a label table in a folder or a pack, or their features (`halflabel.images.stored_features`).
 
-    An image without a file counts as unreadable.
+    An image without a file counts as unreadable; those that the folder lacks may be in the folder `also_in`.
 
     An id that names a folder is an item of several images, see `halflabel.images.items`.
     More missing images than the share `max_bad` raise an error before any image is read; `bad_images` is then written
     to list them.
     """
-    from halflabel.images.pack.read import is_pack
+    from halflabel.images.pack.read import is_pack, open_pack
     from halflabel.images.pack.source import open_packed_images
 
     folder = local_folder(folder)
     quarantine = Quarantine(bad_images)
-    if is_pack(folder):
+    also_in = also_in if also_in is not None and also_in != folder and also_in.is_dir() else None
+    if is_pack(folder) and (also_in is None or (open_pack(folder).find(names.array) >= 0).all()):
         packed = open_packed_images(names, folder, views, workers=workers, max_bad=max_bad, quarantine=quarantine)
         packed.mark_missing(np.flatnonzero(packed.positions < 0).tolist(), folder, "not in the pack")
         return packed
@@ -322,10 +324,13 @@ def open_images(
 
     if holds_features(folder):
         return StoredFeatures(names, folder, views, max_bad=max_bad, quarantine=quarantine)
-    from halflabel.images.items import Items, item_files
+    from halflabel.images.items import Items
 
     image_ids = list(names)
     files_of_images = item_files(image_ids, folder)
+    if also_in is not None and not all(files_of_images):
+        others = item_files(image_ids, also_in)
+        files_of_images = [files or more for files, more in zip(files_of_images, others, strict=True)]
     missing = [number for number, files in enumerate(files_of_images) if not files]
     if len(missing) == len(image_ids):
         raise none_found_error(image_ids, folder)

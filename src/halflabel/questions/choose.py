@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.evaluation.calibration import has_negatives_to_calibrate, image_blocks
+from halflabel.evaluation.calibration import has_negatives_to_calibrate
+from halflabel.evaluation.scores import image_blocks
 from halflabel.labels.formats._long_write import WEIGHT_COLUMN
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
 from halflabel.labels.table import Table

@@ -15,7 +15,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.table import Table
 from halflabel.questions.choose import LowestCost, Question, open_blocks, sorted_entries
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.scores import ScoredImages, cached_scores
+from halflabel.runs.scores import ScoredImages, scored_images
 from halflabel.system.reporter import SILENT, Reporter
 
 _COLUMNS = ("image", "class", "probability")
@@ -26,7 +26,7 @@ def other_scores(other: Path, scored: ScoredImages, reporter: Reporter = SILENT)
     """Return the probabilities (N, C) of another run or of a file, for the entries of `scored`; NaN where unknown."""
     if not other.is_dir():
         return read_probabilities(other, scored.table, scored.paths)
-    theirs = cached_scores(RunFolder.open(other), scored.folder, reporter)
+    theirs = scored_images(RunFolder.open(other), scored.folder, reporter)
     table = scored.table
     if (theirs.table.images, theirs.table.classes) == (table.images, table.classes):
         return theirs.scores

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.evaluation.calibration import image_blocks
+from halflabel.evaluation.scores import image_blocks
 from halflabel.labels.table import Table, are_nearly_all_positive
 from halflabel.questions.choose import Question
 

@@ -11,7 +11,7 @@ from halflabel.questions.choose import Question, choose_questions
 from halflabel.questions.disagreement import largest_differences, other_scores
 from halflabel.questions.doubtful_labels import doubtful_labels
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.scores import cached_scores, crossfit_scores
+from halflabel.runs.scores import scored_images
 from halflabel.system.reporter import SILENT, Reporter
 
 
@@ -46,7 +46,7 @@ def next_questions(
     """
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     images = Path(images)
-    scored = cached_scores(run, images, reporter)
+    scored = scored_images(run, images, reporter)
     table, held_out = scored.table, int(scored.held_out.sum())
     skip = answered_entries(run.answers, table)
     if disagree is not None:
@@ -66,9 +66,12 @@ def next_questions(
             seed=seed,
         )
         return NextQuestions(questions, table, held_out, crossfitted=False)
-    scores = crossfit_scores(run, images, folds, reporter)
-    crossfitted = scores is not None
+    scores, crossfitted = scored.scores, run.score_kind == "out-of-fold"
+    if not crossfitted and folds >= 2 and run.read_config().get("tune", "head") == "head":  # else as long as training
+        from halflabel.runs.crossfit import fit_again
+
+        fitted = fit_again(run, images, run.read_labels(), folds=folds, reporter=reporter)
+        scores, crossfitted = fitted.probabilities(run.read_calibration()), True
     kind: dict[str, Any] = {"score_kind": "cross-fitted score"} if crossfitted else {"trained_on": ~scored.held_out}
-    used = scored.scores if scores is None else scores
-    questions = doubtful_labels(used, table, count, per_image=per_image, skip=skip, **kind)
+    questions = doubtful_labels(scores, table, count, per_image=per_image, skip=skip, **kind)
     return NextQuestions(questions, table, held_out, crossfitted)

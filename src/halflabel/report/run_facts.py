@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.labels.names import Names
+from halflabel.evaluation.scores import Kind
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.system.html import count, percent
@@ -31,6 +31,7 @@ class HeldOutResults:
     thresholds: NDArray[np.float64]  # (C,)
     overall: dict[str, float]
     per_class: list[dict[str, Any]]  # one per class, in the table's order
+    kind: Kind
     protocol: str
     assumption: str = ""  # under which the scores are probabilities, where known labels could not calibrate them
 
@@ -59,7 +60,7 @@ class HeldOutResults:
         """Which images and labels the results were measured on, in words."""
         entries = self.labels.size
         images = f"the {count(len(self.images))} held-out images, which training did not see"
-        if self.protocol.startswith("out-of-fold"):
+        if self.kind == "out-of-fold":
             images = f"all {count(len(self.images))} images, each scored by models that did not see its labels"
         return (
             f"Measured on {images}: "
@@ -85,7 +86,7 @@ class RunFacts:
     @property
     def is_out_of_fold(self) -> bool:
         """Whether all images were trained on, and each was evaluated by a model without its labels."""
-        return self.held_out is not None and len(self.training) == len(self.table)
+        return self.held_out is not None and self.held_out.kind == "out-of-fold"
 
 
 def read_run_facts(run: RunFolder) -> RunFacts:
@@ -95,9 +96,9 @@ def read_run_facts(run: RunFolder) -> RunFacts:
         name=run.folder.resolve().name,
         config=run.read_config(),
         table=labels.training,
-        training=_training_images(run, labels.training),
+        training=np.flatnonzero(run.split_of(labels.images) == 0),
         log=run.read_log(),
-        held_out=_read_held_out(run, labels.people) if run.predictions.exists() else None,
+        held_out=_read_held_out(run, labels.people),
         env=run.read_env(),
         made=run.read_completion(),
         unreadable=len(run.read_csv("bad_images.csv")),
@@ -115,41 +116,29 @@ def experiment_kind(folder: Path) -> str | None:
     return kind if kind in ("comparison", "study") else None
 
 
-def _training_images(run: RunFolder, table: Table) -> NDArray[np.int64]:
-    if not run.split.exists():  # unfinished
-        return np.arange(len(table))
-    part = run.split_of(table.images)
-    if (part < 0).any():
-        raise UserError(f"{run.folder} does not record for all its images which were trained on", "train again")
-    return np.flatnonzero(part == 0)
-
-
-def _image_indices(run: RunFolder, table: Table, names: Names) -> NDArray[np.int64]:
-    indices = table.images.index(names.array)
-    if (indices < 0).any():
+def _read_held_out(run: RunFolder, table: Table) -> HeldOutResults | None:
+    metrics, scores = run.read_metrics(), run.read_scores()
+    if not metrics or scores is None:  # unfinished, or nothing was held out
+        return None
+    if scores.classes != table.classes:
+        raise UserError(f"{run.stored_scores} has other classes than the run's labels", "train again")
+    images, probabilities = table.images.index(scores.images.array), scores.probabilities(run.read_calibration())
+    if (images < 0).any():
         raise UserError(f"{run.folder} holds images that its labels do not name", "train again")
-    return indices
-
-
-def _read_held_out(run: RunFolder, table: Table) -> HeldOutResults:
-    names, classes, scores = run.read_predictions()
-    if classes != list(table.classes):
-        raise UserError(f"{run.predictions} has other classes than the run's labels", "train again")
-    images = _image_indices(run, table, names)
-    readable = ~np.isnan(scores).any(axis=1)
-    images, scores = images[readable], scores[readable]
-    thresholds, metrics = run.read_thresholds(), run.read_metrics()
-    protocol = str(metrics.pop("protocol", ""))
+    readable = ~np.isnan(probabilities).any(axis=1)
+    images = images[readable]
+    thresholds, protocol = run.read_thresholds(), str(metrics.pop("protocol", ""))
     rows = {row.get("class"): row for row in run.read_csv("per_label.csv")}
     return HeldOutResults(
         images=images,
-        scores=scores,
+        scores=probabilities[readable],
         labels=table.rows(images),
-        thresholds=np.array([_to_float(thresholds.get(name)) for name in classes]),
+        thresholds=np.array([_to_float(thresholds.get(name)) for name in table.classes]),
         overall={name: _to_float(value) for name, value in metrics.items()},
-        per_class=[_class_row(name, rows.get(name, {})) for name in classes],
+        per_class=[_class_row(name, rows.get(name, {})) for name in table.classes],
+        kind=scores.kind,
         protocol=protocol,
-        assumption=run.read_calibration().assumption if run.is_calibrated else "",
+        assumption=run.read_calibration().assumption,
     )
 
 

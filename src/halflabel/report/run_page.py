@@ -95,7 +95,7 @@ def build_page(
         threshold_section(results) if results is not None else None,
         precision_recall_section(results) if results is not None and results.knows_absence else None,
         score_section(results) if results is not None and results.knows_absence else None,
-        known_labels_section(facts.table, len(facts.training)),
+        known_labels_section(facts.table, len(facts.training) if facts.finished else None),
         cooccurrence_section(facts.table),
         training_section(facts.log),
         None if images else gallery.no_galleries(),

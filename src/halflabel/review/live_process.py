@@ -43,7 +43,7 @@ class LiveSetup:
 
 def live_hindrance(run: RunFolder) -> str | None:
     """Return why the model of a run cannot be fitted again during a review, or None if it can."""
-    if run.out_of_fold.exists() or not run.weights.exists():
+    if run.score_kind == "out-of-fold" or not run.weights.exists():
         return None
     return "its model was not fitted by L-BFGS on frozen features"
 

@@ -19,7 +19,6 @@ from halflabel.labels.table import Table
 from halflabel.questions.choose import asked_entries
 from halflabel.review.live import LiveReview
 from halflabel.review.live_model import STRENGTH, LiveModel
-from halflabel.runs.crossfit import run_features
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import absolute_path
 
@@ -58,7 +57,7 @@ def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveRevi
     backbone = assembly.make_backbone()
     views = config.views(backbone)
     source = open_images(table.images, images, views, workers=config.workers, max_bad=1.0)
-    features = run_features(run, config, backbone, source, len(table.classes), train=False)
+    features = assembly.features(backbone, source, len(table.classes), run.cache, for_training=False)
     model = LiveModel(
         pooled_features(features),
         table,

@@ -1,6 +1,6 @@
 """The run folder: the settings, labels, log, weights and results of one training run.
 
-Only this module (with `folder_tables`) knows the file names inside a run.
+Only this module knows the file names inside a run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from halflabel import __version__
 from halflabel.errors import UserError
-from halflabel.runs import folder_tables
 from halflabel.runs.config_file import read_config
 from halflabel.runs.folder_integrity import training_lock, verify_checksum, with_checksum, write_checksums
+from halflabel.runs.score_file import read_kind, read_scores, write_scores
 from halflabel.runs.store import OCCUPIED_FIX, RunStore
 from halflabel.system import distributed
 from halflabel.system.files import (
@@ -37,15 +37,17 @@ from halflabel.system.files import (
     write_csv,
     write_json,
 )
+from halflabel.system.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
     from halflabel.evaluation.calibration import Calibration
+    from halflabel.evaluation.scores import Kind, Scores
     from halflabel.labels.labels import Labels
     from halflabel.labels.names import Names
     from halflabel.labels.table import Table
 
 
-_START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash", "split.parquet")
+_START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash")
 _RESULT_FILES = (
     "best.safetensors",
     "tuned_head.safetensors",
@@ -53,8 +55,7 @@ _RESULT_FILES = (
     "log.csv",
     "metrics.json",
     "per_label.csv",
-    "predictions.parquet",
-    "out_of_fold.parquet",
+    "scores.parquet",
     "thresholds.json",
     "calibration.json",
     "checksums.json",
@@ -63,7 +64,6 @@ _RESULT_FILES = (
     "repro.sh",
     "made.json",
     "report.html",
-    "scores.parquet",
     "truth.parquet",
 )
 
@@ -101,9 +101,7 @@ class RunFolder:
     tuned_head = _PathInRun("tuned_head.safetensors")
     checkpoints = _PathInRun("last")
     labels = _PathInRun("labels.parquet")
-    split = _PathInRun("split.parquet")
-    predictions = _PathInRun("predictions.parquet")
-    out_of_fold = _PathInRun("out_of_fold.parquet")
+    stored_scores = _PathInRun("scores.parquet")
     bad_images = _PathInRun("bad_images.csv")
     filled = _PathInRun("filled.csv")  # default output of `fill`
     answers = _PathInRun("answers.sqlite")
@@ -267,9 +265,11 @@ class RunFolder:
         write_checksums(self.folder, "thresholds.json", "calibration.json")
 
     def read_calibration(self) -> Calibration:
-        """Return the calibration that turns logits into probabilities."""
+        """Return the calibration that turns logits into probabilities; no change where nothing was evaluated."""
         from halflabel.evaluation.calibration import Calibration
 
+        if not self.is_calibrated:
+            return Calibration()
         verify_checksum(self / "calibration.json")
         values = self.read_json("calibration.json")
         try:
@@ -407,41 +407,31 @@ class RunFolder:
         return formats.read(path, format="long").table() if path.exists() else None
 
     @_first_process_only
-    def write_split(self, images: Sequence[str], part: NDArray[Any]) -> None:
-        folder_tables.write_split(self.split, images, part)
+    def write_scores(self, scores: Scores) -> None:
+        """Write the scores that the run was evaluated by: out of fold, or of the held-out images."""
+        write_scores(self.stored_scores, scores)
+
+    def read_scores(self) -> Scores | None:
+        """Return the scores that the run was evaluated by; None if nothing was held out, or training has not ended."""
+        return read_scores(self.stored_scores) if self.stored_scores.exists() else None
+
+    @property
+    def score_kind(self) -> Kind | None:
+        """The kind of the stored scores; None where there are none."""
+        return read_kind(self.stored_scores) if self.stored_scores.exists() else None
 
     def split_of(self, images: Names) -> NDArray[np.int8]:
         """Return 0 for training images, 1 for held-out ones and −1 for unknown ones, in the order of `images` (N,)."""
-        names, part = folder_tables.read_split(self.split)
-        index = names.index(images.array)
-        return np.where(index < 0, -1, part[index] if len(part) else 0).astype(np.int8)
+        part = np.where(self.read_labels().images.index(images.array) < 0, -1, 0).astype(np.int8)
+        if self.score_kind == "held-out" and (scores := self.read_scores()) is not None:
+            part[scores.images.index(images.array) >= 0] = 1
+        return part
 
-    @_first_process_only
-    def write_out_of_fold(self, table: Table, logits: NDArray[np.float32], fold: NDArray[np.int8]) -> None:
-        """Write the out-of-fold logits (N, C) and folds (N,) of the images of a table."""
-        folder_tables.write_scores_parquet(self.out_of_fold, table.images.array, list(table.classes), logits, fold)
+    def scores(self, names: Names, folder: str | Path, reporter: Reporter = SILENT) -> Scores:
+        """Return the scores of images in a folder: the stored ones, and those of the final model for other images."""
+        from halflabel.runs.scores import score_images
 
-    def read_out_of_fold(self, images: Names) -> tuple[NDArray[np.float32], NDArray[np.int8]] | None:
-        """Return out-of-fold logits (N, C), NaN for images the run never had, and folds (N,), −1 for those.
-
-        None where the run has no out-of-fold scores: it was trained in epochs, with held-out images.
-        """
-        if not self.out_of_fold.exists():
-            return None
-        names, classes, logits, fold = folder_tables.read_scores_parquet(self.out_of_fold, has_folds=True)
-        index = names.index(images.array)
-        missing = index < 0
-        rows = np.full((len(images), len(classes)), np.nan, np.float32)
-        rows[~missing] = logits[index[~missing]]
-        return rows, np.where(missing, -1, fold[index]).astype(np.int8)
-
-    @_first_process_only
-    def write_predictions(self, images: Sequence[str], classes: Sequence[str], scores: NDArray[np.float32]) -> None:
-        folder_tables.write_scores_parquet(self.predictions, images, classes, scores)
-
-    def read_predictions(self) -> tuple[Names, list[str], NDArray[np.float32]]:
-        """Return (N images, C classes, scores (N, C)) of the held-out images; NaN for unreadable ones."""
-        return folder_tables.read_scores_parquet(self.predictions)[:3]
+        return score_images(self, names, Path(folder), reporter)
 
 
 def model_kind(path: Path) -> Literal["run", "hub", "onnx"]:

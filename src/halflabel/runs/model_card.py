@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halflabel.evaluation.registry import shown_metrics
+from halflabel.evaluation.scores import MEASURED_ON, Kind
 from halflabel.system.format import decimal, points
 
 if TYPE_CHECKING:
@@ -15,14 +16,11 @@ if TYPE_CHECKING:
     from halflabel.labels.table import Table
 
 
-def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Table, *, out_of_fold: bool = False) -> str:
-    """Describe the model, its evaluation on held-out labels and its limits; contains only measured values.
-
-    With `out_of_fold` the labels are those of all images, each scored by models that did not see its labels.
-    """
-    value = evaluation.overall
+def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Table, kind: Kind) -> str:
+    """Describe the model, its evaluation on the labels of `held_out` and its limits; contains only measured values."""
+    value, out_of_fold = evaluation.overall, kind == "out-of-fold"
     images = "images" if out_of_fold else "held-out images"
-    measured_on = "all images by out-of-fold scores" if out_of_fold else "held-out images"
+    measured_on = f"all images by {MEASURED_ON[kind]}" if out_of_fold else MEASURED_ON[kind]
     chosen = "the regularisation and the use of similar images were" if out_of_fold else "the epoch was"
     size = f"{config['size']} px" if config["size"] else "images in the size that suits the backbone"
     lines = [

@@ -23,10 +23,10 @@ from halflabel.evaluation.positives_only import expected_f1_threshold, expected_
 from halflabel.features.backbones import LARGEST, SMALLEST, Backbone, build_backbone
 from halflabel.features.embed import checked_features
 from halflabel.features.feature_blocks import engine_device, goes_to_ray
-from halflabel.features.feature_cache import cache_features
 from halflabel.features.heads import Model, NormalisedLinear
 from halflabel.features.onnx_features import find_onnx_backbone
 from halflabel.features.scoring import ImageScorer, score_source
+from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.checkpoint import load_state
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
@@ -45,6 +45,7 @@ from halflabel.system import distributed, memory
 from halflabel.system.files import read_json
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.validate import check_fields
+from halflabel.types import Sweep
 
 
 @dataclass(eq=False)
@@ -85,9 +86,8 @@ class Predictor:
         except (RuntimeError, TypeError, ValueError) as error:  # unsuitable options raise any of these
             reason = error_summary(error)
             raise UserError(f"{run.weights} belongs to another model ({reason})", "train again") from None
-        calibration, thresholds = Calibration(), torch.full((len(classes),), 0.5)
+        calibration, thresholds = run.read_calibration(), torch.full((len(classes),), 0.5)
         if run.is_calibrated:
-            calibration = run.read_calibration()
             by_class = run.read_thresholds()
             if missing := [name for name in classes if by_class.get(name) is None]:
                 raise UserError(f"{run.folder} has no threshold for the class {missing[0]!r}", "train again")
@@ -141,20 +141,32 @@ class Predictor:
             return None
         return self.run.read_labels().stats.annotations
 
-    def logits(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
-        """Return the logits (N, C) of the images of a source; NaN for unreadable ones."""
-        if isinstance(source, Items):
-            return self._item_logits(source, reporter)
-        scorer, source = self._scorer(source, len(source), reporter)
-        if not goes_to_ray(source):
+    def logits(self, source: Source, reporter: Reporter = SILENT, *, cached: bool = False) -> Tensor:
+        """Return the logits (N, C) of the images of a source; NaN for unreadable ones.
+
+        `cached`: by features in the cache of the run, so that a second call is quick; maps would fill the disk.
+        """
+        cached = cached and not self.model.head.needs_maps
+        return self.sweep(source, reporter, cached=cached, with_features=False).logits
+
+    def sweep(
+        self, source: Source, reporter: Reporter = SILENT, *, cached: bool = False, with_features: bool = True
+    ) -> Sweep:
+        """Return the logits (N, C) and features (N, D) of the images of a source; NaN for unreadable ones.
+
+        `cached`: by features in the cache of the run, where there is one.
+        """
+        scorer, source = self._scorer(source, len(source), reporter, cached=cached)
+        if with_features or not goes_to_ray(source):
             how: Any = {"device": scorer.device, "batch_size": scorer.batch_size, "mirror": scorer.mirror}
-            return score_source(scorer.model, source, **how, reporter=reporter, features=False).logits
+            reporter = SILENT if isinstance(source, Features) else reporter  # the features took the time
+            return score_source(scorer.model, source, **how, reporter=reporter, features=with_features)
         shape = len(source), len(self.classes)
         logits, first = memory.scratch_zeros(shape, what=f"the scores of {len(source)} images take"), 0
         for block in scorer.stream(source, reporter):
             logits[first : first + len(block)] = block
             first += len(block)
-        return logits
+        return Sweep(logits, torch.zeros(len(source), 0))
 
     def stream(self, source: Source, reporter: Reporter = SILENT, *, of: int = 0) -> Iterator[Tensor]:
         """Yield the calibrated probabilities (B, C) of all images in order, in memory that does not grow with them.
@@ -168,31 +180,45 @@ class Predictor:
         scorer, source = self._scorer(source, of or len(source), reporter)
         yield from map(self.calibration.scores, scorer.stream(source, reporter))
 
-    def _scorer(self, source: Source, images: int, reporter: Reporter) -> tuple[ImageScorer, Source]:
+    def _scorer(
+        self, source: Source, images: int, reporter: Reporter, *, cached: bool = False
+    ) -> tuple[ImageScorer, Source]:
         """Return what computes logits, and of what: images or their features; a UserError if features do not fit.
 
         An exported ONNX file has no backbone, runs on the CPU and mirrors images.
         """
+        features = self._features(source, reporter, cached=cached)
+        if features is not None:
+            return ImageScorer(Model(None, self.model.head), len(self.classes), self.device, 256, False), features
         is_onnx = self.model.backbone is None
-        if isinstance(source, StoredFeatures):
-            backbone, head = self.model.backbone, self.model.head
-            if not isinstance(backbone, Backbone) or head.needs_maps or self.config.mirror:
-                raise UserError("this model takes images, not features", "name the folder of the images")
-            on_features = ImageScorer(Model(None, head), len(self.classes), self.device, 256, False)
-            return on_features, checked_features(source, backbone)
         device = self.device if is_onnx else engine_device(source, self.device)
         model = self._fastest_model(images, device, reporter)
         return ImageScorer(model, len(self.classes), device, 32, self.config.mirror and not is_onnx), source
 
-    def _item_logits(self, source: Items, reporter: Reporter) -> Tensor:
-        """Return the logits of items, by the mean of the features of their images."""
-        if self.model.backbone is None or self.model.head.needs_maps or self.config.mirror:
+    def _features(self, source: Source, reporter: Reporter, *, cached: bool) -> Features | None:
+        """Return the features that logits are computed from; None where they are computed from the images."""
+        backbone, folder = self.model.backbone, self._feature_folder if cached else None
+        has_vectors = not self.model.head.needs_maps and not self.config.mirror
+        if isinstance(source, StoredFeatures):
+            if not isinstance(backbone, Backbone) or not has_vectors:
+                raise UserError("this model takes images, not features", "name the folder of the images")
+            return checked_features(source, backbone)
+        if isinstance(source, Items) and (backbone is None or not has_vectors):
             raise UserError("this model cannot score items of several images", "use a run on a frozen backbone")
-        model = self._fastest_model(len(source.images), self.device, reporter)
-        swept = score_source(model, source.images, device=self.device, batch_size=32, reporter=reporter)
-        bad = torch.isnan(swept.features).any(1).nonzero()[:, 0].numpy()
-        features = pool_items(source, Features(swept.features, source.images.names, bad.tolist()))
-        return score_source(Model(None, self.model.head), features, device=self.device, features=False).logits
+        if folder is not None and isinstance(backbone, Backbone) and isinstance(source, Images):
+            assembly, classes = Assembly(self.config), len(self.classes)
+            return assembly.features(backbone, source, classes, folder, for_training=False, reporter=reporter)
+        if not isinstance(source, Items):
+            return None
+        features = self.sweep(source.images, reporter).features
+        bad = torch.isnan(features).any(1).nonzero()[:, 0].numpy()
+        return pool_items(source, Features(features, source.images.names, bad.tolist()))
+
+    @property
+    def _feature_folder(self) -> Path | None:
+        """The folder that caches the features of a frozen backbone; None for other models, and where none can be."""
+        run, is_frozen = self.run, self.config.tune == "head" and not self.config.mirror  # none of mirror images
+        return run.cache if run is not None and is_frozen and os.access(run.folder.parent, os.W_OK) else None
 
     def _fastest_model(self, images: int, device: torch.device | str, reporter: Reporter) -> Model:
         """Return the model; ONNX Runtime runs its frozen backbone where that is faster and the head allows it."""
@@ -203,23 +229,6 @@ class Predictor:
         view = self.views["plain"]
         onnx_backbone = find_onnx_backbone(backbone, view, folder, images=images, device=device, reporter=reporter)
         return self.model if onnx_backbone is None else Model(onnx_backbone, self.model.head)
-
-    def cached_logits(self, source: Images, reporter: Reporter) -> Tensor:
-        """Return the logits by features in the cache of the run, so that a second evaluation is quick.
-
-        A tuned or exported model has no such cache, maps would fill the disk, and a mirror image has no features there.
-        """
-        backbone, head, run = self.model.backbone, self.model.head, self.run
-        is_frozen = self.config.tune == "head" and isinstance(backbone, Backbone) and not self.config.mirror
-        if run is None or not is_frozen or head.needs_maps or not os.access(run.folder.parent, os.W_OK):
-            return self.logits(source, reporter)
-        if isinstance(source, StoredFeatures):  # computed already
-            return self.logits(source, reporter)
-        assert isinstance(backbone, Backbone)
-        images = source.images if isinstance(source, Items) else source
-        features = cache_features(backbone, images, run.cache, device=self.device, reporter=reporter)
-        features = pool_items(source, features) if isinstance(source, Items) else features
-        return score_source(Model(None, head), features, device=self.device, batch_size=256, features=False).logits
 
     def scores(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
         """Return calibrated probabilities (N, C); NaN for unreadable images."""
@@ -235,8 +244,8 @@ class Predictor:
         wanted = _wanted_threshold(threshold) if threshold is not None else 0.0
         scores = None
         if positives_per_image is not None or isinstance(wanted, dict):
-            scores = self.run.read_out_of_fold(self.run.read_labels().images) if self.run is not None else None
-            if scores is None:
+            scores = self.run.read_scores() if self.run is not None else None
+            if scores is None or scores.kind != "out-of-fold":
                 raise UserError(
                     "positives per image, and a threshold by precision or recall, need the out-of-fold scores of a run",
                     "name a run that was fitted by the solver lbfgs, or state the probability to decide by",
@@ -248,12 +257,12 @@ class Predictor:
                     f"{positives_per_image:g} positives per image do not fit {len(self.classes)} classes",
                     "state their mean number, such as 1.5",
                 )
-            calibration = match_positives_per_image(scores[0], calibration, positives_per_image)
-            optimum = expected_f1_threshold(calibration.scores(torch.from_numpy(scores[0])).numpy())
+            calibration = match_positives_per_image(scores.logits, calibration, positives_per_image)
+            optimum = expected_f1_threshold(calibration.scores(torch.from_numpy(scores.logits)).numpy())
             thresholds = torch.full_like(thresholds, optimum)
         if isinstance(wanted, dict):
             assert scores is not None
-            wanted = expected_threshold(calibration.scores(torch.from_numpy(scores[0])).numpy(), **wanted)
+            wanted = expected_threshold(calibration.scores(torch.from_numpy(scores.logits)).numpy(), **wanted)
         if threshold is not None:
             thresholds = torch.full_like(thresholds, wanted)
         return replace(self, calibration=calibration, thresholds=thresholds)
@@ -307,7 +316,7 @@ class Predictor:
         table, with_model_made = (_with_classes(each, self.classes) for each in (table, with_model_made))
         annotations = self.annotations  # before the slow scoring: the labels of the run may be damaged
         source = open_images(table.images, images, self.views, workers=self.config.workers, max_bad=1.0)
-        logits = self.cached_logits(source, reporter)
+        logits = self.logits(source, reporter, cached=True)
         evaluation = distributed.run_on_main(
             lambda: evaluate(
                 logits,

@@ -19,6 +19,7 @@ from torch import Tensor
 from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
 from halflabel.evaluation.registry import check_own_metrics
+from halflabel.evaluation.scores import MEASURED_ON, Scores
 from halflabel.features.heads import Head, Model
 from halflabel.features.near_copies import describe_near_copies
 from halflabel.features.scoring import score_source
@@ -26,6 +27,7 @@ from halflabel.fitting.assembly import Assembly, pooled_features
 from halflabel.fitting.callbacks import Callback, CallbackList, EpochLog
 from halflabel.fitting.checkpoint import load_newest, load_state, save_tensors
 from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.crossfit import FOLDS
 from halflabel.fitting.device import choose_device
 from halflabel.fitting.loop import fit
 from halflabel.fitting.refit import Refit
@@ -41,12 +43,11 @@ from halflabel.labels.table import Table
 from halflabel.labels.uncertain import describe_reading
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.folder_integrity import verify_checksum, write_checksums
+from halflabel.runs.model_card import model_card
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
-
-_OUT_OF_FOLD = "out-of-fold scores"  # protocol of an evaluation without held-out images
 
 
 def train(
@@ -89,7 +90,6 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
         run.start(job.labels, {**config.as_dict(), "size": job.size}, job.truth)
     run.remove_temporary_files()
     run.write_env(job.device)
-    run.write_split(job.table.images.array, part)
     if run.store is not None and distributed.is_main():
         run.store.upload()
     try:
@@ -102,6 +102,8 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
         job.write_bad_images()
     job.report_bad_images()
     run.write_log(fitted.log)
+    if fitted.scores is not None:
+        run.write_scores(fitted.scores)
     if distributed.is_main():
         _write_model(run, Model(job.backbone, fitted.head), job.table.classes, config, job.size)
     # With every option given, auto is sgd, except where the whole network is tuned.
@@ -110,7 +112,8 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
     images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
     run.write_text("repro.sh", _repro(run, repeated, images))
     run.write_completion()
-    evaluation = None if fitted.logits is None else distributed.run_on_main(lambda: _finish(job, fitted))
+    scores = fitted.scores
+    evaluation = None if scores is None else distributed.run_on_main(lambda: _finish(job, scores))
     if job.reporter.callback is not None and distributed.is_main():
         job.reporter.callback.on_training_end({} if evaluation is None else evaluation.overall)
     return evaluation
@@ -204,13 +207,11 @@ class _Job:
 
 
 class _Fitted(NamedTuple):
-    """A trained head, the log, and the scores by which it is evaluated."""
+    """A trained head, the log, and the scores by which it is evaluated; None if nothing was held out."""
 
     head: Head
     log: list[EpochLog]
-    logits: Tensor | None  # (M, C) of the images in `rows`, by models that did not see their labels; None if M = 0
-    rows: NDArray[np.int64]  # indices in the table
-    protocol: str
+    scores: Scores | None
 
 
 def _solve(job: _Job) -> _Fitted:
@@ -225,9 +226,8 @@ def _solve(job: _Job) -> _Fitted:
         reporter=job.reporter,
     )
     job.reporter.message(fitted.choice)
-    job.run.write_out_of_fold(job.table, fitted.logits, fitted.fold)
-    rows = np.arange(len(job.table))
-    return _Fitted(fitted.head, fitted.log, torch.from_numpy(fitted.logits), rows, _OUT_OF_FOLD)
+    scores = Scores(job.table.images, job.table.classes, fitted.logits, fitted.fold, "out-of-fold")
+    return _Fitted(fitted.head, fitted.log, scores)
 
 
 def _split(job: _Job) -> NDArray[np.int8]:
@@ -286,13 +286,21 @@ def _fit_in_epochs(job: _Job, part: NDArray[np.int8], init_callback: Callback | 
                 tune(Model(None, head), job.features(), first, run.checkpoints / "head", callback)
         log = tune(tuned, source, settings, run.checkpoints / "all", reporter.callback)
     if not len(held_out):
-        return _Fitted(head, log, None, held_out, "")
+        return _Fitted(head, log, None)
     if config.tune == "all" and (refitted := _refit(job, tuned, source, held_out)) is not None:
-        return _Fitted(refitted.head, log, refitted.logits, held_out, "held-out images")
+        return _Fitted(refitted.head, log, _held_out_scores(job, held_out, refitted.logits))
     if config.mirror:  # features of mirror images are not cached
         tuned, source = Model(job.backbone.to(job.device), head), source if config.tune == "all" else job.source
     logits = score_source(tuned, Subset(source, held_out), device=job.device, mirror=config.mirror).logits
-    return _Fitted(head, log, logits, held_out, "held-out images")
+    return _Fitted(head, log, _held_out_scores(job, held_out, logits))
+
+
+def _held_out_scores(job: _Job, held_out: NDArray[np.int64], logits: Tensor) -> Scores:
+    """Return the scores of the held-out images; `fill` calibrates those of a fold by the others."""
+    table, folds = job.evaluation_table.subset(held_out), min(FOLDS, len(held_out))
+    groups = None if job.groups is None else job.groups[held_out]
+    fold = assign_parts(table, [1 / folds] * folds, groups=groups)
+    return Scores(table.images, table.classes, logits.numpy(), fold, "held-out")
 
 
 def _load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
@@ -349,13 +357,12 @@ def _align(truth: Table, table: Table) -> Table:
     return truth.subset(images, classes)
 
 
-def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
+def _finish(job: _Job, scores: Scores) -> Evaluation:
     """Write thresholds, calibration and metrics from scores of images by models that did not see their labels."""
-    assert fitted.logits is not None
-    run, logits = job.run, fitted.logits
-    held_out = job.evaluation_table.subset(fitted.rows)
+    run, logits, rows = job.run, torch.from_numpy(scores.logits), job.table.images.index(scores.images.array)
+    held_out = job.evaluation_table.subset(rows)
     labels = torch.from_numpy(held_out.dense())
-    control = None if job.control is None else job.control[fitted.rows]
+    control = None if job.control is None else job.control[rows]
     calibration, thresholds = fit_decisions(
         logits, labels, control=control, positives_per_image=job.config.positives_per_image
     )
@@ -370,8 +377,8 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
             "To assume less, answer random questions (halflabel review)"
         )
     trained = job.table
-    if len(fitted.rows) < len(job.table):
-        trained = job.table.subset(np.setdiff1d(np.arange(len(job.table)), fitted.rows))
+    if scores.kind == "held-out":
+        trained = job.table.subset(np.setdiff1d(np.arange(len(job.table)), rows))
     evaluation = evaluate(
         logits,
         labels,
@@ -379,16 +386,12 @@ def _finish(job: _Job, fitted: _Fitted) -> Evaluation:
         thresholds=thresholds,
         calibration=calibration,
         annotations=trained.stats.annotations,
-        groups=None if job.groups is None else job.groups[fitted.rows],
-    ).noting_excluded(job.table.subset(fitted.rows).known - held_out.known, with_answers=bool(job.answers_left_out))
+        groups=None if job.groups is None else job.groups[rows],
+    ).noting_excluded(job.table.subset(rows).known - held_out.known, with_answers=bool(job.answers_left_out))
     run.write_calibration(calibration, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
-    protocol = f"{fitted.protocol}; {evaluation.protocol}"
+    protocol = f"{MEASURED_ON[scores.kind]}; {evaluation.protocol}"
     run.write_metrics({"protocol": protocol, **evaluation.overall}, evaluation.per_class)
-    run.write_predictions(held_out.images.array, list(held_out.classes), calibration.scores(logits).numpy())
-    from halflabel.runs.model_card import model_card
-
-    out_of_fold = fitted.protocol == _OUT_OF_FOLD
-    run.write_text("model_card.md", model_card(job.config.as_dict(), evaluation, held_out, out_of_fold=out_of_fold))
+    run.write_text("model_card.md", model_card(job.config.as_dict(), evaluation, held_out, scores.kind))
     return evaluation
 
 

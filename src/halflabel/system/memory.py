@@ -1,6 +1,6 @@
 """Main memory: how much there is, how the C library returns it, and scratch files for tables that do not fit.
 
-It imports torch only when a table is made, so that the command line starts quickly.
+It imports torch and NumPy only when a table is made, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import IO, TYPE_CHECKING
 from halflabel.errors import UserError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameter numbers of glibc's mallopt
@@ -75,6 +77,21 @@ def scratch_zeros(
     size = math.prod(shape) * dtype.itemsize
     if not is_large(size):
         return torch.zeros(*shape, dtype=dtype)
+    return torch.frombuffer(_scratch_pages(size, what), dtype=dtype).view(*shape)
+
+
+def scratch_array(shape: tuple[int, int], what: str = "the scores of the images take") -> NDArray[np.float32]:
+    """Return a float32 table of zeros as `scratch_zeros`, for NumPy: without torch."""
+    import numpy as np
+
+    size = 4 * math.prod(shape)
+    if not is_large(size):
+        return np.zeros(shape, np.float32)
+    return np.frombuffer(_scratch_pages(size, what), np.float32).reshape(shape)
+
+
+def _scratch_pages(size: int, what: str) -> mmap.mmap:
+    """Return so many bytes of a scratch file."""
     check_scratch_space(size, what)
     with tempfile.TemporaryFile(prefix="halflabel-", buffering=0, dir=_scratch_folder()) as file:
         try:
@@ -83,8 +100,7 @@ def scratch_zeros(
             if error.errno not in _DISK_FULL:
                 raise
             raise _no_space(size, what) from None
-        pages = mmap.mmap(file.fileno(), size)  # the mapping outlives the closed file
-    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+        return mmap.mmap(file.fileno(), size)  # the mapping outlives the closed file
 
 
 def table_on(

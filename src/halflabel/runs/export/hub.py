@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halflabel.errors import UserError
+from halflabel.evaluation.scores import MEASURED_ON
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.folder_integrity import verify_checksum
 from halflabel.system.files import atomic_write, write_json
 from halflabel.system.format import decimal, points
 
 if TYPE_CHECKING:
+    from halflabel.evaluation.scores import Kind
     from halflabel.runs.export.metadata import ModelMetadata
 
 
@@ -57,7 +59,8 @@ def card(run: RunFolder, metadata: ModelMetadata) -> str:
     """Return the model card: front matter for the Hub, then the evaluation of the run."""
     import yaml
 
-    front_matter = yaml.safe_dump(_front_matter(metadata, run.read_metrics()), sort_keys=False, allow_unicode=True)
+    front = _front_matter(metadata, run.read_metrics(), run.score_kind)
+    front_matter = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
     run_card = run / "model_card.md"
     if run_card.exists():
         body = run_card.read_text(encoding="utf-8").strip()
@@ -97,19 +100,17 @@ def push(folder: Path, repo: str, *, private: bool = False, api: Any = None) -> 
     return str(address)
 
 
-def _front_matter(metadata: ModelMetadata, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _front_matter(metadata: ModelMetadata, metrics: Mapping[str, Any], kind: Kind | None) -> dict[str, Any]:
     """Return the front matter; only mAP, because F1 was measured on the labels the thresholds were chosen on."""
     front: dict[str, Any] = {
         "library_name": "halflabel",
         "pipeline_tag": "image-classification",
         "tags": ["halflabel", "multi-label-classification", "partial-labels", metadata.backbone, metadata.method],
     }
-    if metrics.get("mAP") is not None:
-        out_of_fold = str(metrics.get("protocol", "")).startswith("out-of-fold")
-        measured_on = "out-of-fold scores" if out_of_fold else "held-out images"
+    if metrics.get("mAP") is not None and kind is not None:
         result = {
             "task": {"type": "image-classification", "name": "Multi-label image classification"},
-            "dataset": {"type": "held-out", "name": f"{measured_on} of the training data"},
+            "dataset": {"type": "held-out", "name": f"{MEASURED_ON[kind]} of the training data"},
             "metrics": [
                 {
                     "type": "mAP",
