@@ -14,9 +14,9 @@ from halflabel.runs.folder import RunFolder
 def test_a_dry_run_shows_the_plan_and_writes_nothing(data: Path, tmp_path: Path) -> None:
     words = ["train", "--dry-run", data / "train.csv", data / "images", "--out", tmp_path / "runs" / "new", *TINY]
     text = flat(done(*words, "--method", "em", "--alpha", "0.3"))
-    for part in ("48 images found", "em, the head, by L-BFGS", "tiny frozen, on cpu", "--alpha 0.3", "runs/new"):
+    for part in ("48 images found", "by L-BFGS on vectors, backbone frozen", "tiny, on cpu", "--alpha 0.3", "runs/new"):
         assert part in text
-    assert "2 epochs of sgd" in flat(done(*words, "--epochs", "2"))
+    assert "2 epochs of batches" in flat(done(*words, "--epochs", "2"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -192,7 +192,7 @@ def test_fill_writes_the_same_rows(two_processes: Path, one_process: tuple[Path,
 
 def test_only_the_first_process_prints(two_processes: Path) -> None:
     assert output_of(two_processes, 1, "stdout") == ""
-    assert output_of(two_processes, 0, "stdout").count("5-fold cross-fitting") == 1
+    assert output_of(two_processes, 0, "stdout").count("5 folds") == 1
 
 
 def test_a_killed_process_ends_the_job_and_one_process_resumes_it(two_processes: Path, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_vectors_from_a_file(tmp_path):
 
 def test_the_whole_step():
     table = _table(5)
-    method = recipe("fast0tag").make(hidden="", dropout=0.0)
+    method = recipe("fast0tag").make(hidden="")
     head = method.head(6, 5)
     method.start(table, Model(None, head))
     head = head.double()
