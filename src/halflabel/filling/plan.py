@@ -14,14 +14,23 @@ from numpy.typing import NDArray
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration, fit_class_platt
 from halflabel.evaluation.scores import Scores, image_blocks
-from halflabel.filling.sampling_bias import positives_only, sampling_warnings
-from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_of, choose_thresholds, random_answers_needed
+from halflabel.filling.thresholds import (
+    BINS,
+    BinCounts,
+    FillDecision,
+    bin_of,
+    choose_thresholds,
+    random_answers_needed,
+    sampling_warnings,
+)
 from halflabel.labels.labels import RULE_SOURCE, Labels
 from halflabel.labels.rules import Rules
 from halflabel.labels.table import Table
 from halflabel.system.format import group_digits
 
 Mask = NDArray[np.bool_]
+
+_MIN_POSITIVES = 5  # with so many known positives, having no negative is not chance
 
 
 @dataclass
@@ -216,7 +225,8 @@ def plan_fill(scores: Scores, labels: Table | Labels, options: FillOptions = Fil
     evidence = evidence.keep(scores.unbiased[image] & ~np.isnan(scores.logits[image, column]))
     _check_evidence(evidence.value > 0)
     classes = len(table.classes)
-    unfillable = positives_only(evidence.column, evidence.value > 0, classes)
+    known = evidence.stats
+    unfillable = (known.positives >= _MIN_POSITIVES) & (known.negatives == 0)  # only what is present was annotated
     evidence = evidence.keep(~unfillable[evidence.column])
     image, column, value = evidence.entries()
     present = value > 0

@@ -10,8 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.labels.names import Names
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 BINS = 400
 _REACH = 10.0  # logits of probabilities beyond ±10 share the outermost bins
@@ -19,6 +22,8 @@ _SLICES = 4  # slices of the filled range of probabilities, for weights
 _LEVELS = 40
 _SHARES = (0.8, 0.1, 0.1)  # shares of the allowed error, for the three starts
 _SHRINK = 20.0  # pseudo-count that shrinks the precision of a class towards its mean probability
+_MIN_RATIO = 1.3  # likely positives known so much more often than in a random sample, or less, show that it is none
+_SIGMAS = 4.0
 
 
 def bin_of(p: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -272,3 +277,62 @@ def _lower(right: float, size: float, allowed: float) -> float:
     from scipy.stats import beta
 
     return float(beta.ppf(allowed, right, size - right + 1)) if right > 0 else 0.0
+
+
+def _positive_sampling_ratio(counts: BinCounts) -> tuple[Floats, Floats, float, float]:
+    """Return how much more often likely positives (P ≥ 1/2) are known than in a random sample of their class.
+
+    With n_c known entries of m_c, h_c of them likely positives, n_c h_c / m_c of these would be known in a random
+    sample (with the variance of the hypergeometric distribution). Returns the ratio of actual to expected number and
+    its distance in standard deviations, per class (C,) and over all classes.
+    """
+    known = counts.present + counts.absent
+    whole = known + counts.unknown
+    high = np.s_[:, BINS // 2 :]
+    actual, likely = known[high].sum(1), whole[high].sum(1)
+    n, m = known.sum(1), whole.sum(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        expected = np.where(m > 0, n * likely / m, 0.0)
+        variance = np.where(m > 1, expected * (1 - likely / m) * (m - n) / (m - 1), 0.0)
+        ratio = actual / expected
+        sigmas = np.where(variance > 0, (actual - expected) / np.sqrt(variance), 0.0)
+        overall = float(actual.sum() / expected.sum())
+        total = float((actual - expected).sum() / np.sqrt(variance.sum())) if variance.sum() > 0 else 0.0
+    return ratio, sigmas, overall, total
+
+
+def sampling_warnings(counts: BinCounts, classes: Names, unfillable: Mask, unseen: Mask) -> list[str]:
+    """Return reasons to distrust the estimates, each with its consequence; `unseen` classes have no known positive."""
+    warnings = []
+    if unfillable.any():
+        warnings.append(
+            f"{_named(classes, unfillable)}: positives are known but no negatives, so nothing can be estimated; left "
+            "unknown. Label some images where they are absent."
+        )
+    if unseen.any():
+        warnings.append(
+            f"{_named(classes, unseen)}: no positive is known, apart from answers to chosen questions, so nothing "
+            "shows that the model finds one; left unknown. Label some images where they are present."
+        )
+    ratio, sigmas, overall, total = _positive_sampling_ratio(counts)
+    with np.errstate(divide="ignore"):
+        excess, overall_excess = np.log(ratio), np.log(overall)
+    for sign, extreme, practice, sides in (
+        (1, "most", "mostly what is present was annotated", "positives"),
+        (-1, "least", "present classes were left out on purpose", "negatives"),
+    ):
+        is_biased = (np.abs(sigmas) > _SIGMAS) & (sign * excess > np.log(_MIN_RATIO))
+        named = f" ({extreme}: {_named(classes, is_biased)})" if is_biased.any() else ""
+        if named or (abs(total) > _SIGMAS and sign * overall_excess > np.log(_MIN_RATIO)):
+            warnings.append(
+                f"the known labels are not a random sample: likely positives are known {overall:.1f} times as often as "
+                f"expected{named}. If {practice}, the precision of filled {sides} is overestimated; check a random "
+                "sample of them by hand."
+            )
+    return warnings
+
+
+def _named(classes: Names, mask: Mask, most: int = 3) -> str:
+    chosen = np.flatnonzero(mask)
+    shown = ", ".join(classes[int(c)] for c in chosen[:most])
+    return shown + (f" and {len(chosen) - most} more" if len(chosen) > most else "")
