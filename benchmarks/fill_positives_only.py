@@ -23,7 +23,7 @@ import torch
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import fit_decisions
 from halflabel.evaluation.scores import Scores
-from halflabel.filling.control import ControlAnswers, NothingToFill, draw_control, plan_present, unknown_curve
+from halflabel.filling.control import NothingToFill, draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
 from halflabel.fitting.crossfit import crossfit
 from halflabel.labels.labels import Labels
@@ -53,25 +53,25 @@ class Fill:
             torch.from_numpy(fitted.logits), torch.from_numpy(self.known.dense())
         ).calibration
 
-    def measure(self, answers: ControlAnswers | None) -> tuple[float, float]:
+    def measure(self, answers: Labels | None) -> tuple[float, float]:
         """Return the true precision of the fills, and the share of the missing positives that they are."""
         rows = self.fill(answers)
         right = self.truth[rows.image, rows.column]
         missing = int((self.truth & (self.known.dense() == 0)).sum())
         return float(right.mean()) if len(rows) else 1.0, float(right.sum() / missing)
 
-    def count(self, answers: ControlAnswers) -> tuple[int, int, int]:
+    def count(self, answers: Labels) -> tuple[int, int, int]:
         """Return the number of questions, of other labels that are filled, and of those that are right."""
         rows, is_asked = self.fill(answers), np.zeros(self.truth.shape, bool)
         is_asked[answers.image, answers.column] = True
         right = self.truth[rows.image, rows.column][~is_asked[rows.image, rows.column]]
         return len(answers.image), len(right), int(right.sum())
 
-    def fill(self, answers: ControlAnswers | None) -> Labels:
+    def fill(self, answers: Labels | None) -> Labels:
         options = FillOptions(precision=self.options.precision, confidence=self.options.confidence)
         return plan_present(self.scores, Labels.from_table(self.known), self.calibration, answers, options).rows()
 
-    def draw(self, seed: int) -> ControlAnswers:
+    def draw(self, seed: int) -> Labels:
         drawn = draw_control(
             self.scores,
             self.known,
@@ -80,8 +80,9 @@ class Fill:
             count=self.options.answers,
             seed=seed,
         )
-        image, column = (np.array([item[part] for item in drawn]) for part in (0, 1))
-        return ControlAnswers(image, column, self.truth[image, column])
+        image, column, weight = (np.array([item[part] for item in drawn]) for part in (0, 1, 4))
+        value = np.where(self.truth[image, column], 1, -1)
+        return Labels.build(self.known.images, self.known.classes, image, column, value, weight=weight)
 
     def hindsight(self) -> float:
         """Return the share of the missing positives above the lowest cut with the precision."""

@@ -119,8 +119,8 @@ class Person:
         update, seconds = first, [first.seconds]
         while len(answers) < options.answers:
             is_live = order == "live" or ((order, start) == ("batch", "nothing") and len(answers) < FIRST)
-            for item in update.free_controls:
-                answers = [a._replace(weight=item.weight) if a[:2] == item[:2] else a for a in answers]
+            drawn = {item[:2]: item.weight for item in update.queue if item.is_control}
+            answers = [a._replace(weight=a.weight or drawn.get(a[:2], 0.0)) for a in answers]
             asked = self.questions(update, "live" if is_live else order, labels, seed)
             for image, column, inclusion in asked[: options.every if is_live else options.answers - len(answers)]:
                 value = int(self.truth[image, column])
@@ -139,7 +139,7 @@ class Person:
     def questions(self, update: Any, order: str, labels: NDArray[np.int8], seed: int) -> Entries:
         """Return the questions of an order, the first first."""
         if order == "live":
-            return [(item.image, item.column, item.weight) for item in update.queue]
+            return [(i, c, weight) for i, c, _, _, weight in update.queue if labels[i, c] == 0]
         if order == "batch":
             table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
             chosen = choose_questions(
@@ -198,7 +198,7 @@ def _fit_forever(connection: Connection, options: argparse.Namespace) -> None:
     with contextlib.suppress(EOFError):  # the server has ended
         while True:
             update = review.update([EntryAnswer(*item) for item in connection.recv()])
-            connection.send((update.probabilities, update.quality.threshold, update.queue, update.free_controls))
+            connection.send((update.probabilities, update.quality.threshold, update.queue))
 
 
 def _answer(port: int, token: str, count: int, results: Connection) -> None:

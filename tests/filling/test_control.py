@@ -22,7 +22,7 @@ from halflabel.evaluation.calibration import Calibration, describe_answers, fit_
 from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.evaluation.scores import Scores
 from halflabel.filling import fill
-from halflabel.filling.control import ControlAnswers, draw_control, plan_present, unknown_curve
+from halflabel.filling.control import draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
 from halflabel.filling.run import control_questions, unlearned_answers
 from halflabel.fitting.config import Config, Settings
@@ -48,14 +48,15 @@ def simulate(images: int = 2000, wrong: float = 0.0) -> tuple[Scores, Table, np.
     return worlds.made_up(logits, np.arange(images) % 5), Table.from_dense(known), truth
 
 
-def plan(scores: Scores, table: Table, answers: ControlAnswers | None, precision: float = 0.95) -> Labels:
+def plan(scores: Scores, table: Table, answers: Labels | None, precision: float = 0.95) -> Labels:
     return plan_present(scores, Labels.from_table(table), PLATT, answers, FillOptions(precision=precision)).rows()
 
 
-def answered(scores: Scores, table: Table, truth: np.ndarray, seed: int, count: int = 100) -> ControlAnswers:
+def answered(scores: Scores, table: Table, truth: np.ndarray, seed: int, count: int = 100) -> Labels:
     drawn = draw_control(scores, table, PLATT, precision=0.95, count=count, seed=seed)
-    image, column = (np.array([item[part] for item in drawn]) for part in (0, 1))
-    return ControlAnswers(image, column, truth[image, column])
+    image, column, weight = (np.array([item[part] for item in drawn]) for part in (0, 1, 4))
+    value = np.where(truth[image, column], 1, -1)
+    return Labels.build(table.images, table.classes, image, column, value, weight=weight)
 
 
 @pytest.mark.parametrize("wrong", [0.0, 2.0])
@@ -134,7 +135,7 @@ def test_few_answers_change_little_and_many_change_much() -> None:
     p = np.full(400, 0.9)
     present = np.arange(400) % 2 == 0  # half of them
     z = np.log(p / (1 - p))
-    few, many = fit_correction(z[:6], present[:6]), fit_correction(z, present)
+    few, many = (fit_correction(z[:n], present[:n], np.ones(n)) for n in (6, 400))
     assert 0.75 < few.scores(z[:1])[0] < 0.9
     assert many.scores(z[:1])[0] == pytest.approx(0.5, abs=0.05)
     assert "fewer" in describe_answers(p, present)
@@ -260,6 +261,26 @@ def test_continued_training_takes_answered_control_questions_as_random(asked: Pr
         assert weight > 0
         assert weight == pytest.approx(weights[new.images[image], new.classes[column]])
     assert len(new) == sum(not line.endswith(",") for line in answered)
+
+
+def test_answers_to_chosen_questions_are_no_evidence(asked: Project) -> None:
+    run, images, _ = asked
+    table = run.read_labels()
+    questions = read_questions(run.control, table)
+    image, column, weight = (np.array([question[part] for question in questions]) for part in (0, 1, 4))
+    value = np.where(np.arange(len(image)) > 0, 1, -1)
+    random = Labels.build(table.images, table.classes, image, column, value, weight=weight)
+    is_free = table.dense() == 0
+    is_free[image, column] = False
+    others = np.nonzero(is_free)
+    chosen = Labels.build(table.images, table.classes, *others, np.full(len(others[0]), -1), weight=0 * others[0])
+    expected = fill(run, images, control=random, precision=0.6)
+    actual = fill(run, images, control=random.append(chosen), precision=0.6)
+    assert expected.present.filled.sum() > 0
+    assert (actual.present.cut == expected.present.cut).all()
+    assert (actual.check, actual.present.known_labels) == (expected.check, expected.present.known_labels)
+    with pytest.raises(UserError, match="chosen"):
+        fill(run, images, control=chosen, precision=0.6)
 
 
 def test_a_precision_that_no_label_reaches_names_one_that_works(project: Project) -> None:

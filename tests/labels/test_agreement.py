@@ -14,14 +14,14 @@ from halflabel.labels.agreement import (
     is_conflict,
     measure_agreement,
 )
-from halflabel.labels.answers import Answer, AnswerStore, CurrentAnswer
+from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.names import Names
 
 
 def group(*votes: tuple[str, int], image: str = "a", label: str = "cat", why: str = "uncertain", settled=None):
-    answers = [CurrentAnswer(who, image, label, value, 0.5, why, who, "", "") for who, value in votes]
+    answers = [Answer(who, image, label, value, 0.5, why, who=who) for who, value in votes]
     if settled is not None:
-        answers.append(CurrentAnswer("s", image, label, settled, 0.5, SETTLED, "boss", "", ""))
+        answers.append(Answer("s", image, label, settled, 0.5, SETTLED, who="boss"))
     return answers
 
 

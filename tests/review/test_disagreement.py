@@ -10,7 +10,7 @@ from command_line import done, flat, refused
 
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
-from halflabel.questions.disagreement import largest_differences, other_scores, read_probabilities
+from halflabel.questions.next import largest_differences, other_scores, read_probabilities
 
 
 def test_the_largest_differences_come_first() -> None:

@@ -65,9 +65,10 @@ def answer_all(review: LiveReview, truth: np.ndarray, count: int, *, random: boo
     entries = np.random.default_rng(0).permutation(truth.size)
     update = review.update([])
     while len(answers) < count:
-        for item in update.free_controls:
-            entry = (item.image, item.column)
-            answers[entry] = answers[entry]._replace(weight=item.weight)
+        for item in update.queue:
+            if (entry := (item.image, item.column)) in answers:
+                assert item.is_control
+                answers[entry] = answers[entry]._replace(weight=item.weight)
         queue = update.queue
         if random:
             queue = [Question(*divmod(int(e), CLASSES), 0.5, "") for e in entries[len(answers) :]]
@@ -174,7 +175,7 @@ def test_an_update_keeps_what_a_tab_shows(project) -> None:
     scores = np.full(session.scored.scores.shape, 0.25, np.float32)
     new = Question(7, 3, 0.25, "likely")
     check = Question(*divmod(free, len(session.classes)), 0.5, "control: called present", 50.0)
-    session.apply_update(scores, 0.4, [new], [check])
+    session.apply_update(scores, 0.4, [new, check])
     assert [item["entry"] for item in session.take_questions("other", 5)] == [7 * len(session.classes) + 3]
     assert set(shown) <= set(session.pool)
     assert session.progress()["answered"] == 1

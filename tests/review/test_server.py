@@ -13,7 +13,9 @@ from fastapi.testclient import TestClient
 from server_examples import ask, client_of, step
 
 from halflabel.errors import UserError
+from halflabel.labels.answers import Answer
 from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT
+from halflabel.review.team_answers import estimate_share
 from halflabel.review.thumbnails import EmptyClassMap, ImageUnavailable, Thumbnails
 from halflabel.system.intervals import wilson
 
@@ -138,6 +140,16 @@ def test_the_estimate_counts_control_answers_alone(client, session, project) -> 
         assert actual[name]["low"] == pytest.approx(float(low))
         assert actual[name]["unsure"] == right[why].count(0)
     assert actual["precision"]["unsure"] + actual["missed"]["unsure"] == 1
+
+
+def test_the_estimate_counts_each_answer_for_the_entries_that_it_stands_for() -> None:
+    asked = {0: 90.0, 1: 10.0, 2: 40.0, 3: 7.0}
+    answers = {e: Answer(str(e), "a", "x", value, weight=asked[e], run="r") for e, value in ((0, 1), (1, -1), (2, 0))}
+    answers[3] = Answer("3", "a", "x", -1, weight=7.0, run="other")
+    estimate = estimate_share(asked, answers, "r")
+    assert estimate["share"] == pytest.approx(0.9)
+    assert estimate["low"] < 0.5  # two answers say little
+    assert [estimate[name] for name in ("part", "total", "asked", "unsure")] == [1, 2, 4, 1]
 
 
 def test_without_control_answers_there_is_no_estimate(client, session) -> None:

@@ -48,8 +48,12 @@ class ControlQuestions:
 
         asked = self._asked()
         answers = given if from_file else self._enough_answers(given, asked)
-        if answers is not None and not len(unlearned_answers(answers, self.run.read_labels())):
-            console.print("The run has learned from these answers: they cannot show how often its fills are wrong.")
+        random = None if answers is None else answers.select(answers.weight != 0)
+        if random is not None and not len(unlearned_answers(random, self.run.read_labels())):
+            console.print(
+                "The run has learned from these answers, or their questions were chosen: they cannot show how often "
+                "its fills are wrong."
+            )
             answers = None
         if answers is not None and (from_file or self._covers(_entries(answers))):
             return answers

@@ -29,7 +29,7 @@ from halflabel.system.format import counted, decimal, percent
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
-    from halflabel.labels.answers import CurrentAnswer
+    from halflabel.labels.answers import Answer
     from halflabel.labels.names import Names
     from halflabel.questions.choose import Question
     from halflabel.runs.folder import RunFolder
@@ -215,7 +215,7 @@ def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, for
         show_next("train", "--continue", run.folder, "--answers", out)
 
 
-def _show_agreement(groups: Sequence[Sequence[CurrentAnswer]]) -> None:
+def _show_agreement(groups: Sequence[Sequence[Answer]]) -> None:
     """Print how people agree who answered the same questions; nothing if there are none."""
     from halflabel.labels.agreement import expected_errors, is_conflict, measure_agreement
 

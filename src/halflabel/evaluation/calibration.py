@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from halflabel.evaluation.inclusion import counts_in_curve
 from halflabel.system.validate import check_fields
 
 if TYPE_CHECKING:
@@ -177,8 +178,10 @@ def fit_class_platt(
     return Calibration(float(slope), float(offset), known, "", high / low, class_slope, class_offset)
 
 
-def fit_correction(log_odds: Floats, present: NDArray[np.bool_], *, keep_slope: bool = False) -> Calibration:
-    """Correct log odds (n,) by the answers to these n questions, which must be a random sample of entries.
+def fit_correction(
+    log_odds: Floats, present: NDArray[np.bool_], weight: NDArray[Any], *, keep_slope: bool = False
+) -> Calibration:
+    """Correct log odds (n,) by the answers to these n random questions, with their inclusion weights.
 
     Logistic regression with a normal prior around no change, so that few answers change little; the covariance is that
     of the normal approximation at the optimum. `keep_slope`: answers about likely entries alone would change the slope,
@@ -187,9 +190,10 @@ def fit_correction(log_odds: Floats, present: NDArray[np.bool_], *, keep_slope: 
     design, prior, strength = _with_ones(log_odds), np.array([1.0, 0.0]), 1 / _PRIOR_SPREAD**2
     if keep_slope:
         strength = np.array([1e9, strength[1]])
-    slope, offset = fit_logistic(design, present.astype(np.float64), np.ones(len(design)), prior, strength).tolist()
+    count = counts_in_curve(weight, log_odds)
+    slope, offset = fit_logistic(design, present.astype(np.float64), count, prior, strength).tolist()
     p = sigmoid(design @ np.array([slope, offset]))
-    precision = (design * (p * (1 - p))[:, None]).T @ design + np.diag(strength)
+    precision = (design * (count * p * (1 - p))[:, None]).T @ design + np.diag(strength)
     (a, b), (_, c) = np.linalg.inv(precision).tolist()
     return Calibration(slope, offset, len(design), covariance=((a, b), (b, c)))
 

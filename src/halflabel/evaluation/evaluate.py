@@ -121,8 +121,8 @@ def _correct(calibration: Calibration, logits: Tensor, known: NDArray[Any], cont
     # The correction is that of unknown entries, whose odds are lower: they were not given.
     shift = log_odds_of_unknown(positives, classes, float(np.nansum(sigmoid(z))))
     unknown = z + shift
-    asked, present = unknown[entries][is_readable], weight[is_readable] > 0
-    change = fit_correction(asked, present, keep_slope=int((asked < 0).sum()) < _FEWEST_UNLIKELY)
+    asked, present, weight = unknown[entries][is_readable], weight[is_readable] > 0, np.abs(weight[is_readable])
+    change = fit_correction(asked, present, weight, keep_slope=int((asked < 0).sum()) < _FEWEST_UNLIKELY)
     expected = positives.sum() + float(np.nansum(change.scores(unknown)[known == 0]))
     after = log_odds_of_unknown(positives, classes, expected)
     corrected = calibration.corrected(change.slope, change.slope * shift + change.offset - after, classes)

@@ -44,14 +44,6 @@ class NothingToFill(UserError):
         self.precision, self.count = precision, count
 
 
-class ControlAnswers(NamedTuple):
-    """Answers to control questions, by image and class index."""
-
-    image: NDArray[np.int64]
-    column: NDArray[np.int64]
-    present: NDArray[np.bool_]
-
-
 def unknown_curve(calibration: Calibration, scores: Scores, table: Table) -> Calibration:
     """Return P(present) of an unknown entry by its logit: lower than `calibration`, as the label was not given."""
     classes = len(table.classes)
@@ -110,7 +102,7 @@ def plan_present(
     scores: Scores,
     labels: Labels,
     calibration: Calibration,
-    answers: ControlAnswers | None,
+    answers: Labels | None,
     options: FillOptions = FillOptions(),
 ) -> FillPlan:
     """Decide which unknown entries to fill as present, so that they reach the precision.
@@ -124,12 +116,13 @@ def plan_present(
     classes = len(table.classes)
     curve, correction = unknown_curve(calibration, scores, people), None
     if answers is not None:
-        logits = np.asarray(scores.logits[answers.image, answers.column])
+        logits, present = np.asarray(scores.logits[answers.image, answers.column]), answers.value > 0
+        weight = np.nan_to_num(answers.weight, nan=1.0)  # answers in a file without weights count alike
         asked = curve.log_odds(logits, answers.column)
-        change = fit_correction(asked, answers.present)
+        change = fit_correction(asked, present, weight)
         curve = curve.corrected(change.slope, change.offset, classes)
         p = curve.scores(logits, answers.column)
-        check = describe_answers(sigmoid(asked), answers.present)
+        check = describe_answers(sigmoid(asked), present)
         correction = _Correction(change, float(p.min(initial=1.0)), bin_of(p), check)
 
     def decide(counts: BinCounts, target: float) -> tuple[FillDecision, FillDecision]:

@@ -134,22 +134,14 @@ class FillPlan:
 
     def rows(self) -> Labels:
         """Return all rows at once, with the images of the table: 15 bytes each."""
+        numbers = image_blocks(self.images_to_fill, len(self.table.classes))
         blocks = [
-            (index, rows)
-            for index, rows in zip(
-                image_blocks(self.images_to_fill, len(self.table.classes)), self.blocks(), strict=True
-            )
+            (index[rows.image], rows.column, rows.value, rows.source, rows.score)
+            for index, rows in zip(numbers, self.blocks(), strict=True)
         ]
-        return Labels.build(
-            self.table.images,
-            self.table.classes,
-            np.concatenate([index[rows.image] for index, rows in blocks]),
-            np.concatenate([rows.column for _, rows in blocks]),
-            np.concatenate([rows.value for _, rows in blocks]),
-            np.concatenate([rows.source for _, rows in blocks]),
-            np.concatenate([rows.score for _, rows in blocks]),
-            self.model_labels.sources,
-        )
+        image, column, value, source, score = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+        sources = self.model_labels.sources
+        return Labels.build(self.table.images, self.table.classes, image, column, value, source, score, sources)
 
     def _fill(
         self, labels: NDArray[np.int8], p: NDArray[np.float32], counts: FillCounts, index: NDArray[np.int64]

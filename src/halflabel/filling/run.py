@@ -60,14 +60,15 @@ def fill(
     with features, `plan_progress` those with a decision.
 
     Where only positives are known, present labels are filled if `control` holds answers to the questions of
-    `control_questions`, or with `assume_random` under the assumption of the run's calibration.
+    `control_questions`, or with `assume_random` under the assumption of the run's calibration. Answers to chosen
+    questions (weight 0) in `control` are no evidence.
 
     With `all_photos` the photos of the folder that no label names are filled too; the final model scores them.
 
     `answers` are further labels by people, such as those of `review`: nothing is filled there. They are not evidence,
     because a model may have chosen the questions.
     """
-    from halflabel.filling.control import ControlAnswers, plan_present
+    from halflabel.filling.control import plan_present
     from halflabel.filling.plan import FillOptions, plan_fill
     from halflabel.labels.rules import read_rules
 
@@ -101,17 +102,17 @@ def fill(
     if not only_positives:
         plan = plan_fill(scores, rows, options)
     else:
-        checked = None
+        random = None
         if control is not None:
             control = unlearned_answers(control, table)
-            if not len(control):
+            random = control.select(control.weight != 0)
+            if not len(random):
                 raise UserError(
-                    "the run has learned from these answers, so they cannot show how often its fills are wrong",
+                    "the run has learned from these answers, or their questions were chosen: they cannot show how "
+                    "often its fills are wrong",
                     "answer new control questions, or fill by the run that the answers were asked for",
                 )
-            image, column = table.images.index(control.images.array), table.classes.index(control.classes.array)
-            checked = ControlAnswers(image[control.image], column[control.column], control.value > 0)
-        plan = plan_present(scores, rows, run.read_calibration(), checked, options)
+        plan = plan_present(scores, rows, run.read_calibration(), random, options)
     if folds is not None and config.get("tune") == "all":
         caveat = "the tuned backbone has seen the labels of its training images, so precision may be overestimated"
         plan = replace(plan, warnings=(*plan.warnings, caveat))
@@ -123,16 +124,17 @@ def fill(
 
 
 def unlearned_answers(answers: Labels, table: Table) -> Labels:
-    """Return the answers yes or no about entries that a table does not know.
+    """Return the answers yes or no about entries that a table does not know, with the numbers of the table.
 
     Answers that a model was trained on were drawn among the likely labels of an earlier model: they would overestimate
     the precision.
     """
-    image, column = table.images.index(answers.images.array), table.classes.index(answers.classes.array)
-    image, column = image[answers.image], column[answers.column]
+    image = table.images.index(answers.images.array).astype(np.int32)[answers.image]
+    column = table.classes.index(answers.classes.array).astype(np.int32)[answers.column]
     is_decided = np.flatnonzero((np.abs(answers.value) == 1) & (image >= 0) & (column >= 0))
     is_known = np.asarray(table.values[image[is_decided], column[is_decided]]).ravel() != 0
-    return answers.select(is_decided[~is_known])
+    rows = replace(answers, images=table.images, classes=table.classes, image=image, column=column)
+    return rows.select(is_decided[~is_known])
 
 
 def control_questions(

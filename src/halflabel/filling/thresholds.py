@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.evaluation.inclusion import weighted_share
 from halflabel.labels.names import Names
 
 Floats = NDArray[np.float64]
@@ -245,10 +246,9 @@ class _SignCounts(NamedTuple):
         if not known.any() or not unknown.any():
             return _Test(0.0, 0.0, 0.0)
         weight = _weights(unknown, known)
-        total = float((weight * known).sum())
-        size = total**2 / float((weight**2 * known).sum())
+        share, size = weighted_share(weight, self.right * mask, known)
         promised = float((self.summed * mask).sum() / unknown.sum())
-        return _Test(size, float((weight * self.right * mask).sum()) / total, promised)
+        return _Test(size, share, promised)
 
 
 def _weights(unknown: Floats, known: Floats) -> Floats:

@@ -9,7 +9,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from halflabel.labels.answers import CurrentAnswer
+    from halflabel.labels.answers import Answer
 
 
 SETTLED = "settled"  # why of an answer that ends a conflict
@@ -17,7 +17,7 @@ _ERROR = 0.05  # of a reviewer before any question was answered twice
 _PRIOR = 10.0  # answers that the mean error of all reviewers counts for
 _ROUNDS = 20
 
-Group = Sequence["CurrentAnswer"]  # the answers of all people about one entry
+Group = Sequence["Answer"]  # the answers of all people about one entry
 
 
 class Agreement(NamedTuple):
@@ -28,20 +28,20 @@ class Agreement(NamedTuple):
     kappa: float | None
 
 
-def group_by_entry(answers: Iterable[CurrentAnswer]) -> dict[tuple[str, str], list[CurrentAnswer]]:
+def group_by_entry(answers: Iterable[Answer]) -> dict[tuple[str, str], list[Answer]]:
     """Return the answers about each (image, class), in their order."""
-    groups: dict[tuple[str, str], list[CurrentAnswer]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Answer]] = defaultdict(list)
     for item in answers:
         groups[item.image, item.label].append(item)
     return dict(groups)
 
 
-def _votes(group: Group) -> list[CurrentAnswer]:
+def _votes(group: Group) -> list[Answer]:
     """Return the yes and no answers, without the one that settled a conflict."""
     return [item for item in group if item.value and item.why != SETTLED]
 
 
-def _settled(group: Group) -> CurrentAnswer | None:
+def _settled(group: Group) -> Answer | None:
     return next((item for item in reversed(group) if item.why == SETTLED), None)
 
 
@@ -82,7 +82,7 @@ def _weight(error: float) -> float:
     return math.log((1 - error) / error)
 
 
-def holding_answer(group: Group, errors: Mapping[str, float]) -> CurrentAnswer:
+def holding_answer(group: Group, errors: Mapping[str, float]) -> Answer:
     """Return the answer that holds for an entry; unsure (0) where people differ and are equally reliable.
 
     The settled answer holds; else the one that more reliable people gave. If one of the answers was to a control
@@ -99,7 +99,7 @@ def holding_answer(group: Group, errors: Mapping[str, float]) -> CurrentAnswer:
     return held._replace(weight=next((item.weight for item in group if item.weight), 0.0))
 
 
-def holding_answers(answers: Iterable[CurrentAnswer]) -> list[CurrentAnswer]:
+def holding_answers(answers: Iterable[Answer]) -> list[Answer]:
     """Return the answer that holds for each entry."""
     groups = group_by_entry(answers).values()
     errors = expected_errors(groups)

@@ -43,35 +43,24 @@ CREATE TABLE IF NOT EXISTS undo (
 );
 CREATE INDEX IF NOT EXISTS answer_entry ON answer (image, class);
 """
+_COLUMNS = "key, image, class, value, score, why, inclusion, who, at, run"  # in the order of `Answer`
 _VERSION = 2
 _OTHER_PLACE = "restore a copy, or name another place: --answers or --store"
 
 
 class Answer(NamedTuple):
-    """An answer to store: value +1 present, −1 absent, 0 unsure; `weight` as in `Question`."""
+    """An answer: value +1 present, −1 absent, 0 unsure. A stored one says who gave it, when, and about which run."""
 
     key: str
     image: str
     label: str
     value: int
     score: float | None = None
-    why: str = ""
-    weight: float = 0.0
-
-
-class CurrentAnswer(NamedTuple):
-    """The last answer of a person about an entry that was not undone."""
-
-    key: str
-    image: str
-    label: str
-    value: int
-    score: float | None
-    why: str
-    who: str
-    at: str
-    run: str
-    weight: float = 0.0  # 0 if the question was chosen; of a random one the entries that it stands for
+    why: str = ""  # why the question was asked, for people
+    weight: float = 0.0  # 0 if the question was chosen; of a random one the number of entries that it stands for
+    who: str = ""
+    at: str = ""
+    run: str = ""
 
     @property
     def source(self) -> str:
@@ -111,12 +100,9 @@ class AnswerStore:
     def add(self, answers: Iterable[Answer], who: str, run: str = "") -> int:
         """Add answers in one transaction; known keys are skipped. Returns the number of new answers."""
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        rows = [(a.key, a.image, a.label, a.value, who, time, a.score, a.why, run, a.weight) for a in answers]
-        return self._write(
-            "INSERT INTO answer (key, image, class, value, who, at, score, why, run, inclusion) "
-            "VALUES (?,?,?,?,?,?,?,?,?,?) ON CONFLICT (key) DO NOTHING",
-            rows,
-        )
+        rows = [answer._replace(who=who, at=time, run=run) for answer in answers]
+        places = ",".join("?" * len(Answer._fields))
+        return self._write(f"INSERT INTO answer ({_COLUMNS}) VALUES ({places}) ON CONFLICT (key) DO NOTHING", rows)
 
     def undo(self, keys: Iterable[str], who: str) -> int:
         """Undo answers by their keys, whoever gave them; the answers before them hold again."""
@@ -145,19 +131,19 @@ class AnswerStore:
             fix = "free space on its disk" if "disk is full" in str(error) else _OTHER_PLACE
             raise UserError(f"{self.name} cannot be used for answers ({_first_line(error)})", fix) from None
 
-    def current(self, entry: tuple[str, str] | None = None) -> list[CurrentAnswer]:
+    def current(self, entry: tuple[str, str] | None = None) -> list[Answer]:
         """Return the last answer per entry and person, oldest first, for one (image, class) or for all.
 
         Undone answers are left out. The answer that settles a conflict does not replace an earlier one of its person.
         """
         condition = "AND image = ? AND class = ? " if entry is not None else ""
         rows = self._read(
-            "SELECT key, image, class, value, score, why, who, at, run, inclusion FROM answer WHERE number IN "
+            f"SELECT {_COLUMNS} FROM answer WHERE number IN "
             "(SELECT MAX(number) FROM answer WHERE key NOT IN (SELECT answer FROM undo) "
             f"{condition}GROUP BY image, class, who, why = '{SETTLED}') ORDER BY number",
             entry or (),
         )
-        answers = [CurrentAnswer(*row) for row in rows]
+        answers = [Answer(*row) for row in rows]
         for item in answers:
             is_answer = item.value in (-1, 0, 1) and isinstance(item.weight, float) and 0 <= item.weight < math.inf
             if not is_answer or not all(isinstance(text, str) for text in (item.image, item.label)):

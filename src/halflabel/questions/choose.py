@@ -323,15 +323,31 @@ def likely_positives(
     column: int | None = None,
 ) -> list[Question]:
     """Return unknown entries with a probability of at least 0.1, most probable first; of one class, or of all."""
-    best = LowestCost(1, count, np.nextafter(-0.1, 0))
-    for index, block, unknown in open_blocks(scores, table, sorted_entries(skip)):
-        if column is not None:
-            unknown[:, np.arange(unknown.shape[1]) != column] = False
-        cost = -block.astype(np.float64)
-        row, target = np.nonzero(unknown & (cost < best.limit[0]))
-        best.add(np.zeros_like(row), index[row], target, cost[row, target])
-    entries = zip(best.image.tolist(), best.column.tolist(), best.cost.tolist(), strict=True)
+    is_wanted = np.arange(len(table.classes)) == column if column is not None else np.True_
+    entries = open_entries(
+        scores, table, skip, count, np.nextafter(-0.1, 0), lambda index, block: np.where(is_wanted, -block, np.inf)
+    )
     return [Question(i, c, -cost, "likely missing") for i, c, cost in entries]
+
+
+def open_entries(
+    scores: NDArray[Any],
+    table: Table,
+    skip: Iterable[tuple[int, int]],
+    most: int,
+    limit: float,
+    cost_of: Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[Any]],
+) -> Iterator[tuple[int, int, float]]:
+    """Yield the unknown entries of the lowest cost below a limit: image, class and cost, the lowest first.
+
+    `cost_of` returns the costs (B, C) of images (B,) by their scores (B, C). Entries in `skip` are left out.
+    """
+    best = LowestCost(1, most, np.float64(limit))
+    for index, block, unknown in open_blocks(scores, table, sorted_entries(skip)):
+        cost = cost_of(index, block.astype(np.float64))
+        row, column = np.nonzero(unknown & (cost < best.limit[0]))
+        best.add(np.zeros_like(row), index[row], column, cost[row, column])
+    yield from zip(best.image.tolist(), best.column.tolist(), best.cost.tolist(), strict=True)
 
 
 def sorted_entries(entries: Iterable[tuple[int, int]]) -> NDArray[np.int64]:

@@ -36,8 +36,7 @@ class LiveUpdate:
     """What a fit changes: probabilities (N, C), the queue, the quality, and how long it took."""
 
     probabilities: NDArray[np.float32]
-    queue: list[Question]
-    free_controls: list[Question]  # drawn at random, but answered already: their answers count as controls now
+    queue: list[Question]  # after those to ask, random ones that are answered already: their answers count now
     quality: Quality
     seconds: float
 
@@ -96,8 +95,8 @@ class LiveReview:
             skip=sorted(answered),
             seed=self.seed,
         )
-        free = [item for item in questions if (item.image, item.column) in answered]
-        return LiveUpdate(p, queue, free, quality, time.perf_counter() - begun)
+        queue += [item for item in questions if (item.image, item.column) in answered]
+        return LiveUpdate(p, queue, quality, time.perf_counter() - begun)
 
     def _calibrated_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Calibrate by the labels that the run began with; from nothing the logits stay as they are."""

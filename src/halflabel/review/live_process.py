@@ -148,10 +148,10 @@ class LiveLoop:
             else:
                 self.finish = {"step": "", "result": content}
 
-    def _apply(self, path: str, queue: Any, free_controls: Any, quality: dict[str, Any]) -> None:
+    def _apply(self, path: str, queue: Any, quality: dict[str, Any]) -> None:
         scores = np.load(path, mmap_mode="r", allow_pickle=False)
         os.unlink(path)  # the mapping stays valid
-        self.session.apply_update(scores, quality["threshold"], queue, free_controls)
+        self.session.apply_update(scores, quality["threshold"], queue)
         point = {name: value for name, value in quality.items() if name != "per_class"}
         with self._lock:
             self.latest, self.fitting = quality, False
@@ -208,7 +208,7 @@ def _work(connection: Connection, setup: LiveSetup, scratch: Path) -> None:
             path = scratch / f"{number}.npy"
             np.save(path, update.probabilities)
             quality = update.quality.as_dict() | {"seconds": update.seconds}
-            connection.send(("update", (str(path), update.queue, update.free_controls, quality)))
+            connection.send(("update", (str(path), update.queue, quality)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except Exception as error:

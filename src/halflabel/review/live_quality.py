@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.evaluation.calibration import Calibration, fit_correction
+from halflabel.evaluation.inclusion import share_interval
 from halflabel.evaluation.positives_only import expected_f1_threshold
 from halflabel.review.live_questions import EntryAnswer
-from halflabel.system.intervals import wilson
 
 _LEAST_SLOPE = 0.05  # probabilities keep the order of the logits
 _DRAWS = 40  # of slope and offset, for the interval of mAP
@@ -24,19 +24,12 @@ _MAX_ENTRIES = 400_000  # entries that mAP is estimated on
 
 
 def fit_probabilities(z: NDArray[Any], controls: Sequence[EntryAnswer]) -> Calibration:
-    """Correct calibrated logits (N, C) by control answers: a logistic regression that few answers change little.
-
-    Controls need no weights here: given z, how they were drawn tells nothing more about the answer.
-    """
-    x = np.array([z[item.image, item.column] for item in controls], np.float64)
-    present = np.array([item.value > 0 for item in controls], np.bool_)
-    fitted = fit_correction(x[~np.isnan(x)], present[~np.isnan(x)])
+    """Correct calibrated logits (N, C) by control answers: a logistic regression that few answers change little."""
+    readable = [item for item in controls if not np.isnan(z[item.image, item.column])]
+    x = np.array([z[item.image, item.column] for item in readable], np.float64)
+    present = np.array([item.value > 0 for item in readable], np.bool_)
+    fitted = fit_correction(x, present, np.array([item.weight for item in readable]))
     return fitted._replace(slope=max(fitted.slope, _LEAST_SLOPE))
-
-
-def _effective_number(weight: NDArray[np.float64]) -> float:
-    """Kish's effective number of answers with these weights."""
-    return float(weight.sum() ** 2 / np.square(weight).sum()) if len(weight) else 0.0
 
 
 @dataclass(frozen=True)
@@ -94,11 +87,7 @@ def _precision(p: NDArray[Any], controls: Sequence[EntryAnswer], threshold: floa
     called = [item for item in controls if p[item.image, item.column] >= threshold]
     if not called:
         return None
-    weight = np.array([item.weight for item in called])
-    share = float(weight @ np.array([item.value > 0 for item in called]) / weight.sum())
-    number = _effective_number(weight)
-    low, high = wilson(share * number, number)
-    return share, float(low), float(high)
+    return share_interval(np.array([item.weight for item in called]), np.array([item.value > 0 for item in called]))
 
 
 def _expected_map(z: NDArray[Any], calibration: Calibration, labels: NDArray[np.int8]) -> tuple[float, float, float]:

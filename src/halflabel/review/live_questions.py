@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,24 +80,17 @@ def draw_controls(
     out would bias what is estimated from the others.
     """
     generator = np.random.default_rng(list(seed))
-    free = population & ~np.isnan(p)
+    free, called = population & ~np.isnan(p), p >= threshold
     for image, column in drawn:
         free[image, column] = False
-    flat, called = free.ravel(), (p >= threshold).ravel()
-    strata = [(CONTROL_PRESENT, np.flatnonzero(flat & called)), (CONTROL_ABSENT, np.flatnonzero(flat & ~called))]
+    strata = [(CONTROL_PRESENT, np.flatnonzero(free & called)), (CONTROL_ABSENT, np.flatnonzero(free & ~called))]
     strata = [(why, entries) for why, entries in strata if len(entries)]
-    stratum_of: dict[int, int] = {}
-    for number in range(count if strata else 0):
-        entries = strata[number % len(strata)][1]
-        stratum_of.setdefault(int(entries[generator.integers(len(entries))]), number % len(strata))
-    number_drawn = Counter(stratum_of.values())
-    questions: list[Question] = []
-    for entry, stratum in stratum_of.items():
-        why, entries = strata[stratum]
-        image, column = divmod(entry, p.shape[1])
-        weight = len(entries) / number_drawn[stratum]
-        questions.append(Question(image, column, float(p[image, column]), why, weight))
-    return questions
+    samples: list[list[Question]] = []
+    for turn, (why, entries) in enumerate(strata):
+        number = min(len(range(turn, count, len(strata))), len(entries))
+        places = (divmod(int(e), p.shape[1]) for e in generator.choice(entries, number, replace=False))
+        samples.append([Question(i, c, float(p[i, c]), why, len(entries) / number) for i, c in places])
+    return [question for group in zip_longest(*samples) for question in group if question is not None]
 
 
 def build_queue(

@@ -19,7 +19,7 @@ from halflabel.labels.agreement import SETTLED
 from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.questions.choose import Question, likely_positives
 from halflabel.questions.doubtful_labels import doubtful_labels
-from halflabel.review.team_answers import TeamAnswers, estimate_from_controls
+from halflabel.review.team_answers import TeamAnswers, estimate_share
 from halflabel.runs.scores import ScoredImages
 
 LEASE_SECONDS = 90.0  # a question is reserved this long for the tab that shows it
@@ -271,23 +271,21 @@ class ReviewSession:
             self.team.weigh()
             return [(*self._split(e), item.value, item.weight) for e, item in self.team.holding.items()]
 
-    def apply_update(
-        self, scores: NDArray[np.float32], threshold: float, queue: Sequence[Question], controls: Sequence[Question]
-    ) -> None:
+    def apply_update(self, scores: NDArray[np.float32], threshold: float, queue: Sequence[Question]) -> None:
         """Replace scores and open questions by those of a new fit; questions that a tab shows stay.
 
-        `controls` were drawn at random and are answered already: their answers are stored again as control answers.
+        Where a random question of the queue is answered already, it is stored again with the weight of this draw.
         """
         with self._lock:
             self.scored = replace(self.scored, scores=scores, thresholds=np.full(len(self.classes), threshold))
             now = self.clock()
             leased = {e for e, (_, until) in self._leases.items() if until > now}
             in_use = {e: question for e, question in self.pool.items() if e in self.team.holding or e in leased}
-            self.pool = {self._entry(q.image, q.column): q for q in queue} | in_use
-            for question in controls:
-                e = self._entry(question.image, question.column)
+            asked = {self._entry(q.image, q.column): q for q in queue}
+            self.pool = {e: question for e, question in asked.items() if e not in self.team.holding} | in_use
+            for e, question in asked.items():
                 answer = next((item for item in self.team.votes(e) if item.value), None)
-                if answer is not None:
+                if answer is not None and question.is_control and self.team.holding[e].weight != question.weight:
                     about = answer.image, answer.label, answer.value, answer.score, question.why, question.weight
                     self.answers.add([Answer(secrets.token_hex(16), *about)], answer.who, self.run)
                     self._reload_entries([e])
@@ -313,24 +311,33 @@ class ReviewSession:
                 elif not question.is_control:
                     counts[question.column]["open"] += 1
             values = [answer.value for answer in self.team.holding.values()]
-            kinds = {e: self._control_kind(q) for e, q in self.pool.items() if q.is_control and not self.live}
+            controls = self._controls()
             return {
                 "answered": answered,
                 "questions": len(self.pool),
                 "values": {"present": values.count(1), "absent": values.count(-1), "unsure": values.count(0)},
                 "classes": [{"name": name, **counts[c]} for c, name in enumerate(self.classes) if c in asked_classes],
-                "estimate": estimate_from_controls(kinds, self.team.holding, self.run),
+                "estimate": {kind: estimate_share(asked, self.team.holding, self.run) for kind, asked in controls},
                 "assumption": self.scored.assumption,
                 "next": self.next_command,
                 "shared_changes": self.team.shared_changes,
             }
 
-    def _control_kind(self, question: Question) -> str:
-        """Return which share the answer to a random question shows, see `estimate_from_controls`."""
+    def _controls(self) -> list[tuple[str, dict[int, float]]]:
+        """Return the weights of the random questions that show a share: of what is called present, absent, fillable.
+
+        A live session has none: its estimates come with each fit.
+        """
+        called: dict[int, float] = {}
+        others: dict[int, float] = {}
+        for e, question in self.pool.items():
+            if question.is_control and not self.live:
+                image, column = self._split(e)
+                is_called = self.scored.scores[image, column] >= self.scored.thresholds[column]
+                (called if is_called else others)[e] = question.weight
         if self.for_fill:
-            return "fillable"
-        called = self.scored.scores[question.image, question.column] >= self.scored.thresholds[question.column]
-        return "precision" if called else "missed"
+            return [("precision", {}), ("missed", {}), ("fillable", called | others)]
+        return [("precision", called), ("missed", others), ("fillable", {})]
 
     def agreement(self) -> dict[str, Any]:
         """Return how people agree and how many conflicts are open."""

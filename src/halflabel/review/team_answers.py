@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
+from halflabel.evaluation.inclusion import share_interval
 from halflabel.labels.agreement import (
     SETTLED,
     expected_errors,
@@ -15,9 +18,8 @@ from halflabel.labels.agreement import (
     is_conflict,
     measure_agreement,
 )
-from halflabel.labels.answers import AnswerStore, CurrentAnswer
+from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.table import Table
-from halflabel.system.intervals import wilson
 
 
 class TeamAnswers:
@@ -30,9 +32,9 @@ class TeamAnswers:
         self.store, self.table, self.project, self.twice = store, table, project, twice
         self._image = {name: i for i, name in enumerate(table.images)}
         self._column = {name: c for c, name in enumerate(table.classes)}
-        self.given: dict[int, list[CurrentAnswer]] = {}  # by all people
-        self.holding: dict[int, CurrentAnswer] = {}
-        self.waiting: dict[int, CurrentAnswer] = {}  # answered by one person, to be asked to a second one
+        self.given: dict[int, list[Answer]] = {}  # by all people
+        self.holding: dict[int, Answer] = {}
+        self.waiting: dict[int, Answer] = {}  # answered by one person, to be asked to a second one
         self.errors: dict[str, float] = {}  # expected error of each person
         self.shared_changes = 0  # counts changes of entries that several people answered
         self._seen = (0, 0)  # how far the store was read
@@ -50,7 +52,7 @@ class TeamAnswers:
         drawn = hashlib.blake2b(f"{self.project}-{e}".encode(), digest_size=4).digest()
         return int.from_bytes(drawn, "big") < self.twice * 2**32
 
-    def visible(self, e: int, who: str) -> CurrentAnswer | None:
+    def visible(self, e: int, who: str) -> Answer | None:
         """Return a person's own answer, or else the one that holds, unless the person is still to be asked."""
         given = self.given.get(e)
         if given is None or self.is_open(e, who):
@@ -58,7 +60,7 @@ class TeamAnswers:
         of_person = [item for item in given if item.who == who and item.why != SETTLED] if len(given) > 1 else []
         return of_person[0] if of_person else self.holding[e]
 
-    def votes(self, e: int) -> list[CurrentAnswer]:
+    def votes(self, e: int) -> list[Answer]:
         """Return the answers about an entry, without the one that settled a conflict."""
         return [item for item in self.given.get(e, ()) if item.why != SETTLED]
 
@@ -94,7 +96,7 @@ class TeamAnswers:
             if image in self._image and label in self._column:
                 self._replace(self._image[image] * len(self._column) + self._column[label], given)
 
-    def _replace(self, e: int, given: list[CurrentAnswer]) -> None:
+    def _replace(self, e: int, given: list[Answer]) -> None:
         self.shared_changes += max(len(given), len(self.given.get(e, ()))) > 1
         if given:
             self.given[e], self.holding[e] = given, holding_answer(given, self.errors)
@@ -113,23 +115,16 @@ class TeamAnswers:
         self.holding |= {e: holding_answer(self.given[e], self.errors) for e in shared}
 
 
-def estimate_from_controls(kinds: Mapping[int, str], answers: Mapping[int, CurrentAnswer], run: str) -> dict[str, Any]:
-    """Estimate the share of present entries of each kind of random question, from random answers of a run.
+def estimate_share(asked: Mapping[int, float], answers: Mapping[int, Answer], run: str) -> dict[str, Any]:
+    """Estimate the share of present entries from random answers of a run, with its 95 % interval; null without any.
 
-    The kind of each question, "precision" (called present), "missed" (called absent) or "fillable", and the answers are
-    given by the numbers of their entries.
+    The inclusion weights of the random questions and the answers are given by the numbers of their entries.
     """
-    estimates = {}
-    for name in ("precision", "missed", "fillable"):
-        asked = [e for e, kind in kinds.items() if kind == name]
-        answered = [answers[e] for e in asked if e in answers]
-        counted = [item.value for item in answered if item.value and item.weight and item.run == run]
-        proportion = _proportion(counted.count(1), len(counted))
-        estimates[name] = proportion | {"asked": len(asked), "unsure": sum(not item.value for item in answered)}
-    return estimates
-
-
-def _proportion(part: int, total: int) -> dict[str, Any]:
-    """Return a proportion with its 95 % interval; null where nothing was counted."""
-    share = (part / total, *map(float, wilson(part, total))) if total else (None, None, None)
-    return {"part": part, "total": total, **dict(zip(("share", "low", "high"), share, strict=True))}
+    answered = {e: answers[e] for e in asked if e in answers}
+    counted = {e: item.value > 0 for e, item in answered.items() if item.value and item.weight and item.run == run}
+    estimate: dict[str, Any] = {"part": sum(counted.values()), "total": len(counted), "asked": len(asked)}
+    estimate |= {"share": None, "low": None, "high": None}
+    if counted:
+        interval = share_interval(np.array([asked[e] for e in counted]), np.array(list(counted.values())))
+        estimate |= zip(("share", "low", "high"), interval, strict=True)
+    return estimate | {"unsure": sum(not item.value for item in answered.values())}
