@@ -21,7 +21,7 @@ from halflabel.questions.choose import (
     read_questions,
     write_questions,
 )
-from halflabel.questions.doubtful_labels import doubtful_labels
+from halflabel.questions.next import doubtful_labels
 
 HALF = np.full(4, 0.5)
 

@@ -324,21 +324,22 @@ def likely_positives(
 ) -> list[Question]:
     """Return unknown entries with a probability of at least 0.1, most probable first; of one class, or of all."""
     is_wanted = np.arange(len(table.classes)) == column if column is not None else np.True_
-    entries = open_entries(
+    best = lowest_costs(
         scores, table, skip, count, np.nextafter(-0.1, 0), lambda index, block: np.where(is_wanted, -block, np.inf)
     )
+    entries = zip(best.image.tolist(), best.column.tolist(), best.cost.tolist(), strict=True)
     return [Question(i, c, -cost, "likely missing") for i, c, cost in entries]
 
 
-def open_entries(
+def lowest_costs(
     scores: NDArray[Any],
     table: Table,
     skip: Iterable[tuple[int, int]],
     most: int,
     limit: float,
     cost_of: Callable[[NDArray[np.int64], NDArray[np.float64]], NDArray[Any]],
-) -> Iterator[tuple[int, int, float]]:
-    """Yield the unknown entries of the lowest cost below a limit: image, class and cost, the lowest first.
+) -> LowestCost:
+    """Return the `most` unknown entries of the lowest cost below a limit, the lowest first.
 
     `cost_of` returns the costs (B, C) of images (B,) by their scores (B, C). Entries in `skip` are left out.
     """
@@ -347,7 +348,19 @@ def open_entries(
         cost = cost_of(index, block.astype(np.float64))
         row, column = np.nonzero(unknown & (cost < best.limit[0]))
         best.add(np.zeros_like(row), index[row], column, cost[row, column])
-    yield from zip(best.image.tolist(), best.column.tolist(), best.cost.tolist(), strict=True)
+    return best
+
+
+def rank_among_equal(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each value how many before it are the same.
+
+    >>> rank_among_equal(np.array([7, 3, 7, 7, 3])).tolist()
+    [0, 0, 1, 2, 1]
+    """
+    order = np.argsort(values, kind="stable")
+    rank = np.empty(len(values), np.int64)
+    rank[order] = np.arange(len(values)) - np.searchsorted(values, values[order], sorter=order)
+    return rank
 
 
 def sorted_entries(entries: Iterable[tuple[int, int]]) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
+from halflabel.evaluation.scores import image_blocks
 from halflabel.labels.answers import answered_entries
-from halflabel.labels.table import Table
-from halflabel.questions.choose import Question, choose_questions, open_entries
-from halflabel.questions.doubtful_labels import doubtful_labels
+from halflabel.labels.table import Table, are_nearly_all_positive
+from halflabel.questions.choose import Question, choose_questions, lowest_costs, rank_among_equal
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.scores import ScoredImages, scored_images
 from halflabel.system.reporter import SILENT, Reporter
 
 _COLUMNS = ("image", "class", "probability")
+_SHARE_OF_MEDIAN = 0.1  # of its class, below which a present label looks wrong where negatives are unknown
 _FEWEST = 0.05  # difference of two models that is worth a question
 
 
@@ -148,12 +149,70 @@ def largest_differences(
     skip: Iterable[tuple[int, int]] = (),
 ) -> list[Question]:
     """Return the unknown entries with the largest |p − q| of two models' probabilities (N, C), largest first."""
-    entries = open_entries(scores, table, skip, count * 8, -_FEWEST, lambda index, block: -np.abs(block - other[index]))
-    asked: Counter[int] = Counter()
-    questions: list[Question] = []
-    for i, c, _ in entries:
-        if asked[i] < per_image and len(questions) < count:
-            asked[i] += 1
-            why = f"disagreement; the other model says {other[i, c]:.2f}"
-            questions.append(Question(i, c, float(scores[i, c]), why))
+    cost = lowest_costs(scores, table, skip, count * 8, -_FEWEST, lambda index, block: -np.abs(block - other[index]))
+    chosen = np.flatnonzero(rank_among_equal(cost.image) < per_image)[:count]
+    entries = zip(cost.image[chosen].tolist(), cost.column[chosen].tolist(), strict=True)
+    why = "disagreement; the other model says {:.2f}"
+    return [Question(i, c, float(scores[i, c]), why.format(other[i, c])) for i, c in entries]
+
+
+def present_limits(column: NDArray[Any], probability: NDArray[Any], classes: int) -> NDArray[np.float64]:
+    """Return the probability (C,) below which a present label looks wrong, from those known to be present.
+
+    It is a tenth of the median of the class. Where hardly any negative is known, a model finds only part of the
+    labels that were given: that it misses one is no evidence.
+    """
+    limits = np.zeros(classes)
+    order = np.argsort(column, kind="stable")
+    parts = np.split(probability[order], np.searchsorted(column[order], np.arange(1, classes)))
+    for c, part in enumerate(parts):
+        part = part[~np.isnan(part)]
+        limits[c] = _SHARE_OF_MEDIAN * np.median(part) if len(part) else 0.0
+    return limits
+
+
+def doubtful_labels(
+    scores: NDArray[Any],
+    table: Table,
+    count: int,
+    *,
+    trained_on: NDArray[np.bool_] | None = None,
+    score_kind: str = "held-out score",
+    per_image: int = 2,
+    skip: Iterable[tuple[int, int]] = (),
+) -> list[Question]:
+    """Return known labels that look wrong, least probable first: p of a present label, 1 − p of an absent one.
+
+    Only labels with a probability below 0.5 or, where hardly any label is known to be absent, below that of
+    `present_limits`. No class takes more than a quarter while other classes have labels.
+    Images in the mask `trained_on` (N,) were scored by a model that learned these labels; the others have scores of
+    `score_kind`. `why` of a question says which.
+    """
+    limits = np.full(len(table.classes), 0.5)
+    if are_nearly_all_positive(table.value, math.prod(table.shape)):
+        is_present = table.value > 0
+        at, of_class = (part[is_present] for part in table.entries()[:2])
+        limits = present_limits(of_class, np.asarray(scores[at, of_class]), len(table.classes))
+    answered = np.array([i * len(table.classes) + c for i, c in skip], np.int64)
+    parts = []
+    for index in image_blocks(len(table), 1):
+        known = slice(table.start[index[0]], table.start[index[-1] + 1])
+        image = np.repeat(index, np.diff(table.start[index[0] : index[-1] + 2]))
+        column, value = table.column[known].astype(np.int64), table.value[known]
+        score = np.asarray(scores[image, column])
+        with np.errstate(invalid="ignore"):
+            probability = np.where(value > 0, score, 1 - score)
+            is_doubtful = probability < np.where(value > 0, limits[column], 0.5)
+            is_doubtful &= ~np.isin(image * len(table.classes) + column, answered)
+        parts.append(tuple(part[is_doubtful] for part in (image, column, value, probability, score)))
+    image, column, value, probability, score = (np.concatenate(part) for part in zip(*parts, strict=True))
+    order = np.lexsort((column, image, probability))
+    order = order[rank_among_equal(image[order]) < per_image]
+    exceeds_quota = rank_among_equal(column[order]) >= max(2, count // 4)
+    questions = []
+    for k in order[np.sort(np.argsort(exceeds_quota, kind="stable")[:count])].tolist():
+        was_trained_on = trained_on is not None and bool(trained_on[image[k]])
+        label = "labelled present" if value[k] > 0 else "labelled absent"
+        why = f"{label}; {'score of a label trained on' if was_trained_on else score_kind}"
+        questions.append(Question(int(image[k]), int(column[k]), float(score[k]), why))
     return questions

@@ -76,7 +76,7 @@ def rank_contradicted(scores: NDArray[Any], labels: NDArray[Any], thresholds: ND
 
     Where hardly any label is known to be absent, a present one must be below the lower limit of `present_limits`.
     """
-    from halflabel.questions.doubtful_labels import present_limits
+    from halflabel.questions.next import present_limits
 
     if are_nearly_all_positive(labels, labels.size):
         is_present = labels > 0

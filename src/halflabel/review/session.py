@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from halflabel.labels.agreement import SETTLED
 from halflabel.labels.answers import Answer, AnswerStore
-from halflabel.questions.choose import Question, likely_positives
-from halflabel.questions.doubtful_labels import doubtful_labels
+from halflabel.questions.choose import Question, likely_positives, rank_among_equal
+from halflabel.questions.next import doubtful_labels
 from halflabel.review.team_answers import TeamAnswers, estimate_share
 from halflabel.runs.scores import ScoredImages
 
@@ -375,13 +375,8 @@ class ReviewSession:
         """Return unknown entries, most probable first; six of each class, then six more, so that classes alternate."""
         scored = self.scored
         entries = likely_positives(scored.scores, scored.table, 4 * _GALLERY_ENTRIES, skip=skip, column=column)
-        per_class: Counter[int] = Counter()
-        ranked = []
-        for item in entries:
-            ranked.append((per_class[item.column] // 6, item))
-            per_class[item.column] += 1
-        ranked.sort(key=lambda pair: pair[0])
-        return [item for _, item in ranked[:_GALLERY_ENTRIES]]
+        rank = rank_among_equal(np.array([item.column for item in entries], np.int64))
+        return [entries[k] for k in np.argsort(rank // 6, kind="stable")[:_GALLERY_ENTRIES]]
 
     def _show(self, e: int, who: str, question: Question | None = None) -> dict[str, Any]:
         image, column = self._split(e)
