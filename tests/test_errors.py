@@ -1,4 +1,4 @@
-"""Errors are written for the command line; in Python they name parameters."""
+"""Errors name options as data: flags on the command line, parameters in Python."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import halflabel
+from halflabel.cli.terminal import in_shell
 from halflabel.errors import UserError
 
 
@@ -14,7 +15,7 @@ def test_errors_in_python_name_no_flags(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("image,age,dog\na,30,1\nb,41,-1\nc,52,0\n")
     with pytest.raises(UserError) as caught:
         halflabel.train(tmp_path / "labels.csv", tmp_path, tmp_path / "run")
-    assert "--minus-one absent" in caught.value.fix  # what the command line shows
+    assert "--minus-one absent" in in_shell(caught.value.fix)
     assert "--" not in str(caught.value)
     assert 'minus_one="absent"' in str(caught.value)
     stated = {"minus_one": "absent", "zero": "unknown", "ignore": ("age",)}

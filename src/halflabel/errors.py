@@ -1,44 +1,56 @@
-"""Errors that the user can fix: the command line shows one message, no traceback, and exits with code 2."""
+"""Errors that the user can fix: the command line shows one message, no traceback, and exits with code 2.
+
+Messages name options as data, ‹name› or ‹name=value›: the command line shows `--name value`, Python `name="value"`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["LabelError", "NoReadableImage", "UserError", "WrongHead", "error_summary", "in_python", "missing_package"]
+__all__ = [
+    "LabelError",
+    "NoReadableImage",
+    "UserError",
+    "WrongHead",
+    "error_summary",
+    "in_python",
+    "missing_package",
+    "write_options",
+]
 
 _MAX_LENGTH = 2000  # characters; a name in a damaged file may have millions
 
+_OPTION = re.compile("‹([a-z_]+)(?:=(.*?))?›", re.DOTALL)
+_TABLES = ("values", "where")  # options whose values are NAME=VALUE
 
-_COMMANDS = re.compile(r"(`[^`]*`|\bhalflabel [a-z][^;()]*)")
-_VALUES = (
-    "absent|all|auto|bf16|binary|cooccurrence|cpu|crop|device|false|fp16|graph|head|lbfgs|long|plateau|present|sgd|space|"
-    "squash|step|tags|test|train|trainval|true|unknown|utf-16|wide"
-)
-_OPTION = re.compile(rf"(?<![\w-])--([a-z][a-z0-9-]*)(?:[ =](\d[\w.]*|{_VALUES})(?![\w-]))?")
+
+def write_options(text: str, write: Callable[[str, str | None], str]) -> str:
+    """A message with its options, ‹name› or ‹name=value›, as `write` spells them."""
+    return _OPTION.sub(lambda option: write(option[1], option[2]), text)
 
 
 def in_python(text: str) -> str:
-    """A message with command-line options written as Python parameters; whole commands stay.
+    """A message with its options as Python parameters.
 
-    >>> in_python("add --minus-one absent, or raise --max-bad; see `halflabel train --help`")
-    'add minus_one="absent", or raise max_bad; see `halflabel train --help`'
-    >>> in_python("use --schedule step, or --optimizer sgd")
-    'use schedule="step", or optimizer="sgd"'
-    >>> in_python("lower --lr (now 0.1), or add --clip 1, or: halflabel train --resume runs/first")
-    'lower lr (now 0.1), or add clip=1, or: halflabel train --resume runs/first'
+    >>> in_python("add ‹minus_one=absent›, or raise ‹max_bad› (now 0.1)")
+    'add minus_one="absent", or raise max_bad (now 0.1)'
+    >>> in_python("add ‹ignore=my notes› or ‹where=split=train›, and ‹clip=1›")
+    'add ignore=("my notes",) or where={"split": "train"}, and clip=1'
     """
+    return write_options(text, _parameter)
 
-    def parameter(option: re.Match[str]) -> str:
-        name, value = option[1].replace("-", "_"), option[2]
-        if value is None:
-            return name
-        if value in ("true", "false"):
-            return f"{name}={value.capitalize()}"
-        return f"{name}={value}" if value[0].isdigit() else f'{name}="{value}"'
 
-    parts = _COMMANDS.split(text)
-    return "".join(part if number % 2 else _OPTION.sub(parameter, part) for number, part in enumerate(parts))
+def _parameter(name: str, value: str | None) -> str:
+    if value is None:
+        return name
+    if name in _TABLES:
+        key, _, item = value.rpartition("=") if name == "values" else value.partition("=")
+        return f'{name}={{"{key}": "{item}"}}'
+    if name == "ignore":
+        return f'{name}=("{value}",)'
+    return f"{name}={value}" if value[:1].isdigit() or value.isupper() else f'{name}="{value}"'
 
 
 class UserError(Exception):
@@ -51,7 +63,7 @@ class UserError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        """The text of a Python traceback, with options as parameters; the command line shows `message` and `fix`."""
+        """The text of a Python traceback, with options as parameters."""
         return in_python(f"{self.message}. Fix: {self.fix}" if self.fix else self.message)
 
 
@@ -94,7 +106,7 @@ def error_summary(error: Exception) -> str:
     >>> error_summary(ValueError("no\\nnumber")), error_summary(ValueError())
     ('no', 'ValueError')
     """
-    text = error.message if isinstance(error, UserError) else str(error)
+    text = in_python(error.message) if isinstance(error, UserError) else str(error)
     return (text.splitlines() or [type(error).__name__])[0]
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from halflabel import metrics
-from halflabel.errors import UserError
+from halflabel.errors import UserError, in_python
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.evaluate import Decisions, fit_decisions
 from halflabel.features.backbone_names import DEFAULT
@@ -299,7 +299,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 maps=maps,
                 copies=copies,
                 device=device,
-                reporter=Reporter(message=print) if self.verbose else SILENT,
+                reporter=Reporter(message=lambda line: print(in_python(line))) if self.verbose else SILENT,
             )
             assert cached.strong is not None  # the views above have a strong one
             values, *strong = (_copy_rows(view, again) for view in (cached.values, *cached.strong))

@@ -213,7 +213,7 @@ def test_another_configuration_is_refused_and_force_starts_again(
     longer = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=3))
     with pytest.raises(UserError, match="epochs was 2, is 3") as caught:
         go(config=longer)
-    assert "--force" in caught.value.fix
+    assert "‹force" in caught.value.fix
     with pytest.raises(UserError, match="select was known, is hidden"):
         go(shares=[0.5], select="hidden")
     fewer = digits.table.subset(np.arange(50))
@@ -319,7 +319,7 @@ def test_a_test_set_without_negatives_is_refused(go: Any, digits: Any, tmp_path:
     positives = Table.from_dense(np.maximum(digits.table.dense(), 0), digits.table.images, digits.table.classes)
     with pytest.raises(UserError, match=r"no label is known to be absent among the \d+ test images") as caught:
         go(table=positives)
-    assert "--test" in caught.value.fix
+    assert "‹test" in caught.value.fix
     assert not (tmp_path / "out").exists()
 
 

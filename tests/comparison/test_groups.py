@@ -40,4 +40,4 @@ def test_test_labels_of_images_elsewhere_ask_for_their_folder(folder: Path) -> N
     test = Table.from_dense(np.ones((2, 2)), ["a.png", "b.png"])
     with pytest.raises(UserError, match="test labels: none of the 2 images") as error:
         split_data(table, folder, test=test)
-    assert "--test-images" in error.value.fix
+    assert "‹test_images" in error.value.fix

@@ -139,7 +139,7 @@ def test_only_fully_labelled_images_are_studied(painted: Any, cache: Path, tmp_p
     tenth_labelled = drop.dense(table, 0.1, seed=3)
     with pytest.raises(UserError, match="12 of 120 images") as caught:
         study(tenth_labelled, images, out=tmp_path / "b", config=CONFIG)
-    assert "--grow" in caught.value.fix
+    assert "‹grow" in caught.value.fix
     assert not (tmp_path / "b").exists()
 
 

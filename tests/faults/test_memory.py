@@ -234,14 +234,14 @@ def test_a_resumed_run_remembers_how_many_fit(tmp_path: Path) -> None:
 def test_one_image_too_many_is_an_error_with_advice() -> None:
     with pytest.warns(UserWarning, match="2 × 1"), pytest.raises(UserError, match="single image") as caught:
         train(model(0), replace(SETTINGS, batch_size=2))
-    assert "--precision bf16" in caught.value.fix
+    assert "‹precision=bf16›" in caught.value.fix
 
 
 def test_what_cannot_be_split_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halflabel.fitting.step._LIMITED_MEMORY", ())
     with pytest.raises(UserError, match="for batches of 8") as caught:
         train(model(4), SETTINGS)
-    assert "--batch-size" in caught.value.fix
+    assert "‹batch_size" in caught.value.fix
 
 
 def test_the_optimizers_own_memory_is_not_a_matter_of_images(monkeypatch: pytest.MonkeyPatch) -> None:

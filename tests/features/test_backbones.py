@@ -222,7 +222,7 @@ def test_pretrained_weights_come_from_the_hub(hub: Path) -> None:
 def test_without_network_the_error_has_a_fix(hub: Path) -> None:
     with pytest.raises(UserError, match=r"could not be loaded: \w+") as caught:
         build_backbone("test_resnet.r160_in1k")
-    assert "--weights FILE" in caught.value.fix
+    assert "‹weights=FILE›" in caught.value.fix
     assert "efficientnet-lite2" in caught.value.fix
 
 

@@ -362,14 +362,14 @@ def test_quarantine_tolerates_a_few_and_stops_at_many(tmp_path: Path) -> None:
     start = "37 of 1000 images (3.7 %) cannot be read, over the limit of 1 %: first: cat,0 ("
     assert caught.value.message.startswith(start)
     assert caught.value.message.endswith("0.jpg): truncated")
-    assert "--max-bad" in caught.value.fix
+    assert "‹max_bad" in caught.value.fix
     quarantine.check(1000, limit=0.037)
     with pytest.raises(TooManyBadImages, match=r"over the limit of 1 %, and the others were not tried yet: first"):
         quarantine.check(1000, so_far=True)
     quarantine.path = tmp_path / "out" / "bad_images.csv"
     with pytest.raises(TooManyBadImages) as caught:
         quarantine.check(1000)
-    assert caught.value.fix == f"see {quarantine.path}, or raise --max-bad"
+    assert caught.value.fix == f"see {quarantine.path}, or raise ‹max_bad›"
     with pytest.raises(
         TooManyBadImages, match=r"37 of 1000 images \(3.7 %\) have no file in photos, .*'cat,0', 'cat,1'"
     ):

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from halflabel.cli.terminal import in_shell
 from halflabel.errors import UserError
 from halflabel.labels.policy import Policy, UndecidedValue, read_value
 
@@ -32,7 +33,7 @@ def test_unknown(raw: str) -> None:
 def test_minus_one_is_never_guessed(raw: str) -> None:
     with pytest.raises(UndecidedValue) as caught:
         read_value(raw, Policy(), TERNARY)
-    assert "--minus-one" in caught.value.fix
+    assert "‹minus_one" in caught.value.fix
     assert read_value(raw, Policy(minus_one="absent"), TERNARY) == "absent"
     assert read_value(raw, Policy(minus_one="unknown"), TERNARY) == "unknown"
 
@@ -41,7 +42,7 @@ def test_minus_one_is_never_guessed(raw: str) -> None:
 def test_zero_beside_an_absent_minus_one_has_to_be_stated(policy: Policy) -> None:
     with pytest.raises(UndecidedValue) as caught:
         read_value("0", policy, TERNARY)
-    assert "--zero" in caught.value.fix
+    assert "‹zero" in caught.value.fix
     assert read_value("0", policy, BINARY) == "absent"
 
 
@@ -58,14 +59,14 @@ def test_further_values_come_first() -> None:
     with pytest.raises(UndecidedValue) as caught:
         read_value("perhaps", policy, BINARY)
     assert "'perhaps'" in caught.value.message
-    assert "--value perhaps=present" in caught.value.fix
+    assert "‹values=perhaps=present›" in caught.value.fix
 
 
 @pytest.mark.parametrize("text", ["dog, cat", "it's", "a & b", "$HOME", "x;y|z", "-", "café"])
 def test_what_is_suggested_can_be_copied_into_a_shell(text: str) -> None:
     with pytest.raises(UndecidedValue) as caught:
         read_value(text, Policy(), BINARY)
-    words = shlex.split(caught.value.fix.split("means: ")[1].split(" (or")[0])
+    words = shlex.split(in_shell(caught.value.fix).split("means: ")[1].split(" (or")[0])
     assert words == ["--value", f"{text}=present"]
 
 
@@ -73,7 +74,7 @@ def test_what_cannot_be_copied_is_shortened_and_not_suggested() -> None:
     for text in ("dog\nand a cat", "x" * 500):
         with pytest.raises(UndecidedValue) as caught:
             read_value(text, Policy(), BINARY)
-        assert "--value" not in caught.value.fix
+        assert "‹values" not in caught.value.fix
         assert "…" in caught.value.message
         assert len(caught.value.message) < 100
         assert "\n" not in caught.value.message
@@ -88,13 +89,13 @@ def test_other_values_are_no_labels(raw: str) -> None:
 def test_what_means_nothing_for_a_format_is_refused() -> None:
     Policy(split="train").check(("split",), "voc")
     Policy().check((), "voc")
-    for policy, flag in (
-        (Policy(minus_one="absent"), "--minus-one"),
-        (Policy(ignore=("age",)), "--ignore"),
-        (Policy(values={"a": "absent"}), "--value"),
-        (Policy(machine=0.0), "--machine"),
+    for policy, name in (
+        (Policy(minus_one="absent"), "minus_one"),
+        (Policy(ignore=("age",)), "ignore"),
+        (Policy(values={"a": "absent"}), "values"),
+        (Policy(machine=0.0), "machine"),
     ):
         with pytest.raises(UserError, match="means nothing for the format 'voc'") as caught:
             policy.check(("split",), "voc")
-        assert caught.value.message.startswith(f"{flag} ")
-        assert caught.value.fix == f"leave {flag} out"
+        assert caught.value.message.startswith(f"‹{name}› ")
+        assert caught.value.fix == f"leave ‹{name}› out"

@@ -282,7 +282,7 @@ def test_a_training_that_diverges_stops_with_advice(tmp_path: Path, folder: Path
     config = dataclasses.replace(HEAD, settings=dataclasses.replace(SETTINGS, lr=1e9, epochs=4))
     with pytest.raises(UserError, match="diverges") as stop:
         go(tmp_path / "run", folder, config)
-    assert "lower --lr" in stop.value.fix
+    assert "lower ‹lr›" in stop.value.fix
 
 
 def test_fp16_on_a_cpu_warns_that_it_is_float32(tmp_path: Path, folder: Path, first_run: Path) -> None:

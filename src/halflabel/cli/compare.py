@@ -42,7 +42,15 @@ from halflabel.cli.options import (
     takes_label_options,
     takes_training_options,
 )
-from halflabel.cli.terminal import console, plain_table, show_audit, show_next, show_paragraph, show_written
+from halflabel.cli.terminal import (
+    console,
+    plain_table,
+    show_audit,
+    show_message,
+    show_next,
+    show_paragraph,
+    show_written,
+)
 from halflabel.evaluation.registry import shown_metrics
 from halflabel.fitting.config import COMMON
 from halflabel.system.format import counted, points
@@ -152,7 +160,7 @@ def compare(
             lr=training["lr"],
             config=grid_config(training, len(table)),
             force=force,
-            reporter=Reporter(bar, console.print, task_bar),
+            reporter=Reporter(bar, show_message, task_bar),
         )
     _show_result(result, out)
     _show_next_step(ctx, result, labels, images)

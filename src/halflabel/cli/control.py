@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.markup import escape
 
 from halflabel.cli.sequence import after_next, after_review, join_command
-from halflabel.cli.terminal import console, show_command
+from halflabel.cli.terminal import console, show_command, show_message
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
@@ -157,7 +157,7 @@ class ControlQuestions:
                 count=self.count,
                 further_photos=self.further,
                 only_further=only_further,
-                reporter=Reporter(bar, console.print),
+                reporter=Reporter(bar, show_message),
             )
         earlier = read_questions(self.run.control, table) if only_further else []
         write_questions([*earlier, *drawn], table, self.run.control)

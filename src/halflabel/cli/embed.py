@@ -9,7 +9,7 @@ import typer
 
 from halflabel.cli import app
 from halflabel.cli.options import Engine, ImageFolder, check_image_folder, takes_training_options
-from halflabel.cli.terminal import console, show_next, show_written
+from halflabel.cli.terminal import show_message, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
 from halflabel.system.ray_engine import use_engine
@@ -56,7 +56,7 @@ def embed(
     source = Images(paths, names, config.views(backbone), workers=config.workers, max_bad=1.0)
     made_by = {"backbone": config.backbone, "size": size, "resize": config.resize, "channels": config.channels}
     with Bar("features") as bar, use_engine(engine):
-        reporter = Reporter(bar, lambda line: console.print(line, markup=False))
+        reporter = Reporter(bar, show_message)
         options: dict[str, Any] = {"device": assembly.device, "force": force, "reporter": reporter}
         count, bad = write_features(backbone, source, out, made_by, **options)
     show_written(out, f": {counted(count, 'image')}, {bad} of them unreadable; {backbone.channels} numbers each")

@@ -28,8 +28,10 @@ from halflabel.cli.terminal import (
     UNKNOWN,
     console,
     first_names,
+    in_shell,
     plain_table,
     show_command,
+    show_message,
     show_next,
     show_rest,
 )
@@ -183,7 +185,7 @@ def _fill(run: RunFolder, images: Path, path: Path, complete: bool, **options: A
     from halflabel.filling import write_filled
 
     with Bar("features") as bar, Bar("decides") as deciding:
-        plan = fill_labels(run, images, **options, reporter=Reporter(bar, console.print), plan_progress=deciding)
+        plan = fill_labels(run, images, **options, reporter=Reporter(bar, show_message), plan_progress=deciding)
     known = run.read_rows() if options["labels"] is None else options["labels"]
     with Bar("writes") as writing:
         more = {"base": known if complete else None, "answers": options["answers"], "progress": writing}
@@ -374,7 +376,7 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
             else "[yellow]warning:[/] nothing reaches this precision"
         )
     for warning in filling.warnings:
-        console.print(f"[yellow]warning:[/] {escape(warning)}")
+        console.print(f"[yellow]warning:[/] {escape(in_shell(warning))}")
 
 
 def _class_precision(filling: FillPlan, which: int, c: int) -> str:

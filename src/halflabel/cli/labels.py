@@ -15,11 +15,13 @@ from halflabel.cli.options import ExcelSafe, Force, LabelFile, ReadLabels, check
 from halflabel.cli.sequence import free_name
 from halflabel.cli.terminal import (
     console,
+    in_shell,
     show_advice,
     show_audit,
     show_classes,
     show_counts,
     show_images_and_pairs,
+    show_message,
     show_next,
     show_paragraph,
     show_written,
@@ -86,7 +88,7 @@ def inspect(
             markup=False,
         )
     if images is not None and (warning := _near_copies(table, images)) is not None:
-        console.print(f"\n{warning}", markup=False)
+        show_message(f"\n{warning}")
     if plot is not None:
         show_written(plot)
     show_next("train", labels, images or "PHOTOS", *words_of(read), "--out", free_name(Path("runs/first")))
@@ -277,7 +279,7 @@ def _as_json(label_import: LabelImport, advice: Any) -> dict[str, Any]:
         "known": stats.known,
         "regime": stats.regime,
         "became": [item._asdict() for item in label_import.audit.value_counts],
-        "notes": label_import.audit.notes,
+        "notes": [in_shell(note) for note in label_import.audit.notes],
         "per_class": {
             name: {"present": int(p), "absent": int(n), "unknown": int(u), "uncertain": int(q)}
             for name, p, n, u, q in zip(

@@ -14,7 +14,7 @@ from halflabel.cli import app
 from halflabel.cli.grid import Budget, GridBar, resumable_grid
 from halflabel.cli.options import GroupedCommand, RunArgument, panel, takes_training_options
 from halflabel.cli.progress import Bar
-from halflabel.cli.terminal import console, plain_table, show_written
+from halflabel.cli.terminal import console, plain_table, show_message, show_written
 from halflabel.errors import UserError
 from halflabel.fitting.config import COMMON
 from halflabel.system.format import counted
@@ -110,7 +110,7 @@ def _run_table(
     if features.exists() and not features.is_dir():
         raise UserError(f"{features} is a file", "name a folder for features and models with --cache")
     with resumable_grid(folder), GridBar() as task_bar, Bar("features") as bar:
-        reporter = Reporter(bar, console.print, task_bar)
+        reporter = Reporter(bar, show_message, task_bar)
         reproduction = run_table(
             table, data, out=folder, overrides=overrides, cache=features, reporter=reporter, **options
         )

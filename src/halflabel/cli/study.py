@@ -35,7 +35,7 @@ from halflabel.cli.options import (
     takes_label_options,
     takes_training_options,
 )
-from halflabel.cli.terminal import console, plain_table, show_audit, show_next, show_written
+from halflabel.cli.terminal import console, plain_table, show_audit, show_message, show_next, show_written
 from halflabel.fitting.config import COMMON
 from halflabel.system.format import counted, group_digits, points
 from halflabel.system.reporter import Reporter
@@ -113,7 +113,7 @@ def study(
         "command": shlex.split(rerun_command()),
     }
     with resumable_grid(folder), GridBar() as task_bar, Bar("features") as bar:
-        options |= {"reporter": Reporter(bar, console.print, task_bar)}
+        options |= {"reporter": Reporter(bar, show_message, task_bar)}
         result: Study | Growth
         if grow:
             result = studies.grow(label_import.rows, images, shares=shares or studies.GROWTH, worth=worth, **options)

@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, write_options
 from halflabel.evaluation.registry import shown_metrics
 from halflabel.system.format import counted, decimal, group_digits, percent, points, printable
 
@@ -83,9 +83,28 @@ def first_names(names: Sequence[str], most: int = 8) -> str:
 def show_error(error: UserError) -> None:
     """Print an error and its fix to stderr."""
     stderr = SafeConsole(stderr=True, highlight=False)
-    stderr.print(f"[bold red]error:[/] {escape(error.message)}")
+    stderr.print(f"[bold red]error:[/] {escape(in_shell(error.message))}")
     if error.fix:
-        stderr.print(f"  [bold]fix:[/] {escape(error.fix)}")
+        stderr.print(f"  [bold]fix:[/] {escape(in_shell(error.fix))}")
+
+
+def in_shell(text: str) -> str:
+    """A message with its options as flags, quoted for a shell.
+
+    >>> in_shell("add ‹minus_one=absent› or ‹ignore=my notes›, or raise ‹max_bad›")
+    "add --minus-one absent or --ignore 'my notes', or raise --max-bad"
+    """
+    return write_options(text, _words)
+
+
+def _words(name: str, value: str | None) -> str:
+    flag = "--value" if name == "values" else "--" + name.replace("_", "-")
+    return flag if value is None else f"{flag} {shlex.quote(value)}"
+
+
+def show_message(text: str) -> None:
+    """Print a line of the library, with its options as flags."""
+    console.print(in_shell(text), markup=False)
 
 
 @contextmanager
@@ -96,7 +115,7 @@ def warnings_in_a_line() -> Iterator[None]:
 
         def show_in_a_line(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if category is UserWarning:
-                console.print(f"Warning: {message}", markup=False)
+                show_message(f"Warning: {message}")
             else:
                 show(message, category, *where, **more)
 
@@ -119,7 +138,7 @@ def show_audit(audit: Audit, table: Table) -> None:
         rows.add_row(escape(repr(raw)), "→", Text(meaning, SHADES.get(meaning, "")), group_digits(entries))
     console.print(rows)
     for note in audit.notes:
-        show_paragraph(f"  note: {escape(note)}")
+        show_paragraph(f"  note: {escape(in_shell(note))}")
     show_counts(table)
 
 

@@ -36,6 +36,7 @@ from halflabel.cli.terminal import (
     show_choice,
     show_command,
     show_evaluation,
+    show_message,
     show_paragraph,
     show_written,
     warnings_in_a_line,
@@ -287,12 +288,9 @@ def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
     trained = "the head on cached features of" if config.tune == "head" else "all of"
     console.print(f"\nTraining {trained} {config.backbone} by [bold]{config.method}[/] in {escape(run.address)}")
 
-    def say(line: str) -> None:
-        console.print(line, markup=False)
-
     features, fits = Bar("features"), Bar("fits", "fits")
     with use_engine(engine), _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, features, fits:
-        evaluation = job.start(Reporter(features, say, callback, fits=fits), init_callback=head_bar)
+        evaluation = job.start(Reporter(features, show_message, callback, fits=fits), init_callback=head_bar)
     if evaluation is not None:
         show_evaluation(evaluation, of_training=True)
         _show_random_answers(job)

@@ -17,7 +17,7 @@ from halflabel.comparison.protocol import describe_comparison
 from halflabel.comparison.result import Comparison, Failure, LeftOut, TaskScorer, summarise
 from halflabel.comparison.run_grid import run_grid
 from halflabel.comparison.setup import ExperimentOptions, make_bench, open_store
-from halflabel.errors import UserError
+from halflabel.errors import UserError, in_python
 from halflabel.fitting.auto import short_list, suited
 from halflabel.labels.labels import Labels
 from halflabel.labels.split import group_numbers
@@ -60,7 +60,7 @@ def compare(
     table = without_model_labels(labels, options.get("reporter", SILENT))
     bench = make_bench(table, images, out, options, select=select, choosing=choosing_labels(labels))
     if not 0 < bench.config.held_out < 1:
-        raise UserError("without validation images no epoch can be selected", "use --held-out 0.2")
+        raise UserError("without validation images no epoch can be selected", "use ‹held_out=0.2›")
     candidates, reasons = _candidates(methods, options.get("lr"), bench, label_masks)
     for name, reason in reasons.items():
         bench.reporter.message(f"auto: {name}: {reason}")
@@ -118,7 +118,7 @@ def _check(select: str, search: str, label_masks: Sequence[LabelMask]) -> None:
     if search not in get_args(Search):
         raise UserError(f"no search is called {search!r}", "use small or none")
     if select == "hidden" and not any(mask.protocol for mask in label_masks):
-        raise UserError("no label is hidden, so none can be selected by", "leave select out, or hide some by --shares")
+        raise UserError("no label is hidden, so none can be selected by", "leave select out, or hide some by ‹shares›")
 
 
 def _candidates(
@@ -137,7 +137,7 @@ def _candidates(
             if candidate.name not in candidates:
                 candidates[candidate.name], reasons[candidate.name] = candidate, choice.why
     if not candidates:
-        raise UserError("no method is named", "use --methods auto, or names such as bce,em")
+        raise UserError("no method is named", "use ‹methods=auto›, or names such as bce,em")
     return tuple(candidates.values()), reasons
 
 
@@ -149,7 +149,7 @@ def _with_solvers(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[
             chosen.append(bench.choose_solver(candidate))
         except UserError as error:
             chosen.append(candidate)
-            reasons[candidate] = error.message
+            reasons[candidate] = in_python(error.message)
     return tuple(chosen), reasons
 
 
@@ -183,7 +183,7 @@ def _unfit(
             try:
                 recipe(candidate.method).check_regime(regime)
             except UserError as error:
-                unfit[candidate, label_mask] = error.message
+                unfit[candidate, label_mask] = in_python(error.message)
     return unfit
 
 

@@ -74,7 +74,7 @@ def split_data(
         except NoReadableImage as error:
             if test_images is not None:
                 raise
-            fix = "name the folder of the test images: --test-images"
+            fix = "name the folder of the test images: ‹test_images›"
             raise UserError(f"test labels: {error.message}", fix) from None
     _check_evaluable(test_table)
     return ExperimentData(
@@ -136,7 +136,7 @@ def _matched(labels: Table, table: Table, name: str) -> Table:
     if len(shared):
         raise UserError(
             f"{len(shared)} {name} images are also training images, such as {labels.images[int(shared[0])]!r}",
-            "leave them out of one of the two files; without --test, halflabel splits the images itself",
+            "leave them out of one of the two files; without ‹test›, halflabel splits the images itself",
         )
     return labels.subset(classes=column)
 
@@ -147,6 +147,6 @@ def _check_evaluable(test: Table) -> None:
         if not bool((np.sign(test.value) == sign).any()):
             raise UserError(
                 f"no label is known to be {word} among the {len(test)} test images, so methods cannot be compared",
-                "label some other photos completely and give them by --test FILE and --test-images DIR, or use "
-                "--unlisted absent if that is what the file means",
+                "label some other photos completely and give them by ‹test=FILE› and ‹test_images=DIR›, or use "
+                "‹unlisted=absent› if that is what the file means",
             )

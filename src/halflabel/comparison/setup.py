@@ -60,7 +60,7 @@ def make_bench(
     if not 0 < test_share < 1:
         raise UserError(f"the test share {test_share:g} is not between 0 and 1", "use 0.2")
     if lr is not None and not 0 < lr < math.inf:
-        raise UserError(f"the learning rate {lr:g} cannot be used", "use --lr 0.001, or leave it to the method")
+        raise UserError(f"the learning rate {lr:g} cannot be used", "use ‹lr=0.001›, or leave it to the method")
     if config is None:
         config = Config(held_out=held_out, solver="auto")
         epochs = epochs_for(len(table), config.tune)

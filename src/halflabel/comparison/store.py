@@ -59,11 +59,11 @@ class Store:
         Results of other settings are refused, unless `force` removes them.
         """
         if self.folder.exists() and not self.folder.is_dir():
-            raise UserError(f"{self.folder} is a file", "name a folder for the results with --out")
+            raise UserError(f"{self.folder} is a file", "name a folder for the results with ‹out›")
         wanted = to_json_value(dict(identity))
         path = self.folder / "config.json"
         if (self.folder / "config.yaml").exists():
-            raise UserError(f"{self.folder} holds a training run", "choose another --out")
+            raise UserError(f"{self.folder} holds a training run", "choose another ‹out›")
         if path.exists():
             stored = self._read_config()
             if not force:
@@ -86,9 +86,9 @@ class Store:
         return False
 
     def _read_config(self) -> dict[str, Any]:
-        content = read_json(self.folder / "config.json", "choose another --out")
+        content = read_json(self.folder / "config.json", "choose another ‹out›")
         if not isinstance(content, dict) or content.pop("what", None) != self.what:
-            raise UserError(f"{self.folder} holds something other than a {self.what}", "choose another --out")
+            raise UserError(f"{self.folder} holds something other than a {self.what}", "choose another ‹out›")
         return content
 
     def read(self, task: Task, shape: tuple[int, int]) -> StoredRun:
@@ -174,7 +174,7 @@ def _check_same(folder: Path, what: str, stored: Mapping[str, Any], wanted: Mapp
         named = ", ".join(_change(name, stored.get(name), wanted.get(name)) for name in changed)
         raise UserError(
             f"{folder} holds a {what} with other settings: {named}",
-            "give the same options, choose another --out, or add --force to start again",
+            "give the same options, choose another ‹out›, or add ‹force› to start again",
         )
 
 

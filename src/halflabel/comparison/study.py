@@ -144,7 +144,7 @@ def grow(
     out = Path(out)
     shares = _check_shares(shares)
     if len(shares) < 3 or shares[-1] < 1:
-        raise UserError("a curve needs three shares or more, and all labels", "use --budgets 0.125,0.25,0.5,1")
+        raise UserError("a curve needs three shares or more, and all labels", "use ‹budgets=0.125,0.25,0.5,1›")
     masks: dict[Place, LabelMask] = {(CURVES[0], share): _label_mask("dense", share) for share in shares}
     masks |= {(CURVES[1], share): _label_mask("partial", share) for share in shares}
     table = without_model_labels(labels, options.get("reporter", SILENT))
@@ -198,8 +198,8 @@ def _fully_labelled(table: Table) -> Table:
     if len(images) < _MIN_IMAGES:
         raise UserError(
             f"{len(images)} of {len(table)} images have all their labels known: too few for hiding labels",
-            "use --unlisted absent or --zero absent if that is what the file means, label some images fully, or use "
-            "--grow, which takes labels as they are",
+            "use ‹unlisted=absent› or ‹zero=absent› if that is what the file means, label some images fully, or use "
+            "‹grow›, which takes labels as they are",
         )
     return table.subset(images)
 

@@ -291,7 +291,7 @@ def _create(name: str, *, pretrained: bool, size: int | None = None, **options: 
             ) from error
         raise UserError(
             f"the pretrained weights of {name!r} could not be loaded: {error_summary(error)}",
-            f"go online, or pass --weights FILE with a copy on disk, or use {DEFAULT}, which needs no download",
+            f"go online, or pass ‹weights=FILE› with a copy on disk, or use {DEFAULT}, which needs no download",
         ) from error
     return model.eval()
 
@@ -321,7 +321,7 @@ def _read_state_dict(path: Path) -> dict[str, Tensor]:
     """The state dict in a file, without the wrappers and key prefixes of training code. Never runs code of the file."""
     resave = "save the weights alone: torch.save(model.state_dict(), FILE), or as .safetensors"
     if not path.is_file():
-        raise UserError(f"there is no weights file {path}", "check the path given to --weights")
+        raise UserError(f"there is no weights file {path}", "check the path given to ‹weights›")
     try:
         if path.suffix.lower() == ".safetensors":
             from safetensors.torch import load_file

@@ -51,7 +51,7 @@ def checked_features(source: StoredFeatures, backbone: Backbone) -> Features:
     about, folder = source.about, source.folder
     if "config" not in about:
         if backbone.name != (name := f"features-{about['dimensions']}"):
-            raise UserError(f"{folder} does not say that {backbone.name} made its features", f"add --backbone {name}")
+            raise UserError(f"{folder} does not say that {backbone.name} made its features", f"add ‹backbone={name}›")
     elif about["fingerprint"] != fingerprint(backbone) or about["view"] != source.views["plain"].describe():
         raise UserError(
             f"the features in {folder} are not those of this {backbone.name}: backbone, weights or image size differ",

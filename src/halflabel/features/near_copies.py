@@ -31,5 +31,5 @@ def describe_near_copies(features: Tensor) -> str | None:
         return None
     return (
         f"{100 * share:.0f} % of the images are nearly identical to another one: if they are of one patient, camera or "
-        "burst, state --group, or the measured quality is too high"
+        "burst, state ‹group›, or the measured quality is too high"
     )

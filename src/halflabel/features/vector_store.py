@@ -314,7 +314,7 @@ def select_stores(stores: Sequence[VectorStore], which: str) -> list[VectorStore
         return named
     if named:
         raise UserError(f"{len(named)} caches have {which!r} in their names", "give the whole name")
-    raise UserError(f"no cache is called {which!r}", "use all, older, or a name from the list without --remove")
+    raise UserError(f"no cache is called {which!r}", "use all, older, or a name from the list without ‹remove›")
 
 
 def _read_note(path: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class NothingToFill(UserError):
     def __init__(self, wanted: float, precision: float, count: int) -> None:
         super().__init__(
             f"no unknown label is probable enough to be filled at a precision of {100 * wanted:g} %",
-            f"--precision {precision:g}, for which {count} labels are"
+            f"‹precision={precision:g}›, for which {count} labels are"
             if count
             else "label more photos, and train again",
         )

@@ -255,12 +255,12 @@ def _too_little_evidence(word: str, counts: BinCounts, options: FillOptions) -> 
     if needed is None:
         return (
             f"known labels do not show that {share} would be right, and more random ones hardly would. Lower "
-            "--precision, or let the model learn from answers (review)."
+            "‹precision›, or let the model learn from answers (review)."
         )
     known = int((counts.present if is_present else counts.absent).sum())
     return (
         f"{known} known labels are too few to show that {share} would be right. About {group_digits(needed)} answers "
-        "to random questions (next --control 1) may be enough if the model stays as good; or lower --precision."
+        "to random questions (next ‹control=1›) may be enough if the model stays as good; or lower ‹precision›."
     )
 
 

@@ -193,14 +193,14 @@ def _check_probabilities(run: RunFolder, folds: int | None) -> None:
     """Raise an error, before anything is scored, where there are no probabilities for labels of positives only."""
     if folds is not None:
         raise UserError(
-            "with positives only, probabilities are those of the run, and --folds would train other heads",
-            "leave --folds out",
+            "with positives only, probabilities are those of the run, and ‹folds› would train other heads",
+            "leave ‹folds› out",
         )
     is_frozen = run.read_config().get("tune", "head") == "head"
     if not run.is_calibrated or (is_frozen and run.score_kind != "out-of-fold"):
         raise UserError(
             f"{run.folder} has no out-of-fold scores, on which probabilities from positives only rest",
-            "train with --solver lbfgs",
+            "train with ‹solver=lbfgs›",
         )
 
 
@@ -218,7 +218,7 @@ def _score(run: RunFolder, images: Path, evidence: Table, folds: int | None, rep
     if run.score_kind is None and (run.split_of(evidence.images) == 0).all():
         raise UserError(
             "the run tuned its backbone on every image, so no label is left to evaluate its scores",
-            "train with --held-out 0.2, or add --folds 5 to train the head again on parts of the images",
+            "train with ‹held_out=0.2›, or add ‹folds=5› to train the head again on parts of the images",
         )
     return run.scores(evidence.images, images, reporter)
 

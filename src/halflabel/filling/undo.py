@@ -80,7 +80,7 @@ def remove_sources(
 def _find_sources(rows: Labels, source: str | None, run: str | None) -> NDArray[np.int64]:
     """Return the numbers of the matching sources; if there are none, the error lists the sources of models."""
     if (source is None) == (run is None):
-        raise UserError("it is not clear which labels to undo", "give --source model:METHOD:RUN, or the run")
+        raise UserError("it is not clear which labels to undo", "give ‹source=model:METHOD:RUN›, or the run")
     if source is not None:
         chosen = [n for n, name in enumerate(rows.sources) if name == source]
     else:

@@ -61,7 +61,7 @@ class Assembly:
             if not self.config.group:
                 raise UserError(
                     f"the method {self.config.method!r} needs groups of images",
-                    "state them by --group, a CSV file of images and groups or a regular expression on image names",
+                    "state them by ‹group›, a CSV file of images and groups or a regular expression on image names",
                 )
             method.relabel.group = self.config.group
         return method

@@ -191,7 +191,7 @@ def short_list(*tables: Stats) -> tuple[Choice, ...]:
             if regimes <= set(known[choice.method].serves):
                 choices.setdefault(choice.method, choice)
     if not choices:
-        raise UserError(f"no method learns from both {' and '.join(sorted(regimes))} labels", "name some by --methods")
+        raise UserError(f"no method learns from both {' and '.join(sorted(regimes))} labels", "name some by ‹methods›")
     return tuple(choices.values())[:SHORT_LIST]
 
 

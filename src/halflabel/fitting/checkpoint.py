@@ -66,7 +66,7 @@ def load_newest(folder: Path) -> dict[str, Any] | None:
         except Exception as error:  # whatever torch raises for a file that it cannot read
             warnings.warn(f"checkpoint {path.stem} is skipped: {error_summary(error)}", stacklevel=2)
     if paths:
-        raise UserError(f"all checkpoints in {folder} are damaged", "start again without --resume")
+        raise UserError(f"all checkpoints in {folder} are damaged", "start again without ‹resume›")
     return None
 
 

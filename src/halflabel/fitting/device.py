@@ -27,7 +27,7 @@ def choose_device(name: str, *, fall_back: bool = False) -> Literal["cpu", "cuda
         raise UserError(f"{name!r} is not a device", "use auto, cpu, cuda or mps")
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu and not fall_back:
-        raise UserError("there is no CUDA device here", "use --device cpu")
+        raise UserError("there is no CUDA device here", "use ‹device=cpu›")
     if name in ("auto", "cuda"):
         return "cuda" if has_gpu else "cpu"
     return cast(Literal["cpu", "mps"], name)
@@ -54,7 +54,7 @@ def mixed_precision(
     try:
         autocast()
     except RuntimeError as error:
-        raise UserError(f"precision {precision} is not available here: {error}", "use --precision no") from None
+        raise UserError(f"precision {precision} is not available here: {error}", "use ‹precision=no›") from None
     return autocast, scaler
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, in_python
 from halflabel.evaluation import completion_rates
 from halflabel.features.heads import Model
 from halflabel.features.scoring import PASSES, score_source, seed_generators
@@ -88,7 +88,7 @@ def fit(
     if len(source) != len(table):
         raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
     if distributed.is_distributed() and settings.compile != "no":
-        raise UserError(f"--compile {settings.compile} works in one process only", "leave --compile out")
+        raise UserError(f"‹compile={settings.compile}› works in one process only", "leave ‹compile› out")
     device = training_device(settings.device)
     if settings.channels_last:
         model.to(memory_format=torch.channels_last)
@@ -96,7 +96,7 @@ def fit(
     method.plan(settings.epochs)
     begins = method.begins()
     if begins is not None and distributed.is_main() and (problem := begins.problem(settings.epochs)):
-        warnings.warn(f"{problem}; {begins.fix()}", stacklevel=2)
+        warnings.warn(in_python(f"{problem}; {begins.fix()}"), stacklevel=2)
     method.start(table, model)
     method.to(device)
     step = OptimizerStep(device, method, model, table, settings)
@@ -230,7 +230,7 @@ class Loop:
             problem = f"has grown to {loss:.3g}" if math.isfinite(loss) else "is not finite"
             raise UserError(
                 f"the loss {problem} (epoch {self.state.epoch}, by batch {number + 1}): the training diverges",
-                f"lower --lr (now {self.settings.lr:g}), or add --clip 1",
+                f"lower ‹lr› (now {self.settings.lr:g}), or add ‹clip=1›",
             )
         self.callback.on_step_end(images, loss)
 

@@ -165,8 +165,8 @@ class LinearSolver:
         self.method.plan(self.rounds)
         begins = self.method.begins()
         if begins is not None and (problem := begins.problem(self.rounds, "round")):
-            earlier = f"a smaller --{begins.option.replace('_', '-')}, or " if begins.option else ""
-            raise UserError(f"{problem} of L-BFGS", f"use {earlier}--solver sgd --epochs {begins.first}")
+            earlier = f"a smaller ‹{begins.option}›, or " if begins.option else ""
+            raise UserError(f"{problem} of L-BFGS", f"use {earlier}‹solver=sgd› ‹epochs={begins.first}›")
         self.method.start(self.table, self.model)
         self.method.to(self.features.device)
         for epoch in range(1, self.rounds + 1):

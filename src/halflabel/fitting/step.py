@@ -70,7 +70,7 @@ class OptimizerStep:
         if self.snapshot is None:
             size = self.settings.batch_size
             raise out_of_gpu_memory(
-                f"for batches of {size}; with several processes or --compile, batches cannot be split"
+                f"for batches of {size}; with several processes or ‹compile›, batches cannot be split"
             )
         self.optimizer.zero_grad(set_to_none=True)
         self.snapshot.restore()

@@ -103,7 +103,7 @@ def load_to_device(
         if needed > _MEMORY_SHARE * free:
             raise UserError(
                 f"{len(source)} images of {plain.size} px take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free",
-                "use --hold files, or a smaller --size",
+                "use ‹hold=files›, or a smaller ‹size›",
             )
     images = torch.zeros((len(source), 3, plain.size, plain.size), dtype=torch.uint8, device=device)
     for planned, (index, views) in zip(

@@ -42,7 +42,7 @@ class Quarantine:
             raise TooManyBadImages(
                 f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) cannot be read, "
                 f"over the limit of {100 * limit:.3g} %{untried}: first: {image} ({path}): {reason}",
-                f"see {self.path or 'bad_images.csv'}, or raise --max-bad",
+                f"see {self.path or 'bad_images.csv'}, or raise ‹max_bad›",
             )
 
     def check_missing(self, total: int, limit: float, folder: Path) -> None:
@@ -54,8 +54,8 @@ class Quarantine:
             raise TooManyBadImages(
                 f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) have no file in {folder}, over the limit "
                 f"of {100 * limit:.3g} %: {examples}{' …' if bad > 3 else ''}",
-                f"{see_list}check the folder, leave those images out of the label file, or add --max-bad "
-                f"{math.ceil(100 * bad / total) / 100:g}",
+                f"{see_list}check the folder, leave those images out of the label file, or add "
+                f"‹max_bad={math.ceil(100 * bad / total) / 100:g}›",
             )
 
     def write(self) -> None:

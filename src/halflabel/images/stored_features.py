@@ -49,7 +49,7 @@ class StoredFeatures(Images):
         return len(self.names)
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        raise UserError("there are features in place of the images", "use --tune head, without --mirror")
+        raise UserError("there are features in place of the images", "use ‹tune=head›, without ‹mirror›")
 
     def group_copies(self) -> NDArray[np.int64]:
         """Return the group of each image (N,): images with equal features are in one group."""

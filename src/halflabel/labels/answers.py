@@ -45,7 +45,7 @@ CREATE INDEX IF NOT EXISTS answer_entry ON answer (image, class);
 """
 _COLUMNS = "key, image, class, value, score, why, inclusion, who, at, run"  # in the order of `Answer`
 _VERSION = 2
-_OTHER_PLACE = "restore a copy, or name another place: --answers or --store"
+_OTHER_PLACE = "restore a copy, or name another place: ‹answers› or ‹store›"
 
 
 class Answer(NamedTuple):

@@ -43,7 +43,7 @@ def column_group(group: str | None, labels: Path) -> str | None:
 
 
 def image_groups(
-    group: str | None, images: Names, *, required: bool = True, option: str = "--group"
+    group: str | None, images: Names, *, required: bool = True, option: str = "group"
 ) -> list[str | None] | None:
     """Return the group of each image, None for an image that belongs to no other; None if no groups are stated.
 
@@ -57,11 +57,11 @@ def image_groups(
     groups = [_match(group, name, option) for name in images] if place is None else _read(*place, images)
     if required and len(images) and not any(each is not None for each in groups):
         raise UserError(
-            f"{option} {group} finds the group of no image (first: {images[0]!r})",
+            f"‹{option}={group}› finds the group of no image (first: {images[0]!r})",
             "give a CSV file with columns image and group, FILE:COLUMN, or a regular expression such as '^(p[0-9]+)_'",
         )
     if len(images) > 1 and len(set(groups)) == 1 and groups[0] is not None:
-        raise UserError(f"{option} {group} puts all images into one group", "state groups that divide the images")
+        raise UserError(f"‹{option}={group}› puts all images into one group", "state groups that divide the images")
     return groups
 
 
@@ -94,7 +94,7 @@ def _match(pattern: str, name: str, option: str) -> str | None:
         match = re.search(pattern, name)
     except re.error as error:
         raise UserError(
-            f"{option} {pattern} is neither a file nor a regular expression ({error})",
+            f"‹{option}={pattern}› is neither a file nor a regular expression ({error})",
             "name an existing CSV file, or a pattern such as '^(p[0-9]+)_'",
         ) from None
     return match and match[min(1, match.re.groups)]

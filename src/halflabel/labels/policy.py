@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -76,10 +75,9 @@ class Policy:
         blank = Policy()
         for option in fields(self):
             if option.name not in uses and getattr(self, option.name) != getattr(blank, option.name):
-                # The option is --value, repeated for each value.
-                flag = "--value" if option.name == "values" else "--" + option.name.replace("_", "-")
+                flag = f"‹{option.name}›"
                 may_be_tags = format_name == "wide" and option.name in ("unlisted", "separator")
-                fix = f"leave {flag} out" + ", or add --format tags if a column lists the tags" * may_be_tags
+                fix = f"leave {flag} out" + ", or add ‹format=tags› if a column lists the tags" * may_be_tags
                 raise UserError(f"{flag} means nothing for the format {format_name!r}", fix)
 
 
@@ -99,7 +97,7 @@ def read_value(raw: str, policy: Policy, all_values: frozenset[str]) -> Meaning:
         if policy.minus_one is None:
             raise UndecidedValue(
                 "value -1 may mean absent, unknown or uncertain, and the file does not state which",
-                "add --minus-one absent, --minus-one unknown or --minus-one uncertain",
+                "add ‹minus_one=absent›, ‹minus_one=unknown› or ‹minus_one=uncertain›",
             )
         return policy.minus_one
     if text in ZERO:
@@ -109,14 +107,14 @@ def read_value(raw: str, policy: Policy, all_values: frozenset[str]) -> Meaning:
         if "absent" in {policy.values.get(other, policy.minus_one) for other in stripped.intersection(MINUS_ONE)}:
             raise UndecidedValue(
                 "the file also has -1 = absent, so value 0 may mean unknown",
-                "add --zero unknown or --zero absent",
+                "add ‹zero=unknown› or ‹zero=absent›",
             )
         return "absent"
     meaning = VALUE_WORDS.get(text.lower())
     if meaning is None:
         fix = "use 1, 0 or blank"
         if shorten_cell(text) == text:
-            fix += f", or state what it means: {quote_option('--value', text + '=present')} (or absent, or unknown)"
+            fix += f", or state what it means: ‹values={text}=present› (or absent, or unknown)"
         raise UndecidedValue(f"value {shorten_cell(text)!r} is not a label", fix)
     return meaning
 
@@ -129,12 +127,3 @@ def shorten_cell(text: str, limit: int = 60) -> str:
     """
     beginning = "".join(text.splitlines()[:1])[:limit]
     return text if beginning == text else beginning[: limit - 1] + "…"
-
-
-def quote_option(flag: str, text: str) -> str:
-    """An option and its value, quoted for a shell.
-
-    >>> quote_option("--where", "split=train"), quote_option("--ignore", "my notes")
-    ('--where split=train', "--ignore 'my notes'")
-    """
-    return f"{flag} {shlex.quote(text)}"

@@ -40,7 +40,7 @@ def parse_uncertain(text: str) -> dict[str, Reading]:
         match = _READING.fullmatch(part.strip())
         if match is None or (match[3] and not float(match[3]) <= float(match[4]) <= 1):
             raise UserError(
-                f"--uncertain {part.strip()!r} cannot be read",
+                f"‹uncertain={part.strip()}› cannot be read",
                 'write ignore, present, absent, soft or soft=0.55-0.85; or per class: "Edema=present,*=ignore"',
             )
         interval = Reading(float(match[3]), float(match[4])) if match[3] else _WORDS[match[2]]
@@ -55,7 +55,7 @@ def describe_reading(text: str) -> str:
         "present": "trained on as present",
         "absent": "trained on as absent",
         "soft": "trained on as soft targets",
-    }.get(text, f"trained on by --uncertain {text!r}")
+    }.get(text, f"trained on as {text}")
 
 
 def decide_uncertain(table: Table, text: str) -> Table:
@@ -65,7 +65,7 @@ def decide_uncertain(table: Table, text: str) -> Table:
     """
     readings = parse_uncertain(text)
     if missing := [name for name in readings if name != "*" and name not in table.classes]:
-        raise UserError(f"--uncertain names no class {missing[0]!r}", f"the classes: {', '.join(table.classes)}")
+        raise UserError(f"‹uncertain› names no class {missing[0]!r}", f"the classes: {', '.join(table.classes)}")
     if table.uncertain is None or all(reading.low is None for reading in readings.values()):
         return table
     import numpy as np

@@ -50,8 +50,8 @@ _COUNTS: dict[Any, str] = {  # by name too: annotations are text in modules that
 }
 WAYS = {  # of training, with words for messages
     "lbfgs": "by L-BFGS",
-    "batches": "in batches on a frozen backbone (--solver sgd)",
-    "network": "with the whole network (--tune all)",
+    "batches": "in batches on a frozen backbone (‹solver=sgd›)",
+    "network": "with the whole network (‹tune=all›)",
 }
 VIEWS = ("plain", "weak", "strong")  # the kinds of views that image sources can make
 Tune = Mapping[str, Sequence[Any]]  # option name -> values to try

@@ -131,7 +131,7 @@ class _DatasetFolder:
                 continue
             if name not in opened.splits:
                 use = "test on" if name == condition.test_split else "choose epochs by"
-                raise UserError(f"{condition.dataset} has no {name} images to {use}", "leave --dataset out")
+                raise UserError(f"{condition.dataset} has no {name} images to {use}", "leave ‹dataset› out")
             split = opened.splits[name]
             if (published := _published_images(condition, name)) > len(split):
                 lost.append(f"{len(split)} {name} images of {condition.dataset} instead of {published}")

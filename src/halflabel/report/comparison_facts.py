@@ -108,7 +108,7 @@ def _read_test(folder: Path, digest: str | None) -> Table:
     if table.digest() != digest:
         raise UserError(
             f"{path} does not hold the labels that the methods were tested on",
-            "start the comparison again with --force",
+            "start the comparison again with ‹force›",
         )
     return table
 

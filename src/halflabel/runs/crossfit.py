@@ -38,7 +38,7 @@ def fit_again(
     """
     folds = FOLDS if folds is None else folds
     if folds < 2:
-        raise UserError(f"--folds {folds} holds nothing out", "use 2 or more")
+        raise UserError(f"‹folds={folds}› holds nothing out", "use 2 or more")
     config = Config.from_dict(run.read_config())
     assembly = Assembly(config)
     backbone = assembly.make_backbone() if config.tune == "head" else Predictor.from_run(run).model.backbone
@@ -66,7 +66,7 @@ def cross_fit(
     `groups` (N,) are in the same fold.
     """
     if len(table) < folds:
-        raise UserError(f"{len(table)} images cannot be dealt into {folds} folds", "use fewer --folds, or more images")
+        raise UserError(f"{len(table)} images cannot be dealt into {folds} folds", "use fewer ‹folds›, or more images")
     assembly = Assembly(config)
     training = assembly.training_table(table)
     assembly.recipe.check_regime(training.stats.regime)

@@ -144,11 +144,11 @@ class RunFolder:
         run = cls(folder, may_replace=force) if store is None else cls(store.create(force=force))
         run.store = store
         if run.folder.exists() and not run.folder.is_dir():
-            raise UserError(f"{run.folder} is a file", "name a folder for the run with --out")
+            raise UserError(f"{run.folder} is a file", "name a folder for the run with ‹out›")
         try:
             str(run.folder).encode()
         except UnicodeEncodeError:  # Arrow cannot open such paths
-            raise UserError(f"{str(run.folder)!r} is not UTF-8", "choose another --out") from None
+            raise UserError(f"{str(run.folder)!r} is not UTF-8", "choose another ‹out›") from None
         run._check_free()
         return run
 

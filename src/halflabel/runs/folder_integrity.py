@@ -23,7 +23,7 @@ def training_lock(folder: Path, check: Callable[[], None]) -> Iterator[None]:
 
     def acquire() -> None:
         if not lock.try_acquire():
-            raise UserError(f"another training is writing {folder}", "choose another --out, or wait until it has ended")
+            raise UserError(f"another training is writing {folder}", "choose another ‹out›, or wait until it has ended")
         check()
 
     try:

@@ -24,7 +24,7 @@ from halflabel.system import distributed
 from halflabel.system.files import file_crc32, remote_url
 from halflabel.system.remote import MissingObject, StoreError, cache_folder, check_length, file_system, retry
 
-OCCUPIED_FIX = "choose another --out, continue it with --resume, or start it again with --force"
+OCCUPIED_FIX = "choose another ‹out›, continue it with ‹resume›, or start it again with ‹force›"
 
 _MANIFEST = "run.json"
 _MARKER = "training.json"
@@ -87,7 +87,7 @@ class RunStore(Callback):
         except (MissingObject, ValueError, KeyError, TypeError):
             return
         if self._token and is_other:
-            raise UserError(f"{self.url} is now trained by {who}", "let it end, or train again into another --out")
+            raise UserError(f"{self.url} is now trained by {who}", "let it end, or train again into another ‹out›")
 
     def clear(self) -> None:
         """Remove an earlier run: its manifest in the store, and the working folder."""
@@ -120,7 +120,7 @@ class RunStore(Callback):
                 continue
             temporary.unlink(missing_ok=True)
             if name not in _CHANGING:
-                raise StoreError(f"{self.url}/{name} is missing or damaged", "train again, into another --out")
+                raise StoreError(f"{self.url}/{name} is missing or damaged", "train again, into another ‹out›")
         return self.folder
 
     def upload(self) -> None:
@@ -172,7 +172,7 @@ class RunStore(Callback):
         except MissingObject:
             return None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise StoreError(f"{self.url}/{_MANIFEST} is damaged", "train again, into another --out") from None
+            raise StoreError(f"{self.url}/{_MANIFEST} is damaged", "train again, into another ‹out›") from None
         if any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in listed):
             raise StoreError(f"{self.url}/{_MANIFEST} lists files outside of the run", "train again")
         return listed

@@ -182,7 +182,7 @@ class _Job:
         )
         self.source.quarantine.path = self.run.bad_images
         if self.config.tune == "all" and isinstance(self.source, StoredFeatures):
-            raise UserError("--tune all needs images, not features", "name the folder of the images, or leave it out")
+            raise UserError("‹tune=all› needs images, not features", "name the folder of the images, or leave it out")
         self.groups = group_images(self.config.group, self.table.images, self.source, self.reporter)
 
     def features(self) -> Features:
@@ -369,7 +369,7 @@ def _finish(job: _Job, scores: Scores) -> Evaluation:
     if calibration.assumption:
         job.reporter.message(
             f"Probabilities assume that {calibration.assumption}. To assume less, answer random questions "
-            "(halflabel review) and train with the answers, or state --positives-per-image"
+            "(halflabel review) and train with the answers, or state ‹positives_per_image›"
         )
     elif job.table.stats.regime != "full":
         job.reporter.message(

@@ -132,7 +132,7 @@ class _Service:
         """Score a grey image at the start: the first call is slow, and a broken model is found at once."""
         side = self.view.size
         if not bool(torch.isfinite(self.score([torch.full((3, side, side), 128, dtype=torch.uint8)])).all()):
-            raise UserError(f"{self.name} returns scores that are not finite", "train again, with a smaller --lr")
+            raise UserError(f"{self.name} returns scores that are not finite", "train again, with a smaller ‹lr›")
 
     async def predict(self, uploads: Sequence[Upload], top: int, every: bool) -> list[dict[str, Any]]:
         """Return one prediction per file; refuse the request if no file can be read."""

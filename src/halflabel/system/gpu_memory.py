@@ -54,7 +54,7 @@ def out_of_gpu_memory(what: str) -> UserError:
     """Return the error for a GPU with too little memory `what`."""
     return UserError(
         f"the GPU's memory is not enough {what}",
-        "use a smaller --size or --batch-size, --precision bf16, --tune head, or --device cpu",
+        "use a smaller ‹size› or ‹batch_size›, ‹precision=bf16›, ‹tune=head›, or ‹device=cpu›",
     )
 
 

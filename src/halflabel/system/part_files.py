@@ -24,10 +24,10 @@ class PartFiles:
         self.made_of = made_of
         self.parts: list[dict[str, Any]] = []
         if self.note.exists() and not force:
-            earlier = read_json(self.note, "choose another folder, or replace it by --force")
+            earlier = read_json(self.note, "choose another folder, or replace it by ‹force›")
             if not isinstance(earlier, dict) or earlier.get("made_of") != made_of:
                 raise UserError(
-                    f"{folder} holds {kind} of another model or other images", "add --force, or name another"
+                    f"{folder} holds {kind} of another model or other images", "add ‹force›, or name another"
                 )
             self.parts = self._intact(earlier["parts"])
         elif folder.exists() and not self.note.exists() and any(folder.iterdir()):

@@ -42,7 +42,7 @@ def use_engine(name: str) -> Iterator[None]:
         yield
         return
     if distributed.is_distributed():
-        raise UserError("--engine ray cannot be combined with torchrun", "start one process: Ray starts the others")
+        raise UserError("‹engine=ray› cannot be combined with torchrun", "start one process: Ray starts the others")
     ray = _connect()
     _is_active = True
     try:
@@ -59,7 +59,7 @@ def _connect() -> Any:
     try:
         ray = import_module("ray")
     except ImportError as error:
-        raise UserError(f"--engine ray needs the package ray ({error})", "pip install 'halflabel[ray]'") from None
+        raise UserError(f"‹engine=ray› needs the package ray ({error})", "pip install 'halflabel[ray]'") from None
     address = os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"address": address}
     if not address:

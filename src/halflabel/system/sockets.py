@@ -26,7 +26,7 @@ def open_socket(host: str, *ports: int) -> socket.socket:
     try:
         return _listen(host, last)
     except (OSError, OverflowError) as error:
-        raise UserError(f"cannot listen at {host}, port {last} ({error})", "choose another --port or --host") from None
+        raise UserError(f"cannot listen at {host}, port {last} ({error})", "choose another ‹port› or ‹host›") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from halflabel.errors import UserError, error_summary
+from halflabel.errors import UserError, error_summary, in_python
 from halflabel.methods.base import Recipe, recipe
 from halflabel.system import distributed
 from halflabel.system.sockets import open_socket
@@ -62,7 +62,7 @@ def _run(name: str, method: Recipe, check: Callable[..., None], regimes: Sequenc
     except Broken as error:
         problem, fix = error.problem, error.fix
     except UserError as error:
-        problem, fix = error.message, error.fix
+        problem, fix = in_python(error.message), in_python(error.fix)
     except Exception as error:  # any error of the method's own code
         file = method.build.__code__.co_filename
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

@@ -30,7 +30,7 @@ def test_the_folder_is_the_class() -> None:
 def test_what_the_other_classes_mean_must_be_stated() -> None:
     error = label_error(class_folders.read, GOLDEN, Policy())
     assert "may be absent or unknown" in error.message
-    assert "--unlisted absent (each image shows nothing else of these classes)" in error.fix
+    assert "‹unlisted=absent› (each image shows nothing else of these classes)" in error.fix
 
 
 @pytest.mark.parametrize("name", ["train", "Test", "images"])
@@ -40,7 +40,7 @@ def test_folders_that_may_be_splits_are_not_taken_for_classes(tmp_path: Path, na
         (tmp_path / folder / "1.jpg").touch()
     with pytest.raises(LabelError, match="may be classes, splits or parts") as caught:
         formats.read(tmp_path)
-    assert "--format class-folders" in caught.value.fix
+    assert "‹format=class-folders›" in caught.value.fix
     stated = formats.read(tmp_path, Policy(unlisted="unknown"), format="class-folders")
     assert sorted(stated.table().classes) == sorted([name, "b"])
 

@@ -66,8 +66,8 @@ def test_audit_says_what_became_what() -> None:
 def test_unlisted_must_be_stated() -> None:
     with pytest.raises(LabelError, match="may be absent or unknown") as caught:
         coco.read(GOLDEN, Policy())
-    assert "--unlisted unknown" in caught.value.fix
-    assert "--unlisted absent" in caught.value.fix
+    assert "‹unlisted=unknown›" in caught.value.fix
+    assert "‹unlisted=absent›" in caught.value.fix
 
 
 def test_recognised_and_read_by_name(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_absent_beside_unknown_is_refused(tmp_path: Path) -> None:
     table = Table.from_dense([[1, -1], [0, 1]])
     with pytest.raises(UserError, match="1 entries are absent and 1 unknown") as caught:
         coco.write(Labels.from_table(table), tmp_path / "out.json")
-    assert "--to lvis" in caught.value.fix
+    assert "‹to=lvis›" in caught.value.fix
     assert "halflabel fill" in caught.value.fix
     assert not list(tmp_path.iterdir())
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_not_a_document_is_refused(text: str, tmp_path: Path) -> 
 def test_lvis_is_not_read_as_coco(tmp_path: Path) -> None:
     content = golden()
     content["images"][0]["neg_category_ids"] = [90]
-    assert "--format lvis" in refusal(content, tmp_path).fix
+    assert "‹format=lvis›" in refusal(content, tmp_path).fix
 
 
 def test_damaged_files_raise_only_label_errors(tmp_path: Path) -> None:

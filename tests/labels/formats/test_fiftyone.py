@@ -63,7 +63,7 @@ def test_golden_folder_is_written_and_read(tmp_path: Path) -> None:
 def test_golden_targets_of_every_kind() -> None:
     path = GOLDEN / "foreign"
     assert formats.detect_format(path) == formats.detect_format(path / "labels.json") == "fiftyone"
-    assert "--unlisted" in label_error(fiftyone.read, path).fix
+    assert "‹unlisted" in label_error(fiftyone.read, path).fix
     unknown = fiftyone.read(path, UNKNOWN)
     assert list(unknown.rows.images) == ["u1", "u2", "u3", "u4", "u5"]
     assert unknown.table().dense().tolist() == [[0, 1], [1, 1], [0, 0], [1, 0], [0, 0]]

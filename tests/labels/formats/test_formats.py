@@ -106,7 +106,7 @@ b.jpg,cat,1,bob,0.5
 def test_a_format_that_is_only_read_names_what_to_write(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as refusal:
         formats.write(Table.from_dense([[1]]), tmp_path / "out", format=name)
-    assert re.search(r"--to (long|wide|tags)|halflabel pack|one of: .*\blong\b", refusal.value.fix)
+    assert re.search(r"‹to=(long|wide|tags)›|halflabel pack|one of: .*\blong\b", refusal.value.fix)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,7 +122,7 @@ def test_source_and_score_are_kept_or_writing_is_refused(name: str, tmp_path: Pa
         return
     with pytest.raises(UserError, match="made 2 of them") as refusal:
         formats.write(rows, path, format=name)
-    assert "--without-sources" in refusal.value.fix
+    assert "‹without_sources" in refusal.value.fix
     assert not path.exists()
     formats.write(rows, path, format=name, without_sources=True)
     assert path.exists()

@@ -68,7 +68,7 @@ def test_an_image_without_a_list_stays_unknown() -> None:
 def test_lists_alone_need_a_word_about_the_unlisted() -> None:
     error = label_error(imagefolder.read, GOLDEN / "lists")
     assert error.column == "labels"
-    assert "--unlisted unknown" in error.fix
+    assert "‹unlisted=unknown›" in error.fix
 
 
 def test_golden_lists_of_present_and_absent() -> None:
@@ -142,7 +142,7 @@ def test_minus_one_is_never_guessed(tmp_path: Path) -> None:
     path = jsonl(tmp_path, {"file_name": "a", "cat": 1}, {"file_name": "b", "cat": -1})
     error = label_error(imagefolder.read, path)
     assert (error.line, error.column) == (2, "cat")
-    assert "--minus-one" in error.fix
+    assert "‹minus_one" in error.fix
     assert imagefolder.read(path, Policy(minus_one="unknown")).table().dense().tolist() == [[1], [0]]
 
 
@@ -150,7 +150,7 @@ def test_the_meaning_of_an_odd_value_can_be_stated_or_its_column_ignored(tmp_pat
     path = jsonl(tmp_path, {"file_name": "a", "cat": 1, "mood": "maybe"})
     error = label_error(imagefolder.read, path)
     assert (error.line, error.column) == (1, "mood")
-    assert "--ignore mood" in error.fix
+    assert "‹ignore=mood›" in error.fix
     assert imagefolder.read(path, Policy(values={"maybe": "absent"})).table().dense().tolist() == [[1, -1]]
     result = imagefolder.read(path, Policy(ignore=("mood",)))
     assert list(result.rows.classes) == ["cat"]
@@ -158,7 +158,7 @@ def test_the_meaning_of_an_odd_value_can_be_stated_or_its_column_ignored(tmp_pat
 
 
 def test_options_without_meaning_are_refused() -> None:
-    assert "--unlisted" in label_error(imagefolder.read, GOLDEN / "jsonl", ABSENT).fix
+    assert "‹unlisted" in label_error(imagefolder.read, GOLDEN / "jsonl", ABSENT).fix
     with pytest.raises(UserError, match="zero means nothing"):
         imagefolder.read(GOLDEN / "lists", Policy(unlisted="absent", zero="absent"))
     assert "no column 'cow'" in label_error(imagefolder.read, GOLDEN / "jsonl", Policy(ignore=("cow",))).message
@@ -181,7 +181,7 @@ def test_latin_1(tmp_path: Path) -> None:
     for path in (tmp_path / "metadata.csv", tmp_path / "metadata.jsonl"):
         text = "file_name,été\na,1\n" if path.suffix == ".csv" else '{"file_name": "a",\t"été": 1}\n'
         path.write_text(text, encoding="latin-1")
-        assert "--encoding" in label_error(imagefolder.read, path).fix
+        assert "‹encoding" in label_error(imagefolder.read, path).fix
         assert list(imagefolder.read(path, Policy(encoding="latin-1")).rows.classes) == ["été"]
         assert "encoding" in label_error(imagefolder.read, path, Policy(encoding="klingon")).message
     assert label_error(imagefolder.read, tmp_path / "metadata.jsonl").line == 1
@@ -218,7 +218,7 @@ def test_faults_in_lists(tmp_path: Path) -> None:
         error = label_error(imagefolder.read, path, UNKNOWN)
         assert (error.line, error.column) == (2, "labels")
     path = jsonl(tmp_path, {"file_name": "a", "labels": ["cat"], "tags": ["x"]})
-    assert "--ignore" in label_error(imagefolder.read, path, UNKNOWN).fix
+    assert "‹ignore" in label_error(imagefolder.read, path, UNKNOWN).fix
     assert list(imagefolder.read(path, Policy(unlisted="unknown", ignore=("tags",))).rows.classes) == ["cat"]
     assert (
         "no classes"
@@ -248,7 +248,7 @@ def test_other_faults(tmp_path: Path) -> None:
     (tmp_path / "metadata.json").write_text("{}")
     assert ".jsonl" in label_error(imagefolder.read, tmp_path / "metadata.json").message
     pq.write_table(pa.table({"file_name": ["a"], "image": [{"bytes": b"x"}]}), tmp_path / "m.parquet")
-    assert "--ignore image" in label_error(imagefolder.read, tmp_path / "m.parquet").fix
+    assert "‹ignore=image›" in label_error(imagefolder.read, tmp_path / "m.parquet").fix
 
 
 def test_sniff_wants_the_word_file_name(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_faults(tmp_path: Path) -> None:
         "no classes"
         in label_error(imagefolder_lists.read, lines(tmp_path, {**fine, "labels": [], "labels_score": []})).message
     )
-    assert "--format imagefolder" in label_error(imagefolder_lists.read, tmp_path / "metadata.csv").fix
+    assert "‹format=imagefolder›" in label_error(imagefolder_lists.read, tmp_path / "metadata.csv").fix
 
 
 @settings(max_examples=60, deadline=None)

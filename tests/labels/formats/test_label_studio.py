@@ -217,7 +217,7 @@ def test_a_models_predictions_for_tasks_of_ours_are_not_taken_for_what_was_known
 def test_other_projects_name_the_classes_present() -> None:
     path = GOLDEN / "foreign" / "choices.json"
     assert formats.detect_format(path) == "label-studio"
-    assert "--unlisted" in label_error(label_studio.read, path).fix
+    assert "‹unlisted" in label_error(label_studio.read, path).fix
     unknown = label_studio.read(path, Policy(unlisted="unknown")).table()
     assert list(unknown.images) == ["beach.jpg", "street.jpg", "skipped.jpg", "dune one.jpg"]
     assert unknown.dense().tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
@@ -225,13 +225,13 @@ def test_other_projects_name_the_classes_present() -> None:
     absent = label_studio.read(path, Policy(unlisted="absent"))
     assert absent.table().dense().tolist() == [[1, 1], [-1, -1], [0, 0], [-1, 1]]
     assert ("not chosen", "absent", 3) in [tuple(line) for line in absent.audit.value_counts]
-    assert "--unlisted" in label_error(label_studio.read, GOLDEN / "answers.json", Policy(unlisted="absent")).fix
+    assert "‹unlisted" in label_error(label_studio.read, GOLDEN / "answers.json", Policy(unlisted="absent")).fix
 
 
 def test_the_field_of_the_image_can_be_named(tmp_path: Path) -> None:
     result = [{"from_name": "class_cat", "type": "choices", "value": {"choices": ["yes"]}}]
     path = tasks(tmp_path, [{"data": {"scan": "https://x.org/d/a%2Bb.png"}, "annotations": [{"result": result}]}])
-    assert "--image-column" in label_error(label_studio.read, path).fix
+    assert "‹image_column" in label_error(label_studio.read, path).fix
     assert list(label_studio.read(path, Policy(image_column="scan")).rows.images) == ["a+b.png"]
 
 

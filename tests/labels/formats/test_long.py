@@ -202,7 +202,7 @@ def test_a_column_that_may_be_a_value_is_asked_about(file: Path, column: str, ce
     with pytest.raises(LabelError, match="present or absent") as refusal:
         formats.read(file, UNKNOWN)
     assert refusal.value.column == column
-    assert f"--ignore {column}" in refusal.value.fix
+    assert f"‹ignore={column}›" in refusal.value.fix
     assert formats.read(file, Policy(unlisted="unknown", ignore=(column,))).table().dense().tolist() == [[1], [1]]
 
 
@@ -271,7 +271,7 @@ def test_source_and_score_may_be_left_out(file: Path) -> None:
     assert long.read(file, Policy(minus_one="unknown")).table().dense().tolist() == [[1, 0]]
     error = refusal(file, "image,class,value\na,cat,1\na,dog,0\n")  # 0 retracts in our files, others mean absent
     assert (error.line, error.column) == (3, "value")
-    assert "--zero absent or --zero unknown" in error.fix
+    assert "‹zero=absent› or ‹zero=unknown›" in error.fix
     file.write_text("image,class,value\na,cat,1\na,dog,0\na,cow,-1\n")  # then -1 may be unsure
     with pytest.raises(LabelError, match="value -1 may mean"):
         long.read(file, Policy(zero="absent"))
@@ -281,11 +281,11 @@ def test_source_and_score_may_be_left_out(file: Path) -> None:
             long.read(file, Policy(zero="absent"))
     for header in ("image,class,value,annotator", "image,label,value", "id,class,value"):  # not ours
         row = "a,dog,-1" + ",x" * (header.count(",") - 2)
-        assert "--minus-one absent" in refusal(file, f"{header}\n{row}\n").fix
+        assert "‹minus_one=absent›" in refusal(file, f"{header}\n{row}\n").fix
 
 
 def test_the_fix_for_an_own_file_can_be_done(file: Path) -> None:
-    assert "--value" not in refusal(file, HEADER + "a,cat,7,,\n").fix
+    assert "‹values" not in refusal(file, HEADER + "a,cat,7,,\n").fix
 
 
 def test_own_files_say_what_their_values_mean() -> None:
@@ -368,4 +368,4 @@ def test_two_columns_of_one_role_are_asked_about(file: Path, header: str) -> Non
     file.write_text(f"{header}\na.jpg,dog,1,1\n")
     with pytest.raises(LabelError, match="both") as refusal:
         formats.read(file)
-    assert f"--ignore {second}" in refusal.value.fix
+    assert f"‹ignore={second}›" in refusal.value.fix

@@ -90,7 +90,7 @@ def test_unlisted_means_nothing_here() -> None:
 def test_coco_is_not_read_as_lvis() -> None:
     with pytest.raises(LabelError, match="not LVIS") as caught:
         lvis.read(GOLDEN.parents[1] / "coco" / "instances.json", Policy())
-    assert "--format coco" in caught.value.fix
+    assert "‹format=coco›" in caught.value.fix
 
 
 def test_round_trip_of_golden(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_other_case_of_names(base: Path) -> None:
 def test_without_all_labels_the_split_must_be_stated(base: Path) -> None:
     shutil.rmtree(base / "Groundtruth" / "AllLabels")
     assert nus_wide.sniff(base)
-    assert "--split Train" in label_error(nus_wide.read, base).fix
+    assert "‹split=Train›" in label_error(nus_wide.read, base).fix
     assert nus_wide.read(base, Policy(split="test")).table().shape == (1, 3)
     assert "AllLabels" in str(label_error(nus_wide.read, base, Policy(split="all")))
     assert "'val'" in str(label_error(nus_wide.read, base, Policy(split="val")))

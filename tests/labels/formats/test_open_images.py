@@ -52,7 +52,7 @@ def test_guesses_are_unknown_by_default_and_keep_their_places() -> None:
         ValueCount("0", "absent", 1),
         ValueCount("a machine's guess", "unknown", 4),
     ]
-    assert any("--machine" in note for note in audit.notes)
+    assert any("‹machine=0.9›" in note for note in audit.notes)
 
 
 def test_guesses_from_the_stated_confidence_on_are_present_but_never_beat_a_person() -> None:

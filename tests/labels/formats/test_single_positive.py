@@ -54,7 +54,7 @@ def test_the_complete_file_can_be_named_although_an_observed_one_is_there() -> N
 
 
 def test_split_must_be_chosen() -> None:
-    assert label_error(single_positive.read, GOLDEN).fix == "add --split train or --split val"
+    assert label_error(single_positive.read, GOLDEN).fix == "add ‹split=train› or ‹split=val›"
     assert "one of: train, val" in label_error(single_positive.read, GOLDEN, Policy(split="test")).fix
     assert "split 'train'" in label_error(single_positive.read, GOLDEN / "formatted_train_labels.npy", VAL).message
 

@@ -209,7 +209,7 @@ def test_cells_tell_tags_from_other_tables(file: Path, content: str, name: str) 
 
 def test_other_columns_are_named_by_the_user(file: Path) -> None:
     both = "image,tags,labels\na,dog,cat\n"
-    assert "--tag-column" in refusal(file, both).fix
+    assert "‹tag_column" in refusal(file, both).fix
     ignoring = Policy(unlisted="unknown", ignore=("tags",))
     assert listed(formats.read(file, ignoring, format="tags")) == {"a": ["cat"]}
     strange = "bild,schlagworte\na,Hund;Katze\n"
@@ -218,16 +218,16 @@ def test_other_columns_are_named_by_the_user(file: Path) -> None:
     file.write_text("image,tags,split\na,dog;cat,train\nb,dog,val\n")
     result = formats.read(file, Policy(unlisted="unknown", where={"split": "train"}))
     assert listed(result) == {"a": ["dog", "cat"]}
-    assert "1 of 2 rows left out by --where" in result.audit.notes
+    assert "1 of 2 rows left out by ‹where›" in result.audit.notes
 
 
 def test_lists_under_a_singular_name_are_noted_and_read_when_stated(file: Path) -> None:
     """One row per label is the rule there, and a class may have a comma in its name."""
     result = made(file, 'image,label\na,"dog, cat"\nb,cow\n')
     assert result.audit.format == "long"
-    assert any("'dog, cat'" in note and "--format tags" in note for note in result.audit.notes)
+    assert any("'dog, cat'" in note and "‹format=tags›" in note for note in result.audit.notes)
     assert listed(formats.read(file, UNKNOWN, format="tags")) == {"a": ["dog", "cat"], "b": ["cow"]}
-    assert "--format tags" in refusal(file, "image,tags,cat\na,dog;cow,1\n", Policy(), "wide").fix
+    assert "‹format=tags›" in refusal(file, "image,tags,cat\na,dog;cow,1\n", Policy(), "wide").fix
 
 
 def test_a_column_that_is_named_lists_tags(file: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_column_that_is_named_lists_tags(file: Path) -> None:
     for policy in (UNKNOWN, Policy()):
         with pytest.raises(UserError) as error:
             formats.read(file, policy)
-        assert "--format tags" in error.value.fix
+        assert "‹format=tags›" in error.value.fix
     file.write_text("photo,tag\na,dog\nb,cow\n")
     assert listed(formats.read(file, unlisted="unknown")) == {"a": ["dog"], "b": ["cow"]}
 

@@ -63,7 +63,7 @@ def test_folders_that_may_be_splits(tmp_path: Path) -> None:
         (tmp_path / name / f"{name}1.JPG").touch()
     error = refusal(tmp_path)
     assert "folders of images (dog, train), which may be classes, splits or parts" in error.message
-    assert error.fix.startswith("if they are classes, add --format class-folders")
+    assert error.fix.startswith("if they are classes, add ‹format=class-folders›")
     assert "dog/dog1.JPG,dog;cat" in error.fix
 
 

@@ -81,7 +81,7 @@ def test_sniff() -> None:
 def test_several_splits_are_listed() -> None:
     error = refusal(GOLDEN, Policy())
     assert "test, trainval" in str(error)
-    assert "--split" in error.fix
+    assert "‹split" in error.fix
 
 
 def test_unknown_split() -> None:

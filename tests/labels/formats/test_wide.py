@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, label_error
 
+from halflabel.cli.terminal import in_shell
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import ValueCount
@@ -63,9 +64,9 @@ def test_latin_1() -> None:
 def test_minus_one_is_never_guessed() -> None:
     path = GOLDEN / "minus_one.csv"
     error = refusal(path)
-    assert (error.line, error.column, "--minus-one" in error.fix) == (2, "cat", True)
+    assert (error.line, error.column, "‹minus_one" in error.fix) == (2, "cat", True)
     error = refusal(path, Policy(minus_one="absent"))
-    assert (error.line, error.column, "--zero" in error.fix) == (3, "cat", True)
+    assert (error.line, error.column, "‹zero" in error.fix) == (3, "cat", True)
     for policy, labels in (
         (Policy(minus_one="absent", zero="unknown"), [[-1, 1], [0, -1], [1, 0]]),
         (Policy(minus_one="unknown"), [[0, 1], [-1, 0], [1, 0]]),
@@ -78,7 +79,7 @@ def test_chexpert_like() -> None:
     path = GOLDEN / "chexpert.csv"
     error = refusal(path)
     assert (error.line, error.column) == (2, "Sex")
-    assert "--ignore Sex" in error.fix
+    assert "‹ignore=Sex›" in error.fix
     rows, audit = wide.read(path, Policy(minus_one="unknown", ignore=("Sex", "Age", "No Finding")))
     table = rows.training
     assert list(table.images) == [f"valid/patient6454{n}/study1/view1_frontal.jpg" for n in (1, 2)]
@@ -92,15 +93,15 @@ def test_where() -> None:
     rows, audit = wide.read(GOLDEN / "splits.csv", Policy(where={"split": "train"}))
     assert (list(rows.images), list(rows.classes)) == (["1", "3"], ["cat", "dog"])
     assert rows.training.dense().tolist() == [[1, -1], [0, 1]]
-    assert audit.notes == ["1 of 3 rows left out by --where"]
-    assert "--where split=train" in refusal(GOLDEN / "splits.csv").fix
+    assert audit.notes == ["1 of 3 rows left out by ‹where›"]
+    assert "‹where=split=train›" in refusal(GOLDEN / "splits.csv").fix
 
 
 def test_what_is_suggested_can_be_copied(file: Path) -> None:
-    fix = refusal(file, None, 'image,my tags\na,"dog, cat"\n').fix
+    fix = in_shell(refusal(file, None, 'image,my tags\na,"dog, cat"\n').fix)
     assert "--value 'dog, cat=present'" in fix
     assert "--ignore 'my tags' or --where 'my tags=dog, cat'" in fix
-    fix = refusal(file, None, 'image,notes\na,"dog\nand cat"\n').fix
+    fix = in_shell(refusal(file, None, 'image,notes\na,"dog\nand cat"\n').fix)
     assert "--ignore notes" in fix
     assert "--where" not in fix
     assert "\n" not in fix
@@ -306,14 +307,14 @@ def test_one_error_lists_all_options_that_must_be_stated(file: Path) -> None:
     for part in ("'split'", "'age'", "what 'maybe' in 'cat' means", "what -1 means", "what 0 means beside it"):
         assert part in error.message
     options = "--ignore split --ignore age --value maybe=unknown --minus-one absent --zero unknown"
-    assert error.fix == f"add {options}  (or what is true of your file)"
+    assert in_shell(error.fix) == f"add {options}  (or what is true of your file)"
     policy = Policy(ignore=("split", "age"), values={"maybe": "unknown"}, minus_one="absent", zero="unknown")
     assert wide.read(file, policy).table().dense().tolist() == [[1, 0], [-1, 1], [0, 0], [1, 0]]
 
 
 def test_minus_one_beside_zeros_and_blanks_is_taken_for_uncertain(file: Path) -> None:
     error = refusal(file, content="image,Sex,Edema\na.jpg,Female,1\nb.jpg,Male,0\nc.jpg,Male,-1\nd.jpg,Female,\n")
-    assert error.fix == "add --ignore Sex --minus-one uncertain  (or what is true of your file)"
+    assert error.fix == "add ‹ignore=Sex› ‹minus_one=uncertain›  (or what is true of your file)"
     assert wide.read(file, Policy(ignore=("Sex",), minus_one="unknown")).table().dense().tolist() == [
         [1],
         [-1],
@@ -326,7 +327,7 @@ def test_what_is_stated_already_is_not_asked_again(file: Path) -> None:
     content = "image,split,dog\na.jpg,train,1\nb.jpg,test,-1\nc.jpg,val,0\n"
     error = refusal(file, Policy(ignore=("split",)), content)
     assert "in all, 2 things" in error.message
-    assert error.fix.startswith("add --minus-one absent --zero unknown")
+    assert error.fix.startswith("add ‹minus_one=absent› ‹zero=unknown›")
     error = refusal(file, Policy(ignore=("split",), minus_one="absent"))
     assert "in all" not in error.message
     assert wide.read(file, Policy(ignore=("split",), minus_one="unknown")).table().known == 2

@@ -140,16 +140,16 @@ def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **
     pack = open_pack(local_folder(folder))
     for view in views.values():
         if getattr(view, "channels", 3) != 3:
-            raise UserError(f"the pack {folder} holds RGB images, and other --channels are needed", "name the folder")
+            raise UserError(f"the pack {folder} holds RGB images, and other ‹channels› are needed", "name the folder")
         if view.size > pack.settings.size:
             raise UserError(
                 f"the pack {folder} holds images of {pack.settings.size} px, but {view.size} px are needed",
-                f"use --size {pack.settings.size}, or pack the images with --size {view.size}",
+                f"use ‹size={pack.settings.size}›, or pack the images with ‹size={view.size}›",
             )
         if pack.settings.resize == "squash" and getattr(view, "resize", "squash") != "squash":
             raise UserError(
                 f"the images of the pack {folder} are squashed to squares: their own shapes are lost",
-                "use --resize squash, or pack the images with --resize short",
+                "use ‹resize=squash›, or pack the images with ‹resize=short›",
             )
     positions = pack.find(names.array)
     if len(positions) and (positions < 0).all():

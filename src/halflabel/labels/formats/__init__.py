@@ -129,7 +129,7 @@ def detect_format(path: Path) -> str:
     if name is not None:
         return name
     message = f"the label format is not recognized{describe_beginning(path)}"
-    raise LabelError(message, f"state it with --format: {', '.join(known_formats())}", path)
+    raise LabelError(message, f"state it with ‹format›: {', '.join(known_formats())}", path)
 
 
 def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto", **stated: Any) -> LabelImport:
@@ -152,7 +152,7 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
         if (example := names.look_alikes(ignore_case=several == "classes")) is not None:
             first, second = map(ascii, example)
             can_merge = several == "classes" and "merge_names" in _module(name).USES
-            fix = "add --merge-names to read them as one" if can_merge else "write one name"
+            fix = "add ‹merge_names› to read them as one" if can_merge else "write one name"
             result.audit.note(f"some {several} are nearly the same, such as {first} and {second}: {fix}")
     return result
 
@@ -195,11 +195,10 @@ def write(
         raise UserError(*getattr(module, "CANNOT_WRITE", only_read))
     if format != "binary" and default_format(path) == "binary":
         reason = "a name ending in .labels is the binary format"
-        raise UserError(f"{path} cannot be written as {format}: {reason}", "choose another ending, or --to binary")
+        raise UserError(f"{path} cannot be written as {format}: {reason}", "choose another ending, or ‹to=binary›")
     for name in options:
         if name not in getattr(module, "OPTIONS", ()):
-            flag = "--" + name.replace("_", "-")
-            raise UserError(f"{flag} means nothing for the format {format!r}", f"leave {flag} out")
+            raise UserError(f"‹{name}› means nothing for the format {format!r}", f"leave ‹{name}› out")
     rows = Labels.of(labels)
     if without_uncertain or not getattr(module, "HOLDS_UNCERTAIN", False):
         rows = drop_uncertain(rows, format, accepted=without_uncertain)

@@ -25,7 +25,6 @@ from halflabel.errors import LabelError, error_summary
 from halflabel.labels.formats._parquet import parquet_files, read_parquet
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, first_duplicate
-from halflabel.labels.policy import quote_option
 from halflabel.system.files import is_utf8
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
@@ -195,7 +194,7 @@ def check_quotes(path: Path, delimiter: str, encoding: str = "utf-8") -> None:
 def _not_text(what: str, encoding: str, path: Path, line: int) -> LabelError:
     return LabelError(
         f"{what} not {encoding.upper()} text",
-        "save the file as UTF-8, or state its encoding, such as --encoding latin-1",
+        "save the file as UTF-8, or state its encoding, such as ‹encoding=latin-1›",
         path,
         line=line,
     )
@@ -299,13 +298,13 @@ class CsvTable:
                 values = pc.unique(self.column(name)).to_pylist()[:8]
                 raise self.error(
                     f"no row has {value!r} here; found: {', '.join(map(repr, values))}",
-                    f"use {quote_option('--where', name + '=VALUE')} with one of these",
+                    f"use ‹where={name}=VALUE› with one of these",
                     column=name,
                 )
             keep &= match
         if not keep.any():
             conditions = " and ".join(f"{name}={value}" for name, value in where.items())
-            raise self.error(f"no row has {conditions} together", "leave one --where out, or change its value")
+            raise self.error(f"no row has {conditions} together", "leave one ‹where› out, or change its value")
         return np.flatnonzero(keep)
 
     def line(self, row: int) -> int:
@@ -330,12 +329,12 @@ class CsvTable:
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if (wide := _wide_encoding(data[:4])) is not None:
                 raise LabelError(
-                    f"the file is {wide.upper()}", f"save it as UTF-8, or add --encoding {wide}", self.path
+                    f"the file is {wide.upper()}", f"save it as UTF-8, or add ‹encoding={wide}›", self.path
                 )
             if (position := data.find(b"\0")) >= 0:
                 raise LabelError(
                     "byte 0x00 is not allowed in a text file",
-                    "save the file as UTF-8, or add --encoding utf-16-le if that is what it is",
+                    "save the file as UTF-8, or add ‹encoding=utf-16-le› if that is what it is",
                     self.path,
                     line=data[:position].count(b"\n") + 1,
                 )
@@ -429,7 +428,7 @@ class ParquetTable(CsvTable):
             yield
         except pa.ArrowException:
             message = f"a column of type {self.table.schema.field(name).type} cannot hold labels"
-            fix = f"store text, numbers, true or false, or add {quote_option('--ignore', name)}"
+            fix = f"store text, numbers, true or false, or add ‹ignore={name}›"
             raise self.error(message, fix, column=name) from None
 
 

@@ -64,7 +64,7 @@ def _decode(raw: bytes, encoding: str, path: Path) -> str:
         return raw.decode(encoding).lstrip("\ufeff")
     except UnicodeDecodeError as fault:
         line = raw.count(b"\n", 0, fault.start) + 1
-        fix = "save the file as UTF-8, or state its encoding, such as --encoding latin-1"
+        fix = "save the file as UTF-8, or state its encoding, such as ‹encoding=latin-1›"
         raise LabelError(f"this is not {encoding.upper()} text", fix, path, line=line) from None
     except (LookupError, ValueError):
         raise LabelError(f"no encoding is called {encoding!r}", "try utf-8 or latin-1", path) from None
@@ -180,7 +180,7 @@ class JsonLines(CsvTable):
             values = [_CONSTANTS.get(value, value) for value in raw]
         except TypeError:
             row = next(row for row, value in enumerate(raw) if isinstance(value, (dict, list)))
-            fix = f"store text, numbers, true, false or null, or add --ignore {name}"
+            fix = f"store text, numbers, true, false or null, or add ‹ignore={name}›"
             raise self.error("an object or a list cannot be a label", fix, row=row, column=name) from None
         return self._encode(values, "the text", name)
 

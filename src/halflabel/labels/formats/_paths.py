@@ -28,10 +28,10 @@ def choose_split(splits: Sequence[str], stated: str | None, path: Path) -> str:
     """The stated split, or the only one; LabelError for a split that is missing, or not stated among several."""
     names = ", ".join(splits)
     if stated is None and len(splits) > 1:
-        fix = "add " + " or ".join(f"--split {name}" for name in splits[:8])
+        fix = "add " + " or ".join(f"‹split={name}›" for name in splits[:8])
         raise LabelError(f"there are several splits: {names}", fix, path)
     if stated not in (None, *splits):
-        raise LabelError(f"there is no split {stated!r}", f"use --split with one of: {names}", path)
+        raise LabelError(f"there is no split {stated!r}", f"use ‹split› with one of: {names}", path)
     return stated or splits[0]
 
 
@@ -41,7 +41,7 @@ def existing_path(path: str | Path, *, folder: bool = False) -> Path:
     check_exists(path)
     if path.is_dir() != folder:
         kind, expected = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
-        raise LabelError(f"this is {kind}, but {expected} is needed", f"name {expected}, or state --format", path)
+        raise LabelError(f"this is {kind}, but {expected} is needed", f"name {expected}, or state ‹format›", path)
     if not folder and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again, with a header line", path)
     return path

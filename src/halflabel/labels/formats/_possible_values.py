@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import CsvTable
-from halflabel.labels.policy import MINUS_ONE, ONE, VALUE_WORDS, ZERO, quote_option, shorten_cell
+from halflabel.labels.policy import MINUS_ONE, ONE, VALUE_WORDS, ZERO, shorten_cell
 
 _VALUE_CELLS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
 _UNKNOWN_CELLS = frozenset(word for word, meaning in VALUE_WORDS.items() if meaning == "unknown")
@@ -36,7 +36,7 @@ def refuse_possible_values(sheet: CsvTable, names: Iterable[str]) -> None:
         example = shorten_cell(min(texts), 20)
         raise sheet.error(
             f"the cells, such as {example!r}, may say present or absent, or how probable the label is",
-            f"call the column 'value' if it does; if every row says present, add {quote_option('--ignore', name)}",
+            f"call the column 'value' if it does; if every row says present, add ‹ignore={name}›",
             column=name,
         )
 

@@ -18,7 +18,7 @@ def unlisted_not_stated(reason: str, complete: str = "the lists are complete") -
     """The message and fix of the error for a file that lists present classes only, without `unlisted` stated."""
     return (
         f"{reason}, so what is not listed may be absent or unknown",
-        f"add --unlisted unknown (nobody looked) or --unlisted absent ({complete})",
+        f"add ‹unlisted=unknown› (nobody looked) or ‹unlisted=absent› ({complete})",
     )
 
 
@@ -55,7 +55,7 @@ def mark_unlisted_absent(
     if shape[0] * shape[1] * _ENTRY_BYTES > physical_memory() // 2:
         raise UserError(
             f"{shape[0]} images × {shape[1]} classes are too many to mark each unlisted pair absent",
-            "use --unlisted unknown, with a method that assumes absence in training, such as an",
+            "use ‹unlisted=unknown›, with a method that assumes absence in training, such as an",
         )
     unlisted = np.ones(shape, bool)
     if images is not None:

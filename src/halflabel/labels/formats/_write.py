@@ -51,7 +51,7 @@ def check_provenance(rows: Labels, is_kept: NDArray[np.bool_], format: str) -> N
         message += f" ({', '.join(map(repr, names[:4]))}{', …' if len(names) > 4 else ''})"
     if by_model:
         message += f": the file would not state that a model made {by_model:,} of them"
-    raise UserError(message, "write --to long or binary, which keep them, or add --without-sources to lose them")
+    raise UserError(message, "write ‹to=long› or binary, which keep them, or add ‹without_sources› to lose them")
 
 
 def drop_uncertain(rows: Labels, format: str, *, accepted: bool) -> Labels:
@@ -63,7 +63,7 @@ def drop_uncertain(rows: Labels, format: str, *, accepted: bool) -> Labels:
     if is_uncertain.any() and not accepted:
         raise UserError(
             f"{format} cannot hold {counted(int(is_uncertain.sum()), 'uncertain label')}",
-            "write --to long or wide, which keep them, or add --without-uncertain to make them unknown",
+            "write ‹to=long› or wide, which keep them, or add ‹without_uncertain› to make them unknown",
         )
     return rows.select(~is_uncertain)
 

@@ -24,7 +24,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "split")
-CANNOT_WRITE = ("the places and times of the patches are not known", "write the long form (--to long)")
+CANNOT_WRITE = ("the places and times of the patches are not known", "write the long form (‹to=long›)")
 
 _JSON = "*/*_labels_metadata.json"
 _COLUMNS = {"patch_id", "labels"}
@@ -49,7 +49,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     audit.add("listed", "present", len(image))
     rows = Labels.build(Names(patches), Names(column), image, columns, np.ones(len(image)))
     rows = apply_unlisted_policy(rows, policy, audit, default="absent")
-    audit.note("neighbouring patches look alike: train with --group '^(.*)_[0-9]+_[0-9]+$', which is the tile")
+    audit.note("neighbouring patches look alike: train with ‹group=^(.*)_[0-9]+_[0-9]+$›, which is the tile")
     return LabelImport(rows, audit)
 
 

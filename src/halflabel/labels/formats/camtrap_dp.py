@@ -23,7 +23,7 @@ from halflabel.labels.names import first_duplicate
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted",)
-CANNOT_WRITE = ("the deployments and times of the images are not known", "write the long form (--to long)")
+CANNOT_WRITE = ("the deployments and times of the images are not known", "write the long form (‹to=long›)")
 
 _MEDIA, _OBSERVATIONS = "media.csv", "observations.csv"
 _NAMELESS = ("human", "vehicle")  # types of observations that are classes where they name no species
@@ -77,7 +77,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         )
     audit.add("species", "present", len(rows))
     rows = apply_unlisted_policy(rows, policy, audit, images=is_listed & ~is_open, default="absent")
-    audit.note("images of one camera look alike: train with --group deploymentID")
+    audit.note("images of one camera look alike: train with ‹group=deploymentID›")
     return LabelImport(rows, audit)
 
 

@@ -13,10 +13,10 @@ from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_n
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, folders_with_images
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.policy import Policy, quote_option
+from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "ignore")
-CANNOT_WRITE = ("folders of images cannot hold several classes of an image", "write the long form (--to long)")
+CANNOT_WRITE = ("folders of images cannot hold several classes of an image", "write the long form (‹to=long›)")
 
 # Folders of these names divide a data set; they are not classes.
 _SPLITS = {
@@ -70,6 +70,6 @@ def _class_names(path: Path, policy: Policy) -> list[str]:
         raise LabelError(f"the folders are splits, not classes: {', '.join(names[:3])}", fix, path)
     for name in names:
         if path.resolve().is_relative_to((path / name).resolve()):
-            fix = f"remove the link, or add {quote_option('--ignore', name)}"
+            fix = f"remove the link, or add ‹ignore={name}›"
             raise LabelError(f"the folder {name!r} is a link that leads back here", fix, path)
     return names

@@ -93,7 +93,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     """Read annotations as present, several of a class in one image as one; `unlisted` must be stated."""
     document = parse(path)
     if any("neg_category_ids" in record for record in document.image_records):
-        raise LabelError("images have neg_category_ids, so this is LVIS", "add --format lvis", path)
+        raise LabelError("images have neg_category_ids, so this is LVIS", "add ‹format=lvis›", path)
     if policy.unlisted is None:
         reason = "every annotation says present and none says absent"
         raise LabelError(*unlisted_not_stated(reason, "the annotations are complete"), path)
@@ -117,7 +117,7 @@ def write(rows: Labels, path: Path) -> None:
     if absent and unknown:
         raise UserError(
             f"{absent:,} entries are absent and {unknown:,} unknown, which COCO cannot distinguish",
-            "write LVIS, which COCO tools read and which keeps both (--to lvis); or fill in the unknown entries first: "
+            "write LVIS, which COCO tools read and which keeps both (‹to=lvis›); or fill in the unknown entries first: "
             "halflabel fill RUN PHOTOS --out filled.csv",
         )
     meaning = "absent" if absent else "unknown"

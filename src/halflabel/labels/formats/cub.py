@@ -129,7 +129,7 @@ def _split_positions(base: Path, split: str | None, image_ids: NDArray[np.int64]
     if split is None:
         return np.arange(len(image_ids))
     if split not in ("train", "test"):
-        raise LabelError(f"no split is called {split!r}", "use --split train or --split test, or leave it out", base)
+        raise LabelError(f"no split is called {split!r}", "use ‹split=train› or ‹split=test›, or leave it out", base)
     file = base / "train_test_split.txt"
     training = np.full(len(image_ids), -1)
     position_of = {str(image_id): position for position, image_id in enumerate(image_ids.tolist())}
@@ -149,7 +149,7 @@ def _split_positions(base: Path, split: str | None, image_ids: NDArray[np.int64]
         raise LabelError(f"image_id {missing} has no line", "take all files from the same archive", file)
     selected = np.flatnonzero(training == (split == "train"))
     if not len(selected):
-        raise LabelError(f"no image is in the split {split!r}", "use the other split, or leave --split out", file)
+        raise LabelError(f"no image is in the split {split!r}", "use the other split, or leave ‹split› out", file)
     return selected
 
 

@@ -28,7 +28,7 @@ from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.formats.wide import decode_columns
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue, quote_option
+from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue
 from halflabel.system.files import atomic_write, is_utf8
 
 USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding")
@@ -130,10 +130,10 @@ def _read_columns(metadata: CsvTable, images: Names, classes: list[str], policy:
     """Read one column per class; null and blank are unknown, −1 must be stated."""
     if policy.unlisted is not None:
         message = "every class has its own column, so nothing is unlisted"
-        raise metadata.error(message, "leave --unlisted out: null is unknown, false is absent")
+        raise metadata.error(message, "leave ‹unlisted› out: null is unknown, false is absent")
 
     def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
-        fix = f"{undecided.fix}; if {name!r} is not a class, add {quote_option('--ignore', name)}"
+        fix = f"{undecided.fix}; if {name!r} is not a class, add ‹ignore={name}›"
         return metadata.error(undecided.message, fix, row=row, column=name)
 
     columns = ((name, metadata.column(name)) for name in classes)
@@ -150,7 +150,7 @@ def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Pol
     if len(positive) != 1 or len(negative) > 1:
         choice = " and ".join(map(repr, lists))
         message = f"the lists are {choice}: one must name the classes present, and at most one those absent"
-        raise metadata.error(message, "rename a column, or add --ignore NAME for those that are not labels")
+        raise metadata.error(message, "rename a column, or add ‹ignore=NAME› for those that are not labels")
     if not negative and policy.unlisted is None:
         message, fix = unlisted_not_stated("the lists say present and nothing says absent")
         raise metadata.error(message, fix, column=positive[0])

@@ -48,7 +48,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     """Read the lists with their scores and sources; classes in neither list are unknown."""
     file = path / FILE if path.is_dir() else path
     if file.suffix != ".jsonl":
-        raise LabelError("lists with scores are in .jsonl files", "add --format imagefolder", file)
+        raise LabelError("lists with scores are in .jsonl files", "add ‹format=imagefolder›", file)
     sheet = JsonLines(file, policy.encoding)
     sheet.check_columns((IMAGE_COLUMN, *_LISTS))
     collector = RowCollector()

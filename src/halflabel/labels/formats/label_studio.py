@@ -82,7 +82,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         raise LabelError(*unlisted_not_stated(reason, "every choice was considered"), path)
     if policy.unlisted is not None and not collector.choices:
         message = "every class has its own question, so nothing is unlisted"
-        raise LabelError(message, "leave --unlisted out: an open question is unknown", path)
+        raise LabelError(message, "leave ‹unlisted› out: an open question is unknown", path)
     if not collector.rows.classes:
         raise LabelError("the file has no choices", "export the project again, as JSON", path)
     return LabelImport(_build_rows(collector, policy, answered), audit)
@@ -329,7 +329,7 @@ def _image_name(collector: _Collector, data: Record, policy: Policy, place: str)
     if not isinstance(url, str) or not url:
         keys = ", ".join(map(repr, list(data)[:8]))
         raise collector.error(
-            f"no field has the URL of the image; found: {keys}", "name it: --image-column FIELD", place
+            f"no field has the URL of the image; found: {keys}", "name it: ‹image_column=FIELD›", place
         )
     own_name = data.get("name") if policy.image_column is None else None
     name = own_name if isinstance(own_name, str) and own_name else image_name_from_url(url)

@@ -61,7 +61,6 @@ from halflabel.labels.policy import (
     Meaning,
     Policy,
     UndecidedValue,
-    quote_option,
     read_value,
     shorten_cell,
 )
@@ -135,7 +134,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         fitting = [name for name in header if name.lower() in _ALIASES[role]]
         if len(fitting) > 1:
             message = f"both {fitting[0]!r} and {fitting[1]!r} may hold the {role}"
-            raise sheet.error(message, f"add {quote_option('--ignore', fitting[1])}, or rename it", line=1)
+            raise sheet.error(message, f"add ‹ignore={fitting[1]}›, or rename it", line=1)
     unused = [name for name in header if name not in roles.values() and name not in policy.where]
     if "value" not in roles:
         refuse_possible_values(sheet, [*unused, *([roles["score"]] if "score" in roles else [])])
@@ -272,7 +271,7 @@ def _note_lists(classes: Names, audit: Audit) -> None:
     lists = classes.array.filter(pc.match_substring_regex(classes.array, "[^,;|]+[,;|][^,;|]+"))
     if len(lists):
         example = shorten_cell(lists[0].as_py())
-        audit.note(f"{len(lists)} classes look like lists, such as {example!r}: if they are, add --format tags")
+        audit.note(f"{len(lists)} classes look like lists, such as {example!r}: if they are, add ‹format=tags›")
 
 
 def _encode(column: pa.Array, present: np.ndarray, is_declared: np.ndarray) -> tuple[Names, np.ndarray]:
@@ -310,7 +309,7 @@ def _read_values(
             if not is_own_format and policy.zero is None and raw.strip() in ZERO and raw.strip() not in policy.values:
                 raise UndecidedValue(
                     "value 0 may mean absent, or unknown (as in halflabel's own files)",
-                    "add --zero absent or --zero unknown",
+                    "add ‹zero=absent› or ‹zero=unknown›",
                 )
             meaning = read_value(raw, policy, frozenset(raws))
         except UndecidedValue as undecided:

@@ -29,7 +29,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     """Read the negative lists as absent, then the boxes as present; where they contradict, both rows are kept."""
     document = coco.parse(path)
     if not any("neg_category_ids" in record for record in document.image_records):
-        raise LabelError("no image has neg_category_ids, so this is not LVIS", "add --format coco", path)
+        raise LabelError("no image has neg_category_ids, so this is not LVIS", "add ‹format=coco›", path)
     absent = _listed_pairs(document, "neg_category_ids", path)
     conflicts = len(absent & document.present.keys())
     listed = len(absent) + len(document.present) - conflicts

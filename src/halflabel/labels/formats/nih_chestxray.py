@@ -14,7 +14,7 @@ from halflabel.labels.formats._csv import first_line, header_fields
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "where", "encoding")
-CANNOT_WRITE = ("the columns about the patient are not known", "write a list of tags instead (--to tags)")
+CANNOT_WRITE = ("the columns about the patient are not known", "write a list of tags instead (‹to=tags›)")
 
 _IMAGE, _FINDINGS = "Image Index", "Finding Labels"
 
@@ -38,7 +38,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     result = tags.read(path, stated)
     result.audit.format = "nih-chestxray"
     if "Patient ID" in others:
-        result.audit.note('images of one patient look alike: train with --group "Patient ID"')
+        result.audit.note("images of one patient look alike: train with ‹group=Patient ID›")
     if policy.unlisted is None:
-        result.audit.note("findings that are not listed are read as absent; --unlisted unknown reads them otherwise")
+        result.audit.note("findings that are not listed are read as absent; ‹unlisted=unknown› reads them otherwise")
     return result

@@ -84,12 +84,12 @@ def _choose_split(base: Path, wanted: str | None) -> str:
     if wanted is None:
         if _find_entry(_require(base, "Groundtruth"), "AllLabels") is None:
             message = "there is no Groundtruth/AllLabels, and no split is stated"
-            raise LabelError(message, "add --split Train or --split Test", base)
+            raise LabelError(message, "add ‹split=Train› or ‹split=Test›", base)
         return "all"
     for split in ("all", "Train", "Test"):
         if wanted.lower() == split.lower():
             return split
-    raise LabelError(f"no split is called {wanted!r}", "use --split all, Train or Test", base)
+    raise LabelError(f"no split is called {wanted!r}", "use ‹split=all›, Train or Test", base)
 
 
 def _files_by_class(folder: Path, split: str) -> dict[str, Path]:

@@ -35,7 +35,7 @@ COLUMNS = ("ImageID", "Source", "LabelName", "Confidence")
 REQUIRED_COLUMNS = ("ImageID", "LabelName", "Confidence")
 MACHINE = "machine"
 
-_LONG = "write the long form instead (--to long)"
+_LONG = "write the long form instead (‹to=long›)"
 
 
 def sniff(path: Path) -> bool:
@@ -52,7 +52,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     kept: 60 million rows of 9 million images take at most 3.2 GiB.
     """
     if policy.machine is not None and not 0 < policy.machine <= 1:
-        raise UserError(f"--machine {policy.machine:g} is not a confidence", "use a number above 0 and up to 1")
+        raise UserError(f"‹machine={policy.machine:g}› is not a confidence", "use a number above 0 and up to 1")
     path = _label_file(Path(path))
     parts: dict[str, list[Any]] = {}  # of each block: names with known labels as dictionary arrays, values and scores
     counts: Counter[str] = Counter()
@@ -247,7 +247,7 @@ def _audit(path: Path, policy: Policy, counts: Counter[str]) -> Audit:
     if policy.machine is None:
         audit.add("a machine's guess", "unknown", counts["ignored"])
         if counts["ignored"]:
-            audit.note("machine-generated labels are left out; --machine 0.9 would read those from 0.9 as present")
+            audit.note("machine-generated labels are left out; ‹machine=0.9› would read those from 0.9 as present")
     else:
         audit.add(f"a machine's guess of {policy.machine:g} or more", "present", counts["accepted"])
         audit.add(f"a machine's guess below {policy.machine:g}", "unknown", counts["ignored"])

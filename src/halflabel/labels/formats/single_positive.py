@@ -91,7 +91,7 @@ def _choose_file(path: Path, stated_split: str | None) -> tuple[str, Path]:
             raise LabelError(f"this file belongs to none of the splits {', '.join(splits)}", fix, path)
         if stated_split not in (None, split):
             raise LabelError(
-                f"the file belongs to the split {split!r}, not {stated_split!r}", "leave --split out", path
+                f"the file belongs to the split {split!r}, not {stated_split!r}", "leave ‹split› out", path
             )
         if not path.name.endswith("_images.npy"):
             return split, path

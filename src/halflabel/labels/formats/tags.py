@@ -177,18 +177,18 @@ def write(rows: Labels, path: Path, *, into: str | Path | None = None) -> None:
     of first appearance.
     """
     holding = rows.holding()
-    check_has_labels(rows.classes, rows.column[holding], "class", "write --to long instead")
+    check_has_labels(rows.classes, rows.column[holding], "class", "write ‹to=long› instead")
     for name in rows.classes:
         is_denial = re.search(_DENIAL, name) is not None and re.sub(_DENIAL, "", name) in rows.classes
         is_split = re.search(rf"[,;|\r\n{_FOREIGN_SEPARATORS}]|^[#\[]", name) is not None
         if not name or name != name.strip() or is_denial or is_split:
-            raise UserError(f"a list of tags cannot hold a class called {name!r}", "write --to long instead")
+            raise UserError(f"a list of tags cannot hold a class called {name!r}", "write ‹to=long› instead")
     for name in rows.images:
         if not name or name != name.strip():
-            raise UserError(f"an image called {name!r} does not survive in a list of tags", "write --to long instead")
+            raise UserError(f"an image called {name!r} does not survive in a list of tags", "write ‹to=long› instead")
     tagged = {rows.classes[int(column)] for column in np.unique(rows.column[holding][rows.value[holding] > 0])}
     if not tagged or {name.lower() for name in tagged} <= _VALUE_CELLS:
-        raise UserError("all present classes have names that look like values", "write --to long instead")
+        raise UserError("all present classes have names that look like values", "write ‹to=long› instead")
     lists = {
         name: tuple([rows.classes[c] for c in rows.column[part[rows.value[part] == v]]] for v in (1, -1))
         for name, part in zip(rows.images, split_by_image(rows, holding), strict=True)
@@ -257,7 +257,7 @@ def _find_columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]
         names = ", ".join(map(repr, sheet.header[:12]))
         raise sheet.error(
             f"it is not clear which column lists the tags; found: {names}",
-            "name it with --tag-column COLUMN",
+            "name it with ‹tag_column=COLUMN›",
             line=1,
         )
     image_column = policy.image_column or sheet.header[_image_position(sheet.header, positive[0])]
@@ -268,7 +268,7 @@ def _detect_splitting(cells: pa.Array, policy: Policy) -> _Splitting:
     """How to split these cells: as stated; else as hashtags or bracketed lists; else at the usual separator."""
     if policy.separator is not None:
         if not policy.separator:
-            raise UserError("--separator is empty", "write --separator space, newline or none, or the character")
+            raise UserError("‹separator› is empty", "write ‹separator=space›, newline or none, or the character")
         separator = _NAMED_SEPARATORS.get(policy.separator, re.escape(policy.separator))
         return _Splitting(separator, f"split at {policy.separator!r}" if separator else "one per cell")
     distinct = pc.utf8_trim_whitespace(pc.unique(cells))
@@ -291,7 +291,7 @@ def _detect_splitting(cells: pa.Array, policy: Policy) -> _Splitting:
         examples = [shorten_cell(cells[0].as_py()) for cells in (distinct.filter(is_list), others)]
         raise UserError(
             f"some cells are lists in brackets, such as {examples[0]!r}, and others are not, such as {examples[1]!r}",
-            "write all of them in one way, or add --separator",
+            "write all of them in one way, or add ‹separator›",
         )
     return _most_frequent_separator(distinct)
 
@@ -307,13 +307,13 @@ def _most_frequent_separator(cells: pa.Array) -> _Splitting:
             example = cells.filter(foreign)[0].as_py()
             mark = next(mark for mark in _FOREIGN_SEPARATORS if mark in example)
             message = f"{mark!r} in {shorten_cell(example)!r} may separate tags, or be part of a name"
-            raise UserError(message, f"add --separator {mark!r} or --separator none")
+            raise UserError(message, f"add ‹separator={mark}› or ‹separator=none›")
         lines = bool(pc.any(pc.match_substring_regex(cells, r"[\r\n]")).as_py())
         description = "split at line ends" if lines else "one per cell: there is no separator"
         return _Splitting(_NAMED_SEPARATORS["newline"] if lines else "", description)
     if len(winners) > 1:
         marks = " and ".join(map(repr, winners))
-        return _Splitting("", f"one per cell: {marks} are equally frequent; --separator chooses one")
+        return _Splitting("", f"one per cell: {marks} are equally frequent; ‹separator› chooses one")
     others = " and ".join(repr(mark) for mark, count in counts.items() if count and mark != winners[0])
     description = f"split at {winners[0]!r}" + (f", and not at {others}" if others else "")
     return _Splitting(re.escape(winners[0]), description)
@@ -375,7 +375,7 @@ def _refuse_values(sheet: CsvTable, name: str, items: pa.Array) -> None:
     is_value = pc.is_in(pc.utf8_lower(items), value_set=pa.array(_VALUE_CELLS, items.type))
     if len(items) and pc.all(pc.or_(is_vector, is_value)).as_py():
         message = f"the cells are values, such as {shorten_cell(items[0].as_py())!r}, and not lists of tags"
-        raise sheet.error(message, "add --format wide, where every column is a class", column=name)
+        raise sheet.error(message, "add ‹format=wide›, where every column is a class", column=name)
 
 
 def _refuse_signs(sheet: CsvTable, name: str, tags: pa.Array) -> None:
@@ -404,7 +404,7 @@ def _add_notes(audit: Audit, sheet: CsvTable, rows: Labels, line_count: int, rep
     """Add notes: rows left out, lines merged, repeated tags, contradictions, similar classes."""
     if empty := [name for name in rows.classes if name.lower() in _NO_LIST]:
         audit.note(f"the tag {empty[0]!r} is read as a class: leave the cell empty if nothing is listed")
-    audit.note_count(len(sheet) - line_count, f"of {len(sheet)} rows left out by --where")
+    audit.note_count(len(sheet) - line_count, f"of {len(sheet)} rows left out by ‹where›")
     audit.note_count(line_count - len(rows.images), "lines repeat an image: their tags are merged")
     audit.note_count(repeats, "tags are repeated for the same image: counted once")
     audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")

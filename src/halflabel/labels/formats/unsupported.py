@@ -128,7 +128,7 @@ def _recognize_folder(path: Path) -> tuple[str, str] | None:
     name, image = class_folders[0]
     other = f"name the file with the labels, or {_WRITE} {name}/{image},dog;cat"
     message = f"folders of images ({examples}), which may be classes, splits or parts"
-    return message, f"if they are classes, add --format class-folders; else {other}"
+    return message, f"if they are classes, add ‹format=class-folders›; else {other}"
 
 
 def folders_with_images(path: Path) -> list[tuple[str, str]]:

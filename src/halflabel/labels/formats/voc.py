@@ -57,7 +57,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     difficult = flags == 0
     audit.add("0", meaning, int(np.count_nonzero(difficult)))
     if difficult.any() and policy.difficult is None:
-        audit.note("flag 0 means difficult objects only: read as unknown; --difficult present or absent changes that")
+        audit.note("flag 0 means difficult objects only: read as unknown; ‹difficult=present› or absent changes that")
     audit.note_names("splits not read", [name for name in splits if name != split])
     labels = np.where(difficult, LABEL_VALUES[meaning], flags).astype(np.int8)
     image, column = np.nonzero(labels)

@@ -31,7 +31,6 @@ from halflabel.labels.policy import (
     Meaning,
     Policy,
     UndecidedValue,
-    quote_option,
     read_value,
     shorten_cell,
 )
@@ -46,7 +45,7 @@ CLASS_NUMBER_COLUMNS = ("label", "class", "category", "target", "y", "label_id",
 
 _MOST_PROBLEMS = 8  # named in a message
 _MOST_ODD_VALUES = 2  # values of a class that are not labels; a column with more of them is not a class
-_LONG = "write the long form instead (--to long)"
+_LONG = "write the long form instead (‹to=long›)"
 
 
 def sniff(path: Path) -> bool:
@@ -64,7 +63,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     not_classes = {image_column, *policy.ignore, *policy.where}
     classes = [name for name in sheet.header if name not in not_classes]
     if (unnamed := next((name for name in classes if re.fullmatch(r"Unnamed: \d+", name)), None)) is not None:
-        fix = f"add {quote_option('--ignore', unnamed)}"
+        fix = f"add ‹ignore={unnamed}›"
         raise sheet.error("this column numbers the rows, as pandas writes it, and is not a class", fix, column=unnamed)
     if policy.image_column is None and image_column.lower() not in IMAGE_COLUMNS:
         _check_first_line(sheet, classes)
@@ -75,11 +74,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
     def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
         fix = undecided.fix
         if "not a label" in undecided.message:
-            fix += f"; if {name!r} is not a class, add {quote_option('--ignore', name)}"
+            fix += f"; if {name!r} is not a class, add ‹ignore={name}›"
             if shorten_cell(raw) == raw:
-                fix += f" or {quote_option('--where', f'{name}={raw}')}"
+                fix += f" or ‹where={name}={raw}›"
             if name.lower() in LIST_COLUMNS or len(classes) == 1:
-                fix += "; if it lists the present classes, add --format tags"
+                fix += "; if it lists the present classes, add ‹format=tags›"
             if image_column.lower() not in IMAGE_COLUMNS:
                 fix += "; if the file has no header line, add one, such as image,class,value"
         return sheet.error(undecided.message, fix, row=int(selected[row]), column=name)
@@ -89,7 +88,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     labels = decode_columns(columns, policy, audit, make_error, blank="blank")
     audit.note_names("columns ignored", policy.ignore)
     if policy.where:
-        audit.note(f"{len(sheet) - len(selected)} of {len(sheet)} rows left out by --where")
+        audit.note(f"{len(sheet) - len(selected)} of {len(sheet)} rows left out by ‹where›")
     image, column = np.nonzero(labels)
     return LabelImport(Labels.build(images, Names(classes), image, column, labels[image, column]), audit)
 
@@ -133,7 +132,7 @@ def decode_columns(
     are_numbers = {*ZERO} & all_values and {raw.strip() for raw in all_values} <= {*ZERO, *ONE, ""}
     only = next(iter(coded)) if len(coded) == 1 else ""
     if are_numbers and only.lower() in CLASS_NUMBER_COLUMNS and policy.zero is None:
-        fix = f"name the column after the class that 1 means, or add --zero absent if the class is called {only!r}"
+        fix = f"name the column after the class that 1 means, or add ‹zero=absent› if the class is called {only!r}"
         undecided = UndecidedValue("0 and 1 may be the numbers of two classes, or say absent and present", fix)
         raise make_error(undecided, only, "0", 0)
     labels = np.zeros((max(map(len, coded.values()), default=0), len(coded)), np.int8)
@@ -175,21 +174,21 @@ def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tup
         strange = sorted(text for text in texts if text not in known and text.lower() not in VALUE_WORDS)
         if len(strange) > _MOST_ODD_VALUES or (strange and texts.isdisjoint({*ONE, *ZERO, *MINUS_ONE})):
             problems.append(f"{shorten_cell(name)!r} does not look like a class ({shorten_cell(strange[0], 20)!r})")
-            options.append(quote_option("--ignore", name))
+            options.append(f"‹ignore={name}›")
             continue
         of_classes |= texts
         for text in strange:
             problems.append(f"what {shorten_cell(text, 20)!r} in {shorten_cell(name)!r} means")
-            options.append(quote_option("--value", f"{text}=unknown"))
+            options.append(f"‹values={text}=unknown›")
     minus_one = of_classes.intersection(MINUS_ONE) - set(policy.values)
     # Beside 1, 0 and blank cells, -1 is usually "uncertain", as in chest X-ray data sets.
     usual = "uncertain" if of_classes & {*ZERO} and "" in of_classes else "absent"
     if minus_one and policy.minus_one is None:
         problems.append("what -1 means")
-        options.append(f"--minus-one {usual}")
+        options.append(f"‹minus_one={usual}›")
     if minus_one and (policy.minus_one or usual) == "absent" and of_classes & {*ZERO} and policy.zero is None:
         problems.append("what 0 means beside it")
-        options.append("--zero unknown")
+        options.append("‹zero=unknown›")
     return problems, options
 
 

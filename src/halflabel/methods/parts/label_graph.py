@@ -98,7 +98,7 @@ def read_edges(source: str, table: Table, k: int | None = None) -> Edges:
     if file and not Path(file).exists():
         raise UserError(
             f"there is no label graph {file!r}",
-            "use --graph cooccurrence, wordnet or identity, or name a CSV file of rows class,class,weight",
+            "use ‹graph=cooccurrence›, wordnet or identity, or name a CSV file of rows class,class,weight",
         )
     if kind != "wordnet":
         return from_file(file, table.classes)
@@ -161,7 +161,7 @@ def from_wordnet(classes: Names, k: int | None = None) -> Edges:
     wordnet = WordNet.find()
     meanings = wordnet.meanings(classes)
     if not any(meanings):
-        raise UserError("WordNet knows none of the classes", "use another --graph, or English nouns as names")
+        raise UserError("WordNet knows none of the classes", "use another ‹graph›, or English nouns as names")
     similarity = np.zeros((len(meanings), len(meanings)))
     for row, meaning in enumerate(meanings):
         for col in range(row):

@@ -40,11 +40,11 @@ def label_vectors(source: str, table: Table, size: int) -> Vectors:
     else:
         raise UserError(
             f"there are no label vectors {source!r}",
-            "use --vectors graph, --vectors text:MODEL, or name a file of word vectors (GloVe or word2vec as text)",
+            "use ‹vectors=graph›, ‹vectors=text:MODEL›, or name a file of word vectors (GloVe or word2vec as text)",
         )
     if vectors.shape[1] != size:
         raise UserError(
-            f"{source} has vectors of {vectors.shape[1]} numbers, not {size}", f"add --vector-size {vectors.shape[1]}"
+            f"{source} has vectors of {vectors.shape[1]} numbers, not {size}", f"add ‹vector_size={vectors.shape[1]}›"
         )
     length = math.sqrt(float(np.square(vectors).sum(1).mean())) if len(vectors) else 0.0
     return vectors / length if length > 0 else vectors
@@ -142,7 +142,7 @@ def sentence_encoder(name: str) -> Callable[[list[str]], ArrayLike]:
     except ImportError:
         raise UserError(
             f"label vectors text:{name} need the package sentence-transformers, which is not installed",
-            "pip install sentence-transformers, or use --vectors graph or a file of word vectors",
+            "pip install sentence-transformers, or use ‹vectors=graph› or a file of word vectors",
         ) from None
     try:
         model = package.SentenceTransformer(name)
@@ -244,6 +244,6 @@ def _missing_names(path: Path, names: Sequence[str]) -> LabelError:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return LabelError(
         f"no vector for {', '.join(hints)}{more}",
-        "rename these classes to words of the file, or use --vectors graph",
+        "rename these classes to words of the file, or use ‹vectors=graph›",
         path,
     )

@@ -35,8 +35,8 @@ class Begins(NamedTuple):
         return f"{self.part} never starts in {number}: it begins with {unit} {self.first}"
 
     def fix(self) -> str:
-        earlier = f", or a smaller --{self.option.replace('_', '-')}" if self.option else ""
-        return f"use --epochs {self.first} or more{earlier}"
+        earlier = f", or a smaller ‹{self.option}›" if self.option else ""
+        return f"use ‹epochs={self.first}› or more{earlier}"
 
 
 def begin_early(first: int, epochs: int) -> int:

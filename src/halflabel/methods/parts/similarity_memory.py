@@ -145,7 +145,7 @@ class SimilarityMemory(Ignore):
 
 def group_numbers(side: str, table: Table) -> NDArray[np.int64]:
     """Return the number of the group of each image, (N,), −1 for none; `side` states groups as `--group` does."""
-    groups = image_groups(side, table.images, option="--side") or []
+    groups = image_groups(side, table.images, option="side") or []
     number = {group: place for place, group in enumerate(sorted(filter(None, set(groups))))}
     return np.array([number.get(group or "", -1) for group in groups], np.int64)
 
@@ -154,5 +154,5 @@ def _check_bytes(images: int, width: int, option: str) -> None:
     if 4 * images * width > _LARGEST:
         raise UserError(
             f"{option} would store {4 * images * width / 1e9:.1f} GB about {images} images",
-            "use a smaller --dictionary, or --image-similarity learned, which stores nothing per training image",
+            "use a smaller ‹dictionary›, or ‹image_similarity=learned›, which stores nothing per training image",
         )

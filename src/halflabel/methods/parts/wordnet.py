@@ -31,7 +31,7 @@ class WordNet:
                 return cls(folder)
         raise UserError(
             "WordNet is not installed",
-            "apt install wordnet-base, or set WNSEARCHDIR to the folder of index.noun; or use --graph cooccurrence",
+            "apt install wordnet-base, or set WNSEARCHDIR to the folder of index.noun; or use ‹graph=cooccurrence›",
         )
 
     def meanings(self, names: Iterable[str]) -> list[int | None]:

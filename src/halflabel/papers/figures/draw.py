@@ -54,7 +54,7 @@ def draw_figures(
     if photos is not None and not photos.is_dir():
         raise UserError(f"{photos} is not a folder", "name the folder with the images")
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file", "name a folder with --out")
+        raise UserError(f"{out} is a file", "name a folder with ‹out›")
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as error:
@@ -74,7 +74,7 @@ def _densities(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
     measured, truth, labels_from = inputs.held_out()
     if not ((truth > 0).any() and (truth < 0).any()):
         raise FigureUnavailable(
-            "the held-out images have no known positive or no known negative: train with --truth LABELS"
+            "the held-out images have no known positive or no known negative: train with ‹truth=LABELS›"
         )
     densities = score_distributions.score_densities(measured.scores, truth)
     classes = list(inputs.facts.table.classes)

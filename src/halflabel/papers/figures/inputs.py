@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from halflabel.errors import UserError, error_summary
+from halflabel.errors import UserError, error_summary, in_python
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting import checkpoint
@@ -96,7 +96,7 @@ class FigureInputs:
             trained = Model(None, model.head) if config.tune == "head" else model
             method.start(self.facts.table.subset(self.facts.training), trained)
         except UserError as error:  # for example a file that existed during training
-            raise FigureUnavailable(f"{config.method} cannot be started again: {error.message}") from None
+            raise FigureUnavailable(f"{config.method} cannot be started again: {in_python(error.message)}") from None
         try:
             checkpoint.load_state(method, newest["method"])
         except RuntimeError as error:
@@ -120,7 +120,7 @@ class FigureInputs:
         """The measurements on held-out images, their labels (H, C), and in words where these labels come from."""
         measured = self.facts.held_out
         if measured is None:
-            raise FigureUnavailable("no images were held out: train with --held-out 0.2")
+            raise FigureUnavailable("no images were held out: train with ‹held_out=0.2›")
         if self.truth is not None:
             return measured, self.truth.rows(measured.images), "by the hidden truth"
         return measured, measured.labels, "by their known labels"

@@ -141,7 +141,7 @@ _RMLC = TableRow(
     differs=(
         "another experiment: the paper uses features of a ResNet-101 that the authors of [40] trained on the same data "
         "set, here they are features of ImageNet weights. To come closer, give weights trained on the data set by "
-        "--weights, with --rows CNN+RMLC",
+        "‹weights›, with ‹rows=CNN+RMLC›",
         "optimizer, learning rate and weight decay are the library's for this method: the paper states none",
     ),
 )

@@ -34,11 +34,11 @@ def export_hub(
 ) -> Path:
     """Write model.safetensors, config.json and README.md; nothing is uploaded. For decisions see Predictor.deciding."""
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file", "name a folder with --out")
+        raise UserError(f"{folder} is a file", "name a folder with ‹out›")
     if (folder / "config.yaml").exists():
-        raise UserError(f"{folder} holds a run", "name another folder with --out")
+        raise UserError(f"{folder} holds a run", "name another folder with ‹out›")
     if any((folder / name).exists() for name in FILES) and not force:
-        raise UserError(f"{folder} holds a model already", "name another --out, or add --force to overwrite it")
+        raise UserError(f"{folder} holds a model already", "name another ‹out›, or add ‹force› to overwrite it")
     run.check_finished()
 
     from halflabel.runs.export.metadata import ModelMetadata
@@ -78,7 +78,7 @@ def push(folder: Path, repo: str, *, private: bool = False, api: Any = None) -> 
     """Upload the exported folder to the Hub as `user/name`; returns its address. The only network access here."""
     owner, _, name = repo.partition("/")
     if not owner or not name or "/" in name:
-        raise UserError(f"{repo!r} is not a repository name of the Hub", "write --push user/name")
+        raise UserError(f"{repo!r} is not a repository name of the Hub", "write ‹push=user/name›")
     missing = [file for file in FILES if not (folder / file).is_file()]
     if missing:
         raise UserError(f"{folder} has no {missing[0]}", "export the run again")
