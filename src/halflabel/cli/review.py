@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import secrets
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -257,8 +258,8 @@ def _serve(
     from halflabel.labels.answers import AnswerStore
     from halflabel.report.run_page import write_report
     from halflabel.review import server
-    from halflabel.review.address import Address, keep_address, new_token, read_address
     from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
+    from halflabel.review.security import Address, keep_address, read_address
     from halflabel.review.session import ReviewSession
     from halflabel.review.thumbnails import ClassMaps, Thumbnails
     from halflabel.runs.scores import scored_images
@@ -308,7 +309,7 @@ def _serve(
             twice=access.twice,
         )
         thumbnails = Thumbnails(images, scored.paths)
-        token = new_token() if last is None or access.new_token else last.token
+        token = secrets.token_urlsafe(32) if last is None or access.new_token else last.token
         number = listening.getsockname()[1]
         keep_address(address_file, Address(token, number))
         if not is_local and access.tls is None:

@@ -1,10 +1,19 @@
-"""Protect the review page: check host, origin, token and size of requests; add security headers to responses."""
+"""Protect the review page: check host, origin, token and size of requests; add security headers to responses.
+
+Token and port are kept beside the answers: after a restart of the server open pages still work.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
 
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -74,23 +83,21 @@ class Guard:
         await self.app(scope, receive_again, send_with_headers)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        host = headers.get("host", [])
+        headers = Headers(scope=scope)
+        host = headers.getlist("host")
         if len(host) != 1 or not is_own_host(host[0], self.host, self.port, self.scheme):
             return 421, "this server does not have that name"
         if scope["method"] not in ("GET", "POST"):
             return 405, "method not allowed"
-        if any(origin != f"{self.scheme}://{host[0]}" for origin in headers.get("origin", [])):
+        if any(origin != f"{self.scheme}://{host[0]}" for origin in headers.getlist("origin")):
             return 403, "foreign origin"
-        if any(site not in ("same-origin", "none") for site in headers.get("sec-fetch-site", [])):
+        if any(site not in ("same-origin", "none") for site in headers.getlist("sec-fetch-site")):
             return 403, "foreign page"
         if scope["path"].startswith("/api"):
-            tokens = headers.get(TOKEN_HEADER, [""])
+            tokens = headers.getlist(TOKEN_HEADER)
             if len(tokens) != 1 or not hmac.compare_digest(tokens[0].encode(), self.token):
                 return 401, "the token is missing or wrong: open the address shown in the terminal"
-        length = headers.get("content-length", ["0"])[0]
+        length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MAX_BODY_BYTES:
             return 413, "request too large"
         return None
@@ -108,3 +115,30 @@ async def _read_body(receive: Receive) -> bytes | None:
             return None
         if not message.get("more_body", False):
             return bytes(body)
+
+
+class Address(NamedTuple):
+    """The secret token of the page, and the port of its server, which is part of the origin of unsent answers."""
+
+    token: str
+    port: int
+
+
+def read_address(file: Path) -> Address | None:
+    """Return the address of the last server; None if there is none, or if other users can read its token."""
+    try:
+        if os.name == "posix" and file.stat().st_mode & 0o077:
+            return None
+        address = Address(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    is_valid = isinstance(address.token, str) and len(address.token) >= 32 and address.token.isascii()
+    return address if is_valid and isinstance(address.port, int) and 0 < address.port < 1 << 16 else None
+
+
+def keep_address(file: Path, address: Address) -> None:
+    """Write the address for the next server, readable by this user only; where that fails the next one is new."""
+    with contextlib.suppress(OSError):
+        file.unlink(missing_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            json.dump(address._asdict(), opened)

@@ -111,9 +111,7 @@ class ReviewSession:
             self.team.reload_if_changed()
             for e, first in self.team.waiting.items():
                 if e not in self.pool:
-                    self.pool[e] = Question(
-                        *self._split(e), float(self.scored.scores[self._split(e)]), first.why, first.weight
-                    )
+                    self.pool[e] = self._question(e, first.why, first.weight)
             skipped, now = set(skip), self.clock()
 
             def matches(e: int) -> bool:
@@ -184,7 +182,7 @@ class ReviewSession:
                 rank = -self._similarity(photo)
             chosen = [self._entry(int(i), column) for i in index[np.argsort(rank[index], kind="stable")[:count]]]
             for e in chosen:
-                self.pool[e] = Question(*self._split(e), float(scores[e // classes]), _CHOSEN)
+                self.pool[e] = self._question(e, _CHOSEN)
             self._leases |= dict.fromkeys(chosen, (tab, self.clock() + LEASE_SECONDS))
             return [self._show(e, self.who) for e in chosen]
 
@@ -209,10 +207,7 @@ class ReviewSession:
                 return -value, -_zero_if_nan(float(scores[column]))
 
             entries = [self._entry(image, column) for column in sorted(range(len(self.classes)), key=rank)]
-            return [
-                self._show(e, who, Question(*self._split(e), float(scores[e % len(self.classes)]), _CHOSEN))
-                for e in entries
-            ]
+            return [self._show(e, who, self._question(e, _CHOSEN)) for e in entries]
 
     def renew(self, tab: str, entries: Iterable[int]) -> None:
         """Extend the reservation of questions that a tab still shows, unless another tab has them by now."""
@@ -361,8 +356,8 @@ class ReviewSession:
                 )
                 entries = [item for item in entries if column is None or item.column == column]
             elif kind == "conflicts":
-                pairs = [self._split(e) for e in self.team.conflicts() if column in (None, e % len(self.classes))]
-                entries = [Question(i, c, float(scored.scores[i, c]), SETTLED) for i, c in pairs]
+                conflicts = [e for e in self.team.conflicts() if column in (None, e % len(self.classes))]
+                entries = [self._question(e, SETTLED) for e in conflicts]
             else:
                 entries = self._missing_positives(skip, column)
             items = [self._show(self._entry(q.image, q.column), who, q) for q in entries[start : start + count]]
@@ -395,6 +390,9 @@ class ReviewSession:
             "held_out": bool(self.scored.held_out[image]),
             "answer": None if answer is None else {"value": answer.value, "key": answer.key, "who": answer.who},
         }
+
+    def _question(self, e: int, why: str, weight: float = 0.0) -> Question:
+        return Question(*self._split(e), float(self.scored.scores[self._split(e)]), why, weight)
 
     def _entry(self, image: int, column: int) -> int:
         return image * len(self.classes) + column

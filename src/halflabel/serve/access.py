@@ -6,6 +6,7 @@ import base64
 import binascii
 import hmac
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,15 +33,13 @@ class AccessCheck:
         await self.app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.lower(), []).append(value)
+        headers = Headers(scope=scope)
         if self.token is None:
-            host = headers.get(b"host", [])
-            if len(host) == 1 and is_own_host(host[0].decode("latin-1"), self.host, self.port):
+            host = headers.getlist("host")
+            if len(host) == 1 and is_own_host(host[0], self.host, self.port):
                 return None
             return JSONResponse({"detail": "this server does not have that name"}, 421)
-        sent = headers.get(b"authorization", [b""])
+        sent = [value.encode("latin-1") for value in headers.getlist("authorization")]
         if scope["path"] == "/health" or (len(sent) == 1 and hmac.compare_digest(_token(sent[0]), self.token)):
             return None
         detail = {"detail": "the token is missing or wrong: send Authorization: Bearer TOKEN"}
