@@ -168,7 +168,7 @@ def _read_hierarchy(path: Path, classes: Names) -> Rules:
     LabelName is the id of the class (/m/0…). Labels that were read with a file of class descriptions have display names
     instead; the same file next to the hierarchy translates the ids here.
     """
-    root = load_json(path)
+    root = load_json(path).value
     number = _numbers_by_id(path.parent, classes)
     pairs: set[tuple[int, int]] = set()
     ignored = 0

@@ -90,13 +90,13 @@ def test_present_wins_over_the_negatives(tmp_path: Path) -> None:
 def test_faults(tmp_path: Path) -> None:
     for content, message, place in (
         ({"labels": {}}, "no labels", "labels"),
-        ({"labels": [1]}, "no labels", "labels"),
+        ({"labels": [1]}, "not an object", "labels"),
         ({"classes": "cat", "labels": {"a": 0}}, "not a list", "classes"),
         ({"classes": [""], "labels": {"a": 0}}, "name is empty", "classes[0]"),
-        ({"classes": ["cat"], "labels": {"a": [1]}}, "class number 1", "labels['a']"),
-        ({"classes": ["cat"], "labels": {"a": [True]}}, "true or false", "labels['a']"),
-        ({"classes": ["cat"], "labels": {"a": [{}]}}, "null or missing", "labels['a']"),
-        ({"labels": {"a": [0.5]}}, "number 0.5", "labels['a']"),
+        ({"classes": ["cat"], "labels": {"a": [1]}}, "class number 1", "labels['a'][0]"),
+        ({"classes": ["cat"], "labels": {"a": [True]}}, "true or false", "labels['a'][0]"),
+        ({"classes": ["cat"], "labels": {"a": [{}]}}, "null or missing", "labels['a'][0].label"),
+        ({"labels": {"a": [0.5]}}, "number 0.5", "labels['a'][0]"),
     ):
         error = label_error(fiftyone.read, labels(tmp_path, **content), UNKNOWN)
         assert message in error.message

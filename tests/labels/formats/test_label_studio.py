@@ -250,17 +250,17 @@ def choosing(value: Any, group: Any = "class_cat") -> list[dict[str, Any]]:
 
 
 FAULTS: dict[str, tuple[Any, str | None]] = {
-    "not a list of tasks": ({"images": []}, None),
-    "not a task": (["a"], "[0]"),
-    "no data": ([{"id": 1, "image": "a.jpg", "class_cat": "yes"}], "[0].data"),
+    "is an object, not a list": ({"images": []}, None),
+    "a text, not an object": (["a"], "[0]"),
+    "missing, not an object": ([{"id": 1, "image": "a.jpg", "class_cat": "yes"}], "[0].data"),
     "no field has the URL of the image": ([{"data": {"text": 3}, "annotations": []}], "[0].data"),
-    "this is not a list": (one(annotations={"a": 1}), "[0].annotations"),
-    "this is not an annotation": (one(annotations=[7]), "[0].annotations[0]"),
-    "this is not a result": (one(annotations=[{"result": [7]}]), "[0].annotations[0].result[0]"),
-    "this is not a prediction": (one(predictions=[7]), "[0].predictions[0]"),
-    "choices are not a list": (choosing({"choices": "yes"}), "[0].annotations[0].result[0].value.choices"),
+    "an object, not a list": (one(annotations={"a": 1}), "[0].annotations"),
+    "7, not an object": (one(annotations=[7]), "[0].annotations[0]"),
+    "number 7, not an object": (one(annotations=[{"result": [7]}]), "[0].annotations[0].result[0]"),
+    "the number 7, not an object": (one(predictions=[7]), "[0].predictions[0]"),
+    "is a text, not a list": (choosing({"choices": "yes"}), "[0].annotations[0].result[0].value.choices"),
     "two answers": (choosing({"choices": ["yes", "no"]}), "[0].annotations[0].result[0].value.choices"),
-    "a choice has no name": (choosing({"choices": [""]}), "[0].annotations[0].result[0].value.choices"),
+    "name is empty": (choosing({"choices": [""]}), "[0].annotations[0].result[0].value.choices[0]"),
     "no choices": (one(annotations=[{"result": []}]), None),
     "has no image name": ([{"data": {"image": "https://x.org/"}, "annotations": []}], "[0].data.image"),
     "are both the image 'a.jpg'": (

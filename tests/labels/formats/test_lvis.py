@@ -56,7 +56,7 @@ def test_audit_says_what_became_what() -> None:
     assert [tuple(line) for line in audit.value_counts] == [
         ("annotation", "present", 3),
         ("neg_category_ids", "absent", 3),
-        ("neither", "unknown", 7),
+        ("not listed", "unknown", 7),
     ]
     assert any(note.startswith("1 entries are not exhaustive") for note in audit.notes)
     assert any(note.startswith("1 entries are marked not exhaustive but have no box") for note in audit.notes)

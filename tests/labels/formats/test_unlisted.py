@@ -11,7 +11,7 @@ import pytest
 from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.audit import Audit, ValueCount
-from halflabel.labels.formats import _unlisted as unlisted
+from halflabel.labels.formats import _entries as unlisted
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy

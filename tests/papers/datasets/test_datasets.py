@@ -124,7 +124,7 @@ def test_coco_words_of_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert dataset.test.dense().tolist() == [[1, 1, -1, -1]]
     file = tmp_path / "annotations" / "captions_val2014.json"
     file.write_text(file.read_text().replace('"image_id": 42', '"image_id": 43'))
-    assert "no image has the id 43" in refusal("coco2014", tmp_path, labels="words")
+    assert "no entry of 'images' has the id 43" in refusal("coco2014", tmp_path, labels="words")
     file.unlink()
     assert "captions_val2014.json" in refusal("coco2014", tmp_path, labels="words")
 

@@ -1,6 +1,6 @@
-"""JSON with errors that name the place: one object with lists of records (COCO), or one record per line (JSON Lines).
+"""JSON whose values know their place, for errors: `Node` in one object or list, `JsonLines` with one record per line.
 
-A place in an object is written like `annotations[3].category_id`; in JSON Lines it is the line.
+A place in a document is written like `annotations[3].category_id`; in JSON Lines it is the line.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,6 +25,83 @@ Record: TypeAlias = dict[str, Any]
 _SNIFF_BYTES = 1 << 20
 MAX_SCORE = 3.4e38
 _CONSTANTS: dict[Any, str] = {True: "true", False: "false", None: ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value in a JSON file; what it contains are nodes too, and what is missing is null."""
+
+    value: Any
+    path: Path
+    parent: Node | None = None
+    key: str | int = ""
+
+    @property
+    def place(self) -> str:
+        """Where the value stands in the file."""
+        before = self.parent.place if self.parent is not None else ""
+        key = f"[{self.key}]" if isinstance(self.key, int) else self.key
+        return before + "." * bool(before and not key.startswith("[")) + key
+
+    def error(self, message: str, fix: str) -> LabelError:
+        """A LabelError for this place."""
+        return LabelError(message, fix, self.path, column=self.place or None)
+
+    def refuse(self, expected: str, fix: str) -> LabelError:
+        """The LabelError for a value of another kind than expected."""
+        kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null or missing"}
+        what = kinds.get(type(self.value), f"the number {self.value!r:.40}")
+        beside = self.parent.value if self.parent is not None and self.value is None else None
+        found = (
+            f"; the keys are: {', '.join(map(repr, list(beside)[:12])) or 'nothing'}"
+            if isinstance(beside, dict)
+            else ""
+        )
+        return self.error(f"this is {what}, not {expected}{found}", fix)
+
+    def __getitem__(self, key: str) -> Node:
+        return Node(self.value.get(key) if isinstance(self.value, dict) else None, self.path, self, key)
+
+    def child(self, key: str | int, value: Any) -> Node:
+        """The node of a value that is known to be in this one."""
+        return Node(value, self.path, self, key)
+
+    def object(self, fix: str = "make it an object") -> Record:
+        """The value as an object."""
+        if not isinstance(self.value, dict):
+            raise self.refuse("an object", fix)
+        return self.value
+
+    def list(self, fix: str = "make it a list", *, optional: bool = False) -> list[Node]:
+        """The items of a list; null is an empty list if it is `optional`."""
+        if not isinstance(self.value, list) and not (optional and self.value is None):
+            raise self.refuse("a list", fix)
+        return [Node(item, self.path, self, number) for number, item in enumerate(self.value or ())]
+
+    def id(self) -> Id:
+        """The value as an id: a whole number or text."""
+        if isinstance(self.value, bool) or not isinstance(self.value, (int, str)):
+            raise self.refuse("an id", "give it a whole number or a text")
+        return self.value
+
+    def name(self) -> str:
+        """The value as a name: text that is not empty and can be encoded."""
+        if not isinstance(self.value, str):
+            raise self.refuse("a name", "give it a name, as text")
+        if not self.value or not is_utf8(self.value):
+            what = f"the name {self.value!r} has half a character in it" if self.value else "the name is empty"
+            raise self.error(what, "write the name again")
+        return self.value
+
+    def score(self) -> float:
+        """The value as a score that fits into float32; NaN for null."""
+        if self.value is None:
+            return math.nan
+        # An integer may have hundreds of digits.
+        is_number = isinstance(self.value, (int, float)) and not isinstance(self.value, bool)
+        if not is_number or abs(self.value) > MAX_SCORE:
+            raise self.error("this is not a score", "give it a number from 0 to 1")
+        return float(self.value)
 
 
 def starts_with(text: str, bracket: str) -> bool:
@@ -44,7 +122,7 @@ def head_and_tail(path: Path) -> str:
         return ""
 
 
-def load_json(path: str | Path, without: Collection[str] = ()) -> Any:
+def load_json(path: str | Path, without: Collection[str] = ()) -> Node:
     """The content of a JSON file; the keys `without` are dropped while parsing, so that outlines cost no memory."""
     path = existing_path(path)
     try:
@@ -55,7 +133,7 @@ def load_json(path: str | Path, without: Collection[str] = ()) -> Any:
         raise LabelError(f"cannot be read: {error.strerror}", "check that you may read the file", path) from None
     text = _decode(raw, json.detect_encoding(raw), path)
     del raw
-    return _parse(text, path, without=without)
+    return Node(_parse(text, path, without=without), path)
 
 
 def _decode(raw: bytes, encoding: str, path: Path) -> str:
@@ -85,61 +163,6 @@ def _parse(text: str, path: Path, first_line: int = 1, **options: Any) -> Any:
     raise LabelError(message, fix, path, line=first_line + line - 1)
 
 
-def load_object(path: str | Path, without: Collection[str] = ()) -> Record:
-    """The object in a JSON file; `without` as in `load_json`."""
-    document = load_json(path, without)
-    if not isinstance(document, dict):
-        raise LabelError(
-            f"the file holds {_describe_value(document)}, not an object with images, annotations and categories",
-            "name the annotation file itself; a file of results has no list of images",
-            path,
-        )
-    return document
-
-
-def record_list(document: Record, key: str, path: str | Path) -> list[Record]:
-    """The list of objects under a key of the document; LabelError if it is missing or something else."""
-    items = document.get(key)
-    if not isinstance(items, list):
-        keys = ", ".join(map(repr, list(document)[:12])) or "nothing"
-        message = f"{key!r} is {_describe_value(items)}; the keys are: {keys}"
-        raise LabelError(message, f"make {key!r} a list of objects", path, column=key)
-    for number, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise LabelError(f"this is {_describe_value(item)}", "make it an object", path, column=f"{key}[{number}]")
-    return items
-
-
-def record_id(record: Record, key: str, path: str | Path, place: str) -> Id:
-    """The id under a key of a record: a whole number or text."""
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        message = f"this is {_describe_value(value)}" if key in record else f"there is no {key!r}"
-        raise LabelError(message, "give it a whole number or a text", path, column=f"{place}.{key}")
-    return value
-
-
-def check_name(value: Any, path: str | Path, place: str) -> str:
-    """`value` as a name: text that is not empty and can be encoded; LabelError for anything else."""
-    if not isinstance(value, str) or not value:
-        message = "the name is empty" if value == "" else f"this is {_describe_value(value)}"
-        raise LabelError(message, "give it a name, as text", path, column=place)
-    if not is_utf8(value):
-        message = f"the name {value!r} has half a character in it"
-        raise LabelError(message, "write the name again", path, column=place)
-    return value
-
-
-def read_score(value: Any, path: str | Path, place: str) -> float:
-    """A score as a float, NaN if there is none; LabelError if it is not a number or does not fit into float32."""
-    if value is None:
-        return math.nan
-    # An integer may have hundreds of digits.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > MAX_SCORE:
-        raise LabelError("this is not a score", "give it a number from 0 to 1", path, column=place)
-    return float(value)
-
-
 class JsonLines(CsvTable):
     """One JSON object per line as a table, whose columns hold single values or lists of strings.
 
@@ -148,7 +171,7 @@ class JsonLines(CsvTable):
 
     def __init__(self, path: Path, encoding: str | None) -> None:
         self.path = existing_path(path)
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Record] = []
         self.lines: list[int] = []
         text = _decode(self.path.read_bytes(), encoding or "utf-8", self.path)
         for number, line in enumerate(text.split("\n"), 1):
@@ -197,9 +220,3 @@ class JsonLines(CsvTable):
         except UnicodeEncodeError:
             message = f"{what} has half a character in it"
             raise self.error(message, "write the text again", column=name) from None
-
-
-def _describe_value(value: Any) -> str:
-    """A JSON value in words, for error messages."""
-    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null or missing"}
-    return kinds.get(type(value), f"the number {value!r:.40}")

@@ -6,21 +6,17 @@ of each patch. The lists are complete: a class that is not listed is absent, unl
 
 from __future__ import annotations
 
-from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from halflabel.errors import LabelError
-from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats._entries import Entries
 from halflabel.labels.formats._json import load_json
 from halflabel.labels.formats._parquet import parquet_columns, parquet_files, read_parquet
 from halflabel.labels.formats._paths import choose_split
-from halflabel.labels.formats._unlisted import apply_unlisted_policy
-from halflabel.labels.labels import Labels
-from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "split")
@@ -39,21 +35,19 @@ def sniff(path: Path) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the list of each patch."""
-    patches, lists = _read_table(path, policy) if parquet_files(path) else _read_folder(path, policy)
-    column = {name: number for number, name in enumerate(sorted(set(chain(*lists))))}
-    if not column:
+    lists = _read_table(path, policy) if parquet_files(path) else _read_folder(path, policy)
+    entries = Entries("bigearthnet", path, images=lists, classes=sorted(set().union(*lists.values())))
+    for patch, labels in lists.items():
+        for name in labels:
+            entries.add(patch, name, 1, "listed")
+    if not entries.classes:
         raise LabelError("no patch has a label", "check the file", path)
-    audit = Audit("bigearthnet", [str(path)])
-    image = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
-    columns = np.array([column[name] for name in chain(*lists)])
-    audit.add("listed", "present", len(image))
-    rows = Labels.build(Names(patches), Names(column), image, columns, np.ones(len(image)))
-    rows = apply_unlisted_policy(rows, policy, audit, default="absent")
+    rows, audit = entries.read(policy, default="absent")
     audit.note("neighbouring patches look alike: train with ‹group=^(.*)_[0-9]+_[0-9]+$›, which is the tile")
     return LabelImport(rows, audit)
 
 
-def _read_table(path: Path, policy: Policy) -> tuple[list[str], list[list[str]]]:
+def _read_table(path: Path, policy: Policy) -> dict[str, list[str]]:
     table = read_parquet(path)
     if missing := sorted(_COLUMNS - set(table.column_names)):
         raise LabelError(f"there is no column {missing[0]!r}", "name the metadata.parquet of BigEarthNet", path)
@@ -61,27 +55,26 @@ def _read_table(path: Path, policy: Policy) -> tuple[list[str], list[list[str]]]
         splits = table.column("split").to_pylist() if "split" in table.column_names else []
         choose_split(sorted({name for name in splits if isinstance(name, str)}), policy.split, path)
         table = table.filter(pa.array([name == policy.split for name in splits]))
-    patches, lists = (table.column(name).to_pylist() for name in ("patch_id", "labels"))
-    for row, (patch, labels) in enumerate(zip(patches, lists, strict=True), 1):
-        _check(labels, path, patch, line=row)
-    return patches, lists
+    lists: dict[str, list[str]] = {}
+    columns = (table.column(name).to_pylist() for name in ("patch_id", "labels"))
+    for row, (patch, labels) in enumerate(zip(*columns, strict=True), 1):
+        names = _check(labels, path, patch, line=row)
+        if lists.setdefault(patch, names) is not names:
+            raise LabelError(f"the patch {patch!r:.60} is there twice", "list each patch once", path, line=row)
+    return lists
 
 
-def _read_folder(path: Path, policy: Policy) -> tuple[list[str], list[list[str]]]:
+def _read_folder(path: Path, policy: Policy) -> dict[str, list[str]]:
     policy.check({"unlisted"}, "bigearthnet, as a folder of patches")
-    patches, lists = [], []
-    for file in sorted(path.glob(_JSON)):
-        content = load_json(file)
-        labels = content.get("labels") if isinstance(content, dict) else None
-        _check(labels, file, file.parent.name)
-        patches.append(file.parent.name)
-        lists.append(cast(list[str], labels))
-    return patches, lists
+    files = {file.parent.name: file for file in sorted(path.glob(_JSON))}
+    labels = {patch: [node.name() for node in load_json(file)["labels"].list()] for patch, file in files.items()}
+    return {patch: _check(names, files[patch], patch) for patch, names in labels.items()}
 
 
-def _check(labels: object, path: Path, patch: object, line: int | None = None) -> None:
+def _check(labels: Any, path: Path, patch: object, line: int | None = None) -> list[str]:
     is_list = isinstance(labels, list) and all(isinstance(name, str) and name for name in labels)
     if not is_list or not isinstance(patch, str) or not patch:
         raise LabelError(f"the labels of {patch!r:.60} are not a list of names", "check the file", path, line=line)
-    if len(set(cast(list[str], labels))) < len(cast(list[str], labels)):
+    if len(set(labels)) < len(labels):
         raise LabelError(f"the patch {patch!r:.60} has a label twice", "list each label once", path, line=line)
+    return list(labels)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
-
 from halflabel.errors import LabelError
-from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
+from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats._entries import Entries, require_unlisted
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, folders_with_images
-from halflabel.labels.labels import Labels
-from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "ignore")
@@ -34,29 +30,21 @@ def sniff(path: Path) -> bool:
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the class of each image from its folder; images in deeper folders belong to the first folder's class."""
     classes = _class_names(path, policy) if path.is_dir() else []
-    images: list[str] = []
-    columns: list[int] = []
-    for column, name in enumerate(classes):
+    entries = Entries("class-folders", path, classes=classes)
+    for name in classes:
         files_of_class = sorted(
             Path(folder, file).relative_to(path).as_posix()
             for folder, _, files in os.walk(path / name)
             for file in files
             if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith(".")
         )
-        images += files_of_class
-        columns += [column] * len(files_of_class)
-    if not images:
+        for file in files_of_class:
+            entries.add(file, name, 1, "folder")
+    if not entries.images:
         raise LabelError("there is no folder with images", "name the folder that has one folder per class", path)
-    if policy.unlisted is None:
-        message, fix = unlisted_not_stated(
-            "each image is in the folder of one class", "each image shows nothing else of these classes"
-        )
-        raise LabelError(message, fix, path)
-    audit = Audit("class-folders", [str(path)])
-    audit.add("folder", "present", len(images))
-    present = np.ones(len(images), np.int8)
-    rows = Labels.build(Names(images), Names(classes), np.arange(len(images)), np.array(columns), present)
-    return LabelImport(apply_unlisted_policy(rows, policy, audit), audit)
+    complete = "each image shows nothing else of these classes"
+    require_unlisted(policy, "each image is in the folder of one class", path, complete)
+    return entries.read(policy)
 
 
 def _class_names(path: Path, policy: Policy) -> list[str]:

@@ -6,7 +6,8 @@ LVIS is the same with lists of absent classes: `lvis` uses what is here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Container
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._json import (
-    Id,
-    Record,
-    check_name,
-    head_and_tail,
-    load_object,
-    read_score,
-    record_id,
-    record_list,
-    starts_with,
-)
-from halflabel.labels.formats._row_collector import RowCollector
-from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
+from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats._entries import Entries, require_unlisted
+from halflabel.labels.formats._json import Id, Node, Record, head_and_tail, load_json, starts_with
 from halflabel.labels.formats._write import shortest_float, write_compact_json
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
@@ -39,44 +29,53 @@ USES = ("unlisted",)
 _DENIALS = {"value": (0, -1, "0", "-1", "absent"), "present": (0, "0", "no", "false"), "deleted": (1, "1", "true")}
 _OWN_KEYS = {"score", "source", *_DENIALS}
 _GEOMETRY_KEYS = ("segmentation", "bbox", "keypoints", "segments_info")  # only detectors need them, and they are large
+_LISTS = "name an annotation file with images, annotations and categories; a file of results has no list of images"
 
 Pair = tuple[int, int]  # numbers of an image and a class
 
 
-@dataclass(frozen=True)
 class Document:
     """A document with ids resolved: names of images and classes, and the first annotation of each (image, class)."""
 
-    images: list[str]
-    classes: list[str]
-    class_numbers: dict[Id, int]
-    image_records: list[Record]
-    annotations: list[Record]
-    present: dict[Pair, Record]
+    def __init__(self, path: Path) -> None:
+        content = load_json(path, without=_GEOMETRY_KEYS)
+        content.object(_LISTS)
+        lists = {key: content[key].list(_LISTS) for key in ("images", "categories", "annotations")}
+        image_numbers, images = _numbered(lists["images"], content["images"], "file_name")
+        self.class_numbers, classes = _numbered(lists["categories"], content["categories"], "name")
+        self.image_nodes = lists["images"]
+        self.present: dict[Pair, Record] = {}
+        self.counts: Counter[str] = Counter()
+        for node in lists["annotations"]:
+            record = node.object()
+            if not _OWN_KEYS.isdisjoint(record):
+                _check_annotation(node)
+            pair = image_numbers[find(node["image_id"], image_numbers, "images")], self.find_class(node["category_id"])
+            self.present.setdefault(pair, record)
+            self.counts.update(key for key in ("iscrowd", "ignore") if record.get(key) == 1)
+        self.repeats = len(lists["annotations"]) - len(self.present)
+        self.images, self.classes = list(images), list(classes)
 
-    def rows(self, absent: list[Pair]) -> Labels:
-        """A row for each absent and then for each present pair, in order; annotations may have a source and a score."""
-        collector = RowCollector(self.images, self.classes)
-        for image, column in absent:
-            collector.add(self.images[image], self.classes[column], -1)
+    def find_class(self, node: Node) -> int:
+        """The number of the class that a node names by its id."""
+        return self.class_numbers[find(node, self.class_numbers, "categories")]
+
+    def entries(self, form: str, path: Path, absent: dict[Pair, str]) -> Entries:
+        """Each absent and then each present pair, in order; annotations may have a source and a score."""
+        entries = Entries(form, path, images=self.images, classes=self.classes)
+        for (image, column), raw in sorted(absent.items()):
+            entries.add(self.images[image], self.classes[column], -1, raw)
         for (image, column), record in sorted(self.present.items(), key=itemgetter(0)):
             source, score = record.get("source"), record.get("score")
             if source is None:
                 source = "" if score is None else "model"  # people give no scores
             score = math.nan if score is None else float(score)
-            collector.add(self.images[image], self.classes[column], 1, source, score)
-        return collector.build()
-
-    def audit(self, form: str, path: Path) -> Audit:
-        """The audit of the annotations."""
-        audit = Audit(form, [str(path)])
-        audit.add("annotation", "present", len(self.present))
-        repeats = len(self.annotations) - len(self.present)
-        audit.note_count(repeats, "further annotations of a class already present in the image: counted once")
+            entries.add(self.images[image], self.classes[column], 1, "annotation", source, score)
+        repeats = "further annotations of a class already present in the image: counted once"
+        entries.audit.note_count(self.repeats, repeats)
         for key, what in (("iscrowd", "crowds"), ("ignore", "to be ignored")):
-            count = sum(record.get(key) == 1 for record in self.annotations)
-            audit.note_count(count, f"annotations are {what} ({key}): counted as present")
-        return audit
+            entries.audit.note_count(self.counts[key], f"annotations are {what} ({key}): counted as present")
+        return entries
 
 
 def sniff(path: Path) -> bool:
@@ -91,14 +90,11 @@ def sniff(path: Path) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read annotations as present, several of a class in one image as one; `unlisted` must be stated."""
-    document = parse(path)
-    if any("neg_category_ids" in record for record in document.image_records):
+    document = Document(path)
+    if any("neg_category_ids" in node.value for node in document.image_nodes):
         raise LabelError("images have neg_category_ids, so this is LVIS", "add ‹format=lvis›", path)
-    if policy.unlisted is None:
-        reason = "every annotation says present and none says absent"
-        raise LabelError(*unlisted_not_stated(reason, "the annotations are complete"), path)
-    audit = document.audit("coco", path)
-    rows = apply_unlisted_policy(document.rows([]), policy, audit)
+    require_unlisted(policy, "every annotation says present and none says absent", path, "the annotations are complete")
+    rows, audit = document.entries("coco", path, {}).read(policy)
     empty = len(document.images) - len({image for image, _ in document.present})
     audit.note_count(empty, "images have no annotation: nothing in them, or not finished?")
     return LabelImport(rows, audit)
@@ -125,26 +121,6 @@ def write(rows: Labels, path: Path) -> None:
     write_compact_json(path, {"info": info, **write_lists(rows)})
 
 
-def parse(path: Path) -> Document:
-    """Read and check the three lists; ids need not be contiguous or ordered."""
-    content = load_object(path, without=_GEOMETRY_KEYS)
-    image_records, categories, annotations = (
-        record_list(content, key, path) for key in ("images", "categories", "annotations")
-    )
-    image_numbers, images = _numbered(image_records, "images", "file_name", path)
-    class_numbers, classes = _numbered(categories, "categories", "name", path)
-    present: dict[Pair, Record] = {}
-    for number, record in enumerate(annotations):
-        place = f"annotations[{number}]"
-        if not _OWN_KEYS.isdisjoint(record):
-            _check_annotation(record, path, place)
-        image = find(record_id(record, "image_id", path, place), image_numbers, "images", path, f"{place}.image_id")
-        category = record_id(record, "category_id", path, place)
-        column = find(category, class_numbers, "categories", path, f"{place}.category_id")
-        present.setdefault((image, column), record)
-    return Document(images, classes, class_numbers, image_records, annotations, present)
-
-
 def write_lists(rows: Labels) -> dict[str, list[Record]]:
     """The three lists for rows, ids from 1; only present entries become annotations, with source and score."""
     holding = rows.holding()
@@ -163,47 +139,43 @@ def write_lists(rows: Labels) -> dict[str, list[Record]]:
     }
 
 
-def find(key: Any, numbers: dict[Id, int], which: str, path: Path, place: str) -> int:
-    """The number of the record that an id names; LabelError for a reference to nothing."""
-    is_id = isinstance(key, (int, str)) and not isinstance(key, bool)
-    if not is_id or key not in numbers:
-        fix = f"add it to {which!r}, or remove it here"
-        raise LabelError(f"no entry of {which!r} has the id {key!r}", fix, path, column=place)
-    return numbers[key]
+def find(node: Node, ids: Container[Id], which: str) -> Id:
+    """The id that names a record; LabelError for a reference to nothing."""
+    if (key := node.id()) not in ids:
+        raise node.error(f"no entry of {which!r} has the id {key!r}", f"add it to {which!r}, or remove it here")
+    return key
 
 
-def _numbered(records: list[Record], which: str, name_key: str, path: Path) -> tuple[dict[Id, int], list[str]]:
-    """The number of each id, and the names; LabelError for an id or a name that is used twice."""
-    if not records:
-        raise LabelError(f"the list {which!r} is empty", "export the file again", path, column=which)
+def _numbered(nodes: list[Node], whole: Node, name_key: str) -> tuple[dict[Id, int], dict[str, int]]:
+    """The number of each id and of each name; LabelError for an id or a name that is used twice."""
+    if not nodes:
+        raise whole.error(f"the list {whole.key!r} is empty", "export the file again")
     ids: dict[Any, int] = {}
     names: dict[Any, int] = {}
-    for number, record in enumerate(records):
-        place = f"{which}[{number}]"
-        id_and_name = record_id(record, "id", path, place), _name(record, name_key, path, place)
-        for known, value, key in zip((ids, names), id_and_name, ("id", name_key), strict=True):
+    for number, node in enumerate(nodes):
+        node.object()
+        for known, key, value in ((ids, "id", node["id"].id()), (names, name_key, _name_node(node, name_key).name())):
             if known.setdefault(value, number) != number:
-                message = f"{value!r} is already used in {which}[{known[value]}]"
-                raise LabelError(message, "make them different, or remove one of them", path, column=f"{place}.{key}")
-    return ids, list(names)
+                message = f"{value!r} is already used in {whole.key}[{known[value]}]"
+                raise node[key].error(message, "make them different, or remove one of them")
+    return ids, names
 
 
-def _name(record: Record, key: str, path: Path, place: str) -> str:
+def _name_node(node: Node, key: str) -> Node:
     """The name of a category, or the file_name of an image, else the last part of its coco_url, else its id."""
-    if key == "name" or record.get(key) is not None:
-        return check_name(record.get(key), path, f"{place}.{key}")
-    if record.get("coco_url") is not None:  # LVIS v1 has no file_name
-        url = check_name(record["coco_url"], path, f"{place}.coco_url")
-        return check_name(url.rsplit("/", 1)[-1], path, f"{place}.coco_url")
-    return check_name(str(record["id"]), path, f"{place}.id")
+    if key == "name" or node[key].value is not None:
+        return node[key]
+    if node["coco_url"].value is not None:  # LVIS v1 has no file_name
+        return node.child("coco_url", node["coco_url"].name().rsplit("/", 1)[-1])
+    return node.child("id", str(node["id"].id()))
 
 
-def _check_annotation(record: Record, path: Path, place: str) -> None:
+def _check_annotation(node: Node) -> None:
     """Raise LabelError for a score or a source of another kind, and for keys that say that the class is absent."""
-    read_score(record.get("score"), path, f"{place}.score")
-    if not isinstance(record.get("source", ""), str | None):
-        raise LabelError("this is not a source", "write it as text", path, column=f"{place}.source")
+    node["score"].score()
+    if not isinstance(node["source"].value, str | None):
+        raise node["source"].error("this is not a source", "write it as text")
     for key, denials in _DENIALS.items():
-        if record.get(key) in denials:
-            message = f"{key} = {record[key]!r} may say that the class is absent, but annotations count as present"
-            raise LabelError(message, "remove the annotation, or write the absent classes as LVIS", path, column=place)
+        if (value := node[key].value) in denials:
+            message = f"{key} = {value!r} may say that the class is absent, but annotations count as present"
+            raise node.error(message, "remove the annotation, or write the absent classes as LVIS")

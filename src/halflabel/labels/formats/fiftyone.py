@@ -17,15 +17,13 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._json import Record, check_name, head_and_tail, load_object, read_score, starts_with
-from halflabel.labels.formats._row_collector import RowCollector
-from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
+from halflabel.errors import UserError
+from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats._entries import Entries, require_unlisted
+from halflabel.labels.formats._json import Node, Record, head_and_tail, load_json, starts_with
 from halflabel.labels.formats._write import shortest_float, write_compact_json
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import first_duplicate
@@ -58,21 +56,15 @@ def read(path: Path, policy: Policy) -> LabelImport:
     file = path / LABELS if path.is_dir() else path
     negatives = file.parent / NEGATIVES
     has_negatives = negatives.is_file() and file.name != NEGATIVES
-    if policy.unlisted is None and not has_negatives:
-        raise LabelError(*unlisted_not_stated("every target says present and none says absent"), file)
-    collector = RowCollector()
+    if not has_negatives:
+        require_unlisted(policy, "every target says present and none says absent", file)
+    entries = Entries("fiftyone", file, *([negatives] if has_negatives else []))
     if has_negatives:  # first, so that present wins if an entry is in both files
-        _read_file(collector, negatives, -1)
-    unlabelled_images = _read_file(collector, file, 1)
-    audit = Audit("fiftyone", [str(file), *([str(negatives)] if has_negatives else [])])
-    rows = collector.build()
-    for sign, raw, meaning in ((1, "target", "present"), (-1, "target in negatives.json", "absent")):
-        audit.add(raw, meaning, int(np.count_nonzero(rows.value == sign)))
-    audit.note_count(rows.count_conflicts(), "entries are in both files: present wins, both rows are kept")
-    rows = apply_unlisted_policy(
-        rows, policy, audit, images=~np.isin(np.arange(len(rows.images)), list(unlabelled_images))
-    )
-    audit.note_count(len(unlabelled_images), "images have null instead of labels: nothing is known of them")
+        _read_file(entries, negatives, -1)
+    unlabelled = _read_file(entries, file, 1)
+    conflicts = "entries are in both files: present wins, both rows are kept"
+    rows, audit = entries.read(policy, complete=entries.images.keys() - unlabelled, conflicts=conflicts)
+    audit.note_count(len(unlabelled), "images have null instead of labels: nothing is known of them")
     return LabelImport(rows, audit)
 
 
@@ -126,53 +118,47 @@ def _key(image: str) -> str:
     return stem if dot and stem and not stem.endswith("/") and "/" not in suffix else image
 
 
-def _read_file(collector: RowCollector, path: Path, sign: int) -> set[int]:
-    """Read one file; returns the numbers of the images without labels in it (null)."""
-    content = load_object(path)
-    class_list = content.get("classes")
-    if class_list is not None and not isinstance(class_list, list):
-        raise LabelError("this is not a list", "list the names of the classes", path, column="classes")
-    classes = [check_name(item, path, f"classes[{k}]") for k, item in enumerate(class_list or ())]
+def _read_file(entries: Entries, path: Path, sign: int) -> set[str]:
+    """Read one file; returns the images without labels in it (null)."""
+    content = load_json(path)
+    content.object("name labels.json, or the folder that it is in")
+    classes = [node.name() for node in content["classes"].list(optional=True)]
     if (duplicate := first_duplicate(classes)) is not None:
         message = f"the class {duplicate!r} is listed twice, so its number is not clear"
-        raise LabelError(message, "list every class once", path, column="classes")
-    for item in classes:
-        collector.add_class(item)
-    labels, files = content.get("labels"), content.get("file_names")
-    if not isinstance(labels, dict) or not labels:
-        raise LabelError("there are no labels", "map each image to its targets", path, column="labels")
-    files = files if isinstance(files, dict) else {}
-    if (duplicate_image := first_duplicate(str(files.get(key, key)) for key in labels)) is not None:
-        raise LabelError(
-            f"the image {duplicate_image!r} has labels twice", "leave one of them", path, column="file_names"
-        )
+        raise content["classes"].error(message, "list every class once")
+    for name in classes:
+        entries.add_class(name)
+    labels, files = content["labels"], content["file_names"]
+    if not labels.object("map each image to its targets"):
+        raise labels.error("there are no labels", "map each image to its targets")
+    name_of = files.value if isinstance(files.value, dict) else {}
+    if (duplicate_image := first_duplicate(str(name_of.get(key, key)) for key in labels.value)) is not None:
+        raise files.error(f"the image {duplicate_image!r} has labels twice", "leave one of them")
     unlabelled = set()
-    for key, target in labels.items():
-        place = f"labels[{key!r}]"
-        image = check_name(files.get(key, key), path, place)
-        number = collector.add_image(image)
+    for key, target in labels.value.items():
+        node = Node(target, path, labels, f"[{key!r}]")
+        image = Node(name_of.get(key, key), path, labels, f"[{key!r}]").name()
+        entries.add_image(image)
         if target is None:
-            unlabelled.add(number)
-            continue
-        for item in target if isinstance(target, list) else [target]:
-            label, source, confidence = _read_target(item, classes, path, place)
-            if classes and label not in collector.classes:
-                raise LabelError(f"{label!r} is not in the list 'classes'", "add it to the list", path, column=place)
-            collector.add(image, label, sign, source, confidence)
+            unlabelled.add(image)
+        for item in node.list() if isinstance(target, list) else [node] * (target is not None):
+            label, source, confidence = _read_target(item, classes)
+            if classes and label not in entries.classes:
+                raise item.error(f"{label!r} is not in the list 'classes'", "add it to the list")
+            raw = "target" if sign > 0 else f"target in {NEGATIVES}"
+            entries.add(image, label, sign, raw, source, confidence)
     return unlabelled
 
 
-def _read_target(item: Any, classes: list[str], path: Path, place: str) -> tuple[str, str, float]:
+def _read_target(node: Node, classes: list[str]) -> tuple[str, str, float]:
     """The class, source and score of a target: the number or name of a class, or an object."""
-    fields = item if isinstance(item, dict) else {}
-    target = fields.get("label") if isinstance(item, dict) else item
-    if isinstance(target, int) and not isinstance(target, bool):
-        if not 0 <= target < len(classes):
-            message = f"class number {target}, but only {len(classes)} classes are listed"
-            raise LabelError(message, "complete the list 'classes'", path, column=place)
-        target = classes[target]
-    confidence, attributes = read_score(fields.get("confidence"), path, place), fields.get("attributes")
-    source = attributes.get("source") if isinstance(attributes, dict) else None
+    target = node["label"] if isinstance(node.value, dict) else node
+    if isinstance(target.value, int) and not isinstance(target.value, bool):
+        if not 0 <= target.value < len(classes):
+            message = f"class number {target.value}, but only {len(classes)} classes are listed"
+            raise target.error(message, "complete the list 'classes'")
+        target = node.child("label", classes[target.value])
+    confidence, source = node["confidence"].score(), node["attributes"]["source"].value
     if source is None and not math.isnan(confidence):
         source = "model"  # people give no confidences
-    return check_name(target, path, place), source if isinstance(source, str) else "", confidence
+    return target.name(), source if isinstance(source, str) else "", confidence

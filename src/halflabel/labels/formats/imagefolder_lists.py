@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from halflabel.errors import LabelError
-from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._csv import first_line
+from halflabel.labels.formats._entries import Entries
 from halflabel.labels.formats._json import MAX_SCORE, JsonLines
-from halflabel.labels.formats._row_collector import RowCollector
-from halflabel.labels.formats._unlisted import apply_unlisted_policy
 from halflabel.labels.formats._write import shortest_float, split_by_image
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
 from halflabel.labels.labels import Labels
@@ -51,42 +50,32 @@ def read(path: Path, policy: Policy) -> LabelImport:
         raise LabelError("lists with scores are in .jsonl files", "add ‹format=imagefolder›", file)
     sheet = JsonLines(file, policy.encoding)
     sheet.check_columns((IMAGE_COLUMN, *_LISTS))
-    collector = RowCollector()
+    entries = Entries("imagefolder-lists", file)
     for row, record in enumerate(sheet.records):
 
         def fail(message: str, fix: str, column: str = IMAGE_COLUMN, row: int = row) -> LabelError:
             return sheet.error(message, fix, row=row, column=column)
 
-        add_record(collector, record.get(IMAGE_COLUMN), record, fail)
-    if not collector.classes:
+        add_record(entries, record.get(IMAGE_COLUMN), record, fail)
+    if not entries.classes:
         raise sheet.error("every list is empty, so there are no classes", "export the labels again")
-    names = ((collector.images, IMAGE_COLUMN), (collector.classes, "labels"), (collector.sources, "sources"))
+    names = ((entries.images, IMAGE_COLUMN), (entries.classes, "labels"), (entries.sources, "sources"))
     for texts, what in names:
         sheet._encode(list(texts), "a name", what)  # raises for half a surrogate pair
-    audit = Audit("imagefolder-lists", [str(file)])
-    rows = collector.build()
-    audit_lists(rows, audit)
-    return LabelImport(apply_unlisted_policy(rows, policy, audit), audit)
+    return entries.read(policy)
 
 
-def add_record(collector: RowCollector, image: Any, record: dict[str, Any], fail: _Fail) -> None:
+def add_record(entries: Entries, image: Any, record: dict[str, Any], fail: _Fail) -> None:
     """Add the labels of one image; `fail(message, fix, key)` makes the error that names the place."""
     if not isinstance(image, str) or not image:
         raise fail("the image has no name", "fill it in")
-    if image in collector.images:
+    if image in entries.images:
         raise fail(f"image {image!r} occurs twice", "leave one line per image")
-    collector.add_image(image)
+    entries.add_image(image)
     # Present comes last, so that it wins if a class is in both lists.
     for name, sign in reversed(_LISTS.items()):
         for label, source, score in _entries(record, name, fail):
-            collector.add(image, label, sign, source, score)
-
-
-def audit_lists(rows: Labels, audit: Audit) -> None:
-    """Note in the audit how many labels the lists have."""
-    for name, sign in _LISTS.items():
-        audit.add(f"in {name}", "present" if sign > 0 else "absent", int(np.count_nonzero(rows.value == sign)))
-    audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")
+            entries.add(image, label, sign, f"in {name}", source, score)
 
 
 def image_records(rows: Labels) -> Iterator[dict[str, Any]]:

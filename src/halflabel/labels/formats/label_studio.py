@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -25,10 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._json import Record, head_and_tail, load_json, read_score, starts_with
-from halflabel.labels.formats._row_collector import RowCollector
-from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
+from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats._entries import (
+    Entries,
+    apply_unlisted_policy,
+    mark_unlisted_absent,
+    require_unlisted,
+    utc_time,
+)
+from halflabel.labels.formats._json import Node, Record, head_and_tail, load_json, starts_with
 from halflabel.labels.formats._write import check_names, shortest_float, split_by_image
 from halflabel.labels.labels import Labels, model_source
 from halflabel.labels.names import Names
@@ -46,8 +50,8 @@ _QUESTION_PREFIX = "class_"
 _UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{8}-")  # Label Studio puts this before the name of an uploaded file
 
 _ANSWERS = {"yes": 1, "no": -1, "unsure": 0}
-_MEANINGS = {"yes": "present", "no": "absent", "unsure": "retracted"}
 _ANSWER_WORDS = {1: "yes", -1: "no"}
+_EXPORT = "export the project again, as JSON"
 _XML_QUOTE = {'"': "&quot;"}
 _IMAGE_KEYS = ("image", "img", "url", "photo", "picture")
 
@@ -70,22 +74,26 @@ def read(path: Path, policy: Policy) -> LabelImport:
     newer rows they would override labels that were added since.
     """
     tasks = _load_tasks(path)
-    audit = Audit("label-studio", [str(path)])
-    collector = _Collector(path, audit, _own_questions(tasks))
-    for name in _declared_classes(path):
-        collector.rows.add_class(name)
-    answered = any(_get_list(task, "annotations", path, f"[{number}]") for number, task in enumerate(tasks))
-    for number, task in enumerate(tasks):
-        _read_task(collector, task, number, policy, answered)
-    if collector.choices and policy.unlisted is None:
-        reason = f"{collector.choices} choices name classes that are present and none says absent"
-        raise LabelError(*unlisted_not_stated(reason, "every choice was considered"), path)
-    if policy.unlisted is not None and not collector.choices:
+    reading = _Reading(Entries("label-studio", path, classes=_declared_classes(path)), _own_questions(tasks))
+    answered = any(task["annotations"].value for task in tasks)
+    for task in tasks:
+        image = _image_name(reading, task["data"], policy)
+        drafts, predictions = task["drafts"].value, task["predictions"].list(_EXPORT, optional=True)
+        reading.counts["drafts"] += len(drafts) if isinstance(drafts, list) else 0
+        if answered:
+            _read_annotations(reading, task, image)
+            reading.counts["predictions"] += sum(isinstance(node.value, dict) for node in predictions)
+        else:
+            _read_predictions(reading, task["data"], predictions, image)
+    if reading.question_of:
+        reason = "choices name classes that are present and none says absent"
+        require_unlisted(policy, reason, path, "every choice was considered")
+    elif policy.unlisted is not None:
         message = "every class has its own question, so nothing is unlisted"
         raise LabelError(message, "leave ‹unlisted› out: an open question is unknown", path)
-    if not collector.rows.classes:
+    if not reading.entries.classes:
         raise LabelError("the file has no choices", "export the project again, as JSON", path)
-    return LabelImport(_build_rows(collector, policy, answered), audit)
+    return _finish(reading, policy, answered)
 
 
 def write(rows: Labels, path: Path, image_url: str = LOCAL_FILES) -> None:
@@ -157,125 +165,76 @@ def _results(answers: list[tuple[str, int, float]]) -> Iterator[Record]:
 
 
 @dataclass
-class _Collector:
-    """Collects what is read: the rows, and counts for the audit."""
+class _Reading:
+    """What is read, with counts for the audit."""
 
-    path: Path
-    audit: Audit
+    entries: Entries
     own_questions: set[str]
-    rows: RowCollector = field(default_factory=RowCollector)
     url_of: dict[str, str] = field(default_factory=dict)  # of each image
     answered_images: set[str] = field(default_factory=set)  # images with a submitted annotation
     counts: Counter[str] = field(default_factory=Counter)
-    choices: int = 0  # choices of other projects, which name a class
-    question_of: dict[str, str] = field(default_factory=dict)  # of each class that is a choice
-
-    def error(self, message: str, fix: str, place: str) -> LabelError:
-        return LabelError(message, fix, self.path, column=place)
+    question_of: dict[str, str] = field(default_factory=dict)  # of each class that is a choice of another project
 
 
-def _read_task(collector: _Collector, task: Record, number: int, policy: Policy, answered: bool) -> None:
-    """Read the answers of one task, or its predictions if no task is answered."""
-    place = f"[{number}]"
-    data = task.get("data")
-    if not isinstance(data, dict):
-        raise collector.error("the task has no data", "export the project as JSON, not as JSON-MIN", f"{place}.data")
-    image = _image_name(collector, data, policy, f"{place}.data")
-    annotations = _get_list(task, "annotations", collector.path, place)
-    predictions = _get_list(task, "predictions", collector.path, place)
-    collector.counts["drafts"] += len(task["drafts"]) if isinstance(task.get("drafts"), list) else 0
-    if answered:
-        # The last row wins, so the latest comes last.
-        order = list(range(len(annotations)))
-        if len(annotations) > 1:
-            times = [
-                _annotation_time(collector, item, f"{place}.annotations[{k}]") for k, item in enumerate(annotations)
-            ]
-            order.sort(key=times.__getitem__)
-        for k in order:
-            item_place = f"{place}.annotations[{k}]"
-            if not isinstance(annotations[k], dict):
-                raise collector.error("this is not an annotation", "export the project again, as JSON", item_place)
-            if annotations[k].get("was_cancelled"):
-                collector.counts["skipped"] += 1
-                continue
-            collector.answered_images.add(image)
-            for question, answer, result in _answers(collector, annotations[k], item_place):
-                collector.counts["left"] += result.get("origin") == "prediction"
-                _add_answer(collector, image, question, answer, PERSON, math.nan)
-        collector.counts["predictions"] += sum(isinstance(item, dict) for item in predictions)
-        return
-    task_sources = data.get("sources")
-    sources: Record = task_sources if isinstance(task_sources, dict) else {}
-    for k, prediction in enumerate(predictions):
-        item_place = f"{place}.predictions[{k}]"
-        if not isinstance(prediction, dict):  # an export may contain only their ids
-            raise collector.error(
-                "this is not a prediction", "export the project again, with its predictions", item_place
-            )
-        version = str(prediction.get("model_version") or "")
-        # Our own predictions hold the known labels; another model may have added predictions since.
-        is_own = "name" in data and version in ("", _WRITER)
-        source = "" if is_own else model_source(version)
-        for question, answer, result in _answers(collector, prediction, item_place):
-            score = read_score(result.get("score"), collector.path, f"{item_place}.result")
-            _add_answer(
-                collector, image, question, answer, str(sources.get(question, source)) if is_own else source, score
-            )
-
-
-def _answers(collector: _Collector, annotation: Record, place: str) -> Iterator[tuple[str, str, Record]]:
-    """(question, choice, the whole result) of each choice."""
-    for k, result in enumerate(_get_list(annotation, "result", collector.path, place)):
-        result_place = f"{place}.result[{k}]"
-        if not isinstance(result, dict):
-            raise collector.error("this is not a result", "export the project again, as JSON", result_place)
-        if result.get("type") != "choices":
-            collector.counts["other"] += 1
+def _read_annotations(reading: _Reading, task: Node, image: str) -> None:
+    """Read the answers of one task, the latest last: the last row wins."""
+    annotations = task["annotations"].list(_EXPORT, optional=True)
+    for annotation in sorted(annotations, key=_annotation_time) if len(annotations) > 1 else annotations:
+        if annotation.object(_EXPORT).get("was_cancelled"):
+            reading.counts["skipped"] += 1
             continue
-        value, question = result.get("value"), result.get("from_name")
-        choices = value.get("choices") if isinstance(value, dict) else None
-        if not isinstance(choices, list) or not isinstance(question, str):
-            raise collector.error(
-                "the choices are not a list", "export the project again, as JSON", f"{result_place}.value.choices"
-            )
-        if question in collector.own_questions and len(choices) > 1:
-            raise collector.error("one question has two answers", "leave one of them", f"{result_place}.value.choices")
-        for choice in choices:
-            if not isinstance(choice, str) or not is_utf8(choice) or not choice:
-                raise collector.error("a choice has no name", "give it one", f"{result_place}.value.choices")
-            yield question, choice, result
+        reading.answered_images.add(image)
+        for question, answer, result in _answers(reading, annotation):
+            reading.counts["left"] += result["origin"].value == "prediction"
+            _add_answer(reading, image, question, answer, PERSON, math.nan)
 
 
-def _add_answer(collector: _Collector, image: str, question: str, answer: str, source: str, score: float) -> None:
+def _read_predictions(reading: _Reading, data: Node, predictions: list[Node], image: str) -> None:
+    """Read the predictions of one task, with their sources and scores."""
+    for prediction in predictions:
+        prediction.object("export the project again, with its predictions")  # an export may contain only their ids
+        version = str(prediction["model_version"].value or "")
+        # Our own predictions hold the known labels; another model may have added predictions since.
+        is_own = "name" in data.value and version in ("", _WRITER)
+        for question, answer, result in _answers(reading, prediction):
+            source = str(data["sources"][question].value or "") if is_own else model_source(version)
+            _add_answer(reading, image, question, answer, source, result["score"].score())
+
+
+def _answers(reading: _Reading, annotation: Node) -> Iterator[tuple[str, Node, Node]]:
+    """(question, choice, the whole result) of each choice."""
+    for result in annotation["result"].list(_EXPORT, optional=True):
+        if result.object(_EXPORT).get("type") != "choices":
+            reading.counts["other"] += 1
+            continue
+        question, choices = result["from_name"].name(), result["value"]["choices"]
+        if len(choices.list(_EXPORT)) > 1 and question in reading.own_questions:
+            raise choices.error("one question has two answers", "leave one of them")
+        yield from ((question, choice, result) for choice in choices.list())
+
+
+def _add_answer(reading: _Reading, image: str, question: str, choice: Node, source: str, score: float) -> None:
     """Add a row for an answer to one of our questions, or for a choice of another project."""
-    if question in collector.own_questions:
-        label, value = _class_of(question), _ANSWERS[answer]
-        assert label is not None
-        collector.counts[answer] += 1
+    label = answer = choice.name()
+    if question in reading.own_questions:
+        label, value, raw = _class_of(question) or "", _ANSWERS[answer], answer
     else:
-        label, value = answer, 1
-        collector.choices += 1
-        if (other := collector.question_of.setdefault(label, question)) != question:
+        value, raw = 1, "chosen"
+        if (other := reading.question_of.setdefault(label, question)) != question:
             message = f"the choice {label!r} answers two questions, {other!r} and {question!r}: the class is not clear"
-            raise LabelError(message, "give the choices of each question names of their own", collector.path)
-    collector.rows.add(image, label, value, source, score)
+            raise choice.error(message, "give the choices of each question names of their own")
+    reading.entries.add(image, label, value, raw, source, score)
 
 
-def _build_rows(collector: _Collector, policy: Policy, answered: bool) -> Labels:
-    """The collected rows, with the policy for unlisted classes applied and the audit completed."""
-    audit, counts = collector.audit, collector.counts
-    for answer, meaning in _MEANINGS.items():
-        audit.add(answer, meaning, counts[answer])
-    audit.add("chosen", "present", collector.choices)
-    rows = collector.rows.build()
+def _finish(reading: _Reading, policy: Policy, answered: bool) -> LabelImport:
+    """The rows, with the policy for unlisted classes applied and the audit completed."""
+    audit, counts, rows = reading.entries.audit, reading.counts, reading.entries.build()
     if policy.unlisted == "absent":
         # Only for annotated images, and not for our own questions, whose answers are explicit.
-        is_answered = np.array([not answered or name in collector.answered_images for name in rows.images], bool)
-        is_chosen = np.array([name in collector.question_of for name in rows.classes], bool)
+        is_answered = np.array([not answered or name in reading.answered_images for name in rows.images], bool)
+        is_chosen = np.array([name in reading.question_of for name in rows.classes], bool)
         rows = mark_unlisted_absent(rows, audit, images=is_answered, classes=is_chosen, raw="not chosen")
-    pairs = len(rows.images) * len(rows.classes)
-    audit.add("no answer", "unknown", pairs - len(set(zip(rows.image.tolist(), rows.column.tolist(), strict=True))))
+    rows = apply_unlisted_policy(rows, Policy(), audit, raw="no answer")
     audit.note_count(counts["skipped"], "times a task was skipped: nothing is known from that")
     audit.note_count(counts["drafts"], "drafts were not submitted: left out")
     audit.note_count(counts["predictions"], "predictions are left out: annotators saw them")
@@ -285,7 +244,7 @@ def _build_rows(collector: _Collector, policy: Policy, answered: bool) -> Labels
         audit.note("no task is answered yet: these are the predictions, with their source and score")
     note = "entries are both present and absent: the last answer wins, all rows are kept"
     audit.note_count(rows.count_conflicts(), note)
-    return rows
+    return LabelImport(rows, audit)
 
 
 def _declared_classes(path: Path) -> list[str]:
@@ -301,81 +260,60 @@ def _declared_classes(path: Path) -> list[str]:
     return [name for name in classes if name is not None]
 
 
-def _own_questions(tasks: list[Record]) -> set[str]:
+def _own_questions(tasks: list[Node]) -> set[str]:
     """The questions that are named like ours and whose answers are all yes, no or unsure."""
+    lists = (task[key].list(_EXPORT, optional=True) for task in tasks for key in ("annotations", "predictions"))
+    results = (result for nodes in lists for node in nodes for result in node["result"].list(_EXPORT, optional=True))
     is_own: dict[str, bool] = {}
-    for result in _all_results(tasks):
-        question = result.get("from_name")
+    for result in results:
+        question, choices = result["from_name"].value, result["value"]["choices"].value
         if isinstance(question, str) and _class_of(question) is not None:
-            value = result.get("value")
-            choices = value.get("choices") if isinstance(value, dict) else None
             fits = isinstance(choices, list) and all(isinstance(c, str) and c in _ANSWERS for c in choices)
             is_own[question] = is_own.get(question, True) and fits
     return {question for question, fits in is_own.items() if fits}
 
 
-def _all_results(tasks: list[Record]) -> Iterator[Record]:
-    """All results of all annotations and predictions; malformed ones are skipped, `_answers` reports them."""
-    lists = (task.get(key) for task in tasks for key in ("annotations", "predictions"))
-    answered = (item for items in lists if isinstance(items, list) for item in items if isinstance(item, dict))
-    results = (item.get("result") for item in answered)
-    yield from (result for items in results if isinstance(items, list) for result in items if isinstance(result, dict))
-
-
-def _image_name(collector: _Collector, data: Record, policy: Policy, place: str) -> str:
+def _image_name(reading: _Reading, data: Node, policy: Policy) -> str:
     """The name of the image: as we wrote it, else from its URL. Two URLs with the same name are an error."""
-    key = policy.image_column or next((key for key in _IMAGE_KEYS if isinstance(data.get(key), str)), None)
-    url = data.get(key) if key is not None else None
+    data.object("export the project as JSON, not as JSON-MIN")
+    key = policy.image_column or next((key for key in _IMAGE_KEYS if isinstance(data[key].value, str)), "")
+    url = data[key].value
     if not isinstance(url, str) or not url:
-        keys = ", ".join(map(repr, list(data)[:8]))
-        raise collector.error(
-            f"no field has the URL of the image; found: {keys}", "name it: ‹image_column=FIELD›", place
-        )
-    own_name = data.get("name") if policy.image_column is None else None
+        keys = ", ".join(map(repr, list(data.value)[:8]))
+        raise data.error(f"no field has the URL of the image; found: {keys}", "name it: ‹image_column=FIELD›")
+    own_name = data["name"].value if policy.image_column is None else None
     name = own_name if isinstance(own_name, str) and own_name else image_name_from_url(url)
     if not name or not is_utf8(name):
-        raise collector.error(
-            f"the URL {url!r} has no image name", "give the task the URL of the image", f"{place}.{key}"
-        )
-    if collector.url_of.setdefault(name, url) != url:
-        message = f"{url!r} and {collector.url_of[name]!r} are both the image {name!r}"
-        raise collector.error(message, "rename one of the images", f"{place}.{key}")
-    collector.rows.add_image(name)
+        raise data[key].error(f"the URL {url!r} has no image name", "give the task the URL of the image")
+    if reading.url_of.setdefault(name, url) != url:
+        message = f"{url!r} and {reading.url_of[name]!r} are both the image {name!r}"
+        raise data[key].error(message, "rename one of the images")
+    reading.entries.add_image(name)
     return name
 
 
-def _annotation_time(collector: _Collector, annotation: Any, place: str) -> datetime:
-    """When an annotation was last changed; a time without a zone is UTC, an annotation without a time comes first."""
-    for key in ("updated_at", "created_at") if isinstance(annotation, dict) else ():
-        if (text := annotation.get(key)) is None:
-            continue
-        try:
-            time = datetime.fromisoformat(text)
-            return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-        except (TypeError, ValueError, OverflowError):
-            fix = "write it like 2024-01-31T10:00:00Z: the latest answer wins"
-            raise collector.error(f"{text!r:.60} is not a time", fix, f"{place}.{key}") from None
-    return datetime.min.replace(tzinfo=UTC)
+def _annotation_time(annotation: Node) -> datetime:
+    """When an annotation was last changed; an annotation without a time comes first."""
+    nodes = (annotation[key] for key in ("updated_at", "created_at"))
+    node = next((node for node in nodes if node.value is not None), None)
+    try:
+        return datetime.min.replace(tzinfo=UTC) if node is None else utc_time(node.value)
+    except (TypeError, ValueError, OverflowError):
+        assert node is not None
+        fix = "write it like 2024-01-31T10:00:00Z: the latest answer wins"
+        raise node.error(f"{node.value!r:.60} is not a time", fix) from None
 
 
-def _get_list(record: Record, key: str, path: Path, place: str) -> list[Any]:
-    value = record.get(key)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise LabelError("this is not a list", "export the project again, as JSON", path, column=f"{place}.{key}")
-    return value
-
-
-def _load_tasks(path: Path) -> list[Record]:
+def _load_tasks(path: Path) -> list[Node]:
     """The tasks of a file, each an object."""
-    tasks = load_json(path)
-    tasks = [tasks] if isinstance(tasks, dict) and "data" in tasks else tasks  # target storages have one file per task
-    if not isinstance(tasks, list) or not tasks:
-        raise LabelError("this is not a list of tasks", "export the project as JSON", path)
-    for number, task in enumerate(tasks):
-        if not isinstance(task, dict):
-            raise LabelError("this is not a task", "export the project as JSON", path, column=f"[{number}]")
+    content = load_json(path)
+    if isinstance(content.value, dict) and "data" in content.value:  # target storages have one file per task
+        return [content]
+    tasks = content.list("export the project as JSON")
+    if not tasks:
+        raise content.error("there are no tasks", "export the project as JSON")
+    for task in tasks:
+        task.object("export the project as JSON")
     return tasks
 
 

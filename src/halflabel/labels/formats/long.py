@@ -37,6 +37,7 @@ from halflabel.labels.formats._csv import (
     open_sheet,
     read_records,
 )
+from halflabel.labels.formats._entries import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._long_write import (
     COLUMNS,
     WEIGHT_COLUMN,
@@ -48,7 +49,6 @@ from halflabel.labels.formats._long_write import (
 )
 from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.formats._possible_values import refuse_possible_values
-from halflabel.labels.formats._unlisted import mark_unlisted_absent, unlisted_not_stated
 from halflabel.labels.formats._write import check_names
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS, own_output_error
 from halflabel.labels.labels import Labels, too_many_sources

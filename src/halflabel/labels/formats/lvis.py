@@ -19,30 +19,27 @@ from halflabel.labels.policy import Policy
 USES = ()
 keeps_provenance = coco.keeps_provenance
 
+_NEGATIVE = "neg_category_ids"
+
 
 def sniff(path: Path) -> bool:
     """A JSON file whose images have neg_category_ids."""
-    return path.suffix.lower() == ".json" and '"neg_category_ids"' in head_and_tail(path)
+    return path.suffix.lower() == ".json" and f'"{_NEGATIVE}"' in head_and_tail(path)
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the negative lists as absent, then the boxes as present; where they contradict, both rows are kept."""
-    document = coco.parse(path)
-    if not any("neg_category_ids" in record for record in document.image_records):
+    document = coco.Document(path)
+    if not any(_NEGATIVE in node.value for node in document.image_nodes):
         raise LabelError("no image has neg_category_ids, so this is not LVIS", "add ‹format=coco›", path)
-    absent = _listed_pairs(document, "neg_category_ids", path)
-    conflicts = len(absent & document.present.keys())
-    listed = len(absent) + len(document.present) - conflicts
-    audit = document.audit("lvis", path)
-    audit.add("neg_category_ids", "absent", len(absent))
-    audit.add("neither", "unknown", len(document.images) * len(document.classes) - listed)
-    audit.note_count(conflicts, "entries have a box and are in neg_category_ids: present wins, both rows are kept")
-    partial = _listed_pairs(document, "not_exhaustive_category_ids", path)
+    entries = document.entries("lvis", path, dict.fromkeys(_listed_pairs(document, _NEGATIVE), _NEGATIVE))
+    partial = _listed_pairs(document, "not_exhaustive_category_ids")
     with_box = len(partial & document.present.keys())
     note = "entries are not exhaustive: not every instance has a box, they are present all the same"
-    audit.note_count(with_box, note)
-    audit.note_count(len(partial) - with_box, "entries are marked not exhaustive but have no box: ignored")
-    return LabelImport(document.rows(sorted(absent)), audit)
+    entries.audit.note_count(with_box, note)
+    entries.audit.note_count(len(partial) - with_box, "entries are marked not exhaustive but have no box: ignored")
+    conflicts = "entries have a box and are in neg_category_ids: present wins, both rows are kept"
+    return entries.read(policy, conflicts=conflicts)
 
 
 def write(rows: Labels, path: Path) -> None:
@@ -54,21 +51,15 @@ def write(rows: Labels, path: Path) -> None:
     holding = rows.holding()
     of_images = split_by_image(rows, holding[rows.value[holding] < 0])
     for record, absent in zip(content["images"], of_images, strict=False):  # without images there is one empty part
-        record["neg_category_ids"] = (rows.column[absent] + 1).tolist()
+        record[_NEGATIVE] = (rows.column[absent] + 1).tolist()
         record["not_exhaustive_category_ids"] = []
     write_compact_json(path, content)
 
 
-def _listed_pairs(document: coco.Document, key: str, path: Path) -> set[coco.Pair]:
+def _listed_pairs(document: coco.Document, key: str) -> set[coco.Pair]:
     """The (image, class) pairs in the images' lists under a key."""
-    pairs: set[coco.Pair] = set()
-    for number, record in enumerate(document.image_records):
-        ids = record.get(key, [])
-        place = f"images[{number}].{key}"
-        if not isinstance(ids, list):
-            raise LabelError("this is not a list", "make it a list of category ids", path, column=place)
-        pairs.update(
-            (number, coco.find(each, document.class_numbers, "categories", path, f"{place}[{position}]"))
-            for position, each in enumerate(ids)
-        )
-    return pairs
+    return {
+        (number, document.find_class(each))
+        for number, node in enumerate(document.image_nodes)
+        for each in (node[key].list() if key in node.value else ())
+    }

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from halflabel.errors import LabelError
-from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._row_collector import RowCollector
-from halflabel.labels.formats._unlisted import apply_unlisted_policy, unlisted_not_stated
+from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats._entries import Entries, require_unlisted
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
-from halflabel.labels.formats.imagefolder_lists import add_record, audit_lists
+from halflabel.labels.formats.imagefolder_lists import add_record
 from halflabel.labels.formats.tags import LIST_COLUMNS
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS
 from halflabel.labels.policy import Policy
@@ -43,7 +42,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     tars = tar_files(path)
     if not tars:
         raise LabelError("there are no tars", "name the folder with the .tar files", path)
-    collector, audit = RowCollector(), Audit("webdataset", [str(path)])
+    entries = Entries("webdataset", path)
     says_absent = False
     for image, place, data in _samples(tars):
 
@@ -52,16 +51,13 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
         record = _read_record(data, place.rpartition(".")[2].lower(), fail) if place else {}
         says_absent |= "absent" in record
-        add_record(collector, record.get(IMAGE_COLUMN, image), record, fail)
-    if not collector.classes:
+        add_record(entries, record.get(IMAGE_COLUMN, image), record, fail)
+    if not entries.classes:
         fix = "name the file with the labels, or write KEY.json with a list called labels"
         raise LabelError("no image has labels in .json, .cls or .txt", fix, path)
-    if not says_absent and policy.unlisted is None:
-        message, fix = unlisted_not_stated("the lists say present and nothing says absent")
-        raise LabelError(message, fix, path)
-    rows = collector.build()
-    audit_lists(rows, audit)
-    return LabelImport(apply_unlisted_policy(rows, policy, audit), audit)
+    if not says_absent:
+        require_unlisted(policy, "the lists say present and nothing says absent", path)
+    return entries.read(policy)
 
 
 def _samples(tars: list[Path]) -> Iterator[tuple[str, str, bytes]]:

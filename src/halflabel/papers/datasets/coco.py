@@ -9,9 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from halflabel.errors import LabelError
 from halflabel.labels.formats import coco as reader
-from halflabel.labels.formats._json import check_name, load_object, record_id, record_list
+from halflabel.labels.formats._json import load_json
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table
 from halflabel.papers.datasets.base import Dataset, Layout, Split
@@ -78,19 +77,10 @@ def _read_words(folder: Path, year: int, expected: Layout) -> Dataset:
 
 def caption_words(file: Path) -> dict[str, set[str]]:
     """Return the words in lower case, letters only, of all captions of each image of a COCO captions file."""
-    document = load_object(file)
-    names = {}
-    for number, record in enumerate(record_list(document, "images", file)):
-        place = f"images[{number}]"
-        names[record_id(record, "id", file, place)] = check_name(record.get("file_name"), file, f"{place}.file_name")
+    document = load_json(file)
+    names = {image["id"].id(): image["file_name"].name() for image in document["images"].list()}
     words: dict[str, set[str]] = {name: set() for name in names.values()}
-    for number, record in enumerate(record_list(document, "annotations", file)):
-        place = f"annotations[{number}]"
-        image = record_id(record, "image_id", file, place)
-        if image not in names:
-            raise LabelError(
-                f"no image has the id {image!r}", "export the file again", file, column=f"{place}.image_id"
-            )
-        caption = check_name(record.get("caption"), file, f"{place}.caption")
-        words[names[image]].update(re.findall("[a-z]+", caption.lower()))
+    for annotation in document["annotations"].list():
+        image = names[reader.find(annotation["image_id"], names, "images")]
+        words[image].update(re.findall("[a-z]+", annotation["caption"].name().lower()))
     return words

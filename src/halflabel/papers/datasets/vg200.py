@@ -16,7 +16,7 @@ import numpy as np
 
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import read_lines
-from halflabel.labels.formats._json import load_object
+from halflabel.labels.formats._json import load_json
 from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.table import Table
@@ -39,7 +39,7 @@ def read(folder: Path) -> Dataset:
     expected = layout()
     file = expected.require(folder / _LABELS)
     expected.require(folder / "VG_100K")
-    present = load_object(file)
+    present = load_json(file).object()
     splits = {
         role: Split(_table(expected.require(folder / f"{role}_list_500.txt"), present, file), folder)
         for role in ("train", "test")

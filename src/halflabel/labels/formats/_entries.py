@@ -1,0 +1,152 @@
+"""The record engine: entries by name, in order, as readers collect them; it writes the audit and applies the policy."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from halflabel.errors import LabelError, UserError
+from halflabel.labels.audit import Audit, LabelImport
+from halflabel.labels.labels import UNLISTED_SOURCE, Labels
+from halflabel.labels.names import Names
+from halflabel.labels.policy import Policy
+from halflabel.system.memory import physical_memory
+
+IN_BOTH_LISTS = "entries are in both lists: present wins, both rows are kept"
+
+_ENTRY_BYTES = 50  # that each absent entry takes while it is added
+_MEANINGS = {1: "present", -1: "absent", 0: "retracted"}
+
+
+class Entries:
+    """Collects entries; images, classes and sources are numbered in the order in which they first appear."""
+
+    def __init__(self, format: str, *files: Path, images: Iterable[str] = (), classes: Iterable[str] = ()) -> None:
+        self.audit = Audit(format, [str(file) for file in files])
+        self.images = {name: number for number, name in enumerate(images)}
+        self.classes = {name: number for number, name in enumerate(classes)}
+        self.sources: dict[str, int] = {}
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._rows: list[tuple[int, int, int, int, float]] = []
+
+    def add_image(self, name: str) -> None:
+        """Give an image its number; it may have no labels."""
+        self.images.setdefault(name, len(self.images))
+
+    def add_class(self, name: str) -> None:
+        """Give a class its number; it may have no labels."""
+        self.classes.setdefault(name, len(self.classes))
+
+    def add(self, image: str, label: str, value: int, raw: str, source: str = "", score: float = math.nan) -> None:
+        """Add a row; `raw` is the audit's word for what the file has here."""
+        self._counts[raw, value] += 1
+        self._rows.append(
+            (
+                self.images.setdefault(image, len(self.images)),
+                self.classes.setdefault(label, len(self.classes)),
+                value,
+                self.sources.setdefault(source, len(self.sources)),
+                score,
+            )
+        )
+
+    def build(self) -> Labels:
+        """All rows, in order; the audit counts them."""
+        for sign, meaning in _MEANINGS.items():
+            for (raw, each), count in self._counts.items():
+                self.audit.add(raw, meaning, count * (each == sign))
+        columns = zip(*self._rows, strict=True) if self._rows else [()] * 5
+        image, column, value, source, score = map(np.array, columns)
+        names = Names(self.images), Names(self.classes)
+        return Labels.build(*names, image, column, value, source, score, list(self.sources) or [""])
+
+    def read(
+        self,
+        policy: Policy,
+        *,
+        default: str = "unknown",
+        complete: Container[str] | None = None,
+        conflicts: str = IN_BOTH_LISTS,
+    ) -> LabelImport:
+        """The rows, with the policy for unlisted pairs applied: only to the images `complete`, if given."""
+        rows = self.build()
+        self.audit.note_count(rows.count_conflicts(), conflicts)
+        images = None if complete is None else np.array([name in complete for name in self.images], bool)
+        return LabelImport(apply_unlisted_policy(rows, policy, self.audit, images=images, default=default), self.audit)
+
+
+def utc_time(text: str) -> datetime:
+    """A time in ISO form; one without a zone is UTC. ValueError, TypeError or OverflowError for anything else."""
+    time = datetime.fromisoformat(text)
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+def require_unlisted(policy: Policy, reason: str, path: Path, complete: str = "the lists are complete") -> None:
+    """Raise LabelError if a file lists present classes only and `unlisted` is not stated."""
+    if policy.unlisted is None:
+        raise LabelError(*unlisted_not_stated(reason, complete), path)
+
+
+def unlisted_not_stated(reason: str, complete: str = "the lists are complete") -> tuple[str, str]:
+    """The message and fix of the error for a file that lists present classes only, without `unlisted` stated."""
+    return (
+        f"{reason}, so what is not listed may be absent or unknown",
+        f"add ‹unlisted=unknown› (nobody looked) or ‹unlisted=absent› ({complete})",
+    )
+
+
+def apply_unlisted_policy(
+    rows: Labels,
+    policy: Policy,
+    audit: Audit,
+    *,
+    images: NDArray[np.bool_] | None = None,
+    default: str = "unknown",
+    raw: str = "not listed",
+) -> Labels:
+    """Mark unlisted pairs absent if the policy says so, else count them as unknown in the audit.
+
+    `images` (N,): the images whose unlisted pairs may be absent; all if None. `default` holds if nothing is stated.
+    """
+    if (policy.unlisted or default) == "absent":
+        return mark_unlisted_absent(rows, audit, images=images, raw=raw)
+    # Sorting millions of numbers is several times faster than np.unique.
+    pairs = np.sort(rows.image.astype(np.int64) * len(rows.classes) + rows.column)
+    listed = int(np.count_nonzero(np.diff(pairs, prepend=-1)))
+    audit.add(raw, "unknown", len(rows.images) * len(rows.classes) - listed)
+    return rows
+
+
+def mark_unlisted_absent(
+    rows: Labels,
+    audit: Audit,
+    *,
+    images: NDArray[np.bool_] | None = None,
+    classes: NDArray[np.bool_] | None = None,
+    raw: str = "not listed",
+) -> Labels:
+    """Add a row "absent" with the source UNLISTED_SOURCE for every pair without a row.
+
+    The masks `images` (N,) and `classes` (C,) limit this to some images and classes. `raw` is the audit's word for
+    these pairs.
+    """
+    shape = len(rows.images), len(rows.classes)
+    if shape[0] * shape[1] * _ENTRY_BYTES > physical_memory() // 2:
+        raise UserError(
+            f"{shape[0]} images × {shape[1]} classes are too many to mark each unlisted pair absent",
+            "use ‹unlisted=unknown›, with a method that assumes absence in training, such as an",
+        )
+    unlisted = np.ones(shape, bool)
+    unlisted[slice(0) if images is None else ~images] = False
+    unlisted[:, slice(0) if classes is None else ~classes] = False
+    unlisted[rows.image, rows.column] = False
+    image, column = np.nonzero(unlisted)
+    audit.add(raw, "absent", len(image))
+    absent = np.full(len(image), -1, np.int8)
+    return rows.append(Labels.build(rows.images, rows.classes, image, column, absent, UNLISTED_SOURCE))
