@@ -117,21 +117,14 @@ def choose_thresholds(counts: BinCounts, *, positive: bool, target: float, confi
     from scipy.stats import beta
 
     side = _SignCounts.of(counts, positive)
-    floor = int(bin_of(np.array([0.5 if positive else target]))[0])
-    if not positive:
-        floor += 1  # whole bins at or above the target
-    levels = _levels(target)
-    cuts = [side.cut(level, floor) for level in levels]
+    cuts = side.cuts(target)
     tests = [side.test(cut) for cut in cuts]
     allowed = 1 - confidence
     # The first start is the level with the highest expected bound by the probabilities alone, without the labels.
     expected_bounds = [_lower(test.promised * test.size, test.size, allowed) for test in tests]
     best = int(np.argmax(expected_bounds))
     chosen = -1
-    for start, share in zip(
-        (best, best + (len(levels) - best) // 4, best + (len(levels) - best) // 2), _SHARES, strict=True
-    ):
-        number = start
+    for number, share in zip((best, best + (_LEVELS - best) // 4, best + (_LEVELS - best) // 2), _SHARES, strict=True):
         while number >= 0 and tests[number].bound(share * allowed) >= target:
             chosen = number if chosen < 0 else min(chosen, number)
             number -= 1
@@ -148,7 +141,7 @@ def choose_thresholds(counts: BinCounts, *, positive: bool, target: float, confi
         low = np.where(right + wrong > 0, np.where(right > 0, beta.ppf(allowed, right, wrong + 1), 0.0), np.nan)
     return FillDecision(
         cut,
-        (side.unknown * (np.arange(BINS) >= cut[:, None])).sum(1).astype(np.int64),
+        (side.unknown * _from(cut)).sum(1).astype(np.int64),
         side.estimate(cut),
         low,
         int(sum(part.sum() for part in side.inside(cuts[chosen]))),
@@ -166,17 +159,16 @@ def random_answers_needed(counts: BinCounts, *, positive: bool, target: float, c
     from scipy.stats import beta
 
     side = _SignCounts.of(counts, positive)
-    floor = int(bin_of(np.array([0.5 if positive else target]))[0]) + (not positive)
     sizes = np.arange(1, 20_001)
     fewest = np.inf
-    for level in _levels(target):
-        test = side.test(cut := side.cut(level, floor))
+    for cut in side.cuts(target):
+        test = side.test(cut)
         if test.right <= target:
             continue
         bounds = beta.ppf(_SHARES[0] * (1 - confidence), test.right * sizes, (1 - test.right) * sizes + 1)
         if not (bounds >= target).any():
             continue
-        inside = float((side.unknown * (np.arange(BINS) >= cut[:, None])).sum())
+        inside = float((side.unknown * _from(cut)).sum())
         missing = max(float(sizes[bounds >= target][0]) - test.size, 1)
         fewest = min(fewest, missing * float(side.unknown.sum()) / inside)
     return int(float(f"{fewest:.1e}")) if fewest <= side.unknown.sum() else None
@@ -200,32 +192,36 @@ class _SignCounts(NamedTuple):
     summed: Floats
     right: Floats
     wrong: Floats
+    positive: bool
 
     @classmethod
     def of(cls, counts: BinCounts, positive: bool) -> _SignCounts:
         if positive:
-            return cls(counts.unknown, counts.summed, counts.present, counts.absent)
+            return cls(counts.unknown, counts.summed, counts.present, counts.absent, positive)
         flip = np.s_[:, ::-1]
         rest = counts.unknown - counts.summed
-        return cls(counts.unknown[flip], rest[flip], counts.absent[flip], counts.present[flip])
+        return cls(counts.unknown[flip], rest[flip], counts.absent[flip], counts.present[flip], positive)
 
-    def cut(self, level: float, floor: int) -> Ints:
-        """Return per class the first bin ≥ `floor` from which the mean q of unknown entries is at least `level`."""
+    def cuts(self, target: float) -> list[Ints]:
+        """Return for each level the first bin (C,) from which the mean q of unknown entries is at least the level.
+
+        Levels go from the target to almost 1, equidistant in logits. Bins of present entries begin at 1/2, those of
+        absent ones at the target.
+        """
+        low = np.log(target / (1 - target))
+        levels = 1 / (1 + np.exp(-np.linspace(low, low + 4, _LEVELS)))
         above = np.cumsum(self.unknown[:, ::-1], 1)[:, ::-1]
         mean = np.divide(np.cumsum(self.summed[:, ::-1], 1)[:, ::-1], above, out=np.zeros_like(above), where=above > 0)
-        reached = mean >= level
-        reached[:, :floor] = False
-        first = np.where(reached.any(1), reached.argmax(1), BINS)
-        return first.astype(np.int64)
+        mean[:, : int(bin_of(np.array([0.5 if self.positive else target]))[0]) + (not self.positive)] = 0
+        return [np.where((mean >= level).any(1), (mean >= level).argmax(1), BINS).astype(np.int64) for level in levels]
 
     def inside(self, cut: Ints) -> tuple[Floats, Floats]:
         """Return per class the number of known entries in the filled range, right and wrong."""
-        mask = np.arange(BINS) >= cut[:, None]
-        return (self.right * mask).sum(1), (self.wrong * mask).sum(1)
+        return (self.right * _from(cut)).sum(1), (self.wrong * _from(cut)).sum(1)
 
     def estimate(self, cut: Ints) -> Floats:
         """Return per class the estimated precision of its fills; NaN without fills."""
-        mask = np.arange(BINS) >= cut[:, None]
+        mask = _from(cut)
         filled = (self.unknown * mask).sum(1)
         mean = np.divide((self.summed * mask).sum(1), filled, out=np.full(len(cut), np.nan), where=filled > 0)
         right, wrong = self.inside(cut)
@@ -241,7 +237,7 @@ class _SignCounts(NamedTuple):
         return result
 
     def test(self, cut: Ints) -> _Test:
-        mask = np.arange(BINS) >= cut[:, None]
+        mask = _from(cut)
         unknown, known = self.unknown * mask, (self.right + self.wrong) * mask
         if not known.any() or not unknown.any():
             return _Test(0.0, 0.0, 0.0)
@@ -266,10 +262,9 @@ def _weights(unknown: Floats, known: Floats) -> Floats:
     return np.asarray(by_class[:, None] * by_slice[part])
 
 
-def _levels(target: float) -> list[float]:
-    """Return levels from the target to almost 1, equidistant in logits."""
-    low = np.log(target / (1 - target))
-    return [float(x) for x in 1 / (1 + np.exp(-np.linspace(low, low + 4, _LEVELS)))]
+def _from(cut: Ints) -> Mask:
+    """Return the bins (C, BINS) from the cut of each class on."""
+    return np.asarray(np.arange(BINS) >= cut[:, None])
 
 
 def _lower(right: float, size: float, allowed: float) -> float:

@@ -81,19 +81,12 @@ def _find_sources(rows: Labels, source: str | None, run: str | None) -> NDArray[
     """Return the numbers of the matching sources; if there are none, the error lists the sources of models."""
     if (source is None) == (run is None):
         raise UserError("it is not clear which labels to undo", "give ‹source=model:METHOD:RUN›, or the run")
-    if source is not None:
-        chosen = [n for n, name in enumerate(rows.sources) if name == source]
-    else:
-        ending = f":{Path(str(run)).as_posix()}"
-        chosen = [n for n, name in enumerate(rows.sources) if name.startswith(MODEL_PREFIX) and name.endswith(ending)]
-    used = set(np.unique(rows.source).tolist())
-    chosen = [n for n in chosen if n in used]
+    used = {n: rows.sources[n] for n in np.unique(rows.source).tolist()}
+    ending = f":{Path(str(run)).as_posix()}"
+    of_run = {name for name in used.values() if name.startswith(MODEL_PREFIX) and name.endswith(ending)}
+    chosen = [n for n, name in used.items() if (name == source if run is None else name in of_run)]
     if not chosen:
-        model_sources = [
-            name
-            for n, name in enumerate(rows.sources)
-            if n in used and (name.startswith(MODEL_PREFIX) or name == RULE_SOURCE)
-        ]
+        model_sources = [name for name in used.values() if name.startswith(MODEL_PREFIX) or name == RULE_SOURCE]
         fix = f"use one of: {', '.join(model_sources)}" if model_sources else "no row was filled by a model"
         raise UserError(f"no row has the source {source if source is not None else f'model:…:{run}'!r}", fix)
     return np.array(chosen, np.int64)
