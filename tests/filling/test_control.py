@@ -24,7 +24,7 @@ from halflabel.evaluation.scores import Scores
 from halflabel.filling import fill
 from halflabel.filling.control import draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
-from halflabel.filling.run import control_questions, unlearned_answers
+from halflabel.filling.run import ControlQuestions, unlearned_answers
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop, formats
 from halflabel.labels.answers import Answer, AnswerStore
@@ -320,4 +320,4 @@ def test_what_cannot_work_is_refused_before_anything_is_scored(
         fill(run, images, labels=full, assume_random=True)
     run.stored_scores.unlink()
     with pytest.raises(UserError, match="lbfgs"):
-        control_questions(run, images)
+        ControlQuestions(run, images).ask()

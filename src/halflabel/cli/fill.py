@@ -134,8 +134,8 @@ def fill(
     check_needs("--undo FILE", {"--source": source is not None, "--retract": retract})
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
-    from halflabel.cli.control import ControlQuestions
-    from halflabel.filling.run import has_only_positives, unlisted_photos
+    from halflabel.cli.control import find_answers_or_ask
+    from halflabel.filling.run import ControlQuestions, has_only_positives, unlisted_photos
     from halflabel.runs.folder import RunFolder
 
     opened = RunFolder.open(run)
@@ -155,7 +155,7 @@ def fill(
         if not assume_random and has_only_positives(opened, rows):
             further = unlisted_photos(opened, rows, images) if all_photos else None
             asking = ControlQuestions(opened, images, rows, further, precision, control)
-            of_control = asking.find_answers_or_ask(people, [*named, *again], from_file=answers is not None)
+            of_control = find_answers_or_ask(asking, people, [*named, *again], from_file=answers is not None)
             if of_control is None:
                 return
             options["control"] = of_control

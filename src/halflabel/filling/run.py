@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from halflabel.labels.formats._long_write import (
 from halflabel.labels.labels import MODEL_PREFIX, Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import are_nearly_all_positive
+from halflabel.questions.choose import asked_entries, read_questions, write_questions
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from halflabel.evaluation.scores import Scores
     from halflabel.filling.plan import FillCounts, FillPlan
     from halflabel.labels.table import Table
-    from halflabel.questions.choose import Question
 
 
 def run_source(run: RunFolder, method: str, *, assumed: bool = False) -> str:
@@ -59,8 +59,8 @@ def fill(
     nor for training the heads. The same holds for labels that rules derive from them. `reporter` reports the images
     with features, `plan_progress` those with a decision.
 
-    Where only positives are known, present labels are filled if `control` holds answers to the questions of
-    `control_questions`, or with `assume_random` under the assumption of the run's calibration. Answers to chosen
+    Where only positives are known, present labels are filled if `control` holds answers to
+    `ControlQuestions`, or with `assume_random` under the assumption of the run's calibration. Answers to chosen
     questions (weight 0) in `control` are no evidence.
 
     With `all_photos` the photos of the folder that no label names are filled too; the final model scores them.
@@ -89,7 +89,7 @@ def fill(
         if control is None and not assume_random:
             raise UserError(
                 "hardly any label is known to be absent, so no known label shows how often a filled label is wrong",
-                "answer control questions (control_questions), or fill under the stated assumption (assume_random)",
+                "answer control questions (ControlQuestions), or fill under the stated assumption (assume_random)",
             )
     elif control is not None or assume_random:
         raise UserError(
@@ -137,30 +137,56 @@ def unlearned_answers(answers: Labels, table: Table) -> Labels:
     return rows.select(is_decided[~is_known])
 
 
-def control_questions(
-    run: RunFolder,
-    images: str | Path,
-    *,
-    labels: Labels | None = None,
-    precision: float = 0.95,
-    count: int = 100,
-    further_photos: Names | None = None,
-    only_further: bool = False,
-    reporter: Reporter = SILENT,
-) -> tuple[Table, list[Question]]:
-    """Return the labels, and questions about random entries whose answers show the precision of a fill.
+@dataclass(frozen=True)
+class ControlQuestions:
+    """The random questions in RUN/control.csv whose answers show how often a filled label is wrong.
 
-    The entries are drawn from the photos of the labels and from `further_photos`, or with `only_further` from these.
+    They cover the photos of the labels and `further`, the photos of the folder beside them.
     """
-    from halflabel.filling.control import draw_control
 
-    _, table, evidence = _open_labels(run, labels, further_photos)
-    _check_probabilities(run, None)
-    scores = _score(run, Path(images), evidence, None, reporter)
-    calibration = run.read_calibration()
-    among = table.images.index(further_photos.array) if only_further and further_photos is not None else None
-    drawn = draw_control(scores, evidence, calibration, known=table, precision=precision, count=count, among=among)
-    return table, drawn
+    run: RunFolder
+    images: Path
+    labels: Labels | None = None
+    further: Names | None = None
+    precision: float = 0.95
+    count: int = 100
+
+    def asked(self) -> dict[tuple[str, str], float]:
+        """Return the weights of the questions that are written already, without those about other photos."""
+        asked = asked_entries(self.run.control) if self.run.control.exists() else {}
+        if self.further is None and asked:  # an earlier fill may have had further ones
+            listed = self.run.read_rows().images
+            listed = listed if self.labels is None else listed.union(self.labels.images)
+            asked = {entry: weight for entry, weight in asked.items() if entry[0] in listed}
+        return asked
+
+    def answers_among(self, answers: Labels) -> Labels | None:
+        """Return the answers to the questions that were asked, with their weights, or None if there are too few."""
+        from halflabel.filling.control import FEWEST_ANSWERS
+
+        asked = self.asked()
+        entries = zip(answers.image.tolist(), answers.column.tolist(), strict=True)
+        weights = [asked.get((answers.images[i], answers.classes[c]), np.nan) for i, c in entries]
+        weight = np.array(weights, np.float32)
+        rows = replace(answers, weight=weight).select(~np.isnan(weight))
+        return rows if asked and len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
+
+    def covers(self, images: Iterable[str]) -> bool:
+        """Whether the images include one of the further photos, if there are any."""
+        return not self.further or any(image in self.further for image in images)
+
+    def ask(self, reporter: Reporter = SILENT) -> None:
+        """Draw questions and write them; where some are written already, further ones, about the further photos."""
+        from halflabel.filling.control import draw_control
+
+        _, table, evidence = _open_labels(self.run, self.labels, self.further)
+        _check_probabilities(self.run, None)
+        scores, calibration = _score(self.run, self.images, evidence, None, reporter), self.run.read_calibration()
+        earlier = read_questions(self.run.control, table) if self.asked() else []
+        among = table.images.index(self.further.array) if earlier and self.further is not None else None
+        options: dict[str, Any] = {"precision": self.precision, "count": self.count, "among": among}
+        drawn = draw_control(scores, evidence, calibration, known=table, **options)
+        write_questions([*earlier, *drawn], table, self.run.control)
 
 
 def has_only_positives(run: RunFolder, labels: Labels | None = None) -> bool:
