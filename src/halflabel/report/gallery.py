@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.labels.table import are_nearly_all_positive
+from halflabel.questions.choose import choose_questions, rank_among_equal
+from halflabel.questions.next import present_limits
 from halflabel.report.layout import section, truncation_note
 from halflabel.report.run_facts import RunFacts
 from halflabel.system.format import probability, shorten
@@ -76,8 +78,6 @@ def rank_contradicted(scores: NDArray[Any], labels: NDArray[Any], thresholds: ND
 
     Where hardly any label is known to be absent, a present one must be below the lower limit of `present_limits`.
     """
-    from halflabel.questions.next import present_limits
-
     if are_nearly_all_positive(labels, labels.size):
         is_present = labels > 0
         limits = present_limits(np.nonzero(is_present)[1], scores[is_present], labels.shape[1])
@@ -94,11 +94,7 @@ def choose_entries(rank: NDArray[Any], most: int = TILES) -> list[GalleryEntry]:
     rows, columns = np.nonzero(rank > -np.inf)
     order = np.argsort(-rank[rows, columns], kind="stable")
     rows, columns = rows[order], columns[order]
-    classes = np.unique(columns)
-    place = np.zeros(len(rows), np.int64)  # of an entry within its class
-    for c in classes:
-        place[columns == c] = np.arange((columns == c).sum())
-    over_share = place >= max(2, most // max(len(classes), 1))
+    over_share = rank_among_equal(columns) >= max(2, most // max(len(np.unique(columns)), 1))
     chosen = np.sort(np.argsort(over_share, kind="stable")[:most])
     return [GalleryEntry(int(rows[k]), int(columns[k])) for k in chosen]
 
@@ -199,8 +195,6 @@ def _wrong_text(labels: NDArray[Any]) -> tuple[str, str]:
 
 def _question_entries(facts: RunFacts, scored: GalleryScores) -> list[GalleryEntry]:
     """Return the unknown entries whose answers would tell most, one per image, if precision is only estimated."""
-    from halflabel.questions.choose import choose_questions
-
     results = facts.held_out
     if results is None or results.knows_absence or not len(results.images):
         return []
