@@ -10,6 +10,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ CONTROL_FILL = "control: fill"  # unknown entries that `fill` could fill as pres
 _CONTROL_STREAM = 0x6374726C  # random stream of the control sample
 _DUPLICATE_COSINE = 0.97  # of centred features, from which on two photos count as duplicates
 _CANDIDATES = 64  # kept per class
+_FIX = "make it with `halflabel next`"
 _ADDED = 25  # average positives, so that few known ones say little about the error of a class
 
 
@@ -389,44 +391,46 @@ def write_questions(questions: Sequence[Question], table: Table, path: str | Pat
 
 def asked_entries(path: str | Path) -> dict[tuple[str, str], float]:
     """Return the inclusion weight of the questions in a CSV file, by image and class, in their order."""
-    lines = _read_lines(path)
+    lines = read_lines(path, QUESTION_COLUMNS[:2], _FIX)
     return {(row["image"] or "", row["class"] or ""): _read_weight(row, path, line) for line, row in lines}
 
 
 def _read_weight(row: Mapping[str, str], path: str | Path, line: int) -> float:
     """Return the inclusion weight of a line; 0, for a chosen question, where it is blank or missing."""
-    text = row.get(WEIGHT_COLUMN) or "0"
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = -1.0
-    if not 0 <= weight < math.inf:
-        fix = "use a number from 0 on, or blank"
-        raise LabelError(f"{text!r} is not an inclusion weight", fix, path, line=line, column=WEIGHT_COLUMN)
-    return weight
+    return read_number(row, WEIGHT_COLUMN, path, line, "an inclusion weight", blank=0.0, most=np.finfo(float).max)
 
 
-def _read_lines(path: str | Path) -> list[tuple[int, dict[str, str]]]:
-    """Return the lines of a CSV file of questions with their numbers."""
+def read_number(
+    row: Mapping[str, str], column: str, path: str | Path, line: int, what: str, *, blank: float = math.nan, most: float
+) -> float:
+    """Return the number in a column of a line, from 0 to `most`, or `blank` where the column is blank or missing."""
+    text = row.get(column)
+    with suppress(ValueError):
+        value = float(text or blank)
+        if 0 <= value <= most or (math.isnan(value) and math.isnan(blank)):
+            return value
+    fix = f"use a number from 0 {'to 1' if most == 1 else 'on'}, or blank"
+    raise LabelError(f"{text!r} is not {what}", fix, path, line=line, column=column)
+
+
+def read_lines(path: str | Path, columns: Sequence[str], fix: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the lines of a CSV file that has these columns, with their numbers."""
     try:
         if not Path(path).is_file():  # reading a pipe would block
-            raise UserError(f"{path} is not a file", "make it with `halflabel next`")
-        # A name that is not UTF-8 is not in the labels: with replaced characters it is refused below as unknown.
-        with open(path, newline="", encoding="utf-8", errors="replace") as file:
+            raise UserError(f"{path} cannot be read (not a file)", fix)
+        # A name that is not UTF-8 is not in the labels: with replaced characters it is as unknown as any other.
+        with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
             reader = csv.DictReader(file)
-            rows = [(reader.line_num, row) for row in reader]
-            header = reader.fieldnames or []
+            if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
+                raise LabelError(f"there is no column {missing[0]!r}", fix, path, line=1)
+            yield from ((reader.line_num, row) for row in reader)
     except (OSError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({error})", "make it with `halflabel next`") from None
-    for column in QUESTION_COLUMNS[:2]:
-        if column not in header:
-            raise LabelError(f"there is no column {column!r}", "make the file with `halflabel next`", path, line=1)
-    return rows
+        raise UserError(f"{path} cannot be read ({error})", fix) from None
 
 
 def read_questions(path: str | Path, table: Table) -> list[Question]:
     """Read questions from CSV; images and classes must be those of the table, the other columns are optional."""
-    rows = _read_lines(path)
+    rows = list(read_lines(path, QUESTION_COLUMNS[:2], _FIX))
     images = table.images.index([row["image"] or "" for _, row in rows])
     columns = table.classes.index([row["class"] or "" for _, row in rows])
     questions = []
@@ -435,11 +439,7 @@ def read_questions(path: str | Path, table: Table) -> list[Question]:
             if index < 0:
                 message = f"the run has no {kind} {row[kind]!r}"
                 raise LabelError(message, "use questions of this run", path, line=line, column=kind)
-        try:
-            probability = float(row.get("probability") or "nan")
-        except ValueError:
-            message = f"{row['probability']!r} is not a probability"
-            raise LabelError(message, "use a number or blank", path, line=line, column="probability") from None
+        probability = read_number(row, "probability", path, line, "a probability", most=1)
         weight = _read_weight(row, path, line)
         questions.append(Question(image, column, probability, row.get("why") or "", weight))
     return questions

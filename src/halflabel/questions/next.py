@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,11 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import UserError
 from halflabel.evaluation.scores import image_blocks
 from halflabel.labels.answers import answered_entries
 from halflabel.labels.table import Table, are_nearly_all_positive
-from halflabel.questions.choose import Question, choose_questions, lowest_costs, rank_among_equal
+from halflabel.questions.choose import (
+    Question,
+    choose_questions,
+    lowest_costs,
+    rank_among_equal,
+    read_lines,
+    read_number,
+)
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.scores import ScoredImages, scored_images
 from halflabel.system.reporter import SILENT, Reporter
@@ -111,32 +117,13 @@ def read_probabilities(path: Path, table: Table, paths: Sequence[str | None]) ->
     rows = {name: i for i, name in enumerate(paths) if name} | {name: i for i, name in enumerate(table.images)}
     columns = {name: c for c, name in enumerate(table.classes)}
     scores = np.full(table.shape, np.nan, np.float32)
-    try:
-        with open(path, newline="", encoding="utf-8-sig", errors="replace") as file:
-            reader = csv.DictReader(file)
-            if missing := [name for name in _COLUMNS if name not in (reader.fieldnames or ())]:
-                raise LabelError(f"there is no column {missing[0]!r}", fix, path, line=1)
-            for row in reader:
-                i, c = rows.get(row["image"]), columns.get(row["class"])
-                if i is not None and c is not None:
-                    scores[i, c] = _probability(row["probability"], path, reader.line_num)
-    except (OSError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({error})", fix) from None
+    for line, row in read_lines(path, _COLUMNS, fix):
+        i, c = rows.get(row["image"]), columns.get(row["class"])
+        if i is not None and c is not None:
+            scores[i, c] = read_number(row, "probability", path, line, "a probability", most=1)
     if np.isnan(scores).all():
         raise UserError(f"{path} has no probability for an image and a class of the run", fix)
     return scores
-
-
-def _probability(text: str | None, path: Path, line: int) -> float:
-    try:
-        value = float(text or "nan")
-    except ValueError:
-        value = -1.0
-    if value < 0 or value > 1:
-        raise LabelError(
-            f"{text!r} is not a probability", "use a number from 0 to 1", path, line=line, column="probability"
-        )
-    return value
 
 
 def largest_differences(
