@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.evaluate import fit_decisions
+from halflabel.evaluation.decisions import fit_decisions
 from halflabel.evaluation.scores import Scores
 from halflabel.filling.control import NothingToFill, draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions

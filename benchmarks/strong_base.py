@@ -29,7 +29,8 @@ import numpy as np
 import torch
 
 from halflabel import metrics
-from halflabel.evaluation.evaluate import ValidationMetric, fit_decisions
+from halflabel.evaluation.decisions import fit_decisions
+from halflabel.evaluation.evaluate import ValidationMetric
 from halflabel.features.feature_transform import FeatureTransform
 from halflabel.features.heads import Model
 from halflabel.fitting.config import Settings

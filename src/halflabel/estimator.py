@@ -22,7 +22,7 @@ from torch.nn.functional import logsigmoid
 from halflabel import metrics
 from halflabel.errors import UserError, in_python
 from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.evaluate import Decisions, fit_decisions
+from halflabel.evaluation.decisions import Decisions, fit_decisions
 from halflabel.features.backbone_names import DEFAULT
 from halflabel.features.backbones import Backbone
 from halflabel.features.feature_cache import cache_features

@@ -73,7 +73,9 @@ def test_without_both_signs_nothing_is_fitted(value: int) -> None:
 
 def test_scores_that_rank_backwards_are_not_inverted() -> None:
     logits, labels = drawn(-1, 0, n=400)
-    assert fit_platt(logits, labels) == Calibration()
+    calibration = fit_platt(logits, labels)
+    assert 0 < calibration.slope < 0.1
+    assert float(calibration.scores(logits).mean()) == pytest.approx(0.5, abs=0.05)
 
 
 def test_scores_are_the_sigmoid_and_keep_nan() -> None:

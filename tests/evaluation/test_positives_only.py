@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.evaluate import evaluate, fit_decisions
+from halflabel.evaluation.decisions import fit_decisions
+from halflabel.evaluation.evaluate import evaluate
 from halflabel.evaluation.positives_only import (
     _chosen_share,
     expected_f1_threshold,

@@ -126,9 +126,17 @@ def test_learned_and_unsure_answers_are_not_control_answers() -> None:
 
 
 def test_a_label_that_was_not_given_is_less_likely() -> None:
-    assert log_odds_of_unknown(np.ones(10), 4, 15.0) == pytest.approx(np.log(0.5))
-    assert log_odds_of_unknown(np.array([2, 0, 1, 3]), 4, 12.0) == pytest.approx(np.log(0.5))
-    assert log_odds_of_unknown(np.array([3, 0, 0, 3]), 4, 30.0) == pytest.approx(np.log(0.8))
+    assert log_odds_of_unknown(np.ones(10), 0, 4, 15.0) == pytest.approx(np.log(0.5))
+    assert log_odds_of_unknown(np.array([2, 0, 1, 3]), 0, 4, 12.0) == pytest.approx(np.log(0.5))
+    assert log_odds_of_unknown(np.array([3, 0, 0, 3]), 0, 4, 30.0) == pytest.approx(np.log(0.8))
+
+
+def test_with_negatives_an_unknown_label_is_more_and_more_like_a_known_one() -> None:
+    positives = np.array([3, 0, 0, 3] * 10)
+    shifts = [log_odds_of_unknown(positives, negatives, 4, 80.0) for negatives in range(131)]
+    assert shifts[0] == pytest.approx(np.log(0.25))
+    assert shifts[-1] == 0
+    assert float(np.abs(np.diff(shifts)).max()) < 0.04
 
 
 def test_few_answers_change_little_and_many_change_much() -> None:

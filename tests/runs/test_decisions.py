@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.evaluate import fit_decisions
+from halflabel.evaluation.decisions import fit_decisions
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
 from halflabel.labels.answers import Answer, AnswerStore

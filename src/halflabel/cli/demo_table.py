@@ -12,7 +12,8 @@ from torch import Tensor
 
 from halflabel.cli.demo_data import DemoData, hide_labels
 from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.evaluate import evaluate, fit_decisions
+from halflabel.evaluation.decisions import fit_decisions
+from halflabel.evaluation.evaluate import evaluate
 from halflabel.features.feature_transform import Classifier
 from halflabel.features.heads import Head
 from halflabel.fitting.assembly import Assembly, pooled_features

@@ -31,7 +31,8 @@ from halflabel.comparison.shared_start import (
 from halflabel.comparison.sources import ExperimentSources, Parts
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.evaluate import ValidationMetric, fit_decisions
+from halflabel.evaluation.decisions import fit_decisions
+from halflabel.evaluation.evaluate import ValidationMetric
 from halflabel.evaluation.registry import own_metrics
 from halflabel.features.backbones import fingerprint
 from halflabel.features.heads import Model

@@ -28,6 +28,7 @@ _MAX_STEPS = 50  # of Newton's method in a logistic regression
 _MAX_ENTRIES = 1 << 20  # above that, known entries with similar logits are fitted as one
 _BINS = 1024  # of the logits of a class, then
 _PRIOR_SPREAD = np.array([0.2, 0.5])  # of slope and offset, before answers correct probabilities
+_LEAST_SLOPE = 0.01  # of a curve: probabilities keep the order of the logits
 
 
 class Calibration(NamedTuple):
@@ -85,9 +86,24 @@ class Calibration(NamedTuple):
 
     def corrected(self, slope: float, offset: float, classes: int) -> Calibration:
         """Return the curves with logit p' = slope · logit p + offset."""
-        curves = np.array([self.class_slope or np.ones(classes), self.class_offset or np.zeros(classes)])
-        class_slope, class_offset = (slope * curves + [[0.0], [offset]]).tolist()
+        if self.bend == 1 and not self.class_slope:
+            return self._replace(slope=slope * self.slope, offset=slope * self.offset + offset)
+        class_slope, class_offset = (slope * self._class_curves(classes) + [[0.0], [offset]]).tolist()
         return self._replace(class_slope=tuple(class_slope), class_offset=tuple(class_offset))
+
+    def towards(self, other: Calibration, weight: float, classes: int) -> Calibration:
+        """Return a mean of the parameters, of which `weight` is the other's, from 0 to 1; with this assumption."""
+        first, second = ([each.slope, each.offset, each.bend] for each in (self, other))
+        slope, offset, bend = _mean(first, second, weight)
+        mixed = self._replace(slope=slope, offset=offset, bend=bend, known=max(self.known, other.known))
+        if not self.class_slope and not other.class_slope:
+            return mixed
+        class_slope, class_offset = map(tuple, _mean(self._class_curves(classes), other._class_curves(classes), weight))
+        return mixed._replace(class_slope=class_slope, class_offset=class_offset)
+
+    def _class_curves(self, classes: int) -> Floats:
+        """Return slope and offset of each class (2, C)."""
+        return np.array([self.class_slope or np.ones(classes), self.class_offset or np.zeros(classes)])
 
     def draws(self, count: int) -> Floats:
         """Return pairs of slope and offset that are plausible after the answers, (count, 2)."""
@@ -100,9 +116,9 @@ class Calibration(NamedTuple):
 def fit_platt(logits: Tensor, labels: Tensor) -> Calibration:
     """Fit the pair that maximises the likelihood of the known labels.
 
-    Returns (1, 0) where one sign is missing, or where the scores rank the known labels backwards: probabilities keep
-    the order of the logits. Targets are (n⁺ + 1)/(n⁺ + 2) and 1/(n⁻ + 2) instead of 1 and 0, as Platt proposes, so that
-    perfectly separated labels do not drive the slope to infinity.
+    Returns (1, 0) where one sign is missing. The slope is at least 0.01: probabilities keep the order of the logits,
+    also where these rank the known labels backwards. Targets are (n⁺ + 1)/(n⁺ + 2) and 1/(n⁻ + 2) instead of 1 and 0,
+    as Platt proposes, so that perfectly separated labels do not drive the slope to infinity.
     """
     known = (labels != 0) & ~logits.isnan()
     x, present = logits[known].double().cpu().numpy(), (labels[known] > 0).cpu().numpy()
@@ -111,13 +127,8 @@ def fit_platt(logits: Tensor, labels: Tensor) -> Calibration:
     if not positives or not negatives:
         return Calibration()
     target = np.where(present, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-    weight = np.full(len(x), 1 / len(x))
-    slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), np.zeros(2)).tolist()
-    return (
-        Calibration(slope, offset, len(x))
-        if slope > 0 and math.isfinite(slope) and math.isfinite(offset)
-        else Calibration()
-    )
+    slope, offset = _fit_rising(x, target, np.full(len(x), 1 / len(x)), np.zeros(2))
+    return Calibration(slope, offset, len(x))
 
 
 def fit_class_platt(
@@ -145,9 +156,7 @@ def fit_class_platt(
         column, x, target, weight = _grouped(column, logits, present, classes)
     else:
         x, target, weight = np.asarray(logits, np.float64), present.astype(np.float64), np.ones(known)
-    slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), np.array([0.01, 1e-4]))
-    if slope <= 0:  # the scores rank the known labels backwards: probabilities keep the order of the logits
-        return Calibration(known=known)
+    slope, offset = _fit_rising(x, target, weight, np.array([0.01, 1e-4]))
     z = slope * x + offset
     design = np.stack([np.minimum(z, 0), np.maximum(z, 0), np.ones_like(z)], 1)
     low, high, _ = fit_logistic(design, target, weight, np.array([1.0, 1.0, 0.0]), np.ones(3))
@@ -175,7 +184,7 @@ def fit_class_platt(
         spread_a = float(np.sqrt(np.mean((a**2 + bb / determinant)[has_labels]).clip(0.02**2, 1.0)))
         spread_b = float(np.sqrt(np.mean((b**2 + aa / determinant)[has_labels]).clip(0.05**2, 9.0)))
     class_slope, class_offset = tuple((low * (1 + a)).tolist()), tuple(b.tolist())
-    return Calibration(float(slope), float(offset), known, "", high / low, class_slope, class_offset)
+    return Calibration(slope, offset, known, "", high / low, class_slope, class_offset)
 
 
 def fit_correction(
@@ -245,6 +254,20 @@ def fit_logistic(design: Floats, target: Floats, weight: Floats, prior: Floats, 
         if float(np.abs(size * move).max()) < 1e-9:
             break
     return coefficients
+
+
+def _fit_rising(x: Floats, target: Floats, weight: Floats, strength: Floats) -> tuple[float, float]:
+    """Return slope and offset of a logistic regression around (1, 0), with at least the smallest slope."""
+    slope, offset = fit_logistic(_with_ones(x), target, weight, np.array([1.0, 0.0]), strength).tolist()
+    if not slope >= _LEAST_SLOPE:
+        start, fixed = np.array([_LEAST_SLOPE, 0.0]), np.array([1e9, strength[1]])
+        slope, offset = fit_logistic(_with_ones(x), target, weight, start, fixed).tolist()
+    return slope, offset
+
+
+def _mean(first: Any, second: Any, weight: float) -> list[Any]:
+    mean: list[Any] = ((1 - weight) * np.asarray(first) + weight * np.asarray(second)).tolist()
+    return mean
 
 
 def _with_ones(x: Floats) -> Floats:

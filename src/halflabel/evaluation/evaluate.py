@@ -6,40 +6,22 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from halflabel import metrics
 from halflabel.evaluation._inputs import row_blocks
-from halflabel.evaluation.calibration import (
-    Calibration,
-    describe_answers,
-    fit_class_platt,
-    fit_correction,
-    fit_platt,
-    has_negatives_to_calibrate,
-    sigmoid,
-)
-from halflabel.evaluation.positives_only import (
-    expected_f1_threshold,
-    fit_positives_only,
-    log_odds_of_unknown,
-    match_positives_per_image,
-)
+from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.registry import own_metrics
 from halflabel.labels.names import Names
 from halflabel.labels.split import group_numbers
 from halflabel.labels.table import are_nearly_all_positive
 from halflabel.system import memory
 
-_FOLDS = 5  # of the images, in the choice between one curve and one per class
-_FEWEST_UNLIKELY = 10  # random answers about unlikely entries from which on answers change the slope of the curve
-_COMPARED_ENTRIES = 1 << 22  # entries that this choice uses
 GROUPED = 10  # from this number of classes on, mAP is also computed for five groups of classes
 
 
@@ -77,84 +59,6 @@ class ValidationMetric:
             labels = torch.where(labels > 0, 1, -1).to(torch.int8)
         value = metrics.mean_average_precision(logits[readable], labels)
         return {"assumed_mAP" if self.assumes_absent else "mAP": value, "select": value}
-
-
-class Decisions(NamedTuple):
-    """How a model decides: a class is present where its calibrated probability reaches its threshold."""
-
-    calibration: Calibration  # from logits to probabilities, with the assumption under which they hold
-    thresholds: Tensor  # (C,)
-
-
-def fit_decisions(
-    logits: Tensor, labels: Tensor, *, control: csr_array | None = None, positives_per_image: float = 0.0
-) -> Decisions:
-    """Fit calibration and thresholds to logits (N, C) by models that did not see these labels; NaN rows are left out.
-
-    Where enough negatives are known the calibration is fitted on the known labels: one curve for all classes, or one
-    per class shrunk towards it, whichever predicts known labels of other images better. Where labels are positives
-    only, or mostly, unknown entries are not like the known ones: probabilities then rest on an assumption about which
-    present labels were given, see `metrics.positives_only`, or on the number of `positives_per_image` that somebody
-    states. Answers to random questions in `control` (N, C), a sparse array of their inclusion weights, negative where
-    the answer is no, correct these probabilities and check the assumption.
-    The threshold is the same for all classes: the probability that maximises the expected micro F1.
-    """
-    x, known = logits.cpu().numpy(), labels.cpu().numpy()
-    is_like_unknown = bool((known != 0).all()) or has_negatives_to_calibrate(known)
-    calibration = _fit_known(logits, labels) if is_like_unknown else fit_positives_only(x, known)
-    if control is not None and calibration.assumption:
-        calibration = _correct(calibration, logits, known, control)
-    if positives_per_image:
-        calibration = match_positives_per_image(x, calibration, positives_per_image)
-    threshold = expected_f1_threshold(calibration.scores(logits).cpu().numpy())
-    return Decisions(calibration, torch.full((labels.shape[1],), threshold))
-
-
-def _correct(calibration: Calibration, logits: Tensor, known: NDArray[Any], control: csr_array) -> Calibration:
-    """Correct a calibration from positives by answers (N, C) to random questions about unknown entries."""
-    z = calibration.log_odds(logits.numpy())
-    entries = control.nonzero()
-    weight, is_readable = control.data, ~np.isnan(z[entries])
-    if not is_readable.any():
-        return calibration
-    positives, classes = (known > 0).sum(1), known.shape[1]
-    # The correction is that of unknown entries, whose odds are lower: they were not given.
-    shift = log_odds_of_unknown(positives, classes, float(np.nansum(sigmoid(z))))
-    unknown = z + shift
-    asked, present, weight = unknown[entries][is_readable], weight[is_readable] > 0, np.abs(weight[is_readable])
-    change = fit_correction(asked, present, weight, keep_slope=int((asked < 0).sum()) < _FEWEST_UNLIKELY)
-    expected = positives.sum() + float(np.nansum(change.scores(unknown)[known == 0]))
-    after = log_odds_of_unknown(positives, classes, expected)
-    corrected = calibration.corrected(change.slope, change.slope * shift + change.offset - after, classes)
-    return corrected._replace(assumption=f"{calibration.assumption}; {describe_answers(sigmoid(asked), present)}")
-
-
-def _fit_known(logits: Tensor, labels: Tensor) -> Calibration:
-    """Fit one curve for all classes, or one per class if that has a lower log loss in five folds of the images.
-
-    The mean loss of an image must be lower by two standard errors: otherwise fewer parameters are as good.
-    """
-    step = max(1, -(-labels.numel() // _COMPARED_ENTRIES))
-    x, known = logits[::step], labels[::step]
-    fold = torch.arange(len(x)) % _FOLDS
-    loss = torch.zeros(2, len(x), dtype=torch.float64)
-    for number in range(_FOLDS):
-        inside, outside = fold != number, fold == number
-        judged, present = (known[outside] != 0) & ~x[outside].isnan(), (known[outside] > 0).double()
-        for kind, fit in enumerate((fit_platt, _fit_classes)):
-            p = fit(x[inside], known[inside]).scores(x[outside].double().nan_to_num())
-            entry = torch.nn.functional.binary_cross_entropy(p, present, reduction="none")
-            loss[kind, outside] = (entry * judged).sum(1)
-    gain = loss[0] - loss[1]
-    is_better = len(x) > 1 and float(gain.mean()) > 2 * float(gain.std()) / math.sqrt(len(x))
-    return (_fit_classes if is_better else fit_platt)(logits, labels)
-
-
-def _fit_classes(logits: Tensor, labels: Tensor) -> Calibration:
-    """Fit one curve per class, shrunk towards the curve of all classes."""
-    known = (labels != 0) & ~logits.isnan()
-    column, present = known.nonzero()[:, 1].cpu().numpy(), (labels[known] > 0).cpu().numpy()
-    return fit_class_platt(column, logits[known].double().cpu().numpy(), present, labels.shape[1])
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""Calibration where only positives are known: the probability that a class is present, from which labels were given.
+"""Calibration where mostly positives are known: the probability that a class is present, from which labels were given.
 
 All models assume that p rises with the logit x of a class along a logistic curve, and that the labels that were given
 are a random sample of the present ones. The shape of p then shows how many present labels were not given. Imports no
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,15 @@ _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(8)
 _MAX_ENTRIES = 100_000  # logits that the choice of one label per image is fitted on
 _CANDIDATES = 64  # most likely classes of an image among which its label was chosen
 _SINGLE = 0.95  # share of labelled images with one positive from which on it was chosen; reviews add a few more
+_NOT_SINGLE = 0.85  # share up to which it was not; in between both models count
 _BINS = 1024  # of the logits in the fit of given labels
 _MOST_ENTRIES = 4_000_000  # of larger tables, images at equal distances are used
-_BEND_SPREAD = 0.25  # of log bend before labels are seen: a bend and the share of given labels trade off
+# Spreads before labels are seen of log slope, offset, log bend, and the log odds of the share of given labels, which
+# trades off with the bend.
+_CHOSEN_SPREADS = np.array([1.0, 3.0, 0.5])
+_GIVEN_SPREADS = np.array([1.0, 3.0, 0.25, 2.0])
+_TILT_SCALE = 0.2  # of the tilt of known negatives before they are seen
+_MOST_GIVEN = 0.95  # share of the present labels that were given
 _WIDEST = (1.0, 99.0)  # percentiles between which the bins lie, widened by their distance
 
 
@@ -34,8 +40,10 @@ def fit_positives_only(logits: NDArray[Any], labels: NDArray[Any]) -> Calibratio
     Images have at least as many present classes as were given, which a poor model alone does not tell.
     """
     positives = (labels > 0).sum(1)
-    is_single = _is_single(positives, labels.shape[1])
-    calibration = (fit_chosen_labels if is_single else fit_given_labels)(logits, labels)
+    weight = _weight_of_single(positives, labels.shape[1])
+    calibration = fit_given_labels(logits, labels) if weight < 1 else fit_chosen_labels(logits, labels)
+    if 0 < weight < 1:
+        calibration = calibration.towards(fit_chosen_labels(logits, labels), weight, labels.shape[1])
     labelled = (positives > 0) & ~np.isnan(logits).any(1)
     fewest = float(positives[labelled].mean()) if labelled.any() else 0.0
     if calibration.known and fewest < labels.shape[1]:
@@ -45,7 +53,7 @@ def fit_positives_only(logits: NDArray[Any], labels: NDArray[Any]) -> Calibratio
 
 
 def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
-    """Fit `Calibration` with a bend where each image (N, C) has one known positive, chosen at random among the present.
+    """Fit a curve with a bend where each image (N, C) has one known positive, chosen at random among the present.
 
     Classes are present independently given x. The label of an image is then class c with probability proportional to
 
@@ -56,8 +64,11 @@ def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration
     goes to the second-ranked class means that several classes are present. Without the bend, a method that limits its
     surest scores (label smoothing) has far too high probabilities there.
     """
+    is_single = (labels > 0).sum(1) == 1
+    counts = _LogitCounts.of(logits, labels)
+    images = max(int(is_single[:: _sampling_step(labels)].sum()), 1)
     logits, labels = np.asarray(logits, np.float64), np.asarray(labels)
-    usable = np.flatnonzero(((labels > 0).sum(1) == 1) & ~np.isnan(logits).any(1))
+    usable = np.flatnonzero(is_single & ~np.isnan(logits).any(1))
     candidates = min(_CANDIDATES, logits.shape[1])
     usable = usable[:: max(1, math.ceil(len(usable) * candidates / _MAX_ENTRIES))]
     x, given = logits[usable], (labels[usable] > 0).argmax(1)
@@ -73,60 +84,133 @@ def fit_chosen_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration
     def minus_log_likelihood(parameters: Floats) -> float:
         p = _bent_curve(parameters, x)
         q = p * _chosen_share(p)
-        return -float(np.mean(np.log(q[rows, place] / q.sum(1) + 1e-12))) + _prior(parameters)
+        likelihood = float(np.mean(np.log(q[rows, place] / q.sum(1) + 1e-12)))
+        return _prior(parameters, _CHOSEN_SPREADS) / images - likelihood
 
-    slope, offset, bend = _minimise(minus_log_likelihood, [0.0, 0.0, 0.0], [1.0, 1.0, -1.0])
-    return Calibration(math.exp(slope), offset, len(usable), _CHOSEN, bend=_bend(bend))
+    def share_given(parameters: Floats) -> float:
+        expected = (counts.present + counts.absent + counts.unknown) @ _bent_curve(parameters, counts.centre)
+        return min(_MOST_GIVEN, float(counts.present.sum() / expected))
+
+    starts = [0.0, 0.0, 0.0], [1.0, 1.0, -1.0]
+    slope, offset, bend = _fit_with_negatives(minus_log_likelihood, images, counts, share_given, *starts)
+    return Calibration(math.exp(slope), offset, len(usable), _CHOSEN, bend=math.exp(bend))
 
 
 def fit_given_labels(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
-    """Fit `Calibration` with a bend where each present label is known with the same probability c.
+    """Fit a curve with a bend where each present label is known with the same probability c.
 
     P(label given | x) = c · p, and (slope, offset, bend, c) maximise the likelihood of which entries (N, C) are given.
     The share of given labels levels off at c among the surest entries, which tells c. (Elkan 2008 estimates c as the
-    mean of P(given | x) over given labels: too low where classes overlap.) Known negatives are left out. Entries with
-    similar logits are fitted as one.
+    mean of P(given | x) over given labels: too low where classes overlap.) Entries with similar logits are fitted as
+    one.
     """
-    logits, labels = sample_images(np.asarray(logits)), sample_images(np.asarray(labels))
-    usable = (labels >= 0) & ~np.isnan(logits)
-    x, given = logits[usable].astype(np.float64), labels[usable] > 0
-    if not 0 < given.sum() < len(given):
+    counts = _LogitCounts.of(logits, labels)
+    positives, others = float(counts.present.sum()), counts.absent + counts.unknown
+    if not positives or not others.any():
         return Calibration(assumption=_NOTHING)
-    low, high = np.percentile(x, _WIDEST)
-    low, high = max(float(x.min()), 2 * low - high), min(float(x.max()), 2 * high - low)
-    cell = np.clip((x - low) / max(high - low, 1e-9) * _BINS, 0, _BINS - 1).astype(np.int64)
-    count, positives, total = (np.bincount(cell, weights, _BINS) for weights in (None, given, x))
-    filled = count > 0
-    count, positives, centre = count[filled], positives[filled], total[filled] / count[filled]
 
     def minus_log_likelihood(parameters: Floats) -> float:
-        c = sigmoid(parameters[3:])[0]
-        g = np.clip(c * _bent_curve(parameters, centre), 1e-12, 1 - 1e-12)
-        likelihood = positives * np.log(g) + (count - positives) * np.log1p(-g)
-        bend_prior = parameters[2] ** 2 / (2 * _BEND_SPREAD**2)
-        return float(bend_prior - likelihood.sum()) / float(positives.sum()) + _prior(parameters)
+        g = np.clip(_share_given(parameters) * _bent_curve(parameters, counts.centre), 1e-12, 1 - 1e-12)
+        likelihood = counts.present @ np.log(g) + others @ np.log1p(-g)
+        return float(_prior(parameters, _GIVEN_SPREADS) - likelihood) / positives
 
     starts = ([0.0, 0.0, 0.0, c] for c in (-2.0, 0.0, 2.0))
-    slope, offset, bend, c = _minimise(minus_log_likelihood, *starts)
-    share = f"{100 * sigmoid(np.array(c)):.0f} %"
-    return Calibration(math.exp(slope), offset, int(given.sum()), f"{_GIVEN}, here {share}", bend=_bend(bend))
+    best = _fit_with_negatives(minus_log_likelihood, positives, counts, _share_given, *starts)
+    slope, offset, bend, _ = best
+    share = f"{100 * _share_given(np.array(best)):.0f} %"
+    return Calibration(math.exp(slope), offset, int(positives), f"{_GIVEN}, here {share}", bend=math.exp(bend))
 
 
-def log_odds_of_unknown(positives: NDArray[Any], classes: int, expected_present: float) -> float:
-    """Return log P(not given | present), the change of the log odds of p where a label was not given.
+class _LogitCounts(NamedTuple):
+    """Numbers of entries in ranges of logits (K,), of at most 4 million entries."""
 
-    positives: number of known positives per image (N,). If one label per image was chosen among the present ones, at
-    most half of the others could have been: log ½. Else the share that was given is the number of given labels divided
-    by the expected number of present ones.
+    centre: Floats  # the mean logit of the range
+    standardised: Floats  # by the mean and the standard deviation of all logits
+    present: Floats
+    absent: Floats
+    unknown: Floats
+
+    @classmethod
+    def of(cls, logits: NDArray[Any], labels: NDArray[Any]) -> _LogitCounts:
+        """Count logits and labels (N, C); NaN is left out."""
+        logits, labels = sample_images(np.asarray(logits)), sample_images(np.asarray(labels))
+        readable = ~np.isnan(logits)
+        x, known = logits[readable].astype(np.float64), labels[readable]
+        if not len(x):
+            return cls(*np.zeros((5, 0)))
+        low, high = np.percentile(x, _WIDEST)
+        low, high = max(float(x.min()), 2 * low - high), min(float(x.max()), 2 * high - low)
+        cell = np.clip((x - low) / max(high - low, 1e-9) * _BINS, 0, _BINS - 1).astype(np.int64)
+        entries = np.bincount(cell, minlength=_BINS)
+        filled, parts = entries > 0, (x, known > 0, known < 0, known == 0)
+        total, present, absent, unknown = (np.bincount(cell, part, _BINS)[filled].astype(np.float64) for part in parts)
+        centre = total / entries[filled]
+        return cls(centre, (centre - x.mean()) / (x.std() + 1e-9), present, absent, unknown)
+
+
+def _fit_with_negatives(
+    loss: Callable[[Floats], float],
+    scale: float,
+    counts: _LogitCounts,
+    share_given: Callable[[Floats], float],
+    *starts: list[float],
+) -> list[float]:
+    """Minimise a loss of positives, a mean over `scale` labels, plus that of known negatives.
+
+        P(known absent | x) = σ(level + tilt · x̄) · (1 − p),    x̄ the standardised logit
+        loss = −log P(known absent | not given as present, x) of the others, + prior
+        prior = |tilt| / 0.2 + min(n⁻ / n⁺, 1) · (log c − log σ(level))² / 2
+
+    The tilt, which is 0 unless many negatives say otherwise, keeps p where people were asked about the likely classes:
+    such negatives tell how they were chosen, but not how many likely entries are absent. As far as there are negatives
+    at all, present and absent labels are taken to be known about equally often, c and σ(level), unless labels say
+    otherwise.
     """
-    if _is_single(positives, classes):
-        return math.log(0.5)
-    return math.log(1 - min(0.95, float(positives.sum()) / max(expected_present, 1e-9)))
+    negatives, unknown = float(counts.absent.sum()), float(counts.unknown.sum())
+    if not negatives or not unknown:
+        return _minimise(loss, scale, *starts)
+    balance = min(negatives / float(counts.present.sum()), 1.0)
+
+    def both(parameters: Floats) -> float:
+        level, tilt = parameters[-2:]
+        p, c = _bent_curve(parameters, counts.centre), share_given(parameters)
+        known = np.clip(sigmoid(level + tilt * counts.standardised) * (1 - p) / (1 - c * p), 1e-12, 1 - 1e-12)
+        likelihood = counts.absent @ np.log(known) + counts.unknown @ np.log1p(-known)
+        inequality = math.log(max(c, 1e-12)) + np.logaddexp(0, -level)
+        prior = math.hypot(tilt, 0.01) / _TILT_SCALE + 0.5 * balance * inequality**2
+        return loss(parameters[:-2]) - float(likelihood - prior) / scale
+
+    return _minimise(both, scale, *([*start, math.log(negatives / unknown), 0.0] for start in starts))[:-2]
 
 
-def _is_single(positives: NDArray[Any], classes: int) -> bool:
-    """Whether nearly all labelled images have one known positive, by the number of positives of each image (N,)."""
-    return int((positives == 1).sum()) >= _SINGLE * int((positives > 0).sum()) and classes > 1
+def trust_in_known(present: float, absent: float, entries: float) -> float:
+    """Return how far unknown entries are taken to be like the known ones, from 0 to 1, by numbers of labels.
+
+    max(n⁻ / n⁺ − 1, n⁻ / (entries − n⁺))
+    """
+    share = absent / (entries - present) if entries > present else 1.0
+    return min(max(absent / max(present, 1) - 1, share), 1.0)
+
+
+def log_odds_of_unknown(positives: NDArray[Any], negatives: int, classes: int, expected_present: float) -> float:
+    """Return log P(unknown | present) − log P(unknown | absent): the change of the log odds of p where none is known.
+
+    positives: number of known positives per image (N,); negatives: that of all known negatives. If one label per image
+    was chosen among the present ones, at most half of the others could have been: log ½. Else the share that was given
+    is the number of given labels divided by the expected number of present ones. There is no change as far as unknown
+    entries are taken to be like the known ones.
+    """
+    present, entries = float(positives.sum()), float(len(positives) * classes)
+    given = min(_MOST_GIVEN, present / max(expected_present, 1e-9))
+    asked = min(_MOST_GIVEN, negatives / max(entries - expected_present, 1e-9))
+    given += _weight_of_single(positives, classes) * (0.5 - given)
+    return (1 - trust_in_known(present, negatives, entries)) * (math.log1p(-given) - math.log1p(-asked))
+
+
+def _weight_of_single(positives: NDArray[Any], classes: int) -> float:
+    """Return how far one label per image was chosen, by the number of positives of each image (N,)."""
+    single = int((positives == 1).sum()) / max(int((positives > 0).sum()), 1) if classes > 1 else 0.0
+    return min(max((single - _NOT_SINGLE) / (_SINGLE - _NOT_SINGLE), 0.0), 1.0)
 
 
 def match_positives_per_image(
@@ -149,7 +233,11 @@ def match_positives_per_image(
 
 def sample_images(values: NDArray[Any]) -> NDArray[Any]:
     """Return the rows of a table (N, C) at equal distances that have at most 4 million entries."""
-    return values[:: max(1, -(-values.size // _MOST_ENTRIES))]
+    return values[:: _sampling_step(values)]
+
+
+def _sampling_step(values: NDArray[Any]) -> int:
+    return max(1, -(-values.size // _MOST_ENTRIES))
 
 
 def expected_f1_threshold(probabilities: NDArray[Any]) -> float:
@@ -185,17 +273,18 @@ _GIVEN = "each present label had the same chance of being given"
 
 
 def _bent_curve(parameters: Floats, x: Floats) -> Floats:
-    """Return p at the logits x, by the logarithm of the slope, the offset and the logarithm of the bend."""
-    z = math.exp(parameters[0]) * x + parameters[1]
-    return sigmoid(np.minimum(z, 0) + _bend(parameters[2]) * np.maximum(z, 0))
+    """Return p at the logits x, by the logarithm of the slope, the offset and the logarithm of the bend.
 
-
-def _bend(logarithm: float) -> float:
-    """Return the bend, at most 1: the surest scores may be less sure than the curve says.
-
-    Labels hardly tell how much surer than it they are: free fits found up to 2.3 where hidden labels of VOC said 1.
+    The bend is at most 1: the surest scores may be less sure than the curve says. Labels hardly tell how much surer
+    than it they are: free fits found up to 2.3 where hidden labels of VOC said 1.
     """
-    return math.exp(min(logarithm, 0.0))
+    z = math.exp(parameters[0]) * x + parameters[1]
+    return np.clip(sigmoid(np.minimum(z, 0) + math.exp(parameters[2]) * np.maximum(z, 0)), 1e-12, 1 - 1e-12)
+
+
+def _share_given(parameters: Floats) -> float:
+    """Return the share of present labels that were given, by its log odds after the parameters of the curve."""
+    return float(sigmoid(parameters[3]))
 
 
 def _chosen_share(p: Floats) -> Floats:
@@ -207,17 +296,21 @@ def _chosen_share(p: Floats) -> Floats:
     return share
 
 
-def _prior(parameters: Floats) -> float:
-    """A weak pull to slope 1, offset 0 and no bend: separable labels must not drive the slope to infinity."""
-    return 1e-4 * float(parameters[0] ** 2 + np.sum(parameters[2:] ** 2)) + 1e-5 * float(parameters[1] ** 2)
+def _prior(parameters: Floats, spreads: Floats) -> float:
+    """Return the negative logarithm of a normal prior with these spreads around 0: a few labels settle nothing."""
+    return 0.5 * float(np.sum((parameters / spreads) ** 2))
 
 
-def _minimise(function: Callable[[Floats], float], *starts: list[float]) -> list[float]:
+def _minimise(function: Callable[[Floats], float], scale: float, *starts: list[float]) -> list[float]:
+    """Return the best parameters from several starts, of a mean over `scale` labels; the third is the log bend.
+
+    Optima that are about as likely are averaged, so that no single label chooses one.
+    """
     from scipy.optimize import minimize  # imported late: predicting does not need it
 
-    options = {"maxiter": 400, "xatol": 0.01, "fatol": 1e-6}
-    results = []
-    for start in starts:
-        simplex = np.array(start) + np.concatenate([np.zeros((1, len(start))), np.eye(len(start))])
-        results.append(minimize(function, start, method="Nelder-Mead", options=options | {"initial_simplex": simplex}))
-    return [float(value) for value in min(results, key=lambda result: float(result.fun)).x]
+    limits = [(-8.0, 8.0), (None, None), (None, 0.0), *[(None, None)] * (len(starts[0]) - 3)]
+    options = {"maxiter": 300, "ftol": 1e-12, "gtol": 1e-7}
+    results = [minimize(function, start, method="L-BFGS-B", bounds=limits, options=options) for start in starts]
+    value = np.array([result.fun for result in results])
+    mean = np.average([result.x for result in results], axis=0, weights=np.exp(scale * (value.min() - value)))
+    return [float(parameter) for parameter in mean]

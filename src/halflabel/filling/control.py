@@ -50,7 +50,8 @@ def unknown_curve(calibration: Calibration, scores: Scores, table: Table) -> Cal
     blocks = image_blocks(*table.shape)
     expected = sum(float(np.nansum(calibration.scores(np.asarray(scores.logits[index])))) for index in blocks)
     positives = np.bincount(table.entries()[0][table.value > 0], minlength=len(table))
-    return calibration.corrected(1.0, log_odds_of_unknown(positives, classes, expected), classes)
+    negatives = int((table.value < 0).sum())
+    return calibration.corrected(1.0, log_odds_of_unknown(positives, negatives, classes, expected), classes)
 
 
 def draw_control(

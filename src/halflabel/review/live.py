@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel.evaluation.calibration import sigmoid
-from halflabel.evaluation.evaluate import fit_decisions
+from halflabel.evaluation.decisions import fit_decisions
 from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.questions.choose import Question
 from halflabel.review.live_model import LiveModel
@@ -103,10 +103,10 @@ class LiveReview:
         if not self.evaluation.any():
             return logits
         x = torch.from_numpy(logits)
-        calibration = fit_decisions(x, torch.from_numpy(self.evaluation), positives_per_image=self.positives_per_image)[
-            0
-        ]
+        known = torch.from_numpy(self.evaluation)
+        calibration = fit_decisions(x, known, positives_per_image=self.positives_per_image).calibration
         z = calibration.log_odds(logits)
         if calibration.assumption:  # labels that were not given are less likely to be present
-            z += log_odds_of_unknown((self.evaluation > 0).sum(1), z.shape[1], float(np.nansum(sigmoid(z))))
+            negatives, expected = int((self.evaluation < 0).sum()), float(np.nansum(sigmoid(z)))
+            z += log_odds_of_unknown((self.evaluation > 0).sum(1), negatives, z.shape[1], expected)
         return np.asarray(z, np.float32)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
-from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate, fit_decisions
+from halflabel.evaluation.decisions import fit_decisions
+from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate
 from halflabel.evaluation.registry import check_own_metrics
 from halflabel.evaluation.scores import MEASURED_ON, Scores
 from halflabel.features.heads import Head, Model

@@ -1,0 +1,134 @@
+"""How a model decides: probabilities from logits, and thresholds on them, fitted to known labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from halflabel.evaluation.calibration import (
+    Calibration,
+    describe_answers,
+    fit_class_platt,
+    fit_correction,
+    fit_platt,
+    sigmoid,
+)
+from halflabel.evaluation.positives_only import (
+    expected_f1_threshold,
+    fit_positives_only,
+    log_odds_of_unknown,
+    match_positives_per_image,
+    trust_in_known,
+)
+
+_FOLDS = 5  # of the images, in the choice between one curve and one per class
+_FEWEST_UNLIKELY = 10  # random answers about unlikely entries from which on answers change the slope of the curve
+_COMPARED_ENTRIES = 1 << 22  # entries that this choice uses
+
+
+class Decisions(NamedTuple):
+    """How a model decides: a class is present where its calibrated probability reaches its threshold."""
+
+    calibration: Calibration  # from logits to probabilities, with the assumption under which they hold
+    thresholds: Tensor  # (C,)
+
+
+def fit_decisions(
+    logits: Tensor, labels: Tensor, *, control: csr_array | None = None, positives_per_image: float = 0.0
+) -> Decisions:
+    """Fit calibration and thresholds to logits (N, C) by models that did not see these labels; NaN rows are left out.
+
+    Probabilities are those of `calibrate`, or such that images have as many `positives_per_image` as somebody states.
+    Answers to random questions in `control` (N, C), a sparse array of their inclusion weights, negative where the
+    answer is no, correct probabilities that rest on an assumption, and check it.
+    The threshold is the same for all classes: the probability that maximises the expected micro F1.
+    """
+    x, known = logits.cpu().numpy(), labels.cpu().numpy()
+    calibration = calibrate(x, known)
+    if control is not None and calibration.assumption:
+        calibration = _correct(calibration, logits, known, control)
+    if positives_per_image:
+        calibration = match_positives_per_image(x, calibration, positives_per_image)
+    threshold = expected_f1_threshold(calibration.scores(logits).cpu().numpy())
+    return Decisions(calibration, torch.full((labels.shape[1],), threshold))
+
+
+def calibrate(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
+    """Fit a calibration to known labels (N, C) of logits (N, C), for known and unknown entries alike.
+
+    Where people mostly note what they see, present labels are known more often than absent ones, and the curve of the
+    known labels is too high for the others. `fit_positives_only` then tells from the shares of present, absent and
+    unknown labels how much too high it is, under an assumption that is stored with the curve. With at least twice as
+    many negatives as positives, and where everything is known, unknown entries are taken to be like the known ones.
+    In between, the parameters of both curves are mixed (`trust_in_known`), so that no single label decides.
+    """
+    readable = ~np.isnan(logits)
+    present, absent = ((labels > 0) & readable).sum(), ((labels < 0) & readable).sum()
+    trust = trust_in_known(float(present), float(absent), float(readable.sum()))
+    if trust >= 1:
+        return _fit_known(logits, labels)
+    given = fit_positives_only(logits, labels)
+    return given.towards(_fit_known(logits, labels), trust, labels.shape[1]) if trust > 0 else given
+
+
+def _correct(calibration: Calibration, logits: Tensor, known: NDArray[Any], control: csr_array) -> Calibration:
+    """Correct a calibration from positives by answers (N, C) to random questions about unknown entries."""
+    z = calibration.log_odds(logits.numpy())
+    entries = control.nonzero()
+    weight, is_readable = control.data, ~np.isnan(z[entries])
+    if not is_readable.any():
+        return calibration
+    positives, negatives, classes = (known > 0).sum(1), int((known < 0).sum()), known.shape[1]
+    # The correction is that of unknown entries, whose odds are lower: they were not given.
+    shift = log_odds_of_unknown(positives, negatives, classes, float(np.nansum(sigmoid(z))))
+    unknown = z + shift
+    asked, present, weight = unknown[entries][is_readable], weight[is_readable] > 0, np.abs(weight[is_readable])
+    change = fit_correction(asked, present, weight, keep_slope=int((asked < 0).sum()) < _FEWEST_UNLIKELY)
+    expected = positives.sum() + float(np.nansum(change.scores(unknown)[known == 0]))
+    after = log_odds_of_unknown(positives, negatives, classes, expected)
+    corrected = calibration.corrected(change.slope, change.slope * shift + change.offset - after, classes)
+    return corrected._replace(assumption=f"{calibration.assumption}; {describe_answers(sigmoid(asked), present)}")
+
+
+def _fit_known(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
+    """Fit one curve for all classes, or one per class if that has a lower log loss in five folds of the images.
+
+    The curves per class count from one to three standard errors by which the mean loss of an image is lower: below,
+    fewer parameters are as good.
+    """
+    x, known = torch.from_numpy(logits), torch.from_numpy(labels)
+    fits = (fit_platt, _fit_classes)
+    step = max(1, -(-known.numel() // _COMPARED_ENTRIES))
+    gain = _compare(fits, x[::step], known[::step])
+    error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    weight = min(max((float(gain.mean()) / error - 1) / 2, 0.0), 1.0) if error else 0.0
+    shared = fit_platt(x, known) if weight < 1 else Calibration()
+    return shared.towards(_fit_classes(x, known), weight, known.shape[1]) if weight else shared
+
+
+def _compare(fits: Sequence[Callable[[Tensor, Tensor], Calibration]], x: Tensor, known: Tensor) -> Tensor:
+    """Return by how much the log loss of each image (N,) is lower with the second fit, by folds of the images."""
+    fold = torch.arange(len(x)) % _FOLDS
+    loss = torch.zeros(2, len(x), dtype=torch.float64)
+    for number in range(_FOLDS):
+        inside, outside = fold != number, fold == number
+        judged, present = (known[outside] != 0) & ~x[outside].isnan(), (known[outside] > 0).double()
+        for kind, fit in enumerate(fits):
+            p = fit(x[inside], known[inside]).scores(x[outside].double().nan_to_num())
+            entry = torch.nn.functional.binary_cross_entropy(p, present, reduction="none")
+            loss[kind, outside] = (entry * judged).sum(1)
+    return loss[0] - loss[1]
+
+
+def _fit_classes(logits: Tensor, labels: Tensor) -> Calibration:
+    """Fit one curve per class, shrunk towards the curve of all classes."""
+    known = (labels != 0) & ~logits.isnan()
+    column, present = known.nonzero()[:, 1].cpu().numpy(), (labels[known] > 0).cpu().numpy()
+    return fit_class_platt(column, logits[known].double().cpu().numpy(), present, labels.shape[1])
