@@ -98,10 +98,10 @@ def test_unknown_split() -> None:
         ("5 1\n000007 1\n2008_000015 1\n", 1, "'5' is where trainval.txt has '000005'"),
         ("000005 1\n\n000007 1\n", 3, "ends after 2 images, but trainval.txt lists 3"),
         ("000005 1\n000007 1\n2008_000015 1\nmore 1\n", 4, "one more"),
-        ("", 0, "ends after 0 images"),
+        ("", None, "empty"),
     ],
 )
-def test_faults_in_a_class_file(main: Path, content: str, line: int, words: str) -> None:
+def test_faults_in_a_class_file(main: Path, content: str, line: int | None, words: str) -> None:
     (main / "cat_trainval.txt").write_text(content)
     error = refusal(main)
     assert error.file.endswith("cat_trainval.txt")

@@ -128,6 +128,15 @@ def read_lines(path: Path, encoding: str = "utf-8") -> Iterator[str]:
             raise _not_text("some bytes are", encoding, path, number + 1) from None
 
 
+def numbered_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The number of each line that is not blank, and its fields, which blanks separate."""
+    for number, line in enumerate(read_lines(existing_path(path)), 1):
+        if "\x00" in line:
+            raise LabelError("byte 0x00 is not allowed in a text file", "download it again", path, line=number)
+        if fields := line.split():
+            yield number, fields
+
+
 def distinct_names(names: Iterable[tuple[int, str]], file: Path) -> list[str]:
     """The names, which come with their lines; LabelError for a name on two lines, or if there is none."""
     line_of: dict[str, int] = {}

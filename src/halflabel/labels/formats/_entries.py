@@ -21,7 +21,7 @@ from halflabel.system.memory import physical_memory
 IN_BOTH_LISTS = "entries are in both lists: present wins, both rows are kept"
 
 _ENTRY_BYTES = 50  # that each absent entry takes while it is added
-_MEANINGS = {1: "present", -1: "absent", 0: "retracted"}
+_MEANINGS = {1: "present", -1: "absent", 2: "uncertain", 0: "retracted", None: "unknown"}
 
 
 class Entries:
@@ -32,7 +32,7 @@ class Entries:
         self.images = {name: number for number, name in enumerate(images)}
         self.classes = {name: number for number, name in enumerate(classes)}
         self.sources: dict[str, int] = {}
-        self._counts: Counter[tuple[str, int]] = Counter()
+        self._counts: Counter[tuple[str, int | None]] = Counter()
         self._rows: list[tuple[int, int, int, int, float]] = []
 
     def add_image(self, name: str) -> None:
@@ -43,9 +43,13 @@ class Entries:
         """Give a class its number; it may have no labels."""
         self.classes.setdefault(name, len(self.classes))
 
-    def add(self, image: str, label: str, value: int, raw: str, source: str = "", score: float = math.nan) -> None:
-        """Add a row; `raw` is the audit's word for what the file has here."""
+    def add(
+        self, image: str, label: str, value: int | None, raw: str, source: str = "", score: float = math.nan
+    ) -> None:
+        """Add a row; `raw` is the audit's word for what the file has here. The value None, unknown, is only counted."""
         self._counts[raw, value] += 1
+        if value is None:
+            return
         self._rows.append(
             (
                 self.images.setdefault(image, len(self.images)),

@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
@@ -29,6 +28,9 @@ _FIX_ALIGNMENT = (
     "from one of them only"
 )
 
+_IMAGE = re.compile(r"[^\0]+"), "the line has no image, so all labels after it would shift", _FIX_ALIGNMENT
+_ZERO_OR_ONE = re.compile("[01]"), "{!r} is not 0 or 1", "write one 0 or 1 on each line"
+
 
 def sniff(path: Path) -> bool:
     """A folder with Groundtruth/AllLabels or Groundtruth/TrainTestLabels."""
@@ -42,15 +44,15 @@ def read(path: Path, policy: Policy) -> LabelImport:
     split = _choose_split(base, policy.split)
     files = _class_files(base, split)
     listing = _require(base, "ImageList", "Imagelist.txt" if split == "all" else f"{split}Imagelist.txt")
-    images = _image_list(listing)
+    names = (name.replace("\\", "/") for name in _lines(listing, _IMAGE))  # the public lists have backslashes
+    images = distinct_names(enumerate(names, 1), listing)
     labels = np.empty((len(images), len(files)), np.int8)
     for number, file in enumerate(files.values()):
-        column = _read_column(file)
-        if len(column) != len(images):
-            message = f"{len(column)} lines, but {listing.name} names {len(images)} images"
+        values = _lines(file, _ZERO_OR_ONE)
+        if len(values) != len(images):
+            message = f"{len(values)} lines, but {listing.name} names {len(images)} images"
             raise LabelError(message, _FIX_ALIGNMENT, file)
-        labels[:, number] = 2 * column - 1
-
+        labels[:, number] = 2 * np.array(values, np.int8) - 1
     audit = Audit("nus-wide", [str(listing), *map(str, files.values())])
     present = int(np.count_nonzero(labels > 0))
     audit.add("1", "present", present)
@@ -92,8 +94,11 @@ def _choose_split(base: Path, wanted: str | None) -> str:
     raise LabelError(f"no split is called {wanted!r}", "use ‹split=all›, Train or Test", base)
 
 
-def _files_by_class(folder: Path, split: str) -> dict[str, Path]:
-    """Class -> file, in alphabetical order."""
+def _class_files(base: Path, split: str) -> dict[str, Path]:
+    """The label files of a split by class, in alphabetical order; LabelError if there are none."""
+    folder = _require(base, "Groundtruth", "AllLabels" if split == "all" else "TrainTestLabels")
+    if not folder.is_dir():
+        raise LabelError("this is a file, but a folder is needed", "unpack the archive again", folder)
     ending = "" if split == "all" else f"_{split}"
     files = {}
     for file in folder.iterdir():
@@ -102,43 +107,18 @@ def _files_by_class(folder: Path, split: str) -> dict[str, Path]:
             if not is_utf8(match[1]):
                 raise LabelError("the file's name is not UTF-8", "rename it", folder / ascii(file.name))
             files[match[1]] = file
+    if not files:
+        raise LabelError(f"no file is called Labels_<class>{ending}.txt", "unpack the archive again", folder)
     return dict(sorted(files.items()))
 
 
-def _class_files(base: Path, split: str) -> dict[str, Path]:
-    """The label files of a split by class; LabelError if there are none."""
-    folder = _require(base, "Groundtruth", "AllLabels" if split == "all" else "TrainTestLabels")
-    if not folder.is_dir():
-        raise LabelError("this is a file, but a folder is needed", "unpack the archive again", folder)
-    files = _files_by_class(folder, split)
-    if not files:
-        ending = "" if split == "all" else f"_{split}"
-        raise LabelError(f"no file is called Labels_<class>{ending}.txt", "unpack the archive again", folder)
-    return files
-
-
-def _stripped_lines(file: Path) -> list[str]:
-    """The lines without outer blanks; blank lines at the end are left out."""
+def _lines(file: Path, form: tuple[re.Pattern[str], str, str]) -> list[str]:
+    """The lines without outer blanks; LabelError for one that has not the form. Blank lines at the end are left out."""
+    pattern, message, fix = form
     lines = [line.strip() for line in read_lines(existing_path(file))]
     while lines and not lines[-1]:
         lines.pop()
+    for number, line in enumerate(lines, 1):
+        if not pattern.fullmatch(line):
+            raise LabelError(message.format(line), fix, file, line=number)
     return lines
-
-
-def _image_list(file: Path) -> list[str]:
-    """Image names as written, with / for the backslash of the public lists."""
-    names = [line.replace("\\", "/") for line in _stripped_lines(file)]
-    for number, name in enumerate(names, 1):
-        if not name or "\x00" in name:
-            message = "the line has no image, so all labels after it would shift"
-            raise LabelError(message, _FIX_ALIGNMENT, file, line=number)
-    return distinct_names(enumerate(names, 1), file)
-
-
-def _read_column(file: Path) -> NDArray[np.int8]:
-    """The 0 or 1 of each line of a class file."""
-    texts = _stripped_lines(file)
-    for number, text in enumerate(texts, 1):
-        if text not in ("0", "1"):
-            raise LabelError(f"{text!r} is not 0 or 1", "write one 0 or 1 on each line", file, line=number)
-    return np.array(texts, dtype=np.int8)

@@ -90,9 +90,8 @@ def _choose_file(path: Path, stated_split: str | None) -> tuple[str, Path]:
             fix = "name the folder, or a formatted_<split>_labels.npy file beside its images"
             raise LabelError(f"this file belongs to none of the splits {', '.join(splits)}", fix, path)
         if stated_split not in (None, split):
-            raise LabelError(
-                f"the file belongs to the split {split!r}, not {stated_split!r}", "leave ‹split› out", path
-            )
+            message = f"the file belongs to the split {split!r}, not {stated_split!r}"
+            raise LabelError(message, "leave ‹split› out", path)
         if not path.name.endswith("_images.npy"):
             return split, path
     else:
@@ -110,15 +109,13 @@ def _choose_file(path: Path, stated_split: str | None) -> tuple[str, Path]:
 
 def _split_of(name: str, splits: list[str]) -> str | None:
     """The split of a file: the longest split name that its name starts with."""
-    if not _FILE.fullmatch(name):
-        return None
-    return max((split for split in splits if name.startswith(f"formatted_{split}_")), key=len, default=None)
+    fitting = (split for split in splits if name.startswith(f"formatted_{split}_"))
+    return max(fitting, key=len, default=None) if _FILE.fullmatch(name) else None
 
 
-def _load_array(path: Path) -> NDArray[Any]:
+def _load_array(path: Path, dimensions: int, kinds: str, fix: str) -> NDArray[Any]:
     """The array in an .npy file; it is never unpickled and never larger than the file."""
     existing_path(path)
-    fix = "copy it again, or save it with numpy.save: names as np.array(names, dtype=str), labels as numbers"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # headers written by Python 2 can be read too
@@ -127,23 +124,29 @@ def _load_array(path: Path) -> NDArray[Any]:
         raise LabelError(f"cannot be read as .npy ({error_summary(error):.80})", fix, path) from None
     if array.size > path.stat().st_size:  # entries of 0 bytes
         raise LabelError(f"the file cannot hold {array.size} entries", fix, path)
+    if array.ndim != dimensions or array.dtype.kind not in kinds:
+        raise LabelError(f"this is an array of {array.dtype} with {array.ndim} dimensions", fix, path)
+    if not all(array.shape):
+        raise LabelError("there are no images or no classes", fix, path)
     return np.asarray(array)
 
 
 def _load_images(path: Path) -> Names:
-    names = _load_array(path)
-    if names.ndim != 1 or names.dtype.kind not in "USiu":
-        message = f"this is an array of {names.dtype} with {names.ndim} dimensions"
-        raise LabelError(message, "save one name per image: np.array(names, dtype=str)", path)
-    if not len(names):
-        raise LabelError("there are no images", "save the names of the images", path)
+    names = _load_array(path, 1, "USiu", "save one name per image, with numpy.save: np.array(names, dtype=str)")
     try:
         texts = [name.decode() for name in names.tolist()] if names.dtype.kind == "S" else names.astype(str).tolist()
         array = pa.array(texts, pa.string())
         array.validate(full=True)  # an array may contain code points beyond Unicode
     except (UnicodeError, ValueError, SystemError):  # NumPy raises SystemError for code points far beyond Unicode
         raise LabelError("a name is not Unicode text", "save the names again, as strings", path) from None
-    return _check_distinct(array, path)
+    seen: dict[str, int] = {}
+    for number, name in enumerate(array.to_pylist()):
+        if not name:
+            raise LabelError(f"image {number}, counted from 0, has no name", "fill it in", path)
+        if (before := seen.setdefault(name, number)) != number:
+            message = f"image {number}, counted from 0, has the same name {name!r} as number {before}"
+            raise LabelError(message, "give each its own name", path)
+    return Names(array)
 
 
 def _load_classes(path: Path, count: int) -> Names:
@@ -154,36 +157,14 @@ def _load_classes(path: Path, count: int) -> Names:
     return Names(names)
 
 
-def _check_distinct(array: pa.Array, path: Path) -> Names:
-    """The images of an array; LabelError for an empty or repeated name."""
-    seen: dict[str, int] = {}
-    for number, name in enumerate(array.to_pylist()):
-        if not name:
-            raise LabelError(f"image {number}, counted from 0, has no name", "fill it in", path)
-        if name in seen:
-            message = f"image {number}, counted from 0, has the same name {name!r} as number {seen[name]}"
-            raise LabelError(message, "give each its own name", path)
-        seen[name] = number
-    return Names(array)
-
-
 def _load_labels(path: Path, observed: bool) -> NDArray[Any]:
-    labels = _load_array(path)
-    if labels.ndim != 2 or labels.dtype.kind not in "biuf":
-        message = f"this is an array of {labels.dtype} with {labels.ndim} dimensions"
-        raise LabelError(message, "save one number per image and class: an array (images, classes)", path)
-    if labels.shape[1] == 0:
-        raise LabelError("there are no classes", "save the labels again", path)
+    fix = "save one number per image and class, with numpy.save: an array (images, classes)"
+    labels = _load_array(path, 2, "biuf", fix)
     with np.errstate(invalid="ignore"):  # NaN is reported below
         is_label = (labels == 0) | (labels == 1) | (observed & (labels == -1))
     if not is_label.all():
         row, column = np.argwhere(~is_label)[0].tolist()
-        raise LabelError(
-            f"{labels[row, column]} is not a label",
-            "use 1 present, -1 absent, 0 unknown"
-            if observed
-            else "use 1 present, 0 absent; labels with unknowns (0) and -1 belong in a file _labels_obs.npy",
-            path,
-            column=f"[{row}, {column}]",
-        )
+        fix = "use 1 present, 0 absent; labels with unknowns (0) and -1 belong in a file _labels_obs.npy"
+        fix = "use 1 present, -1 absent, 0 unknown" if observed else fix
+        raise LabelError(f"{labels[row, column]} is not a label", fix, path, column=f"[{row}, {column}]")
     return labels

@@ -6,18 +6,13 @@ it is unknown unless `policy.difficult` states otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from halflabel.errors import LabelError
-from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import distinct_names, read_lines
+from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats._csv import distinct_names, numbered_fields
+from halflabel.labels.formats._entries import Entries
 from halflabel.labels.formats._paths import choose_split, existing_path
-from halflabel.labels.labels import Labels
-from halflabel.labels.names import Names
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.system.files import is_utf8
 
@@ -47,24 +42,17 @@ def read(path: Path, policy: Policy) -> LabelImport:
     listing = main / f"{split}.txt"
     if not listing.is_file():
         listing = next(iter(files.values()))
-    images = _image_list(listing)
-    flags = np.stack([_read_flags(file, listing, images) for file in files.values()], axis=1)
-
+    images = distinct_names(((line, fields[0]) for line, fields in numbered_fields(listing)), listing)
+    flags = [_read_flags(file, listing, images) for file in files.values()]
     meaning = policy.difficult or "unknown"
-    audit = Audit("voc", [str(file) for file in files.values()])
-    audit.add("1", "present", int(np.count_nonzero(flags == 1)))
-    audit.add("-1", "absent", int(np.count_nonzero(flags == -1)))
-    difficult = flags == 0
-    audit.add("0", meaning, int(np.count_nonzero(difficult)))
-    if difficult.any() and policy.difficult is None:
+    entries = Entries("voc", *files.values(), images=images, classes=files)
+    for image, of_classes in zip(images, zip(*flags, strict=True), strict=True):
+        for name, flag in zip(files, of_classes, strict=True):
+            entries.add(image, name, flag or LABEL_VALUES[meaning] or None, str(flag), "" if flag else "difficult")
+    rows, audit = entries.build(), entries.audit
+    if any(0 in column for column in flags) and policy.difficult is None:
         audit.note("flag 0 means difficult objects only: read as unknown; ‹difficult=present› or absent changes that")
     audit.note_names("splits not read", [name for name in splits if name != split])
-    labels = np.where(difficult, LABEL_VALUES[meaning], flags).astype(np.int8)
-    image, column = np.nonzero(labels)
-    source = difficult[image, column].astype(np.int16)
-    rows = Labels.build(
-        Names(images), Names(files), image, column, labels[image, column], source, sources=("", "difficult")
-    )
     return LabelImport(rows, audit)
 
 
@@ -90,41 +78,24 @@ def _class_files(main: Path) -> dict[str, dict[str, Path]]:
     return files
 
 
-def _image_list(file: Path) -> list[str]:
-    """The images of a split, from the list or from the first field of a class file."""
-
-    def names() -> Iterator[tuple[int, str]]:
-        for number, line in enumerate(read_lines(file), 1):
-            if "\x00" in line:
-                message = "byte 0x00 is not allowed in a text file"
-                raise LabelError(message, "download the file again", file, line=number)
-            if fields := line.split():
-                yield number, fields[0]
-
-    return distinct_names(names(), file)
-
-
-def _read_flags(file: Path, listing: Path, images: list[str]) -> NDArray[np.int8]:
+def _read_flags(file: Path, listing: Path, images: list[str]) -> list[int]:
     """The flags of one class file, in the order of `images`: −1, 0 or 1."""
     flags: list[int] = []
-    number = 0
-    for number, line in enumerate(read_lines(file), 1):
-        fields = line.split()
-        if not fields:
-            continue
+    line = 0
+    for line, fields in numbered_fields(file):
+        message, fix = "", _FIX_ORDER
         if len(fields) != 2:
-            message = f"{len(fields)} fields instead of an image and a flag"
-            raise LabelError(message, "write the line as: image flag", file, line=number)
-        name, flag = fields
-        if flag not in _FLAGS:
-            raise LabelError(f"flag {flag!r} is not 1, 0 or -1", "use 1 present, -1 absent", file, line=number)
-        if len(flags) == len(images):
-            raise LabelError(f"image {name!r} is one more than {listing.name} lists", _FIX_ORDER, file, line=number)
-        if name != images[len(flags)]:
-            message = f"image {name!r} is where {listing.name} has {images[len(flags)]!r}"
-            raise LabelError(message, _FIX_ORDER, file, line=number)
-        flags.append(_FLAGS[flag])
+            message, fix = f"{len(fields)} fields instead of an image and a flag", "write the line as: image flag"
+        elif fields[1] not in _FLAGS:
+            message, fix = f"flag {fields[1]!r} is not 1, 0 or -1", "use 1 present, -1 absent"
+        elif len(flags) == len(images):
+            message = f"image {fields[0]!r} is one more than {listing.name} lists"
+        elif fields[0] != images[len(flags)]:
+            message = f"image {fields[0]!r} is where {listing.name} has {images[len(flags)]!r}"
+        if message:
+            raise LabelError(message, fix, file, line=line)
+        flags.append(_FLAGS[fields[1]])
     if len(flags) < len(images):
         message = f"the file ends after {len(flags)} images, but {listing.name} lists {len(images)}"
-        raise LabelError(message, _FIX_ORDER, file, line=number)
-    return np.array(flags, np.int8)
+        raise LabelError(message, _FIX_ORDER, file, line=line)
+    return flags

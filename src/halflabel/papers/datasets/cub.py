@@ -45,9 +45,6 @@ def read(folder: Path, *, certainty: Literal["used", "ignored"] = "used") -> Dat
 
 def _not_visible(base: Path) -> Table:
     """Read the labels of the lines marked as not visible; the reader has already checked the files."""
-    image_ids, images = reader.read_numbered_names(base / "images.txt")
-    class_ids, classes = reader.read_numbered_names(reader.find_attributes_file(base))
-    fields, _ = reader.parse_labels(base / "attributes" / "image_attribute_labels.txt")
-    fields = fields[fields[:, 3] == 1]
-    image, column = reader.find_positions(fields[:, 0], image_ids), reader.find_positions(fields[:, 1], class_ids)
-    return Table.from_entries(Names(images), Names(classes), image, column, 2 * fields[:, 2] - 1)
+    archive = reader.load(base)
+    image, column, present, _ = archive.lines[archive.lines[:, 3] == 1].T
+    return Table.from_entries(Names(archive.images), Names(archive.classes), image, column, 2 * present - 1)
