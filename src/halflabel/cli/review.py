@@ -185,8 +185,7 @@ def _login() -> str:
 
 def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, force: bool) -> None:
     from halflabel.labels import formats
-    from halflabel.labels.agreement import group_by_entry, holding_answers
-    from halflabel.labels.answers import AnswerStore
+    from halflabel.labels.answers import AnswerStore, group_by_entry, holding_answers
 
     if isinstance(place, Path) and not place.exists():
         raise UserError(
@@ -218,7 +217,7 @@ def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, for
 
 def _show_agreement(groups: Sequence[Sequence[Answer]]) -> None:
     """Print how people agree who answered the same questions; nothing if there are none."""
-    from halflabel.labels.agreement import expected_errors, is_conflict, measure_agreement
+    from halflabel.labels.answers import expected_errors, is_conflict, measure_agreement
 
     agreement = measure_agreement(groups)
     if not agreement:

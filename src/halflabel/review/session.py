@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.labels.agreement import SETTLED
-from halflabel.labels.answers import Answer, AnswerStore
+from halflabel.labels.answers import SETTLED, Answer, AnswerStore
 from halflabel.questions.choose import Question, likely_positives, rank_among_equal
 from halflabel.questions.next import doubtful_labels
 from halflabel.review.team_answers import TeamAnswers, estimate_share

@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from halflabel.evaluation.inclusion import share_interval
-from halflabel.labels.agreement import (
+from halflabel.labels.answers import (
     SETTLED,
+    Answer,
+    AnswerStore,
     expected_errors,
     group_by_entry,
     holding_answer,
     is_conflict,
     measure_agreement,
 )
-from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.table import Table
 
 

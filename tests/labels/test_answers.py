@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from halflabel.labels.agreement import (
+from halflabel.labels.answers import (
     SETTLED,
+    Answer,
+    AnswerStore,
     expected_errors,
     group_by_entry,
     holding_answer,
     is_conflict,
     measure_agreement,
 )
-from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.names import Names
 
 
