@@ -222,7 +222,7 @@ def _output_file(run: RunFolder, out: Path | None, labels: Path | None, force: b
 
 
 def _check_inputs(images: Path, rules: Path | None) -> None:
-    from halflabel.labels.formats._paths import existing_path
+    from halflabel.labels.formats._csv import existing_path
 
     check_image_folder(images)
     if rules is not None:

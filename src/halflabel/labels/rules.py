@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import csv_line, detect_delimiter, first_line, read_records
+from halflabel.labels.formats._csv import csv_line, detect_delimiter, existing_path, first_line, read_records
 from halflabel.labels.formats._json import load_json
-from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import Table
 from halflabel.system.intervals import wilson

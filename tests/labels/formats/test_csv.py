@@ -17,11 +17,11 @@ from halflabel.labels.formats._csv import (
     CsvTable,
     ParquetTable,
     detect_delimiter,
+    existing_path,
     first_line,
     read_lines,
     read_records,
 )
-from halflabel.labels.formats._paths import existing_path
 
 
 def refusal(path: Path, content: bytes, **options: str) -> LabelError:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import LabelImport
-from halflabel.labels.formats._paths import check_exists
+from halflabel.labels.formats._csv import check_exists
 from halflabel.labels.formats._write import check_provenance, drop_uncertain
 from halflabel.labels.formats.unsupported import (
     describe_beginning,

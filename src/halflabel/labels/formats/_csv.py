@@ -1,4 +1,4 @@
-"""CSV and Parquet files as columns of strings, with the line of every row for error messages.
+"""Paths, lines and tables that readers are given: CSV and Parquet as columns of strings, errors with the line.
 
 Everything stays a string: ids keep their leading zeros, and a class may be called NA or None.
 """
@@ -9,9 +9,8 @@ import codecs
 import csv
 import mmap
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, error_summary
 from halflabel.labels.formats._parquet import parquet_files, read_parquet
-from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, first_duplicate
-from halflabel.system.files import is_utf8
+from halflabel.system.files import WRITING_MARK, is_utf8
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
 
@@ -49,6 +47,44 @@ _IMAGE_NAME = re.compile(f".+{_IMAGE_ENDING}", re.IGNORECASE)
 
 # Python's replacement for bytes that do not decode ("surrogateescape"); real text never contains these.
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
+
+
+def check_exists(path: Path) -> None:
+    """Raise LabelError unless `path` is a file or a folder."""
+    try:
+        exists = path.exists()
+    except OSError:  # such as a name that is too long
+        exists = False
+    if not exists:
+        raise LabelError("no such file or folder", "check the path", path)
+    if (path / WRITING_MARK).exists():
+        fix = "write it again, such as with halflabel convert --force"
+        raise LabelError("the folder is a mixture: writing it was interrupted", fix, path)
+    if not (path.is_file() or path.is_dir()):  # reading a pipe would wait forever
+        raise LabelError("this is a pipe or a device", "name a file or a folder", path)
+
+
+def choose_split(splits: Sequence[str], stated: str | None, path: Path) -> str:
+    """The stated split, or the only one; LabelError for a split that is missing, or not stated among several."""
+    names = ", ".join(splits)
+    if stated is None and len(splits) > 1:
+        fix = "add " + " or ".join(f"‹split={name}›" for name in splits[:8])
+        raise LabelError(f"there are several splits: {names}", fix, path)
+    if stated not in (None, *splits):
+        raise LabelError(f"there is no split {stated!r}", f"use ‹split› with one of: {names}", path)
+    return stated or splits[0]
+
+
+def existing_path(path: str | Path, *, folder: bool = False) -> Path:
+    """The path of an existing, non-empty file, or of an existing folder; LabelError for anything else."""
+    path = Path(path)
+    check_exists(path)
+    if path.is_dir() != folder:
+        kind, expected = ("a folder", "a file") if path.is_dir() else ("a file", "a folder")
+        raise LabelError(f"this is {kind}, but {expected} is needed", f"name {expected}, or state ‹format›", path)
+    if not folder and path.stat().st_size == 0:
+        raise LabelError("the file is empty", "export the labels again, with a header line", path)
+    return path
 
 
 def first_line(path: Path) -> str:
@@ -240,11 +276,6 @@ class CsvTable:
     def __contains__(self, name: str) -> bool:
         return name in self._position
 
-    @cached_property
-    def _position(self) -> dict[str, int]:
-        """The position of each column; a search in a list of 40,000 names for each of them would take a minute."""
-        return {name: position for position, name in enumerate(self.header)}
-
     def check_columns(self, names: Iterable[str]) -> None:
         """Raise LabelError with the existing columns if one of these is missing."""
         for name in names:
@@ -359,6 +390,8 @@ class CsvTable:
             )
 
     def _check_header(self) -> None:
+        # A search in a list of 40,000 names for each of them would take a minute.
+        self._position = {name: position for position, name in enumerate(self.header)}
         if "" in self.header:
             number = self.header.index("") + 1
             raise self.error(f"column {number} has no name", "give every column a name in the first line", line=1)

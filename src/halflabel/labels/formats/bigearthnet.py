@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats._csv import choose_split
 from halflabel.labels.formats._entries import Entries
 from halflabel.labels.formats._json import load_json
 from halflabel.labels.formats._parquet import parquet_columns, parquet_files, read_parquet
-from halflabel.labels.formats._paths import choose_split
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "split")

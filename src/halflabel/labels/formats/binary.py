@@ -26,7 +26,7 @@ from scipy.sparse import csr_array
 
 from halflabel.errors import LabelError, UserError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._csv import existing_path
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import distinct_names, numbered_fields, read_lines
-from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._csv import distinct_names, existing_path, numbered_fields, read_lines
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy

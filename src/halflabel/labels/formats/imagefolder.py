@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
-from halflabel.labels.formats._csv import CsvTable, ParquetTable, first_line
+from halflabel.labels.formats._csv import CsvTable, ParquetTable, existing_path, first_line
 from halflabel.labels.formats._entries import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._json import JsonLines
 from halflabel.labels.formats._parquet import parquet_columns
-from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.formats.wide import decode_columns

@@ -14,8 +14,7 @@ import numpy as np
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import distinct_names, read_lines
-from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._csv import distinct_names, existing_path, read_lines
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy

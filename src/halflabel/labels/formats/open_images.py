@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import check_quotes, csv_fault, first_line, read_records, record_line
+from halflabel.labels.formats._csv import check_quotes, csv_fault, existing_path, first_line, read_records, record_line
 from halflabel.labels.formats._long_write import csv_text, record_batches
-from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.formats._write import check_has_labels
 from halflabel.labels.labels import Labels, too_many_sources
 from halflabel.labels.names import Names

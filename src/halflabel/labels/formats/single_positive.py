@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import distinct_names, read_lines
-from halflabel.labels.formats._paths import check_exists, choose_split, existing_path
+from halflabel.labels.formats._csv import check_exists, choose_split, distinct_names, existing_path, read_lines
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy

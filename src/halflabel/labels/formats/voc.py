@@ -10,9 +10,8 @@ from pathlib import Path
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import LabelImport
-from halflabel.labels.formats._csv import distinct_names, numbered_fields
+from halflabel.labels.formats._csv import choose_split, distinct_names, existing_path, numbered_fields
 from halflabel.labels.formats._entries import Entries
-from halflabel.labels.formats._paths import choose_split, existing_path
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.system.files import is_utf8
 

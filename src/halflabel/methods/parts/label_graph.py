@@ -15,8 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding_bag
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.formats._csv import detect_delimiter, first_line, read_records
-from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._csv import detect_delimiter, existing_path, first_line, read_records
 from halflabel.labels.names import Names, class_number
 from halflabel.labels.table import Table, count_together
 from halflabel.methods.parts.wordnet import WordNet

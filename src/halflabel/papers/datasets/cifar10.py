@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.formats._csv import read_lines
-from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.names import Names
 from halflabel.papers.datasets.base import Dataset, Layout, RawImages, Split, read_records, single_label
 

@@ -14,8 +14,7 @@ import pyarrow as pa
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit
 from halflabel.labels.formats import open_images as reader
-from halflabel.labels.formats._csv import read_lines
-from halflabel.labels.formats._paths import existing_path
+from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import read_lines
+from halflabel.labels.formats._csv import existing_path, read_lines
 from halflabel.labels.formats._json import load_json
-from halflabel.labels.formats._paths import existing_path
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.table import Table
 from halflabel.papers.datasets.base import Dataset, Layout, Split
