@@ -33,7 +33,6 @@ def partial(table: Table, share: float, *, exact: bool = True, seed: int = 0) ->
     With `exact`, an image with n known labels keeps ⌊share·n⌋ of them, and one more with probability share·n −
     ⌊share·n⌋, so 0.1 of 20 is always 2. Without it, each is kept independently. (Durand 2019, §4.1.)
     """
-    _check_share(share)
     return table.keep(_choose(table, "partial", seed, share=share, exact=exact))
 
 
@@ -42,7 +41,6 @@ def dense(table: Table, share: float, *, seed: int = 0) -> Table:
 
     Of the N images with a known label exactly ⌊share·N + ½⌋ keep all their labels. (Durand 2019, §4.1.)
     """
-    _check_share(share)
     order = _shuffled_images(table, seed)
     return _keep_images(table, order[: _round_share(share, len(order))])
 
@@ -53,7 +51,6 @@ def noisy(table: Table, share: float, *, exact: bool = True, seed: int = 0) -> T
     They are chosen as in `partial`. The paper says only "some labels are wrong" for a fixed number of clean labels.
     (Durand 2019, §4.1: "80 % clean" is share = 0.2.)
     """
-    _check_share(share)
     wrong = _choose(table, "noisy", seed, share=share, exact=exact)
     return _with_values(table, np.where(wrong, -table.value, table.value))
 
@@ -88,10 +85,7 @@ def positives(
     Of n known positives an image keeps ⌊share·n⌋ and one more with probability share·n − ⌊share·n⌋, or min(number, n).
     Known negatives become unknown too, unless `keep_negatives`. (Zhou 2022, the general missing-label setting.)
     """
-    if (share is None) == (number is None):
-        raise UserError("positives needs a share or a number", "give exactly one of share=0.5 and number=2")
-    if share is not None:
-        _check_share(share)
+    check_options("positives", [name for name, given in (("share", share), ("number", number)) if given is not None])
     if number is not None:
         _check_number(number, "number", least=1)
     chosen = _choose(table, "positive", seed, share=share, number=number)
@@ -130,9 +124,7 @@ def corrupt(table: Table, share: float, *, labelled: float = 1.0, seed: int = 0)
     1, all other images first lose their labels, as by `semi_supervised`. (Cevikalp 2019, §3.3: labels of a random
     subset are "altered stochastically, while maintaining the class frequencies"; whole rows are our interpretation.)
     """
-    _check_share(share)
-    _check_share(labelled)
-    if labelled < 1:
+    if labelled != 1:
         table = semi_supervised(table, share=1 - labelled, seed=seed)
     order = _shuffled_images(table, seed)
     order = order[: _round_share(share, len(order))]
@@ -150,13 +142,10 @@ def semi_supervised(table: Table, *, share: float | None = None, number: int | N
     Of the N images with a known label exactly `number`, or ⌊share·N + ½⌋, lose all labels. The images that keep their
     labels are those that `dense` keeps for the same count. (Cevikalp 2019, §3.1.)
     """
-    if (share is None) == (number is None):
-        raise UserError("semi-supervised needs a share or a number", "give exactly one of share=0.9 and number=1000")
+    given = [name for name, option in (("share", share), ("number", number)) if option is not None]
+    check_options("semi-supervised", given)
     order = _shuffled_images(table, seed)
-    if share is not None:
-        _check_share(share)
-        number = _round_share(share, len(order))
-    assert number is not None
+    number = _round_share(share, len(order)) if share is not None else number or 0
     _check_number(number, "number")
     if number > len(order):
         raise UserError(
@@ -218,11 +207,6 @@ def apply(protocol: str, table: Table, *, seed: int = 0, **options: Any) -> Tabl
     return PROTOCOLS[protocol](table, seed=seed, **options)
 
 
-def _check_share(share: float) -> None:
-    if not 0.0 <= share <= 1.0:
-        raise UserError(f"the share {share:g} is not between 0 and 1", "give a part of the whole, such as 0.1 for 10 %")
-
-
 def _check_number(number: int, name: str, least: int = 0) -> None:
     if int(number) != number or number < least:
         raise UserError(f"{name} is {number}", f"give a whole number, {least} or more")
@@ -239,6 +223,8 @@ def _tag(name: str) -> int:
 
 def _part(share: float, count: Any) -> NDArray[np.float64]:
     """share·count without float errors: 0.29 of 100 is 29."""
+    if not 0.0 <= share <= 1.0:
+        raise UserError(f"the share {share:g} is not between 0 and 1", "give a part of the whole, such as 0.1 for 10 %")
     return np.round(np.asarray(count) * share, 9)
 
 
@@ -280,16 +266,13 @@ def _choose(
     image, draw = image[among], draw[among]
     _check_any(len(image), "known positives" if tag == "positive" else "known labels")
     mask = np.zeros(table.known, np.bool_)
-    if share is not None and not exact:
-        # The upper 53 bits are the number that `uniform` returns; it is below 1, so share 1 keeps everything.
-        mask[among] = (draw >> np.uint64(11)) * 2.0**-53 < share
-        return mask
     quota = np.full(len(table), number or 0)
     if share is not None:
         part = _part(share, np.bincount(image, minlength=len(table)))
         chance = uniform(seed, _tag(f"{tag}, one more"), hash_names(table.images.array))
         quota = (part + (chance < np.round(part % 1, 9))).astype(np.int64)
-    mask[among] = _lowest(image, draw, quota)
+    # The upper 53 bits are the number that `uniform` returns; it is below 1, so share 1 keeps everything.
+    mask[among] = _lowest(image, draw, quota) if exact else (draw >> np.uint64(11)) * 2.0**-53 < (share or 0.0)
     return mask
 
 
@@ -324,26 +307,20 @@ def _derangement(row: NDArray[np.uint64], name: NDArray[np.uint64], seed: int) -
     """A permutation of rows that are in random order; no image gets a row equal to its own, unless most are equal."""
     source = np.roll(np.arange(len(row)), -1)
 
-    def partners(positions: NDArray[np.int64], attempt: int, count: int) -> NDArray[np.int64]:
+    def swap(stuck: Mask, free: Mask, attempt: int) -> None:
+        """Exchange the rows of images that are stuck with those of random free ones, where that leaves none equal."""
+        positions = np.flatnonzero(free)
         order = np.argsort(bits(seed, _tag("exchange"), attempt, name[positions]), kind="stable")
-        return positions[order[:count]]
+        here, there = np.flatnonzero(stuck)[: len(positions)], positions[order[: np.count_nonzero(stuck)]]
+        good = (row[source[there]] != row[here]) & (row[source[here]] != row[there])
+        source[here[good]], source[there[good]] = source[there[good]], source[here[good]]
 
     # Random swaps, for all rows at once, resolve nearly all images that still have an equal row.
     for attempt in range(_SWAPS):
         same = row[source] == row
-        stuck = np.flatnonzero(same)
-        partner = partners(np.flatnonzero(~same), attempt, len(stuck))
-        stuck = stuck[: len(partner)]
-        good = (row[source[partner]] != row[stuck]) & (row[source[stuck]] != row[partner])
-        _swap(source, stuck[good], partner[good])
+        swap(same, ~same, attempt)
     # Resolve the rest one distinct row at a time: if s images are stuck with a row, there are at least s partners that
     # neither had nor got that row, as long as it makes up no more than half of all rows.
     for kind in np.unique(row[row[source] == row]):
-        stuck = np.flatnonzero((row == kind) & (row[source] == kind))
-        partner = partners(np.flatnonzero((row != kind) & (row[source] != kind)), _SWAPS, len(stuck))
-        _swap(source, stuck[: len(partner)], partner)
+        swap((row == kind) & (row[source] == kind), (row != kind) & (row[source] != kind), _SWAPS)
     return source
-
-
-def _swap(numbers: NDArray[np.int64], here: NDArray[np.int64], there: NDArray[np.int64]) -> None:
-    numbers[here], numbers[there] = numbers[there], numbers[here]
