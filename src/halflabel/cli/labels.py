@@ -174,8 +174,8 @@ def convert(
     """Convert labels from one format to another; what the format cannot hold is an error, never lost silently.
 
     Formats: binary (.labels: memory-mapped, for millions of images), long (all other extensions), wide, tags, coco,
-    lvis, open-images, imagefolder, label-studio, fiftyone, and those of your own in HALFLABEL_PLUGINS. The formats of
-    data sets, such as voc and cub, are only read.
+    lvis, imagefolder, label-studio, fiftyone, and those of your own in HALFLABEL_PLUGINS. The formats of data sets,
+    such as voc and cub, are only read.
 
     Example: halflabel convert labels.csv labels.json --to lvis
     """
@@ -189,7 +189,7 @@ def convert(
     options: dict[str, Any] = {"without_sources": without_sources, "without_uncertain": without_uncertain}
     options |= {name: value for name, value in (("image_url", image_url), ("into", into)) if value is not None}
     if excel_safe:
-        if to not in ("long", "wide", "tags", "open-images") or out.suffix == ".parquet":
+        if to not in ("long", "wide", "tags") or out.suffix == ".parquet":
             raise UserError(f"--excel-safe is for CSV files, not for {out.name} as {to}", "leave --excel-safe out")
         rows = _excel_safe(rows)
     formats.write(rows, out, format=to, **options)

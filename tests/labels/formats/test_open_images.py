@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import csv
 import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, label_error, source_of
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels import formats
 from halflabel.labels.audit import ValueCount
 from halflabel.labels.formats import open_images
-from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import Table
 
 GOLDEN = GOLDEN_FILES / "open_images"
 VERIFIED = GOLDEN / "verified" / "validation-annotations-human-imagelabels.csv"
@@ -222,78 +216,6 @@ def test_more_sources_than_there_is_room_for(tmp_path: Path) -> None:
     assert label_error(open_images.read, file).column == "Source"
 
 
-@pytest.mark.parametrize(("path", "policy"), [(VERIFIED, Policy()), (BOXES, Policy())])
-def test_round_trip_of_the_golden_files(tmp_path: Path, path: Path, policy: Policy) -> None:
-    result = open_images.read(path, policy)
-    open_images.write(result.rows, tmp_path / "x.csv")
-    read_back = open_images.read(tmp_path / "x.csv", policy)
-    assert read_back.table() == result.table()
-    assert set(source_of(read_back.rows)) == set(source_of(result.rows))
-
-
-def test_round_trip_of_guesses(tmp_path: Path) -> None:
-    policy = Policy(machine=0.7)
-    result = open_images.read(MIXED, policy)
-    open_images.write(result.rows, tmp_path / "x.csv")
-    read_back = open_images.read(tmp_path / "x.csv", policy)
-    columns = read_back.rows.classes.index(result.rows.classes.array)
-    assert read_back.table().subset(classes=columns) == result.table()
-    assert (tmp_path / "x.csv").read_text() == HEADER + (
-        "00aa,machine,/m/a,0.7\n00aa,verification,/m/b,1\n00bb,verification,/m/a,0\n00cc,machine,/m/c,1\n"
-    )
-    assert open_images.read(tmp_path / "x.csv", Policy()).table().known == 2
-
-
-names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
-
-
-@given(
-    st.lists(names, min_size=1, max_size=4, unique=True),
-    st.lists(names, min_size=1, max_size=4, unique=True),
-    st.integers(0, 2**31),
-)
-@settings(max_examples=40, deadline=None)
-def test_round_trip_of_any_table_in_which_all_have_a_label(images: list[str], classes: list[str], seed: int) -> None:
-    labels = np.random.default_rng(seed).integers(-1, 2, (len(images), len(classes)))
-    labels[:, 0] = labels[0] = 1
-    table = Table.from_dense(labels, images, classes)
-    with tempfile.TemporaryDirectory() as folder:
-        open_images.write(Labels.from_table(table), Path(folder) / "x.csv")
-        assert open_images.read(Path(folder) / "x.csv", Policy()).table() == table
-
-
-def rows_of(value: list[int], source: str = "", score: float = np.nan) -> Labels:
-    table = Table.from_dense([[1]], ["a"], ["x"])
-    zeros = np.zeros(len(value), int)
-    return Labels.build(
-        table.images, table.classes, zeros, zeros, np.array(value), zeros, np.full(len(value), score), (source,)
-    )
-
-
-def test_the_last_row_is_written(tmp_path: Path) -> None:
-    open_images.write(rows_of([1, 0, -1], "ann"), tmp_path / "x.csv")
-    assert (tmp_path / "x.csv").read_text() == HEADER + "a,ann,x,0\n"
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        (Labels.from_table(Table.from_dense([[1], [0]], ["a", "b"], ["x"])), "image 'b'"),
-        (Labels.from_table(Table.from_dense([[1, 0]], ["a"], ["x", "y"])), "class 'y'"),
-        (rows_of([1, 0]), "image 'a'"),
-        (Labels.from_table(Table.from_dense([[1]], ["a\nb"], ["x"])), "line break"),
-        (Labels.from_table(Table.from_dense([[1]], ["a"], [""])), "no name"),
-        (rows_of([1], "a\rb"), "line break"),
-        (rows_of([1], "machine"), "machine"),
-        (rows_of([-1], "machine", 0.5), "machine"),
-    ],
-)
-def test_write_refuses_what_it_cannot_hold(tmp_path: Path, rows: Labels, words: str) -> None:
-    with pytest.raises(UserError, match='to="long"') as caught:
-        open_images.write(rows, tmp_path / "x.csv")
-    assert words in caught.value.message
-
-
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     at = int(rng.integers(len(data) + 1))
     noise = bytes(rng.choice(list(b"\x00\xff\n\r ,\"1-0.e'a"), int(rng.integers(0, 4))).tolist())
@@ -316,24 +238,3 @@ def test_no_bytes_bring_it_down(tmp_path: Path, golden: Path) -> None:
             fault = error
         assert fault is None or fault.fix
     assert 0 < read < 80
-
-
-def test_what_a_model_filled_in_is_not_written_as_verified(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text(
-        "image,class,value,source,score\n"
-        "a.jpg,cat,1,person,\n"
-        "a.jpg,dog,1,model:em:runs/first,0.75\n"
-        "b.jpg,cat,-1,model:em:runs/first,0.96875\n"
-        "b.jpg,dog,1,model:em:runs/first,1\n"
-        "c.jpg,cat,1,model,0.5\n"
-    )
-    rows = formats.read(tmp_path / "rows.csv").rows
-    formats.write(rows, tmp_path / "out.csv", format="open-images", without_sources=True)
-    lines = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
-    written = {(line[0], line[2]): float(line[3]) for line in lines}
-    assert written[("a.jpg", "cat")] == 1
-    assert written[("a.jpg", "dog")] == pytest.approx(0.75)
-    assert written[("b.jpg", "cat")] == pytest.approx(0.03125)
-    assert 0.99 < written[("b.jpg", "dog")] < 1
-    assert written[("c.jpg", "cat")] == 0.5
-    assert formats.read(tmp_path / "out.csv").table().stats.known == 1

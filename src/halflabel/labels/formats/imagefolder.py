@@ -6,13 +6,11 @@ or `negatives`, may name the absent classes.
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
@@ -84,18 +82,19 @@ def read(path: Path, policy: Policy) -> LabelImport:
 
 
 def write(rows: Labels, path: Path) -> None:
-    """Write true, false or null per class: metadata.jsonl in a folder, or the named .jsonl, .csv or .parquet file."""
+    """Write true, false or null per class: metadata.jsonl in a folder, or the named .jsonl file."""
     path = Path(path)
-    if path.is_dir() or not path.suffix:
-        path = path / "metadata.jsonl"
-    writers = {".jsonl": _write_jsonl, ".csv": _write_csv, ".parquet": _write_parquet}
-    if path.suffix not in writers:
-        raise UserError(
-            f"metadata files cannot be {path.suffix} files", f"name a folder, or one of {', '.join(METADATA_FILES)}"
-        )
+    path = path / "metadata.jsonl" if path.is_dir() or not path.suffix else path
+    if path.suffix != ".jsonl":
+        raise UserError(f"metadata is not written as a {path.suffix} file", "name a folder, or metadata.jsonl")
     if IMAGE_COLUMN in rows.classes:
         raise UserError(f"a class is called {IMAGE_COLUMN!r}, like the column of images", "write the long form instead")
-    writers[path.suffix](rows, path)
+    table = rows.training
+    keys = [json.dumps(name, ensure_ascii=False) for name in table.classes]
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        for name, words in table_lines(table, ("false", "null", "true")):
+            cells = "".join(f", {key}: {word}" for key, word in zip(keys, words, strict=True))
+            file.write(f'{{"{IMAGE_COLUMN}": {json.dumps(name, ensure_ascii=False)}{cells}}}\n')
 
 
 def _metadata_file(path: Path) -> Path:
@@ -221,34 +220,3 @@ def _find_images(folder: Path) -> tuple[list[str], int]:
                 else:
                     unreadable += 1
     return images, unreadable
-
-
-def _write_jsonl(rows: Labels, path: Path) -> None:
-    table = rows.training
-    keys = [json.dumps(name, ensure_ascii=False) for name in table.classes]
-    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        for name, words in table_lines(table, ("false", "null", "true")):
-            cells = "".join(f", {key}: {word}" for key, word in zip(keys, words, strict=True))
-            file.write(f'{{"{IMAGE_COLUMN}": {json.dumps(name, ensure_ascii=False)}{cells}}}\n')
-
-
-def _write_csv(rows: Labels, path: Path) -> None:
-    table = rows.training
-    unwritable = [name for name in table.classes if name != name.strip() or set(name) & set(";\t|\r\n\0")]
-    unwritable += [name for name in table.images if set(name) & set("\r\n\0")]
-    if unwritable:
-        raise UserError(f"the name {unwritable[0]!r} cannot be written to CSV", "write metadata.jsonl instead")
-    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([IMAGE_COLUMN, *table.classes])
-        writer.writerows([name, *cells] for name, cells in table_lines(table, ("false", "", "true")))
-
-
-def _write_parquet(rows: Labels, path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    table = rows.training
-    labels = table.dense()
-    columns = [pa.array(labels[:, number] > 0, mask=labels[:, number] == 0) for number in range(len(table.classes))]
-    with atomic_write(path) as temporary:
-        pq.write_table(pa.table([table.images.array, *columns], names=[IMAGE_COLUMN, *table.classes]), temporary)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,20 +20,16 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import check_quotes, csv_fault, existing_path, first_line, read_records, record_line
-from halflabel.labels.formats._long_write import csv_text, record_batches
-from halflabel.labels.formats._write import check_has_labels
 from halflabel.labels.labels import Labels, too_many_sources
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.system.files import atomic_write
 
 USES = ("machine",)
+CANNOT_WRITE = ("the layout of Open Images cannot say which model made a label", "write the long form (‹to=long›)")
 
 COLUMNS = ("ImageID", "Source", "LabelName", "Confidence")
 REQUIRED_COLUMNS = ("ImageID", "LabelName", "Confidence")
 MACHINE = "machine"
-
-_LONG = "write the long form instead (‹to=long›)"
 
 
 def sniff(path: Path) -> bool:
@@ -82,7 +77,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
     # Arrow keeps the memory of its hash tables: more than a gigabyte for millions of images.
     pa.default_memory_pool().release_unused()
     rows = Labels.build(images, classes, number, column, value, source, score, sources.to_pylist())
-    rows = _machine_rows_first(rows)
+    is_machine = ~np.isnan(rows.score)  # they come first, so that verified labels win
+    if is_machine.any() and not is_machine.all():
+        rows = rows.select(np.argsort(~is_machine, kind="stable"))
     audit.note_count(rows.count_conflicts(), "entries are both present and absent: the last verified row wins")
     return LabelImport(rows, audit)
 
@@ -91,34 +88,6 @@ def _join(blocks: list[pa.DictionaryArray]) -> tuple[pa.Array, NDArray[np.int32]
     """(all names by first appearance, the index of each row's name) of blocks with one vocabulary each."""
     coded = pa.chunked_array(blocks).unify_dictionaries()
     return coded.chunk(0).dictionary, np.concatenate([part.indices.to_numpy() for part in coded.chunks])
-
-
-def keeps_provenance(rows: Labels) -> NDArray[np.bool_]:
-    """Sources are kept, but only a label of the source "machine" has a score; those of other models become unknown."""
-    is_machine = np.isin(rows.sources, MACHINE)[rows.source]
-    return is_machine | (~rows.is_model_made() & np.isnan(rows.score))
-
-
-def write(rows: Labels, path: Path) -> None:
-    """Write the labels that hold, with Confidence 1 or 0 and the class name as LabelName.
-
-    Machine-generated rows keep their score as Confidence. Labels made by other models get their probability of being
-    present, a fraction: nobody verified them. Classes are read back in order of first appearance.
-    An image or a class without known labels cannot be written.
-    """
-    rows = _holding_in_image_order(rows)
-    _check_writable(rows)
-    confidence = (rows.value > 0).astype(np.float32)
-    is_machine = np.array([name == MACHINE for name in rows.sources])[rows.source]
-    confidence[is_machine] = rows.score[is_machine]
-    is_model = rows.is_model_made() & ~is_machine
-    probability = np.nan_to_num(rows.score, nan=0.5)  # that the value is right
-    present = np.where(rows.value > 0, probability, 1 - probability)
-    confidence[is_model] = present[is_model].clip(0.001, 0.999)
-    with atomic_write(path) as temporary, open(temporary, "wb") as file:
-        file.write((",".join(COLUMNS) + "\n").encode())
-        for block in record_batches(replace(rows, score=confidence)):
-            file.write(csv_text(block.select(["image", "source", "class", "score"])))
 
 
 def _label_files(folder: Path) -> list[Path]:
@@ -283,35 +252,3 @@ def _descriptions(path: Path) -> dict[str, str]:
         if name_of.setdefault(mid, name) != name:
             raise LabelError(f"class {mid!r} has two names", "leave one line per class", path, line=line)
     return name_of
-
-
-def _machine_rows_first(rows: Labels) -> Labels:
-    """Machine-generated rows, which alone have a score, come first, so that verified labels win."""
-    is_machine = ~np.isnan(rows.score)
-    if not is_machine.any() or is_machine.all():
-        return rows
-    return rows.select(np.argsort(~is_machine, kind="stable"))
-
-
-def _holding_in_image_order(rows: Labels) -> Labels:
-    """The rows that hold, in the order of the images."""
-    holding = np.sort(rows.holding())
-    seen, first = np.unique(rows.image[holding], return_index=True)
-    if len(seen) and np.any(np.diff(first) < 0):
-        holding = holding[np.argsort(rows.image[holding], kind="stable")]
-    return rows.select(holding)
-
-
-def _check_writable(rows: Labels) -> None:
-    """Raise UserError for what the format cannot express."""
-    for kind, names, used in (("image", rows.images, rows.image), ("class", rows.classes, rows.column)):
-        check_has_labels(names, used, kind, _LONG)
-        has_line_break = pc.match_substring_regex(names.array, r"[\r\n]")
-        if "" in names or pc.any(has_line_break).as_py():
-            raise UserError(f"one {kind} has no name, or a line break in it", _LONG)
-    is_machine = np.array([name == MACHINE for name in rows.sources])[rows.source]
-    has_confidence = (rows.score > 0) & (rows.score <= 1) & (rows.value > 0)
-    if not has_confidence[is_machine].all():
-        raise UserError("a row of source 'machine' is absent or has no score from 0 to 1 to show as Confidence", _LONG)
-    if any("\n" in name or "\r" in name for name in rows.sources):
-        raise UserError("a source has a line break in its name", _LONG)
