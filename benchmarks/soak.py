@@ -43,8 +43,8 @@ from fault_injection import (
 
 IMAGES = 96
 WORDS = [
-    "--method", "curriculum", "--backbone", "tiny", "--size", "32", "--device", "cpu", "--tune", "all",
-    "--linear-init", "2", "--epochs", "4", "--batch-size", "8", "--save-every", "2", "--ema", "0.9",
+    "--method", "curriculum", "--backbone", "tiny", "--size", "32", "--set", "device=cpu", "--tune", "all",
+    "--set", "linear_init=2", "--epochs", "4", "--batch-size", "8", "--save-every", "2", "--set", "ema=0.9",
     "--max-bad", "0.05", "--lr", "0.01", "--theta", "0.2",
 ]  # fmt: skip
 TIMES = ("seconds", "images_per_s")

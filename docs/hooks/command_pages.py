@@ -11,6 +11,7 @@ from typing import Any, get_args
 import typer
 
 from halflabel.cli import app
+from halflabel.fitting.config import declared_options
 
 __all__ = ["command_page", "commands"]
 
@@ -42,7 +43,7 @@ def command_page() -> str:
     for words, command in commands().items():
         text += ["", f"## halflabel {words}", "", *_description(command)]
         groups: dict[str, list[Any]] = {}
-        for parameter in command.params:
+        for parameter in (*command.params, *getattr(command, "shared", ())):
             if parameter.param_type_name == "argument":
                 groups.setdefault("Argument", []).append(parameter)
             elif parameter.name not in ("help", "help_all"):
@@ -53,6 +54,12 @@ def command_page() -> str:
                 text += ["", "Also the options on [how to read the label file](#label-options)."]
             else:
                 text += ["", f"| {group} | | default |", "|---|---|---|", *map(_row, parameters)]
+    text += ["", "## Options of --set { #set }", "", "Options of training that have no flag in all commands."]
+    text += ["", "| Option | | default |", "|---|---|---|"]
+    for name, each in declared_options().items():
+        default = "" if each.command_default is None else f"`{each.command_default}`"
+        help, shown = _escape(each.option.help), each.option.decided_by or default
+        text.append(f"| `{name}={_escape(each.values)}` | {help} | {shown} |")
     text += [
         "",
         "## How to read the label file { #label-options }",

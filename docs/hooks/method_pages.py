@@ -103,7 +103,7 @@ def _page(recipe: Recipe, methods: Any, results: str) -> str:
         ("Paper", recipe.paper),
         ("Learns from", ", ".join(recipe.serves) + " labels"),
         ("Solver on a frozen backbone", "L-BFGS" if _is_solved(recipe) else "epochs of batches (sgd)"),
-        ("Defaults of sgd", f"`--lr {recipe.lr:g} --weight-decay {recipe.weight_decay:g}`"),
+        ("Defaults of sgd", f"`lr={recipe.lr:g} weight_decay={recipe.weight_decay:g}`"),
         ("`halflabel.loss`", f"no: it {refusal}" if refusal else f'`halflabel.loss("{recipe.name}")`'),
     ]
     header, *others = (f"| {name} | {value} |" for name, value in facts)

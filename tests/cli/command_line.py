@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from halflabel.cli import app, main
 
-TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
+TINY = ["--backbone", "tiny", "--set", "size=32", "--set", "workers=0", "--set", "device=cpu"]
 
 
 MAIN = [sys.executable, "-c", "from halflabel.cli import main; main()"]

@@ -31,7 +31,7 @@ def test_commands_take_it_by_its_ending(data: Path, tmp_path: Path) -> None:
     first, second, third = (tmp_path / f"{name}.labels" for name in "abc")
     assert "as binary" in done("convert", data / "train.csv", first)
     done("import", first, second)
-    done("drop", second, third, "--keep", "0.5")
+    done("drop", second, third, "partial:share=0.5")
     done("convert", third, tmp_path / "c.csv")
     assert formats.read(first).table() == formats.read(second).table() == before
     assert formats.read(third).table() == formats.read(tmp_path / "c.csv").table() != before
@@ -44,10 +44,10 @@ def test_training_from_it_is_training_from_the_rows(data: Path, tmp_path: Path, 
     """Pages of a file cannot be written to, and nothing tries to."""
     binary = tmp_path / "train.labels"
     done("convert", data / "train.csv", binary)
-    early = ["--apl-from", "1"] if method == "em-apl" else []
+    early = ["--set", "apl_from=1"] if method == "em-apl" else []
     options = ["--method", method, *early, "--epochs", "3", "--backbone", "tiny", "--size", "32", "--workers", "0"]
     for labels, out in ((data / "train.csv", "a"), (binary, "b")):
-        done("train", labels, data / "images", "--out", tmp_path / out, "--device", "cpu", *options)
+        done("train", labels, data / "images", "--out", tmp_path / out, "--set", "device=cpu", *options)
     lines = [(tmp_path / out / "log.jsonl").read_text().splitlines() for out in "ab"]
     losses = [[json.loads(line)["loss"] for line in log] for log in lines]
     assert len(losses[0]) == 3

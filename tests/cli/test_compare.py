@@ -17,8 +17,8 @@ from halflabel.comparison.bench import Bench
 from halflabel.comparison.shared_start import OutOfTime
 from halflabel.comparison.sources import ExperimentSources
 
-TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--epochs", "1", "--search", "none"]
-TINY = ["--no-references", *TINY]
+SETTINGS = ("size=32", "workers=0", "device=cpu", "epochs=1")
+TINY = ["--backbone", "tiny", "--no-references", "--search", "none", *(f"--set={each}" for each in SETTINGS)]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_help_teaches() -> None:
     for part in ("Example: halflabel compare", "--methods auto", "--shares 0.1,0.3,1", "--budget", "hidden"):
         assert part in text
     assert "compare" in run("--help").stdout
-    assert all("--solver" in run(command, "--help-all").stdout for command in ("train", "compare", "study"))
+    assert all("solver=" in run(command, "--set", "help", "L", ".").stdout for command in ("train", "compare", "study"))
 
 
 def test_a_comparison_is_shown_and_taken_up_again(data: Path, tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_a_comparison_is_shown_and_taken_up_again(data: Path, tmp_path: Path) ->
     again = ask(data, out, "--methods", "bn-bce,em:alpha=0.05", "--shares", "0.5,1")
     assert again.exit_code == 0
     assert "4/4" not in again.stdout
-    refused = ask(data, out, "--methods", "bn-bce", "--batch-size", "8")
+    refused = ask(data, out, "--methods", "bn-bce", "--set", "batch_size=8")
     assert refused.exit_code == 2
     assert "batch size was 32, is 8" in " ".join(refused.stderr.split())
     assert "fix:" in refused.stderr
-    assert ask(data, out, "--methods", "bn-bce", "--batch-size", "8", "--force").exit_code == 0
+    assert ask(data, out, "--methods", "bn-bce", "--set", "batch_size=8", "--force").exit_code == 0
 
 
 def test_selection_by_hidden_labels_is_marked(data: Path, tmp_path: Path) -> None:
@@ -112,7 +112,8 @@ def test_next_trains_what_was_compared(data: Path, tmp_path: Path) -> None:
     rows = [line.split(",") for line in (data / "train.csv").read_text().splitlines()]
     body = [[row[0], *("-1" if cell == "0" else cell for cell in row[1:])] for row in rows[1:]]
     labels.write_text("".join(",".join(row) + "\n" for row in [rows[0], *body]))
-    given = [*TINY[:-2], "--batch-size", "8", "--minus-one", "absent", "--value", "x=unknown", "--value", "y=absent"]
+    given = ["--minus-one", "absent", "--value", "x=unknown", "--value", "y=absent"]
+    given += ["--backbone", "tiny", *(f"--set={each}" for each in (*SETTINGS, "batch_size=8"))]
     result = run(
         "compare", labels, data / "images", "--out", tmp_path / "out", "--methods", "em:alpha=0.05", "--seeds", "1",
         "--search", "none", "--shares", "0.5,1", *given,
@@ -123,9 +124,9 @@ def test_next_trains_what_was_compared(data: Path, tmp_path: Path) -> None:
     assert words[:4] == ["halflabel", "train", str(labels), str(data / "images")]
     pairs = set(pairwise(words))
     for flag, value in (
-        ("--method", "em"), ("--alpha", "0.05"), ("--lr", "0.0003"), ("--backbone", "tiny"), ("--size", "32"),
-        ("--epochs", "1"), ("--batch-size", "8"), ("--minus-one", "absent"), ("--value", "x=unknown"),
-        ("--value", "y=absent"), ("--device", "cpu"),
+        ("--method", "em"), ("--set", "alpha=0.05"), ("--lr", "0.0003"), ("--backbone", "tiny"), ("--set", "size=32"),
+        ("--set", "epochs=1"), ("--set", "batch_size=8"), ("--minus-one", "absent"), ("--value", "x=unknown"),
+        ("--value", "y=absent"), ("--set", "device=cpu"),
     ):  # fmt: skip
         assert (flag, value) in pairs
     assert not {"--out", "--seeds", "--search", "--shares", "--methods"} & set(words)
@@ -134,7 +135,7 @@ def test_next_trains_what_was_compared(data: Path, tmp_path: Path) -> None:
 
 
 def test_without_options_of_batches_the_solver_is_used(data: Path, tmp_path: Path) -> None:
-    options = ["--methods", "bn-bce", "--seeds", "1", *(word for word in TINY if word not in ("--epochs", "1"))]
+    options = ["--methods", "bn-bce", "--seeds", "1", *(word for word in TINY if word != "--set=epochs=1")]
     result = run("compare", data / "train.csv", data / "images", "--out", tmp_path, *options)
     assert result.exit_code == 0, result.output
     (row,) = json.loads((tmp_path / "comparison.json").read_text())["rows"]
@@ -154,7 +155,7 @@ def test_nothing_is_recommended_where_all_labels_were_hidden(data: Path, tmp_pat
 
 def test_gradients_can_be_clipped(data: Path, tmp_path: Path) -> None:
     """A run that diverges is told to add --clip 1."""
-    assert ask(data, tmp_path / "out", "--methods", "bce", "--clip", "1").exit_code == 0
+    assert ask(data, tmp_path / "out", "--methods", "bce", "--set", "clip=1").exit_code == 0
     assert json.loads((tmp_path / "out" / "config.json").read_text())["clip"] == 1.0
 
 
@@ -163,7 +164,7 @@ def test_gradients_can_be_clipped(data: Path, tmp_path: Path) -> None:
     [
         (["--methods", "bcee"], "did you mean"),
         (["--methods", "BCE"], "did you mean bce"),
-        (["--lr", "0"], "the learning rate 0 cannot be used"),
+        (["--set", "lr=0"], "the learning rate 0 cannot be used"),
         (["--shares", "some"], "--shares 0.1,0.3,1"),
         (["--shares", "2"], "0.1,0.3,1"),
         (["--protocol", "nothing"], "single-positive"),

@@ -33,7 +33,7 @@ def test_commands_write_the_same_on_ray(tmp_path: Path) -> None:
     write_folder(tmp_path, 120, size=32)
     labelled = (tmp_path / "train.csv").read_text().splitlines(keepends=True)[:81]
     (tmp_path / "labelled.csv").write_text("".join(labelled))
-    halflabel(tmp_path, "drop", "labelled.csv", "part.csv", "--keep", "0.5", "--zero", "absent")
+    halflabel(tmp_path, "drop", "labelled.csv", "part.csv", "partial:share=0.5", "--zero", "absent")
     for engine in ("local", "ray"):
         folder = tmp_path / engine
         folder.mkdir()

@@ -42,12 +42,12 @@ def test_drop_hides_labels_by_the_seed(data: Path, tmp_path: Path) -> None:
     from halflabel.labels import formats
 
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        done("drop", data / "train.csv", tmp_path / f"{name}.csv", "--keep", "0.3", "--seed", str(seed))
+        done("drop", data / "train.csv", tmp_path / f"{name}.csv", "partial:share=0.3", "--seed", str(seed))
     a, b, c = (formats.read(tmp_path / f"{name}.csv").table() for name in "abc")
     assert a == b
     assert a != c
     assert 0.15 < a.known / 480 < 0.45
-    done("drop", data / "train.csv", tmp_path / "single.csv", "--protocol", "single-positive")
+    done("drop", data / "train.csv", tmp_path / "single.csv", "single-positive")
     assert formats.read(tmp_path / "single.csv").table().stats.regime == "single-positive"
 
 
@@ -58,14 +58,12 @@ SOURCES = "image,class,value,source,score\n" + "".join(
 )
 
 
-@pytest.mark.parametrize(
-    "words", [("partial", "--keep", "0.5"), ("noisy", "--spoil", "0.5"), ("corrupt", "--spoil", "1")]
-)
-def test_drop_keeps_the_sources(words: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["partial:share=0.5", "noisy:share=0.5", "corrupt:share=1"])
+def test_drop_keeps_the_sources(protocol: str, tmp_path: Path) -> None:
     from halflabel.labels import formats
 
     (tmp_path / "labels.csv").write_text(SOURCES)
-    done("drop", tmp_path / "labels.csv", tmp_path / "less.csv", "--protocol", *words)
+    done("drop", tmp_path / "labels.csv", tmp_path / "less.csv", protocol)
     rows = formats.read(tmp_path / "less.csv").rows
     assert len(rows)
     for k in range(len(rows)):
@@ -141,7 +139,7 @@ def test_a_broken_label_file_is_named_and_nothing_is_written(
     assert says in refused("inspect", source, *options)
     assert says in refused("import", source, out / "new.csv", *options)
     assert says in refused("convert", source, out / "new.csv", "--to", "wide", *options)
-    assert says in refused("drop", source, out / "new.csv", "--keep", "0.5", *options)
+    assert says in refused("drop", source, out / "new.csv", "partial:share=0.5", *options)
     assert says in refused("train", source, data / "images", "--out", out / "run", *TINY, *options)
     assert list(out.iterdir()) == []
     assert list(source.parent.iterdir()) == [source]
@@ -169,13 +167,13 @@ def test_what_is_no_label_file_at_all(tmp_path: Path, data: Path, name: str, con
 
 def test_names_with_brackets_and_blanks_are_shown_to_be_copied(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "a [red] name that is long enough for the line to be broken in a terminal of 80.csv"
-    output = done("drop", data / "train.csv", out, "--keep", "0.5")
+    output = done("drop", data / "train.csv", out, "partial:share=0.5")
     assert f"Wrote {out}\nNext:  halflabel inspect {shlex.quote(str(out))}\n" in output
     assert f"Next:  halflabel inspect {shlex.quote(str(out))}\n" in done("import", data / "train.csv", out, "--force")
 
 
 def test_a_format_that_would_lose_labels_is_refused(tmp_path: Path, data: Path) -> None:
-    done("drop", data / "train.csv", tmp_path / "half.csv", "--keep", "0.5")
+    done("drop", data / "train.csv", tmp_path / "half.csv", "partial:share=0.5")
     assert "coco" in refused("convert", tmp_path / "half.csv", tmp_path / "out.json", "--to", "coco").lower()
     assert not (tmp_path / "out.json").exists()
 
@@ -218,6 +216,6 @@ def test_too_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_seed_of_many_digits_is_refused(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("image,class,value\na.jpg,dog,1\nb.jpg,dog,-1\n")
-    words = ["drop", tmp_path / "labels.csv", tmp_path / "less.csv", "--keep", "0.5", "--seed"]
+    words = ["drop", tmp_path / "labels.csv", tmp_path / "less.csv", "partial:share=0.5", "--seed"]
     assert "too large" in refused(*words, "9" * 30)
     done(*words, str(2**63 - 1))

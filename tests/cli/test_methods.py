@@ -19,7 +19,7 @@ def test_the_page_of_a_method_is_wrapped_at_the_width_of_the_screen() -> None:
     page = done("methods", "bn-bce")
     assert "With all\nlabels known" not in page
     assert "    L = Σ_known BCE / number of known entries in the batch\n" in page
-    assert '--relabel-at ""' in done("methods", "curriculum")
+    assert "relabel_at=\n" in done("methods", "curriculum")
 
 
 def test_methods_lists_every_rule_of_auto() -> None:
@@ -48,4 +48,4 @@ def test_methods_lists_all_and_shows_one() -> None:
     assert "softmax" in text.partition("exactly one present class")[2]
     page = done("methods", "em")
     assert " ".join(recipe("em").page.split()) in " ".join(page.split())
-    assert "--alpha 0.2" in page
+    assert "alpha=0.2" in page

@@ -28,12 +28,12 @@ def test_the_printed_commands_lead_from_labels_to_filled_labels(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    output = done("drop", data / "train.csv", "some.csv", "--keep", "0.5")
+    output = done("drop", data / "train.csv", "some.csv", "partial:share=0.5")
     words = next_words(output)
     assert words[0] == "inspect"
     assert next_words(done(*words))[:2] == ["train", "some.csv"]
     output = done(
-        "train", "some.csv", data / "images", "--out", "runs/first", "--method", "csl", "--l2-strength", "0.001", *TINY
+        "train", "some.csv", data / "images", "--out", "runs/first", "--method", "csl", "--set=l2_strength=0.001", *TINY
     )
     commands = []
     while (words := next_words(output))[0] != "review":

@@ -32,12 +32,12 @@ def test_method_option_with_the_name_of_a_train_option_is_refused(
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry.recipes()))
     registry.method(serves=["full", "partial"], paper="none")(own)
     words = ["train", data / "train.csv", data / "images", "--method", "own", "--out", tmp_path / "out"]
-    assert "--size is an option of `train`" in refused(*words)
+    assert "size is an option of training" in refused(*words)
     assert not (tmp_path / "out").exists()
 
 
 def test_unsuitable_labels_are_refused_before_a_run_is_written(tmp_path: Path, data: Path) -> None:
-    done("drop", data / "train.csv", tmp_path / "single.csv", "--protocol", "single-positive")
+    done("drop", data / "train.csv", tmp_path / "single.csv", "single-positive")
     error = refused(
         "train", tmp_path / "single.csv", data / "images", "--method", "bce", "--out", tmp_path / "run", *TINY
     )
@@ -48,7 +48,7 @@ def test_unsuitable_labels_are_refused_before_a_run_is_written(tmp_path: Path, d
 
 def test_train_shows_epochs_and_writes_a_run(data: Path, tmp_path: Path) -> None:
     text = done(
-        "train", "--alpha=0.1", "--method", "em", data / "train.csv", data / "images", "--out", tmp_path / "run",
+        "train", "--set=alpha=0.1", "--method", "em", data / "train.csv", data / "images", "--out", tmp_path / "run",
         "--epochs", "2", *TINY,
     )  # fmt: skip
     assert "epoch   1/2" in text
@@ -70,7 +70,7 @@ def test_train_shows_epochs_and_writes_a_run(data: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("tune", ["head", "all"])
 def test_train_with_nothing_held_out(data: Path, tmp_path: Path, tune: str) -> None:
     text = done(
-        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--held-out", "0",
+        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--set", "held_out=0",
         "--tune", tune, *TINY,
     )  # fmt: skip
     assert "mAP" not in text
@@ -96,7 +96,7 @@ def test_a_resumed_run_keeps_its_settings(trained: Path, data: Path) -> None:
     done("train", "--resume", trained)
     assert (trained / "best.safetensors").read_bytes() == before
     assert "--epochs cannot be used with --resume" in refused("train", "--resume", trained, "--epochs", "5")
-    assert "--alpha cannot be used with --resume" in refused("train", "--resume", trained, "--alpha", "5")
+    assert "--set cannot be used with --resume" in refused("train", "--resume", trained, "--set", "alpha=5")
 
 
 def test_resuming_with_changed_labels_is_refused(data: Path, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_resuming_with_changed_labels_is_refused(data: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path) -> None:
     done(
-        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--held-out", "0",
-        "--tune", "all", "--method", "em", "--alpha", "0.05", "--no-channels-last", "--seed", "0", *TINY,
+        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--set", "held_out=0",
+        "--tune", "all", "--method", "em", "--set", "alpha=0.05", "--set", "channels_last=false", "--seed", "0", *TINY,
     )  # fmt: skip
     # From anywhere, also when the run has moved; whatever the words in the environment of whoever calls it.
     moved = (tmp_path / "run").rename(tmp_path / "a run")
@@ -156,7 +156,7 @@ def test_too_many_broken_images_leave_a_folder_that_can_be_started_again(data: P
     for number in range(10):
         (tmp_path / "images" / f"train-{number:06}.png").write_bytes(b"no picture")
     words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--epochs", "1"]
-    words += ["--tune", tune, "--linear-init", "0", *TINY]
+    words += ["--tune", tune, "--set", "linear_init=0", *TINY]
     error = refused(*words)
     assert f"see {tmp_path / 'run' / 'bad_images.csv'}, or raise --max-bad" in error
     assert "is not a run" in refused("train", "--resume", tmp_path / "run")
@@ -168,13 +168,13 @@ def test_one_image_holds_nothing_out_and_prints_a_note(data: Path, tmp_path: Pat
     words = [tmp_path / "one.csv", data / "images", "--epochs", "1", *TINY]
     messages = "too few images to hold any out: nothing is measured"
     assert messages in done("train", *words, "--out", tmp_path / "run")
-    assert messages not in done("train", *words, "--out", tmp_path / "asked", "--held-out", "0")
+    assert messages not in done("train", *words, "--out", tmp_path / "asked", "--set", "held_out=0")
 
 
 def test_epochs_of_the_linear_init_are_counted_apart(data: Path, tmp_path: Path) -> None:
     text = done(
         "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--tune", "all",
-        "--linear-init", "3", *TINY,
+        "--set", "linear_init=3", *TINY,
     )  # fmt: skip
     assert "linear init: 3 epochs" in text
     assert re.findall(r"^(?:head|epoch) +\d+/\d+", text, re.MULTILINE) == [
@@ -184,7 +184,7 @@ def test_epochs_of_the_linear_init_are_counted_apart(data: Path, tmp_path: Path)
 
 def test_an_option_that_is_far_from_any_other_is_no_slip_of_the_pen(data: Path, tmp_path: Path) -> None:
     words = ["train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--method", "bce"]
-    assert "did you mean" not in refused(*words, "--alpha", "3")
+    assert "did you mean" not in refused(*words, "--set", "alpha=3")
     assert "did you mean --epochs?" in refused(*words, "--epoch", "3")
 
 
@@ -240,7 +240,7 @@ def test_a_training_stopped_before_it_began_wrote_nothing(
 def test_a_run_killed_in_the_middle_of_an_epoch_ends_with_the_same_weights(data: Path, tmp_path: Path) -> None:
     words = [
         "train", str(data / "train.csv"), str(data / "images"), "--method", "bce", "--tune", "all", "--epochs", "2",
-        "--batch-size", "2", "--save-every", "1", "--ema", "0.9", *TINY,
+        "--batch-size", "2", "--save-every", "1", "--set", "ema=0.9", *TINY,
     ]  # fmt: skip
     done(*words, "--out", tmp_path / "unbroken")
     out = tmp_path / "killed"

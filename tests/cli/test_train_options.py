@@ -13,8 +13,8 @@ from halflabel.runs.folder import RunFolder
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(data: Path, tmp_path: Path) -> None:
     words = ["train", "--dry-run", data / "train.csv", data / "images", "--out", tmp_path / "runs" / "new", *TINY]
-    text = flat(done(*words, "--method", "em", "--alpha", "0.3"))
-    for part in ("48 images found", "by L-BFGS on vectors, backbone frozen", "tiny, on cpu", "--alpha 0.3", "runs/new"):
+    text = flat(done(*words, "--method", "em", "--set", "alpha=0.3"))
+    for part in ("48 images found", "by L-BFGS on vectors, backbone frozen", "tiny, on cpu", "alpha=0.3", "runs/new"):
         assert part in text
     assert "2 epochs of batches" in flat(done(*words, "--epochs", "2"))
     assert list(tmp_path.iterdir()) == []
@@ -30,12 +30,12 @@ def test_a_dry_run_counts_images_that_are_not_there(tmp_path: Path, data: Path) 
 
 def test_the_config_of_a_run_is_read_back(data: Path, tmp_path: Path) -> None:
     place = ["train", data / "train.csv", data / "images", "--out"]
-    done(*place, tmp_path / "a", "--method", "em", "--alpha", "0.3", "--epochs", "2", "--seed", "5", *TINY)
+    done(*place, tmp_path / "a", "--method", "em", "--set", "alpha=0.3", "--epochs", "2", "--seed", "5", *TINY)
     first = RunFolder(tmp_path / "a").read_config()
     done(*place, tmp_path / "b", "--config", tmp_path / "a" / "config.yaml")
     assert RunFolder(tmp_path / "b").read_config() == first
     assert (tmp_path / "a" / "best.safetensors").read_bytes() == (tmp_path / "b" / "best.safetensors").read_bytes()
-    done(*place, tmp_path / "c", "--config", tmp_path / "a" / "config.yaml", "--alpha", "0.2", "--lr", "0.02")
+    done(*place, tmp_path / "c", "--config", tmp_path / "a" / "config.yaml", "--set", "alpha=0.2", "--lr", "0.02")
     changed = RunFolder(tmp_path / "c").read_config()
     assert changed["options"]["alpha"] == 0.2
     assert changed["settings"] == {**first["settings"], "lr": 0.02}
@@ -46,7 +46,6 @@ def test_the_config_of_a_run_is_read_back(data: Path, tmp_path: Path) -> None:
 def test_the_config_of_a_solved_run_is_solved_again(data: Path, tmp_path: Path) -> None:
     place = ["train", data / "train.csv", data / "images", "--out"]
     done(*place, tmp_path / "a", *TINY)
-    assert "--solver lbfgs" in (tmp_path / "a" / "repro.sh").read_text()
     done(*place, tmp_path / "b", "--config", tmp_path / "a" / "config.yaml")
     assert RunFolder(tmp_path / "b").score_kind == "out-of-fold"
     assert RunFolder(tmp_path / "b").read_config() == RunFolder(tmp_path / "a").read_config()
@@ -68,7 +67,7 @@ def test_an_unknown_method_of_a_config_is_refused_before_the_labels_are_read(dat
 
 def test_options_of_methods_may_have_underscores(data: Path) -> None:
     words = ["train", "--dry-run", data / "train.csv", data / "images", "--method", "em", *TINY]
-    assert "--few-absent 0.3" in flat(done(*words, "--few_absent", "0.3"))
+    assert all("few_absent=0.3" in flat(done(*words, "--set", f"{name}=0.3")) for name in ("few_absent", "few-absent"))
 
 
 def options_in(text: str) -> set[str]:
@@ -81,14 +80,14 @@ def test_help_shows_the_common_options_and_help_all_the_rest(command: str) -> No
     assert common < every
     assert "--help-all shows all options" in flat(done(command, "--help").replace("│", ""))
     assert {"--backbone", "--tune", "--help"} <= common
-    assert {"--lr", "--weights", "--size"} <= every - common
+    assert {"--set"} <= common
     assert len(common) <= 16
 
 
-def test_train_has_ten_common_options() -> None:
+def test_train_has_few_common_options() -> None:
     assert options_in(done("train", "--help")) - {"--help"} == {
-        "--backbone", "--config", "--device", "--dry-run", "--force", "--method", "--out", "--positives-per-image",
-        "--seed", "--tune",
+        "--backbone", "--config", "--dry-run", "--force", "--method", "--out", "--positives-per-image",
+        "--seed", "--set", "--tune",
     }  # fmt: skip
 
 
@@ -100,5 +99,5 @@ def test_help_groups_the_commands() -> None:
 
 def test_an_unknown_option_before_the_arguments_is_named(data: Path) -> None:
     error = refused("train", "--dry-rn", data / "train.csv", data / "images")
-    assert "has an option --dry-rn" in error
+    assert "has no option --dry-rn" in error
     assert "did you mean --dry-run?" in error

@@ -38,7 +38,8 @@ from halflabel.report.comparison_facts import read_comparison
 from halflabel.report.run_facts import experiment_kind
 from halflabel.system.rng import uniform
 
-TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--epochs", "1", "--seeds", "1"]
+SETTINGS = ("size=32", "workers=0", "device=cpu", "epochs=1")
+TINY = ["--backbone", "tiny", "--seeds", "1", *(f"--set={each}" for each in SETTINGS)]
 
 
 @pytest.fixture(scope="module")
@@ -388,8 +389,8 @@ def test_the_command_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (["--budgets", "2"], "not in (0, 1]"),
         (["--strategies", "wild"], "partial, dense, noisy, noisy+"),
         (["--method", "bcee"], "did you mean"),
-        (["--lr", "0"], "cannot be used"),
-        (["--epochs", "2"], "epochs was 1, is 2"),
+        (["--set", "lr=0"], "cannot be used"),
+        (["--set", "batch_size=2"], "batch size was 32, is 2"),
     ):
         refused = run("study", *data, *TINY, "--out", tmp_path / "out", *words)
         assert refused.exit_code == 2, refused.output

@@ -20,8 +20,8 @@ from example_data import write_example_data
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.cli.train import METHOD_OPTIONS
-from halflabel.methods.base import recipe, recipes
+from halflabel.fitting.config import declared_options
+from halflabel.methods.base import recipe
 
 # Added to trainings, to make them short; everything else runs as written.
 QUICK = {"backbone": "tiny", "size": 32, "workers": 0, "device": "cpu"}
@@ -61,7 +61,7 @@ def run(words: list[str], place: str) -> None:
     words, target = (words[:-2], Path(words[-1])) if words[-2:-1] == [">"] else (words, None)
     command = words[1] if len(words) > 1 else ""
     is_new = command == "train" and not NO_TRAINING_OPTIONS & set(words)
-    extra = [word for name, value in QUICK.items() for word in (f"--{name}", str(value))] if is_new else []
+    extra = [word for name, value in QUICK.items() for word in ("--set", f"{name}={value}")] if is_new else []
     result = CliRunner().invoke(app, [*words[1:], *extra])
     assert result.exit_code == 0, f"{place}: {' '.join(words)}\n{result.output}\n{result.exception!r}"
     if target is not None:
@@ -89,9 +89,8 @@ def check_syntax(words: list[str], place: str) -> None:
     except Exception as error:
         pytest.fail(f"{place}: {' '.join(words)}: {error!r} {getattr(error, 'message', '')}")
     method = context.params.get("method") or "auto"
-    known = set() if method == "auto" else {"--" + option.replace("_", "-") for option in recipe(method).options}
-    given = [*context.args, *context.meta.get(METHOD_OPTIONS, ())]
-    unknown = [word for word in given if word.startswith("--") and word not in known]
+    known = {*declared_options(), *(() if method == "auto" else recipe(method).options)}
+    unknown = {text.partition("=")[0] for text in context.params.get("set") or ()} - known
     assert not unknown, f"{place}: no option {unknown}"
 
 
@@ -113,8 +112,7 @@ def test_commands_exist(page: Path) -> None:
 @pages
 def test_commands_and_options_in_sentences_exist(page: Path) -> None:
     commands = command_pages.commands()
-    method_flags = {f"--{name.replace('_', '-')}" for each in recipes().values() for name in each.options}
-    known_flags = method_flags.union(OTHER_TOOLS, *map(flags, commands.values()))
+    known_flags = OTHER_TOOLS.union(*map(flags, commands.values()))
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for code in re.findall(r"`([^`\n]+)`", text):
         words = code.split()
@@ -122,7 +120,7 @@ def test_commands_and_options_in_sentences_exist(page: Path) -> None:
             name = next((name for name in (" ".join(words[1:3]), words[1]) if name in commands), None)
             is_group = any(name.startswith(f"{words[1]} ") for name in commands)
             assert name or is_group, f"{page.name}: {code}"
-            allowed = flags(commands[name]) | (method_flags if name == "train" else set()) if name else set()
+            allowed = flags(commands[name]) if name else set()
             assert {word for word in words if word.startswith("--")} <= allowed | {"--help"}, f"{page.name}: {code}"
         for word in words:
             if re.fullmatch(r"--[a-z][a-z-]*", word):
@@ -130,7 +128,8 @@ def test_commands_and_options_in_sentences_exist(page: Path) -> None:
 
 
 def flags(command: Any) -> set[str]:
-    return {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    parameters = [*command.params, *getattr(command, "shared", ())]
+    return {flag for parameter in parameters for flag in (*parameter.opts, *parameter.secondary_opts)}
 
 
 def test_examples_of_the_help_exist(tmp_path: Path) -> None:

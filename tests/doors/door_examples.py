@@ -120,7 +120,7 @@ class Task(NamedTuple):
 
     @property
     def flags(self) -> list[str]:
-        return [word for name, value in self.options.items() for word in (f"--{name}", str(value))]
+        return [word for name, value in self.options.items() for word in ("--set", f"{name}={value}")]
 
 
 # Doors that make a run folder; each makes one per task.

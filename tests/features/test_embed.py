@@ -26,7 +26,7 @@ from halflabel.labels.names import Names
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import Reporter
 
-TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
+TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--set", "device=cpu"]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_features_take_the_place_of_images(place: Path) -> None:
     assert f"{N} images, 1 of them unreadable" in done("embed", "photos", "features", *TINY)
-    train = ["--method", "bce", "--max-bad", "0.1", "--device", "cpu"]
+    train = ["--method", "bce", "--max-bad", "0.1", "--set", "device=cpu"]
     done("train", "labels.csv", "photos", "--out", "by/photos", *train, *TINY)
     done("train", "labels.csv", "features", "--out", "by/stored", *train)  # which know backbone and size
     by_photos, by_features = (RunFolder.open(f"by/{name}") for name in ("photos", "stored"))
@@ -69,7 +69,7 @@ def test_features_of_another_program_train_a_head(place: Path) -> None:
         lists = pa.array([vectors[N - 1 - row].tolist() for row in rows], pa.list_(pa.float64()))
         columns = {"number": pa.array(rows), "path": [names[row] for row in rows], "embedding": lists}
         pq.write_table(pa.table(columns), place / "theirs" / f"day={number}" / "0.parquet")
-    done("train", "labels.csv", "theirs", "--method", "bce", "--out", "run", "--device", "cpu")
+    done("train", "labels.csv", "theirs", "--method", "bce", "--out", "run", "--set", "device=cpu")
     assert Config.from_dict(RunFolder.open("run").read_config()).backbone == "features-7"
     assert float(done("evaluate", "run", "labels.csv", "theirs").partition("mAP")[2].split()[0]) > 90
     assert "red" in done("predict", "run", "theirs")

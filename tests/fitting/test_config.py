@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.fitting.config import Config, Settings, declared_options
+from halflabel.fitting.config import Config, Settings, declared_options, parse_option
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,13 @@ def test_every_option_is_declared_with_help_and_defaults_in_bounds() -> None:
         assert "train" in declared.option.commands
 
 
-def test_arguments_give_the_same_config() -> None:
-    config = Config(
-        method="em", options={"class_prior": 0.1}, mirror=True, settings=Settings(epochs=7, channels_last=False)
-    )
-    words = config.as_arguments()
-    assert [words[words.index(flag) + 1] for flag in ("--method", "--epochs", "--class-prior")] == ["em", "7", "0.1"]
-    assert {"--mirror", "--no-channels-last", "--no-deterministic"} <= set(words)
-    assert "--weights" not in words
+def test_options_are_read_from_texts() -> None:
+    texts = {"epochs": "7", "channels_last": "false", "mirror": "true", "l2_strength": "0.5", "weights": "w.pt"}
+    values = {name: parse_option(name, text) for name, text in texts.items()}
+    assert values == {"epochs": 7, "channels_last": False, "mirror": True, "l2_strength": 0.5, "weights": "w.pt"}
+    for name, text in (("epochs", "0"), ("epochs", "2.5"), ("lr", "nan"), ("mirror", "perhaps"), ("device", "tpu")):
+        with pytest.raises(UserError, match=f"{name} cannot be"):
+            parse_option(name, text)
 
 
 def test_fast_is_short_for_the_smaller_bundled_backbone() -> None:

@@ -88,7 +88,7 @@ def test_a_run_of_the_solver_logs_its_evaluation(tmp_path: Path) -> None:
 
     write_folder(tmp_path, 40)
     words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--tensorboard"]
-    words += ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
+    words += ["--backbone", "tiny", "--size", "32", "--workers", "0", "--set", "device=cpu"]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, result.output
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())

@@ -150,7 +150,7 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
         "--epochs",
         "1",
     ]
-    words += ["--workers", "0", "--device", "cpu", "--max-bad", "0.5", "--out", f"{tmp_path}/run"]
+    words += ["--workers", "0", "--set", "device=cpu", "--max-bad", "0.5", "--out", f"{tmp_path}/run"]
     shown = tmp_path / "shown.txt"
     process = CommandProcess(*words, output=shown)  # `main` lets the streams write such names
     process.process.join(120)

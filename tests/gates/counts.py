@@ -139,17 +139,22 @@ def has_many_parameters(node: ast.AST) -> bool:
 
 
 def options() -> list[str]:
-    """COMMAND OPTION of all options of all commands."""
+    """COMMAND OPTION of all options of all commands; those on reading a label file, which are shared, count once."""
     from typer.main import get_command
 
     from halflabel.cli import app
+    from halflabel.cli.options import LABEL_OPTIONS
 
     def below(group: Any) -> Iterator[str]:
         for name, command in getattr(group, "commands", {}).items():
-            yield from (f"{name} {each.opts[0]}" for each in command.params if each.param_type_name == "option")
+            reads_labels = {"minus_one", "unlisted"} <= {each.name for each in getattr(command, "shared", ())}
+            shared = LABEL_OPTIONS if reads_labels else ()
+            given = [*command.params, *getattr(command, "shared", ())]
+            options = [each for each in given if each.param_type_name == "option"]
+            yield from (f"{name} {each.opts[0]}" for each in options if each.name not in shared)
             yield from (f"{name} {option}" for option in below(command))
 
-    return list(below(get_command(app)))
+    return [*below(get_command(app)), *(f"LABELS --{name}" for name in sorted(LABEL_OPTIONS))]
 
 
 def exceptions_to_the_layers() -> list[str]:
@@ -180,7 +185,7 @@ def calls_in_training() -> dict[Any, int]:
         words = [*write_example(Path(folder)), "--backbone", "tiny", "--size", "32", "--workers", "0"]
         profile = cProfile.Profile()
         with profile:
-            result = CliRunner().invoke(app, ["train", *words, "--device", "cpu", "--out", f"{folder}/runs/first"])
+            result = CliRunner().invoke(app, ["train", *words, "--set", "device=cpu", "--out", f"{folder}/runs/first"])
     if result.exit_code:
         raise RuntimeError(result.output) from result.exception
     return {entry.code: entry.callcount for entry in profile.getstats()}

@@ -28,7 +28,7 @@ from halflabel.papers.spec import Condition, MaskSpec, PaperMeasure, PaperTable,
 from halflabel.papers.tables import TABLES
 
 TINY = Overrides(backbone="tiny", size=32, epochs=2, device="cpu", workers=0)
-WORDS = ["--backbone", "tiny", "--size", "32", "--epochs", "2", "--device", "cpu", "--workers", "0"]
+WORDS = ["--backbone", "tiny", "--set", "size=32", "--set", "epochs=2", "--set", "device=cpu", "--set", "workers=0"]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_s5_on_the_command_line_and_resumed(voc2012: Path, tmp_path: Path, train
     resumed = run(*words, *WORDS, "--tune", "head")
     assert resumed.exit_code == 0
     assert not trained
-    refused = run(*words, "--backbone", "tiny", "--size", "32", "--epochs", "3", "--device", "cpu", "--tune", "head")
+    refused = run(*words, *(word.replace("epochs=2", "epochs=3") for word in WORDS), "--tune", "head")
     assert refused.exit_code == 2
     assert "epochs was 2, is 3" in " ".join(refused.stderr.split())
     assert "--force" in refused.stderr
@@ -381,9 +381,9 @@ def test_progress_describes_masks_in_words(coco2014: Path, tmp_path: Path) -> No
     text = run(*words, *WORDS, "--out", tmp_path).stdout
     assert "1/1  BN-BCE + SR, 50 % of the labels, drawn one by one, seed 0, lr" in text
     assert "partial:" not in text
-    refused = run(*words, *WORDS[:-1], "-1", "--out", tmp_path)
+    refused = run(*words, *WORDS[:-1], "workers=-1", "--out", tmp_path)
     assert refused.exit_code == 2
-    assert "--workers" in refused.stderr
+    assert "workers" in refused.stderr
 
 
 def test_s1_the_two_classifiers_of_latent_noise_are_two_rows(open_images: Path, tmp_path: Path) -> None:

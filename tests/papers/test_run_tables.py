@@ -24,7 +24,7 @@ from halflabel.papers.tables import TABLES
 
 BOXABLE = 8  # classes in the list of the small Open Images
 SMALL = Overrides(backbone="tiny", size=32, device="cpu", workers=0)
-WORDS = ["--backbone", "tiny", "--size", "32", "--device", "cpu", "--workers", "0"]
+WORDS = ["--backbone", "tiny", "--set", "size=32", "--set", "device=cpu", "--set", "workers=0"]
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_s2_strategies_by_share(coco2014: Path, tmp_path: Path, fits: list[dict[
     assert {set_up_cell(cell, overrides).config.backbone for cell in cells} == {"resnet50.tv_in1k"}
     rows = ["ResNet-50, partial", "ResNet-50, dense", "ResNet-50, noisy"]
     result = run(
-        *("reproduce", "S2-table6", coco2014, "--out", tmp_path / "out", *WORDS, "--epochs", "1"),
+        *("reproduce", "S2-table6", coco2014, "--out", tmp_path / "out", *WORDS, "--set", "epochs=1"),
         *(word for row in rows for word in ("--rows", row)),
         *("--conditions", "10 %,50 %,100 %"),
     )

@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         "--lr",
         "0.05",
     ]
-    words += ["--method", "bce", "--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
+    words += ["--method", "bce", "--backbone", "tiny", "--size", "32", "--workers", "0", "--set", "device=cpu"]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, result.output
     return folder / "run", folder / "images"

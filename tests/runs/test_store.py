@@ -23,7 +23,7 @@ s3_server = pytest.importorskip("s3_server")
 RUN = "s3://bucket/runs/first"
 OTHER = "s3://bucket/runs/other"
 SHARED = "s3://bucket/runs/shared"
-HOW = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu", "--method", "bce"]
+HOW = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--set", "device=cpu", "--method", "bce"]
 EPOCHS = ["--tune", "all", "--epochs", "3", "--batch-size", "8"]
 
 

@@ -189,7 +189,7 @@ def test_a_training_continues_when_the_store_is_back(
 ) -> None:
     monkeypatch.setattr(remote, "_ATTEMPTS", 2)
     monkeypatch.setattr(remote, "_BLOCK", 2000)
-    options = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--device", "cpu"]
+    options = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--set", "device=cpu"]
     options += ["--tune", "all", "--epochs", "2", "--method", "bce", "--batch-size", "4"]
     files = tmp_path / "src"
     assert _train(f"{files / 'labels.csv'}", f"{files / 'pack'}", "--out", f"{tmp_path / 'here'}", *options) == 0

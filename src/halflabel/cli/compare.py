@@ -31,14 +31,15 @@ from halflabel.cli.grid import (
     split_words,
 )
 from halflabel.cli.options import (
+    SHARED,
     GroupedCommand,
     ImageFolder,
     LabelFile,
     ReadLabels,
     check_image_folder,
-    is_given,
     panel,
     read_grouped,
+    spell,
     takes_label_options,
     takes_training_options,
 )
@@ -58,8 +59,6 @@ from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
     from halflabel.comparison import Comparison, ComparisonRow
-
-_NOT_SHARED = {"labels", "images", "out", "force", "lr"}  # options with another meaning in `train`, or printed anyway
 
 Select = StrEnum("Select", ["known", "hidden"])
 Search = StrEnum("Search", ["small", "none"])
@@ -82,7 +81,7 @@ SearchOption = Annotated[
 
 @app.command(cls=GroupedCommand)
 @takes_label_options
-@takes_training_options("compare", ema=0.0)
+@takes_training_options("compare")
 def compare(
     ctx: typer.Context,
     labels: LabelFile,
@@ -134,7 +133,7 @@ def compare(
     check_image_folder(images, test_images)
     label_shares = parse_shares(shares or "", "--shares")
     _check_methods(methods)
-    group = training["group"]
+    group = training.get("group")
     label_import, training["group"] = read_grouped(read, labels, group)
     show_audit(label_import.audit, table := label_import.table())
 
@@ -157,7 +156,7 @@ def compare(
             search=search.value,  # type: ignore[arg-type]
             references=references,
             budget=budget,
-            lr=training["lr"],
+            lr=training.get("lr"),
             config=grid_config(training, len(table)),
             force=force,
             reporter=Reporter(bar, show_message, task_bar),
@@ -197,22 +196,17 @@ def _show_next_step(ctx: typer.Context, result: Comparison, labels: Path, images
     words = ["train", str(labels), str(images), "--method", best.method.partition(":")[0]]
     words += ["--lr", f"{best.lr:.6g}"] if best.solver == "sgd" else []
     for name, value in best.options.items():
-        words += ["--" + name.replace("_", "-"), str(value)]
+        words += ["--set", f"{name}={value}"]
     show_next(*words, *_shared_options(ctx))
 
 
 def _shared_options(ctx: typer.Context) -> list[str]:
     """The options of this call that `train` takes too, so that it reads and trains in the same way."""
-    group: Any = ctx.find_root().command
-    takes = {flag for parameter in group.commands["train"].params for flag in parameter.opts}
     words: list[str] = []
-    for parameter in ctx.command.params:
-        name, flag = parameter.name or "", parameter.opts[0]
-        if name in _NOT_SHARED or flag not in takes or not is_given(ctx, name):
-            continue
-        value = ctx.params[name]
+    for name, value in ctx.meta[SHARED].items():
         for item in value if isinstance(value, list | tuple) else [value]:
-            words += [flag, str(item)]
+            if item is not None and not str(item).startswith("lr="):  # the best rate is printed
+                words += [spell(name), *([] if item is True else [str(item)])]
     return words
 
 

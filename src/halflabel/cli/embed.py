@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from halflabel.cli import app
-from halflabel.cli.options import Engine, ImageFolder, check_image_folder, takes_training_options
+from halflabel.cli.options import Engine, ImageFolder, SharedOptions, check_image_folder, takes_training_options
 from halflabel.cli.terminal import show_message, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -16,7 +16,7 @@ from halflabel.system.ray_engine import use_engine
 from halflabel.system.reporter import Reporter
 
 
-@app.command()
+@app.command(cls=SharedOptions)
 @takes_training_options("embed")
 def embed(
     training: dict[str, Any],
@@ -45,7 +45,7 @@ def embed(
     from halflabel.labels.names import Names
     from halflabel.system.remote import local_folder
 
-    config = Config.from_options(training)
+    config = Config.from_options({"workers": 2, **training})
     assembly = Assembly(config)
     backbone = assembly.make_backbone()
     size = config.size or backbone.preprocess.size

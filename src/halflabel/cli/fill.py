@@ -15,6 +15,7 @@ from halflabel.cli.options import (
     Engine,
     Force,
     ReadLabels,
+    SharedOptions,
     check_free,
     check_image_folder,
     check_needs,
@@ -65,7 +66,7 @@ _CONFIDENCE = 0.9
 _USEFUL = 20  # labels that make a lower precision worth while
 
 
-@app.command()
+@app.command(cls=SharedOptions)
 @takes_label_options
 def fill(
     read: ReadLabels,

@@ -141,10 +141,10 @@ def grid_config(training: dict[str, Any], images: int, **for_solver: Any) -> Con
     from halflabel.fitting.config import Config
     from halflabel.fitting.solver_choice import choose_solver
 
+    training = {"solver": "auto", "workers": 2, "epochs": None, "tune": "head", **training}
     solver = choose_solver({**training, **for_solver})
     epochs = training["epochs"] or epochs_for(images, training["tune"])
-    options = {**training, "solver": solver, "epochs": epochs}
-    del options["lr"]
+    options = {**training, "solver": solver, "epochs": epochs, "lr": None}
     return Config.from_options(options)
 
 

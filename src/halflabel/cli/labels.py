@@ -11,7 +11,16 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import ExcelSafe, Force, LabelFile, ReadLabels, check_free, takes_label_options, words_of
+from halflabel.cli.options import (
+    ExcelSafe,
+    Force,
+    LabelFile,
+    ReadLabels,
+    SharedOptions,
+    check_free,
+    takes_label_options,
+    words_of,
+)
 from halflabel.cli.sequence import free_name
 from halflabel.cli.terminal import (
     console,
@@ -36,7 +45,7 @@ if TYPE_CHECKING:
     from halflabel.labels.table import Table
 
 
-@app.command()
+@app.command(cls=SharedOptions)
 @takes_label_options
 def inspect(
     labels: LabelFile,
@@ -113,7 +122,7 @@ def _near_copies(table: Table, images: Path) -> str | None:
     return describe_near_copies(pooled_features(features))
 
 
-@app.command("import")
+@app.command("import", cls=SharedOptions)
 @takes_label_options
 def import_labels(
     labels: LabelFile,
@@ -143,7 +152,7 @@ def import_labels(
     show_next("inspect", out)
 
 
-@app.command()
+@app.command(cls=SharedOptions)
 @takes_label_options
 def convert(
     labels: LabelFile,
@@ -202,50 +211,38 @@ def convert(
         show_next("inspect", out, *(("--unlisted", "unknown") if into is not None else ()))
 
 
-@app.command()
+@app.command(cls=SharedOptions)
 @takes_label_options
 def drop(
     labels: LabelFile,
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="The file for the remaining labels: .csv, .parquet, .labels.")
     ],
+    protocol: Annotated[str, typer.Argument(metavar="PROTOCOL", help="How to hide or corrupt labels; see above.")],
     read: ReadLabels,
-    protocol: Annotated[str, typer.Option(help="How to hide or corrupt labels; see above.")] = "partial",
-    keep: Annotated[float | None, typer.Option(help="Share to keep: partial, dense, positives.")] = None,
-    spoil: Annotated[float | None, typer.Option(help="Share to make wrong: noisy, corrupt.")] = None,
-    hide: Annotated[float | None, typer.Option(help="Share of images to hide: semi-supervised.")] = None,
-    count: Annotated[int | None, typer.Option("--number", help="A number instead of a share.")] = None,
-    positives: Annotated[int | None, typer.Option(help="per-class: number of positives to keep.")] = None,
-    negatives: Annotated[int | None, typer.Option(help="per-class: number of negatives to keep.")] = None,
-    keep_negatives: Annotated[bool | None, typer.Option(help="positives: keep the known negatives.")] = None,
-    exact: Annotated[bool | None, typer.Option(help="partial, noisy: apply the exact share to each image.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed. The same seed gives the same labels.")] = 0,
     force: Force = False,
 ) -> None:
     """Hide or corrupt known labels by a protocol of the papers, to test methods on the remaining labels.
 
-    Protocols: partial, dense, noisy, noisy+, single-positive, positives, 1-positive+negatives, per-class, corrupt,
-    semi-supervised.
+    Protocols, with their options: partial:share=0.1 keeps a tenth of each image's labels (also exact=false);
+    dense:share=0.1 those of a tenth of the images; noisy:share=0.1 and corrupt:share=0.1 make a tenth wrong; noisy+;
+    single-positive; positives:share=0.1 (also number=, keep_negatives=true); 1-positive+negatives;
+    per-class:positives=20:negatives=20; semi-supervised:share=0.9 hides all labels of most images (also number=).
 
-    Example: halflabel drop labels.csv tenth.csv --keep 0.1
+    Example: halflabel drop labels.csv tenth.csv partial:share=0.1
     """
     from halflabel.labels import drop as protocols
     from halflabel.labels import formats
 
-    share = {"noisy": "spoil", "corrupt": "spoil", "semi-supervised": "hide"}.get(protocol, "keep")
-    flags = {"keep": keep, "spoil": spoil, "hide": hide, "number": count, "positives": positives}
-    flags |= {"negatives": negatives, "keep_negatives": keep_negatives, "exact": exact}
-    options = {"share" if name == share else name: value for name, value in flags.items() if value is not None}
-    protocols.check_options(
-        protocol, options, lambda name: "--" + (share if name == "share" else name.replace("_", "-"))
-    )
+    name, options = protocols.parse_protocol(protocol)
     check_free(out, force)
     label_import = read(labels)
     before = label_import.table()
-    after = protocols.apply(protocol, before, seed=seed, **options)
+    after = protocols.apply(name, before, seed=seed, **options)
     formats.write(label_import.rows.with_labels(after), out)
     show_audit(label_import.audit, before)
-    show_paragraph(f"\n{protocols.protocol_summaries()[protocol]} (seed {seed})")
+    show_paragraph(f"\n{protocols.protocol_summaries()[name]} (seed {seed})")
     show_counts(after)
     show_written(out)
     show_next("inspect", out)

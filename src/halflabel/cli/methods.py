@@ -97,7 +97,7 @@ def _auto_rules(regime: str | None) -> list[tuple[str, str]]:
     rows = []
     for rule in RULES:
         served, choice = [name for name in rule.regimes if regime in (None, name)], rule.choices[0]
-        options = "".join(f" --{name.replace('_', '-')} {value}" for name, value in choice.options.items())
+        options = "".join(f" --set {name}={value}" for name, value in choice.options.items())
         if served:
             conditions = ", ".join([f"for {' and '.join(served)} labels", *rule.conditions()])
             rows.append((choice.method, conditions + (f";{options}" if options else "")))
@@ -121,10 +121,11 @@ def _show_method(name: str) -> None:
     for line in re.sub(r"(?<=\S)\n(?=\S)", " ", recipe.page).splitlines():
         console.print(escape(line), soft_wrap=line.startswith(" "))  # formulas keep their line breaks
     console.print(f"\n[bold]learns from[/] {', '.join(recipe.serves)} labels")
-    console.print(f"[bold]defaults[/] --lr {recipe.lr:g} --weight-decay {recipe.weight_decay:g}")
+    console.print(f"[bold]defaults[/] lr={recipe.lr:g} weight_decay={recipe.weight_decay:g}")
     if recipe.no_onnx:
         show_paragraph(f"[bold]does not support[/] export to ONNX: {escape(recipe.no_onnx)}")
+    if recipe.options:
+        console.print("[bold]options[/], changed by --set NAME=VALUE")
     for option, parameter in recipe.options.items():
-        default = '""' if parameter.default == "" else str(parameter.default)
-        console.print(f"  --{option.replace('_', '-')} {escape(default)}")
+        console.print(f"  {option}={escape(str(parameter.default))}")
     show_next("train", "LABELS", "PHOTOS", "--method", recipe.name)

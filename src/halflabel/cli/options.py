@@ -9,15 +9,26 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from enum import StrEnum
+from difflib import get_close_matches
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
+from halflabel.cli.terminal import in_shell, show_names_and_texts
 from halflabel.errors import UserError
-from halflabel.fitting.config import COMMON, IMAGES, MODEL, OPTIMIZATION, SPEED, DeclaredOption, declared_options
+from halflabel.fitting.config import (
+    COMMON,
+    IMAGES,
+    MODEL,
+    OPTIMIZATION,
+    SPEED,
+    DeclaredOption,
+    declared_options,
+    parse_option,
+)
 from halflabel.system.files import absolute_path
 
 if TYPE_CHECKING:
@@ -26,7 +37,7 @@ if TYPE_CHECKING:
 
 HELP_ALL = "--help-all"
 READING = "How to read the label file"
-_GROUPS = (COMMON, MODEL, IMAGES, OPTIMIZATION, SPEED)  # in the order of `--help`
+SHARED = "halflabel_shared_options"
 
 ReadLabels = Callable[[Path], "LabelImport"]
 Command = Callable[..., Any]
@@ -80,7 +91,40 @@ ExcelSafe = Annotated[
 ]
 
 
-class GroupedCommand(TyperCommand):
+class SharedOptions(TyperCommand):
+    """A command with options that several commands share; they are declared when the command is called."""
+
+    @cached_property
+    def shared(self) -> list[Any]:
+        declarations = getattr(self.callback, SHARED, ())
+        return [option for declare in declarations for option in _make_options(declare())]
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)
+        own = len(self.params)
+        return [*params[:own], *self.shared, *params[own:]]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if type(error).__name__ != "NoSuchOption":
+                raise
+            flags = [flag for parameter in self.get_params(ctx) for flag in parameter.opts]
+            raise _no_such_option(str(ctx.info_name), error.option_name, flags) from None  # type: ignore[attr-defined]
+
+    def invoke(self, ctx: Any) -> Any:
+        ctx.meta[SHARED] = {option.name: ctx.params.pop(option.name) for option in self.shared}
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            flags = {flag for parameter in self.get_params(ctx) for flag in parameter.opts}
+            known = flags if "--set" in flags else ()
+            error.message, error.fix = in_shell(error.message, known), in_shell(error.fix, known)
+            raise
+
+
+class GroupedCommand(SharedOptions):
     """A command whose `--help` shows the common options, and `--help-all` all of them."""
 
     def get_help_option(self, ctx: Any) -> Any:
@@ -95,25 +139,68 @@ class GroupedCommand(TyperCommand):
             typer.echo(ctx.get_help(), color=ctx.color)
             ctx.exit()
         if not {"--help", "-h"}.isdisjoint(args):
-            for parameter in self.params:  # this process prints the help and ends
+            for parameter in self.get_params(ctx):  # this process prints the help and ends
                 panel = getattr(parameter, "rich_help_panel", None)
                 if parameter.param_type_name == "option" and panel != COMMON:
-                    parameter.hidden = True  # type: ignore[attr-defined]
+                    parameter.hidden = True
         return super().parse_args(ctx, args)
 
 
-Meaning = StrEnum("Meaning", ["present", "absent", "unknown", "uncertain"])
-Unlisted = StrEnum("Unlisted", ["unknown", "absent"])
+def _no_such_option(command: str, flag: str, flags: list[str]) -> UserError:
+    if close := get_close_matches(flag, flags, 1, cutoff=0.75):
+        fix = f"did you mean {close[0]}?"
+    elif "--set" in flags:
+        fix = f"options without a flag are set by name: --set {flag[2:].replace('-', '_')}=VALUE; --set help lists them"
+    else:
+        fix = f"`halflabel {command} --help` lists all options"
+    return UserError(f"`{command}` has no option {flag}", fix)
+
+
+def _make_options(parameters: list[inspect.Parameter]) -> list[Any]:
+    """The parsed options of these parameters of a function."""
+
+    def declared(**_: Any) -> None: ...
+
+    declared.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    declared.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    single = typer.Typer(add_completion=False)
+    single.command()(declared)
+    return list(typer.main.get_command(single).params)
+
+
+def _share(
+    command: Command, argument: str, declare: Callable[[], list[inspect.Parameter]], collect: Callable[[Any], Any]
+) -> Command:
+    """The command with shared options, whose values it gets together, as `collect` makes them, in one argument."""
+    hints = get_type_hints(command, include_extras=True, localns={"LabelImport": Any})
+    own = inspect.signature(command).parameters
+    others = {name: each.replace(annotation=hints[name], kind=each.KEYWORD_ONLY) for name, each in own.items()}
+    del others[argument]
+    context = next((name for name, hint in hints.items() if hint is typer.Context), "")
+    added = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [*others.values(), *([] if context else [added])]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> Any:
+        shared = (values[context] if context else values.pop("context")).meta[SHARED]
+        names = [parameter.name for parameter in declare()]
+        return command(**values, **{argument: collect({name: shared[name] for name in names})})
+
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    setattr(wrapper, SHARED, (*getattr(command, SHARED, ()), declare))
+    return wrapper
 
 
 # The options that say how to read a label file: type, help, and a word for the value.
+_MEANINGS = ("present", "absent", "unknown", "uncertain")
 _LABEL_OPTIONS: dict[str, tuple[Any, ...]] = {
     "format": (str, "The format of the label file (default: detected from its content)."),
-    "unlisted": (Unlisted, "What it means if an image does not list a label."),
-    "minus_one": (Meaning, "What -1 means, if the file does not define it."),
-    "zero": (Meaning, "What 0 means."),
+    "unlisted": (Literal["unknown", "absent"], "What it means if an image does not list a label."),
+    "minus_one": (Literal[_MEANINGS], "What -1 means, if the file does not define it."),
+    "zero": (Literal[_MEANINGS], "What 0 means."),
     "value": (list[str], "What another value means.", "RAW=MEANING"),
-    "difficult": (Meaning, "Pascal VOC: what a difficult object means."),
+    "difficult": (Literal[_MEANINGS], "Pascal VOC: what a difficult object means."),
     "machine": (float, "Open Images: machine labels of at least this confidence are present."),
     "image_column": (str, "The column with the image names."),
     "tag_column": (str, "Lists of tags: the column with the list.", "COLUMN"),
@@ -127,90 +214,118 @@ _LABEL_OPTIONS: dict[str, tuple[Any, ...]] = {
 LABEL_OPTIONS = frozenset(_LABEL_OPTIONS)
 
 
-def _label_parameter(name: str, kind: Any, help: str, metavar: str | None = None) -> inspect.Parameter:
-    flag, default = "--" + name.replace("_", "-"), "auto" if name == "format" else None
-    option = typer.Option(flag, help=help, metavar=metavar, rich_help_panel=READING, show_default=False)
+def takes_label_options(command: Command) -> Command:
+    """Add the options on how to read a label file; the command's `read` argument becomes a reader that uses them."""
+    return _share(command, "read", _label_parameters, lambda values: partial(_read, values))
+
+
+def _label_parameters() -> list[inspect.Parameter]:
+    return [_parameter(name, kind, help, READING, *more) for name, (kind, help, *more) in _LABEL_OPTIONS.items()]
+
+
+def _parameter(name: str, kind: Any, help: str, group: str, metavar: str | None = None) -> inspect.Parameter:
+    flags = f"{spell(name)}/--no-{spell(name)[2:]}" if kind is bool and group != READING else spell(name)
+    option = typer.Option(flags, help=help, metavar=metavar, rich_help_panel=group, show_default=False)
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind | None, option]
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
 
 
-def takes_label_options(command: Command) -> Command:
-    """Add the options on how to read a label file; the command's `read` argument becomes a reader that uses them."""
-    parameters = [_label_parameter(name, *declared) for name, declared in _LABEL_OPTIONS.items()]
-    return _add_parameters(command, "read", parameters, lambda values: functools.partial(_read, **values))
+# Training options with a flag, by command: those that the documentation uses. All others are reached by --set.
+_FLAGS = {
+    "train": (
+        "seed backbone tune weights size resize group uncertain positives_per_image max_bad solver epochs batch_size "
+        "lr precision compile deterministic save_every workers hold views_on decode_on"
+    ),
+    "compare": "backbone tune group uncertain",
+    "study": "backbone tune group uncertain",
+    "reproduce": "backbone tune",
+    "embed": "backbone size workers",
+}
 
 
-def takes_training_options(name: str, *, decided_by: str = "", **defaults: Any) -> Callable[[Command], Command]:
-    """Add the training options of the command `name`; its `training` argument becomes a dict of their values.
+def takes_training_options(name: str) -> Callable[[Command], Command]:
+    """Add the training options of the command `name`; its `training` argument becomes a dict of those given.
 
-    `defaults` replace declared defaults. None means that the user did not give the option: something else decides, such
-    as the method, or what `decided_by` names. Paths become absolute.
+    Options that no command has are those of the method: their texts are the entry `options`.
     """
-    declared = [each for each in declared_options().values() if name in each.option.commands]
-    declared.sort(key=lambda each: _GROUPS.index(each.option.group))
-    parameters = [_training_parameter(each, defaults, decided_by) for each in declared]
-
-    def collect(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: absolute_path(value) if isinstance(value, Path) else value for key, value in values.items()}
-
-    return lambda command: _add_parameters(command, "training", parameters, collect)
+    return lambda command: _share(command, "training", partial(_training_parameters, name), partial(_given, name))
 
 
-def _training_parameter(declared: DeclaredOption, defaults: Mapping[str, Any], decided_by: str) -> inspect.Parameter:
-    """The typer option of one declared training option."""
-    option = declared.option
-    default = declared.default if option.command_default is None else option.command_default
-    default = defaults.get(declared.name, None if option.decided_by else default)
-    decider = decided_by if declared.name in defaults else option.decided_by
-    shown = f" (default: {decider})" if default is None and decider else ""
-    kind: Any = Path | None if option.is_path else declared.type
-    if default is None:
-        kind = kind | None
-    bounds = {} if kind is bool else {"min": declared.minimum, "max": declared.maximum}
-    annotation = Annotated[
-        kind,
-        typer.Option(
-            help=f"{option.help.removesuffix('.')}{shown}.",
-            rich_help_panel=option.group,
-            show_default=default is not None,
-            **bounds,
-        ),
+def _training_parameters(command: str) -> list[inspect.Parameter]:
+    declared = training_options(command)
+    parameters = [
+        _parameter(name, declared[name].type, _help(declared[name]), declared[name].option.group)
+        for name in _FLAGS[command].split()
     ]
-    return inspect.Parameter(declared.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    more = "another option of training or of the method" if command == "train" else "another option of training"
+    text = f"Set {more}, such as clip=1; may be repeated. `halflabel {command} --set help` lists them."
+    return [*parameters, _parameter("set", list[str], text, COMMON, "NAME=VALUE")]
 
 
-def _add_parameters(
-    command: Command, argument: str, parameters: list[inspect.Parameter], collect: Callable[[dict[str, Any]], Any]
-) -> Command:
-    """The command with more options, whose values it gets together, as `collect` makes them, in one argument."""
-    hints = get_type_hints(command, include_extras=True, localns={"LabelImport": Any})
-    of_command = [
-        parameter.replace(annotation=hints[name])
-        for name, parameter in inspect.signature(command).parameters.items()
-        if name != argument
-    ]
-    added = {parameter.name for parameter in parameters}
+def _given(command: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The training options that were given, by a flag or by --set; paths become absolute."""
+    texts = values.pop("set") or []  # `values` is a copy
+    if "help" in texts:
+        _list_options(command)
+        raise typer.Exit
+    declared = training_options(command)
+    given = {name: parse_option(name, str(value)) for name, value in values.items() if value is not None}
+    of_method: dict[str, str] = {}
+    for name, text in _pairs("--set", texts).items():
+        name = name.replace("-", "_")
+        if name in given:
+            raise UserError(f"{name} is given twice", f"leave {spell(name)} or --set {name} out")
+        if name in declared:
+            given[name] = parse_option(name, text)
+        elif command == "train":
+            of_method[name] = text
+        else:
+            close = get_close_matches(name, declared, 1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise UserError(
+                f"`{command}` has no option {name!r}", f"{hint}`halflabel {command} --set help` lists all options"
+            )
+    given = {name: absolute_path(value) if declared[name].option.is_path else value for name, value in given.items()}
+    return {**given, "options": of_method} if command == "train" else given
 
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> Any:
-        others = {name: value for name, value in values.items() if name not in added}
-        return command(**others, **{argument: collect({name: values[name] for name in added})})
 
-    signature = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*of_command, *parameters)]
-    wrapper.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
-    return wrapper
+def training_options(command: str) -> dict[str, DeclaredOption]:
+    """The training options of a command, by name."""
+    return {name: each for name, each in declared_options().items() if command in each.option.commands}
 
 
-def _read(path: Path, *, format: str, value: list[str] | None, where: list[str] | None, **others: Any) -> LabelImport:
+def _help(declared: DeclaredOption) -> str:
+    default = declared.option.decided_by or declared.command_default
+    shown = "" if default is None else f" (default: {default})"
+    return f"{declared.option.help.removesuffix('.')}{shown}."
+
+
+def _list_options(command: str) -> None:
+    """Print every option that --set knows, with its values and help."""
+    for group in (COMMON, MODEL, IMAGES, OPTIMIZATION, SPEED):
+        of_group = [each for each in training_options(command).values() if each.option.group == group]
+        if of_group:
+            typer.echo(f"\n{group}")
+            show_names_and_texts([(f"{each.name}={each.values}", _help(each)) for each in of_group])
+    if command == "train":
+        typer.echo("\nMethods have options too: `halflabel methods NAME` lists them.")
+
+
+def spell(name: str) -> str:
+    """The flag of an option."""
+    return "--" + name.replace("_", "-")
+
+
+def _read(values: dict[str, Any], path: Path) -> LabelImport:
     from halflabel.labels import formats
     from halflabel.labels.policy import Policy
 
-    values: dict[str, Any] = {name: str(item) if isinstance(item, StrEnum) else item for name, item in others.items()}
-    values["ignore"] = tuple(values["ignore"] or ())
-    policy = Policy(values=_pairs("--value", value, set(Meaning)), where=_pairs("--where", where), **values)
-    return formats.read(path, policy, format=format)
+    others = dict(values)
+    format, value, where = (others.pop(name) for name in ("format", "value", "where"))
+    others["ignore"] = tuple(others["ignore"] or ())
+    policy = Policy(values=_pairs("--value", value, set(_MEANINGS)), where=_pairs("--where", where), **others)
+    return formats.read(path, policy, format=format or "auto")
 
 
 def read_grouped(read: ReadLabels, labels: Path, group: str | None) -> tuple[LabelImport, str | None]:
@@ -219,20 +334,25 @@ def read_grouped(read: ReadLabels, labels: Path, group: str | None) -> tuple[Lab
     from halflabel.labels.groups import column_group
 
     completed = column_group(group, labels)
-    keywords = read.keywords  # type: ignore[attr-defined]
-    if group is not None and completed != group and can_ignore_columns(labels, keywords["format"]):
-        read = functools.partial(_read, **{**keywords, "ignore": [*(keywords["ignore"] or ()), group]})
+    values = _values_of(read)
+    if group is not None and completed != group and can_ignore_columns(labels, values["format"] or "auto"):
+        read = partial(_read, {**values, "ignore": [*(values["ignore"] or ()), group]})
     return read(labels), completed
 
 
 def words_of(read: ReadLabels) -> list[str]:
     """The options that the user gave a reader made by `takes_label_options`, as words of a command."""
     words: list[str] = []
-    for name, value in read.keywords.items():  # type: ignore[attr-defined]
-        if value is not None and (name, value) != ("format", "auto"):
-            for each in value if isinstance(value, list) else [value]:
-                words += ["--" + name.replace("_", "-"), *([] if each is True else [str(each)])]
+    for name, value in _values_of(read).items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            words += [] if each is None else [spell(name), *([] if each is True else [str(each)])]
     return words
+
+
+def _values_of(read: ReadLabels) -> dict[str, Any]:
+    """The values of the label options that a reader uses."""
+    values: dict[str, Any] = read.args[0]  # type: ignore[attr-defined]
+    return values
 
 
 def _pairs(flag: str, texts: list[str] | None, meanings: set[Any] | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.options import ReadLabels, check_image_folder, takes_label_options
+from halflabel.cli.options import ReadLabels, SharedOptions, check_image_folder, takes_label_options
 from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.system.format import counted
@@ -21,7 +21,7 @@ Resize = StrEnum("Resize", ["short", "squash"])
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
-@app.command()
+@app.command(cls=SharedOptions)
 @takes_label_options
 def pack(
     read: ReadLabels,

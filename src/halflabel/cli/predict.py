@@ -22,6 +22,7 @@ from halflabel.cli.options import (
     ModelArgument,
     PositivesPerImage,
     ReadLabels,
+    SharedOptions,
     Threshold,
     check_image_folder,
     read_grouped,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 OutputFormat = StrEnum("OutputFormat", ["table", "json", "csv"])
 
 
-@app.command()
+@app.command(cls=SharedOptions)
 @takes_label_options
 def evaluate(
     run: ModelArgument,

@@ -23,12 +23,11 @@ from halflabel.system.reporter import Reporter
 if TYPE_CHECKING:
     from halflabel.papers.result import Reproduction, TableFigure
 
-_AS_IN_THE_PAPER = dict.fromkeys(("backbone", "size", "tune", "epochs", "batch_size", "lr"))
 DATA = "Data"
 
 
 @app.command(cls=GroupedCommand)
-@takes_training_options("reproduce", decided_by="as in the paper", **_AS_IN_THE_PAPER)
+@takes_training_options("reproduce")
 def reproduce(
     training: dict[str, Any],
     table: Annotated[
@@ -74,6 +73,7 @@ def reproduce(
     """Reproduce a published table with its protocol, and show the published numbers beside the measured ones.
 
     Without a table, all tables are listed. With a table alone, its protocol, its rows and the data it needs are shown.
+    Settings are those of the paper, but for the options given here.
     Every difference from the paper is listed under the result. Finished runs are saved: the same command resumes.
 
     Example: halflabel reproduce S5-table data/voc2012 --conditions VOC --rows "AN loss,EM loss" --seeds 3
@@ -105,7 +105,7 @@ def _run_table(
     from halflabel.papers.run import reproduce as run_table
     from halflabel.papers.settings import Overrides
 
-    overrides = Overrides(**{**training, "tune": "head" if training["tune"] == "head" else None})
+    overrides = Overrides(**{**training, "tune": "head" if training.get("tune") == "head" else None})
     features = cache if cache is not None else default_cache(folder)
     if features.exists() and not features.is_dir():
         raise UserError(f"{features} is a file", "name a folder for features and models with --cache")

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from halflabel.cli import app
-from halflabel.cli.options import Force, LabelFile, ReadLabels, check_free, takes_label_options, words_of
+from halflabel.cli.options import Force, LabelFile, ReadLabels, SharedOptions, check_free, takes_label_options, words_of
 from halflabel.cli.terminal import console, plain_table, show_next, show_written
 from halflabel.system.format import counted, group_digits
 
@@ -23,7 +23,7 @@ rules_app = typer.Typer(name="rules", help="Rules between labels, such as: a dog
 app.add_typer(rules_app)
 
 
-@rules_app.command("suggest")
+@rules_app.command("suggest", cls=SharedOptions)
 @takes_label_options
 def suggest_rules(
     labels: LabelFile,
@@ -71,7 +71,7 @@ def suggest_rules(
     show_next("fill", "RUN", "PHOTOS", "--rules", out)
 
 
-@rules_app.command("check")
+@rules_app.command("check", cls=SharedOptions)
 @takes_label_options
 def check_rules(
     rules: Annotated[Path, typer.Argument(metavar="RULES", help="CSV class,rule,class or a hierarchy (.json).")],

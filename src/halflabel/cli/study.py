@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @app.command(cls=GroupedCommand)
 @takes_label_options
-@takes_training_options("study", held_out=0.0)
+@takes_training_options("study")
 def study(
     labels: LabelFile,
     images: ImageFolder,
@@ -89,7 +89,7 @@ def study(
     """
     check_image_folder(images, test_images)
     shares = parse_shares(budgets, "--budgets") if budgets is not None else None
-    group = training["group"]
+    group = training.get("group")
     label_import, training["group"] = read_grouped(read, labels, group)
     test_rows = read_grouped(read, test, group)[0].rows if test is not None else None
     table = label_import.table()
@@ -107,8 +107,8 @@ def study(
         "test_images": test_images,
         "test_share": test_share,
         "budget": budget,
-        "lr": training["lr"],
-        "config": grid_config(training, len(table), held_out=training["held_out"] or None),
+        "lr": training.get("lr"),
+        "config": grid_config({"held_out": 0.0, **training}, len(table), held_out=training.get("held_out") or None),
         "force": force,
         "command": shlex.split(rerun_command()),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -88,18 +88,24 @@ def show_error(error: UserError) -> None:
         stderr.print(f"  [bold]fix:[/] {escape(in_shell(error.fix))}")
 
 
-def in_shell(text: str) -> str:
+def in_shell(text: str, flags: Collection[str] = ()) -> str:
     """A message with its options as flags, quoted for a shell.
+
+    `flags`: those of a command that sets all other options by --set.
 
     >>> in_shell("add ‹minus_one=absent› or ‹ignore=my notes›, or raise ‹max_bad›")
     "add --minus-one absent or --ignore 'my notes', or raise --max-bad"
+    >>> in_shell("lower ‹lr›, or add ‹clip=1›", ["--lr"])
+    'lower --lr, or add --set clip=1'
     """
-    return write_options(text, _words)
 
+    def words(name: str, value: str | None) -> str:
+        flag = "--value" if name == "values" else "--" + name.replace("_", "-")
+        if flags and flag not in flags:
+            return f"--set {name}" if value is None else f"--set {shlex.quote(f'{name}={value}')}"
+        return flag if value is None else f"{flag} {shlex.quote(value)}"
 
-def _words(name: str, value: str | None) -> str:
-    flag = "--value" if name == "values" else "--" + name.replace("_", "-")
-    return flag if value is None else f"{flag} {shlex.quote(value)}"
+    return write_options(text, words)
 
 
 def show_message(text: str) -> None:

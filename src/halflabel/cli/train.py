@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections import deque
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -16,7 +15,6 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import (
-    HELP_ALL,
     LABEL_OPTIONS,
     Engine,
     GroupedCommand,
@@ -28,6 +26,7 @@ from halflabel.cli.options import (
     read_grouped,
     takes_label_options,
     takes_training_options,
+    training_options,
 )
 from halflabel.cli.sequence import after_train
 from halflabel.cli.terminal import (
@@ -57,34 +56,10 @@ if TYPE_CHECKING:
     from halflabel.runs.resume import TrainingJob
 
 EARLIER_RUNS = "Start from an earlier run"
-METHOD_OPTIONS = "halflabel.method_options"
-
-
-class TrainCommand(GroupedCommand):
-    """Accepts the options of any method: unknown options and their values are left in `ctx.meta[METHOD_OPTIONS]`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
-        others: list[str] = []
-        of_method: dict[str, str | None] = {}  # None: an option without a value
-        words = deque(args)
-        while words:
-            word = words.popleft()
-            flag, equals, value = word.partition("=")
-            if not word.startswith("--") or flag in known | {"--", "--help", HELP_ALL}:
-                others.append(word)
-            elif equals or not words or words[0].startswith("--"):
-                of_method[flag] = value if equals else None
-            else:
-                of_method[flag] = words.popleft()
-        ctx.meta[METHOD_OPTIONS] = of_method
-        return super().parse_args(ctx, others)
-
-
 _LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
-@app.command(cls=TrainCommand)
+@app.command(cls=GroupedCommand)
 @takes_label_options
 @takes_training_options("train")
 def train(
@@ -136,7 +111,8 @@ def train(
 ) -> None:
     """Train a classifier from partly known labels, and evaluate it on known labels it did not see.
 
-    Options of the method itself are given by name, such as --alpha 0.2; `halflabel methods NAME` lists them.
+    All other options of training and of the method are set by name, such as --set clip=1 --set alpha=0.2;
+    `halflabel train --set help` and `halflabel methods NAME` list them.
 
     Example: halflabel train labels.csv photos/ --method an --out runs/first
     """
@@ -150,9 +126,8 @@ def train(
     else:
         check_needs("--continue RUN", {"--answers": answers is not None})
         if labels is None or images is None:
-            _refuse_unknown_options(ctx, method)
             raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
-        on_device = training["decode_on"] == "device" and training["views_on"] != "device"
+        on_device = training.get("decode_on") == "device" and training.get("views_on") != "device"
         check_needs("--views-on device", {"--decode-on device": on_device})
         check_image_folder(images)
         if method != "auto":
@@ -185,7 +160,7 @@ def _new_job(
         method = str(earlier.get("method"))
         _refuse_unknown_method(method)
     run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
-    label_import, training["group"] = read_grouped(read, labels, training["group"])
+    label_import, training["group"] = read_grouped(read, labels, training.get("group"))
     table = label_import.table()
     show_audit(label_import.audit, table)
 
@@ -195,17 +170,19 @@ def _new_job(
     from halflabel.runs.new_run import change_config, make_config
     from halflabel.runs.resume import TrainingJob
 
-    choice = choose(table.stats, tune=training["tune"], method=None if method == "auto" else method)
+    tune = training.get("tune", "head")
+    choice = choose(table.stats, tune=tune, method=None if method == "auto" else method)
     if method == "auto":
         from halflabel.fitting.advice import describe_labels
 
         show_paragraph(describe_labels(table.stats))
         show_choice(choice.method, choice.why)
-    options = _method_options(ctx, recipe(choice.method))
+    options = _method_options(training.pop("options"), recipe(choice.method))
     if earlier is None:
+        training = {"solver": "auto", "workers": 2, **training}
         config = make_config(choice, training, options, absolute_path(images))
     else:
-        given = {name: value for name, value in training.items() if is_given(ctx, name)}
+        given = {name: value for name, value in training.items() if value is not None}
         config = change_config(Config.from_dict(earlier), choice.method, given, options, absolute_path(images))
     true_labels = read(truth).table() if truth is not None else None
     return TrainingJob(label_import.rows, images, config, run, true_labels)
@@ -224,7 +201,7 @@ def _show_job(job: TrainingJob, images: Path) -> None:
     console.print(f"Training: {Assembly(config).describe(table)}", markup=False)
     console.print(f"Backbone: {config.backbone}, on {Assembly(config).device}")
     for name, value in config.options.items():
-        console.print(f"  {_flag(name)} {value}", markup=False)
+        console.print(f"  {name}={value}", markup=False)
     console.print(f"Nothing was written. Without --dry-run, the run would be in {escape(str(run.folder))}")
 
 
@@ -332,13 +309,11 @@ def _moved_images(labels: Path | None, images: Path | None, flag: str) -> Path |
 
 def _check_no_other_options(ctx: typer.Context, flag: str, allowed: Set[str]) -> None:
     """Refuse options other than the allowed ones: the settings of an earlier run cannot be changed."""
-    for parameter in ctx.command.params:
+    for parameter in ctx.command.get_params(ctx):
         name = parameter.name or ""
         if name not in allowed and is_given(ctx, name):
             other = parameter.opts[0]
             raise UserError(f"{other} cannot be used with {flag}", f"leave {other} out, or start a new run")
-    for other in ctx.meta[METHOD_OPTIONS]:
-        raise UserError(f"{other} cannot be used with {flag}", "leave it out, or start a new run")
 
 
 def _resume_hint(run: RunFolder) -> str:
@@ -383,10 +358,6 @@ def _resumable(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _refuse_unknown_method(method: str) -> None:
     """Raise if no method has this name; torch is imported only where a method is named."""
     from halflabel.methods.base import recipe
@@ -394,40 +365,18 @@ def _refuse_unknown_method(method: str) -> None:
     recipe(method)
 
 
-def _refuse_unknown_options(ctx: typer.Context, method: str) -> None:
-    """Name an option that neither `train` nor the method has: the parser took the word after it for its value."""
-    if not ctx.meta[METHOD_OPTIONS]:
-        return
-    from halflabel.methods.base import recipe, recipes
-
-    methods = [recipe(method)] if method != "auto" else list(recipes().values())
-    of_methods = [_flag(name) for each in methods for name in each.options]
-    flag = next((flag for flag in ctx.meta[METHOD_OPTIONS] if flag.replace("_", "-") not in of_methods), None)
-    if flag is None:
-        return
-    which, hint = "any method", ""
-    listed = [word for parameter in ctx.command.params for word in parameter.opts]
-    if method != "auto":
-        which = f"the method {method}"
-        hint = f"the options of {which}: {', '.join(of_methods)}" if of_methods else f"{which} has no options"
-        listed = [*of_methods, *listed]
-    if close := get_close_matches(flag, listed, 1, cutoff=0.75):
-        hint = f"did you mean {close[0]}? {hint}".strip()
-    raise UserError(f"neither `train` nor {which} has an option {flag}", hint or "see `halflabel train --help`")
-
-
-def _method_options(ctx: typer.Context, method: Recipe) -> dict[str, Any]:
-    """The options of the method among those that the parser set aside."""
-    if clashing := sorted({parameter.name for parameter in ctx.command.params} & set(method.options)):
-        name = str(clashing[0])
+def _method_options(texts: dict[str, str], method: Recipe) -> dict[str, Any]:
+    """The options of the method, from those that training does not have."""
+    if clashing := sorted(set(training_options("train")) & set(method.options)):
+        name = clashing[0]
         raise UserError(
-            f"{_flag(name)} is an option of `train`, so the option of the same name of {method.name} cannot be set",
+            f"{name} is an option of training, so the option of the same name of {method.name} cannot be set",
             f"rename the option {name!r} of {method.name}",
         )
-    _refuse_unknown_options(ctx, method.name)
-    options: dict[str, str] = {}
-    for flag, value in ctx.meta[METHOD_OPTIONS].items():
-        if value is None:
-            raise UserError(f"the option {flag} has no value", f"write {flag} VALUE")
-        options[flag[2:].replace("-", "_")] = value
-    return method.parse(options)
+    for name in texts:
+        if name not in method.options:
+            close = get_close_matches(name, [*method.options, *training_options("train")], 1)
+            hint = f"the options of {method.name}: {', '.join(method.options)}" if method.options else ""
+            hint = f"did you mean {close[0]}?" if close else hint or f"{method.name} has no options"
+            raise UserError(f"neither `train` nor the method {method.name} has an option {name!r}", hint)
+    return method.parse(texts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 import re
@@ -46,7 +45,7 @@ class Candidate:
         >>> Candidate.parse("em:alpha=0.05").options
         (('alpha', 0.05),)
         """
-        name, texts = _parse(text)
+        name, texts = drop.split_options(text)
         method = recipe(name)
         uncertain = texts.pop("uncertain", "")
         if uncertain:
@@ -92,11 +91,8 @@ class LabelMask:
         >>> LabelMask.parse("per-class:positives=20:negatives=30").options
         (('negatives', 30), ('positives', 20))
         """
-        name, texts = _parse(text)
-        takes = drop.protocol_options(name)
-        options = _options({key: _typed(text, key, value, takes) for key, value in texts.items()})
-        drop.check_options(name, texts)
-        return cls(name, options)
+        name, options = drop.parse_protocol(text)
+        return cls(name, _options(options))
 
     @property
     def name(self) -> str:
@@ -300,32 +296,6 @@ def deadline_of(budget: float | str | None) -> float | None:
     """Return when a budget, in seconds or as text, ends, by `time.monotonic`; None without a budget."""
     seconds = parse_budget(budget) if isinstance(budget, str) else budget
     return None if seconds is None else time.monotonic() + seconds
-
-
-def _parse(text: str) -> tuple[str, dict[str, str]]:
-    """Return the parts of "name:key=value:key=value"."""
-    name, *pairs = text.strip().split(":")
-    texts = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise UserError(f"{pair!r} in {text!r} is not an option", "write NAME:option=value, such as em:alpha=0.05")
-        texts[key.strip().replace("-", "_")] = value.strip()
-    return name, texts
-
-
-def _typed(text: str, key: str, value: str, takes: Mapping[str, inspect.Parameter]) -> Any:
-    """Return the value of an option of a protocol, with the type in its signature."""
-    if key not in takes or key in ("table", "seed"):
-        names = [name for name in takes if name not in ("table", "seed")]
-        raise UserError(f"{text.split(':')[0]} takes no {key}", f"it takes: {', '.join(names) or 'no options'}")
-    kind = str(takes[key].annotation)
-    try:
-        if "bool" in kind:
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
-        return int(value) if "int" in kind else float(value)
-    except (KeyError, ValueError):
-        raise UserError(f"{value!r} is not a value for {key} in {text!r}", "give a number, or true or false") from None
 
 
 def _options(values: Mapping[str, Any]) -> Options:

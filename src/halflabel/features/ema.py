@@ -16,7 +16,7 @@ class ModelEma(nn.Module):
     The first update copies. decay = min(`decay`, (1 + n) / (10 + n)) after n updates, so that the first steps soon
     lose their weight.
 
-    The average is always in evaluation mode and is never trained by gradients. Training (`--ema`) and methods with a
+    The average is always in evaluation mode and is never trained by gradients. Training (`ema`) and methods with a
     teacher use it.
 
     torch.optim.swa_utils.AveragedModel is not used: it collects all tensors anew at every update, which takes ten times

@@ -8,11 +8,10 @@ the command in repro.sh. To add an option, add a field. This module must not imp
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Le
 
@@ -83,12 +82,12 @@ class Settings:
         Option("Schedule of the learning rate: cosine, step, plateau, constant, or one of a plugin.", OPTIMIZATION),
     ] = "cosine"
     step_epochs: Annotated[
-        Positive, Option("With --schedule step: epochs between two reductions of the learning rate.", OPTIMIZATION)
+        Positive, Option("With schedule=step: epochs between two reductions of the learning rate.", OPTIMIZATION)
     ] = 10
     step_factor: Annotated[
         Share,
         Option(
-            "With --schedule step or plateau: the factor of each reduction. plateau reduces the learning rate when the "
+            "With schedule=step or plateau: the factor of each reduction. plateau reduces the learning rate when the "
             "validation metric falls.",
             OPTIMIZATION,
         ),
@@ -230,7 +229,7 @@ class Config:
     ] = 0
     linear_lr: Annotated[
         Annotated[float | None, Ge(0)],
-        Option("Learning rate of the epochs of --linear-init.", OPTIMIZATION, decided_by="--lr"),
+        Option("Learning rate of the epochs of linear_init.", OPTIMIZATION, decided_by="--lr"),
     ] = None
     crop: Annotated[
         Annotated[float, Ge(0.05), Le(1)],
@@ -340,20 +339,6 @@ class Config:
         settings = Settings(**{name: value for name, value in stated.items() if name in names})
         return cls(**{name: value for name, value in stated.items() if name not in names}, settings=settings)
 
-    def as_arguments(self) -> list[str]:
-        """The options of `halflabel train` that give this config."""
-        values = {**vars(self.settings), **vars(self)}
-        words = ["--method", self.method]
-        for name, declared in declared_options().items():
-            value = values[name]
-            if declared.type is bool:
-                words.append(declared.flag if value else declared.flag.replace("--", "--no-", 1))
-            elif value is not None:
-                words += [declared.flag, os.path.abspath(value) if declared.option.is_path else str(value)]
-        for name, value in self.options.items():
-            words += ["--" + name.replace("_", "-"), str(value)]
-        return words
-
     def views(self, backbone: Backbone) -> dict[str, View]:
         """The plain, weak and strong views of images, at the size that suits the backbone if none is stated."""
         from halflabel.images.views import make_views
@@ -381,8 +366,20 @@ class DeclaredOption:
     option: Option
 
     @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+    def command_default(self) -> Any:
+        """The value that the commands take where the user gives none."""
+        return self.default if self.option.command_default is None else self.option.command_default
+
+    @property
+    def values(self) -> str:
+        """What the option can be, for a list of options."""
+        if get_origin(self.type) is Literal:
+            return "|".join(get_args(self.type))
+        if self.type is bool:
+            return "true|false"
+        low = "" if self.minimum is None else f" ≥ {self.minimum:g}"
+        high = "" if self.maximum is None else f" ≤ {self.maximum:g}"
+        return ("TEXT" if self.type in (str, str | None) else "NUMBER") + low + high
 
 
 @cache
@@ -401,6 +398,15 @@ def declared_options() -> dict[str, DeclaredOption]:
                 each.name, hints[each.name].__origin__, each.default, minimum, maximum, metadata[-1]
             )
     return declared
+
+
+def parse_option(name: str, text: str) -> Any:
+    """The value of an option that is written as a text."""
+    kind = Settings if name in {each.name for each in dataclasses.fields(Settings)} else Config
+    try:
+        return check_fields(kind, {name: text}, as_texts=True)[name]
+    except FieldError as error:
+        raise UserError(str(error), error.fix) from None
 
 
 def _validate(config: Config | Settings) -> None:

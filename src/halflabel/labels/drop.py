@@ -179,7 +179,43 @@ def protocol_summaries() -> dict[str, str]:
     return {name: (protocol.__doc__ or "").split("\n", 1)[0] for name, protocol in PROTOCOLS.items()}
 
 
-def protocol_options(protocol: str) -> dict[str, inspect.Parameter]:
+def parse_protocol(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of a protocol, checked.
+
+    >>> parse_protocol("per-class:positives=20:negatives=30")
+    ('per-class', {'positives': 20, 'negatives': 30})
+    """
+    name, texts = split_options(text)
+    takes = _options_of(name)
+    options = {key: _typed(value, key, takes[key]) if key in takes else value for key, value in texts.items()}
+    _check_options(name, options)
+    return name, options
+
+
+def split_options(text: str) -> tuple[str, dict[str, str]]:
+    """The parts of "name:key=value:key=value"."""
+    name, *pairs = text.strip().split(":")
+    texts = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UserError(f"{pair!r} in {text!r} is not an option", "write NAME:option=value, such as em:alpha=0.05")
+        texts[key.strip().replace("-", "_")] = value.strip()
+    return name, texts
+
+
+def _typed(value: str, key: str, option: inspect.Parameter) -> Any:
+    """The value of an option of a protocol, with the type in its signature."""
+    kind = str(option.annotation)
+    try:
+        if "bool" in kind:
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
+        return int(value) if "int" in kind else float(value)
+    except (KeyError, ValueError):
+        raise UserError(f"{value!r} is not a value for {key}", "give a number, or true or false") from None
+
+
+def _options_of(protocol: str) -> dict[str, inspect.Parameter]:
     """The options of a protocol besides its seed, by name."""
     if protocol not in PROTOCOLS:
         raise UserError(f"no protocol is called {protocol!r}", f"use one of: {', '.join(PROTOCOLS)}")
@@ -187,23 +223,25 @@ def protocol_options(protocol: str) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in parameters.items() if name not in ("table", "seed")}
 
 
-def check_options(protocol: str, given: Collection[str], spell: Callable[[str], str] = str) -> None:
-    """Raise UserError for an option that is wrong or missing; `spell` turns its name into what users write."""
-    options = protocol_options(protocol)
+def _check_options(protocol: str, given: Collection[str]) -> None:
+    """Raise UserError for an option that is wrong or missing."""
+    options = _options_of(protocol)
     for name in given:
         if name not in options:
-            takes = ", ".join(map(spell, options)) or "only a seed"
-            raise UserError(f"{spell(name)} cannot be used with {protocol}", f"leave it out; {protocol} takes {takes}")
+            takes = ", ".join(options) or "only a seed"
+            raise UserError(f"{protocol} takes no {name}", f"leave it out; {protocol} takes {takes}")
     for name, parameter in options.items():
         if parameter.default is parameter.empty and name not in given:
-            raise UserError(f"{protocol} needs {spell(name)}", f"add {spell(name)}={_EXAMPLES[name]}, or another value")
+            raise UserError(f"{protocol} needs {name}", f"write {protocol}:{name}={_EXAMPLES[name]}, or another value")
     if {"share", "number"} <= options.keys() and ("share" in given) == ("number" in given):
-        raise UserError(f"{protocol} needs either {spell('share')} or {spell('number')}", "give exactly one of them")
+        raise UserError(
+            f"{protocol} needs either share or number", f"write {protocol}:share=0.1, or {protocol}:number=2"
+        )
 
 
 def apply(protocol: str, table: Table, *, seed: int = 0, **options: Any) -> Table:
     """Run a protocol by name with its options; the error names an option that is wrong or missing."""
-    check_options(protocol, options)
+    _check_options(protocol, options)
     return PROTOCOLS[protocol](table, seed=seed, **options)
 
 

@@ -124,8 +124,8 @@ def imcl(
     magnitude side_weight, is appended to y in the search for similar images.
 
     The paper's settings: RMSProp, lr 1e-3 (CUB and COCO 1e-2; COCO 1e-3 after two epochs), × 0.8 when validation falls:
-    --optimizer rmsprop --schedule plateau --step-factor 0.8. It refines a trained logistic model for 1 epoch (CUB 3,
-    COCO 4): --begin-from RUN --logistic-share 0, where RUN was trained with `bce` or `logistic`. Batches of 32, and of
+    optimizer=rmsprop schedule=plateau step_factor=0.8. It refines a trained logistic model for 1 epoch (CUB 3,
+    COCO 4): begin_from=RUN logistic_share=0, where RUN was trained with `bce` or `logistic`. Batches of 32, and of
     1 for COCO, which needs a `dictionary`. Its figures (mAP, Open Images, 5,000 classes): 78.07 against 75.85 of
     logistic, 76.72 with frozen features; on the fifth of classes with most annotations (table 4) 86.26 against 85.83
     with images fixed, 85.99 with labels fixed, 85.49 with both off.

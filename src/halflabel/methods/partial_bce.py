@@ -35,7 +35,7 @@ def partial_bce(
 
     The paper's figures (ResNet-101, WELDON pooling): mAP on COCO with 10 % known 75.31 against 72.15 of BCE, on Open
     Images 83.05 against 79.01. If every image has the same share of known labels, g is one common factor, which AdamW
-    cancels: the result is that of `bce`, unless weak labels or --optimizer sgd are used.
+    cancels: the result is that of `bce`, unless weak labels or optimizer=sgd are used.
     """
     return Method(BCE(), reduce=ByShare.from_options(g_value, g_share, gamma, alpha, beta))
 

@@ -81,8 +81,8 @@ def plcl(
     The paper's ablation (COCO, 10 % known, ResNet-101, mAP): BCE 72.15 (strategy=none gnn=false g_value=1 dropout=0),
     partial-BCE 75.31 (strategy=none gnn=false dropout=0), with the graph 75.82 (strategy=none dropout=0), with
     labelling 75.71 (gnn=false), with both 76.40; 0-1 exact match 22.04, 24.51, 25.14, 30.52, 32.12. It trains with
-    --optimizer sgd --lr 0.01 --batch-size 16 --schedule step --epochs 20 --size 448 --tune all, one rate for all layers
-    (--backbone-lr 1) and mirror images only (--crop 1). On VOC 2007 with 10 % known, e labels 79.74 % of the entries by
+    optimizer=sgd lr=0.01 batch_size=16 schedule=step epochs=20 size=448 tune=all, one rate for all layers
+    (backbone_lr=1) and mirror images only (crop=1). On VOC 2007 with 10 % known, e labels 79.74 % of the entries by
     the end, TP rate 68.96, TN rate 99.23.
     """
     one_of(("none", *STRATEGIES), strategy=strategy)

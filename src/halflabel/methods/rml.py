@@ -78,7 +78,7 @@ def rmlc(s: float = -0.8, kappa: float = 5.0, rank: str = "exact", unknown: str 
 
         L = λ/2 ‖W‖² + 1/B Σ_i [ Σ_{j present} Σ_{k absent} L(r_j) R_s(x_j − x_k) + κ Σ_{j known} R_s(y_j x_j) ]
 
-    λ is the weight decay (--weight-decay; the paper does not give its value for this row, 0.01 is our choice, and AdamW
+    λ is the weight decay (weight_decay; the paper does not give its value for this row, 0.01 is our choice, and AdamW
     applies it separately from the gradient). s, kappa, rank, unknown: as in `rml`.
 
     In the paper, on features of a ResNet-101 trained for the task: mAP 58.8 on NUS-WIDE and 75.2 on COCO.

@@ -76,7 +76,7 @@ def role_li(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 
     Use it in place of `role` with --tune all: the estimates are reliable before the backbone starts to follow them.
     With --tune head it equals `role`.
 
-    Formula and options (positives, theta_rate, theta_seed) are those of `role`; --linear-init sets the epochs.
+    Formula and options (positives, theta_rate, theta_seed) are those of `role`; linear_init sets the epochs.
     The paper's figure (VOC 2012, one positive per image): mAP 88.26 against 87.77 of `role` and 85.89 of `an`.
     """
     return _role(positives, theta_rate, theta_seed)

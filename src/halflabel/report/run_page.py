@@ -217,7 +217,7 @@ def _cautions(facts: RunFacts) -> list[str]:
         cautions.append("This run is unfinished: there are no weights yet. Continue it with halflabel train --resume.")
     elif results is None:
         cautions.append(
-            "No images were held out, so nothing was measured: train with --held-out 0.2, or use halflabel evaluate."
+            "No images were held out, so nothing was measured: train with --set held_out=0.2, or use `evaluate`."
         )
     if results is not None:
         classes = count(len(results.per_class))

@@ -107,11 +107,8 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
         run.write_scores(fitted.scores)
     if distributed.is_main():
         _write_model(run, Model(job.backbone, fitted.head), job.table.classes, config, job.size)
-    # With every option given, auto is sgd, except where the whole network is tuned.
-    solver = config.solver if config.tune == "all" else "lbfgs" if solves else "sgd"
-    repeated = dataclasses.replace(config, solver=solver)
     images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
-    run.write_text("repro.sh", _repro(run, repeated, images))
+    run.write_text("repro.sh", _repro(run, images))
     run.write_completion()
     scores = fitted.scores
     evaluation = None if scores is None else distributed.run_on_main(lambda: _finish(job, scores))
@@ -403,10 +400,11 @@ def _write_model(run: RunFolder, model: Model, classes: Names, config: Config, s
     write_checksums(run.folder, run.weights.name)
 
 
-def _repro(run: RunFolder, config: Config, images: str) -> str:
+def _repro(run: RunFolder, images: str) -> str:
     """A shell script that repeats the training with the labels of the run folder; it can be called from anywhere."""
-    words = [absolute_path(images) if images else "", *config.as_arguments()]  # images in memory have no folder
-    command = f'halflabel train "$here"/{run.labels.name} {shlex.join(words)} --out "$here"-again'
+    place = shlex.quote(absolute_path(images) if images else "")  # images in memory have no folder
+    files = f'"$here"/{run.labels.name} {place} --config "$here"/config.yaml'
+    command = f'halflabel train {files} --out "$here"-again'
     return f'#!/bin/sh\nhere=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd) || exit\n{command}\n'
 
 

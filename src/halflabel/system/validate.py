@@ -66,11 +66,11 @@ class FieldError(TypeError):
         self.fix = fix
 
 
-def check_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def check_fields(kind: type, values: Mapping[str, Any], *, as_texts: bool = False) -> dict[str, Any]:
     """The values, if each fits the declared type and bounds of a dataclass's or named tuple's field.
 
     Types are strict: the text "1" is not a number, and NaN is none. An int is accepted as a float, and becomes one.
-    Fields may be missing.
+    Fields may be missing. `as_texts`: the values are written as texts, such as "1" for a number.
 
     >>> from typing import NamedTuple
     >>> class Line(NamedTuple):
@@ -84,7 +84,10 @@ def check_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
         if type(value) is int and abs(value) >= 1 << 63:
             raise FieldError(f"{name} cannot be {value!r:.40}", f"use a smaller {name}")
     try:
-        checked: dict[str, Any] = _checker(kind).validate_python(dict(values))
+        checker = _checker(kind)
+        checked: dict[str, Any] = (
+            checker.validate_strings(dict(values), strict=False) if as_texts else checker.validate_python(dict(values))
+        )
     except ValidationError as error:
         raise _first_fault(error) from None
     return checked
@@ -113,5 +116,5 @@ def _first_fault(error: Any) -> FieldError:
         "less_than_equal": f"use {name} ≤ {context.get('le')}",
         "literal_error": f"use one of: {str(context.get('expected', '')).replace(' or ', ', ').replace(chr(39), '')}",
     }
-    wanted = fault["msg"].removeprefix("Input should be ")
+    wanted = fault["msg"].removeprefix("Input should be ").partition(", unable to parse")[0]
     return FieldError(f"{name} cannot be {value!r:.40}", fixes.get(fault["type"], f"use {wanted}"))
