@@ -188,7 +188,7 @@ def parse_protocol(text: str) -> tuple[str, dict[str, Any]]:
     name, texts = split_options(text)
     takes = _options_of(name)
     options = {key: _typed(value, key, takes[key]) if key in takes else value for key, value in texts.items()}
-    _check_options(name, options)
+    check_options(name, options)
     return name, options
 
 
@@ -223,7 +223,7 @@ def _options_of(protocol: str) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in parameters.items() if name not in ("table", "seed")}
 
 
-def _check_options(protocol: str, given: Collection[str]) -> None:
+def check_options(protocol: str, given: Collection[str]) -> None:
     """Raise UserError for an option that is wrong or missing."""
     options = _options_of(protocol)
     for name in given:
@@ -241,7 +241,7 @@ def _check_options(protocol: str, given: Collection[str]) -> None:
 
 def apply(protocol: str, table: Table, *, seed: int = 0, **options: Any) -> Table:
     """Run a protocol by name with its options; the error names an option that is wrong or missing."""
-    _check_options(protocol, options)
+    check_options(protocol, options)
     return PROTOCOLS[protocol](table, seed=seed, **options)
 
 
