@@ -22,7 +22,9 @@ from torch.nn.functional import logsigmoid
 from halflabel import metrics
 from halflabel.errors import UserError, in_python
 from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.decisions import Decisions, fit_decisions
+from halflabel.evaluation.decisions import Decisions
+from halflabel.evaluation.evaluate import evaluate
+from halflabel.evaluation.scores import Scores
 from halflabel.features.backbone_names import DEFAULT
 from halflabel.features.backbones import Backbone
 from halflabel.features.feature_cache import cache_features
@@ -184,7 +186,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.oof_logits_ = out_of_fold
         decisions = Decisions(Calibration(), torch.full((len(table.classes),), 0.5))
         if out_of_fold is not None and labels.zero is not None:
-            decisions = fit_decisions(torch.from_numpy(out_of_fold), torch.from_numpy(labels.labels))
+            scores = Scores.held_out(table.images, table.classes, out_of_fold)
+            decisions, _ = evaluate(scores, table, resamples=0)
         self.calibration_ = decisions.calibration
         self.thresholds_ = decisions.thresholds.double().numpy()
         if self.threshold != "auto":

@@ -12,8 +12,12 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate
+from halflabel.evaluation.decisions import Decisions, fit_decisions
+from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate, measure
+from halflabel.evaluation.scores import Scores
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
+from halflabel.labels.table import Table
 
 N, C = 60, 4
 CLASSES = Names(["ant", "bee", "cat", "dog"])
@@ -36,7 +40,7 @@ def by_scikit_learn(logits: Tensor, labels: Tensor) -> list[float]:
 
 def test_per_class_and_overall_are_those_of_the_known_entries() -> None:
     logits, labels = case()
-    evaluation = evaluate(logits, labels, CLASSES)
+    evaluation = measure(logits, labels, CLASSES)
     expected = by_scikit_learn(logits, labels)
     assert [row["AP"] for row in evaluation.per_class] == pytest.approx(expected)
     assert evaluation.overall["mAP"] == pytest.approx(np.mean(expected))
@@ -58,14 +62,14 @@ def test_per_class_and_overall_are_those_of_the_known_entries() -> None:
 def test_the_scores_of_unknown_entries_change_nothing() -> None:
     logits, labels = case()
     spoiled = torch.where(labels == 0, 50.0, logits)
-    assert evaluate(spoiled, labels, CLASSES) == evaluate(logits, labels, CLASSES)
+    assert measure(spoiled, labels, CLASSES) == measure(logits, labels, CLASSES)
 
 
 def test_unreadable_images_are_left_out_and_counted() -> None:
     logits, labels = case()
     more = torch.cat([logits[:5], torch.full((2, C), math.nan), logits[5:]])
     more_labels = torch.cat([labels[:5], torch.ones(2, C, dtype=torch.int8), labels[5:]])
-    actual, plain = evaluate(more, more_labels, CLASSES), evaluate(logits, labels, CLASSES)
+    actual, plain = measure(more, more_labels, CLASSES), measure(logits, labels, CLASSES)
     assert actual.overall == plain.overall
     assert actual.per_class == plain.per_class
     assert actual.protocol == plain.protocol + f"; 2 of these {N + 2} images could not be read and are left out"
@@ -75,13 +79,13 @@ def test_thresholds_are_of_calibrated_scores() -> None:
     logits, labels = case()
     calibration = Calibration(2.0, -1.0)
     cuts = torch.tensor([0.2, 0.4, 0.6, 0.8])
-    evaluation = evaluate(logits, labels, CLASSES, thresholds=cuts, calibration=calibration)
+    evaluation = measure(logits, labels, CLASSES, Decisions(calibration, cuts))
     assert [row["threshold"] for row in evaluation.per_class] == pytest.approx(cuts.tolist())
     scores = torch.sigmoid(2 * logits - 1)
     for c, row in enumerate(evaluation.per_class):
         hits = int(((scores[:, c] >= cuts[c]) & (labels[:, c] > 0)).sum())
         assert row["recall"] == pytest.approx(hits / row["present"])
-    assert evaluation.overall["mAP"] == pytest.approx(evaluate(logits, labels, CLASSES).overall["mAP"])
+    assert evaluation.overall["mAP"] == pytest.approx(measure(logits, labels, CLASSES).overall["mAP"])
 
 
 def has_no_ap(row: dict[str, Any]) -> bool:
@@ -92,7 +96,7 @@ def test_a_class_without_known_positives_has_no_ap() -> None:
     logits, labels = case()
     labels[:, 1] = torch.where(labels[:, 1] > 0, 0, labels[:, 1])
     labels[:, 2] = 0
-    evaluation = evaluate(logits, labels, CLASSES)
+    evaluation = measure(logits, labels, CLASSES)
     assert [has_no_ap(row) for row in evaluation.per_class] == [False, True, True, False]
     expected = by_scikit_learn(logits[:, [0, 3]], labels[:, [0, 3]])
     assert evaluation.overall["mAP"] == pytest.approx(np.mean(expected))
@@ -103,7 +107,7 @@ def test_a_class_without_known_positives_has_no_ap() -> None:
 def test_no_known_labels_or_readable_images_give_nan(images: int) -> None:
     logits = torch.full((3, C), math.nan) if images == 0 else torch.randn(3, C)
     labels = torch.zeros(3, C, dtype=torch.int8) if images else torch.ones(3, C, dtype=torch.int8)
-    evaluation: Evaluation = evaluate(logits, labels, CLASSES)
+    evaluation: Evaluation = measure(logits, labels, CLASSES)
     assert math.isnan(evaluation.overall["mAP"])
     assert all(has_no_ap(row) for row in evaluation.per_class)
 
@@ -136,7 +140,7 @@ def test_validation_metric_without_readable_images_is_nan() -> None:
 
 def test_positives_only_give_no_measured_precision() -> None:
     logits, labels = case()
-    evaluation = evaluate(logits, labels.clamp(min=0), CLASSES)
+    evaluation = measure(logits, labels.clamp(min=0), CLASSES)
     assert all(math.isnan(evaluation.overall[name]) for name in ("mAP", "mAP_low", "mAP_high", "CP", "micro_f1", "ECE"))
     assert evaluation.overall["OR"] > 0
     assert all(
@@ -148,7 +152,7 @@ def test_positives_only_give_no_measured_precision() -> None:
 def test_a_class_without_a_known_negative_has_no_ap_and_is_left_out_of_the_mean() -> None:
     logits = torch.tensor([[0.1, 0.9], [0.8, 0.3], [0.5, 0.2]])
     labels = torch.tensor([[1, 1], [-1, 0], [1, 1]], dtype=torch.int8)
-    evaluation = evaluate(logits, labels, Names(["ranked", "only present"]))
+    evaluation = measure(logits, labels, Names(["ranked", "only present"]))
     expected = average_precision_score([1, 0, 1], logits[:, 0])
     assert evaluation.overall["mAP"] == pytest.approx(expected)
     assert evaluation.per_class[0]["AP"] == pytest.approx(expected)
@@ -164,18 +168,50 @@ def test_map_by_fifths_of_the_classes() -> None:
     logits, labels = torch.from_numpy(rng.normal(size=(40, 10))), torch.from_numpy(rng.choice([-1, 1], (40, 10)))
     names = Names.numbered(10)
     counts = np.arange(10)[::-1].copy()
-    evaluation = evaluate(logits, labels.to(torch.int8), names, annotations=counts)
+    evaluation = measure(logits, labels.to(torch.int8), names, annotations=counts)
     aps = [row["AP"] for row in evaluation.per_class]
     assert [evaluation.overall[f"G{g}"] for g in range(1, 6)] == pytest.approx(
         [np.mean([aps[9 - 2 * g], aps[8 - 2 * g]]) for g in range(5)]
     )
-    assert "G1" not in evaluate(logits, labels.to(torch.int8), names).overall
+    assert "G1" not in measure(logits, labels.to(torch.int8), names).overall
 
 
 def test_probabilities_that_round_to_1_are_not_tied() -> None:
     logits, labels = case()
-    high = evaluate(logits + 30, labels, CLASSES)
+    high = measure(logits + 30, labels, CLASSES)
     aps = [row["AP"] for row in high.per_class]
     assert aps == pytest.approx(by_scikit_learn(logits + 30, labels))
     assert high.overall["mAP"] == pytest.approx(np.mean(aps))
     assert high.overall["mAP_low"] < high.overall["mAP"] < high.overall["mAP_high"]
+
+
+def test_scores_meet_labels_by_name_and_models_do_not_evaluate() -> None:
+    logits, labels = case()
+    images, backwards = Names.numbered(len(labels)), np.arange(len(labels))[::-1].copy()
+    source = np.zeros(int((labels != 0).sum()), np.int16)
+    source[:7] = 1  # made by a model
+    table = Table.from_dense(labels.numpy(), images, CLASSES)
+    rows = Labels.from_table(table, source, sources=("", "model:bce:run"))
+    scores = Scores.held_out(images.take(backwards), CLASSES, logits.numpy()[backwards])
+    decisions, evaluation = evaluate(scores, rows)
+    people = torch.from_numpy(rows.people.dense())
+    expected = fit_decisions(logits, people)
+    assert decisions.calibration.slope == pytest.approx(expected.calibration.slope)
+    overall = measure(logits, people, CLASSES, expected).overall
+    assert {name: evaluation.overall[name] for name in ("mAP", "OF1", "ECE")} == pytest.approx(
+        {name: overall[name] for name in ("mAP", "OF1", "ECE")}
+    )
+    assert "7 labels made by a model" in evaluation.protocol
+    again, without_intervals = evaluate(scores, rows.people, decisions=decisions, resamples=0)
+    assert again is decisions
+    assert without_intervals.overall["mAP"] == evaluation.overall["mAP"]
+    assert np.isnan(without_intervals.overall["mAP_low"])
+
+
+def test_lines_show_every_number_once() -> None:
+    logits, labels = case()
+    titles = [line.title for line in measure(logits, labels, CLASSES).lines()]
+    assert titles == ["mAP", "micro F1", "macro F1", "calibration error"]
+    first, second = measure(logits, labels.clamp(min=0), CLASSES).lines()[:2]
+    assert (first.title, first.interval) == ("recall of known positives", "")
+    assert second.with_interval == f"{second.value} ({second.interval})"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.decisions import fit_decisions
-from halflabel.evaluation.evaluate import evaluate
+from halflabel.evaluation.decisions import Decisions, fit_decisions
+from halflabel.evaluation.evaluate import measure
 from halflabel.evaluation.positives_only import (
     _chosen_share,
     expected_f1_threshold,
@@ -171,9 +171,8 @@ def test_precision_is_estimated_where_it_cannot_be_measured() -> None:
     logits, _, present = simulate()
     labels = torch.from_numpy(choose_one(present))
     calibration, thresholds = fit_decisions(torch.from_numpy(logits), labels)
-    result = evaluate(
-        torch.from_numpy(logits), labels, Names(list("abcdefgh")), thresholds=thresholds, calibration=calibration
-    )
+    decisions = Decisions(calibration, thresholds)
+    result = measure(torch.from_numpy(logits), labels, Names(list("abcdefgh")), decisions)
     predicted = calibration.scores(torch.from_numpy(logits)).numpy() >= thresholds.numpy()
     precision = (predicted & present).sum() / predicted.sum()
     assert result.overall["estimated_precision"] == pytest.approx(precision, abs=0.05)

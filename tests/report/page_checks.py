@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from halflabel.evaluation import best_thresholds
-from halflabel.evaluation.evaluate import evaluate
+from halflabel.evaluation.calibration import Calibration
+from halflabel.evaluation.decisions import Decisions
+from halflabel.evaluation.evaluate import measure
 from halflabel.evaluation.scores import Scores
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
@@ -59,7 +61,7 @@ def random_run(
         labels = torch.from_numpy(held.dense())
         readable = ~logits.isnan().any(1)
         cuts = best_thresholds(torch.sigmoid(logits[readable]), labels[readable])
-        evaluation = evaluate(logits, labels, held.classes, thresholds=cuts)
+        evaluation = measure(logits, labels, held.classes, Decisions(Calibration(), cuts))
         run.write_json("thresholds.json", dict(zip(held.classes, cuts.tolist(), strict=True)))
         run.write_json("calibration.json", {"slope": 1.0, "offset": 0.0, "known": 10})
         run.write_json("metrics.json", {"protocol": "held-out images", **evaluation.overall})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from halflabel.evaluation.evaluate import evaluate
+from halflabel.evaluation.evaluate import measure
 from halflabel.labels.table import Table
 from halflabel.runs.model_card import model_card
 
@@ -12,7 +12,7 @@ from halflabel.runs.model_card import model_card
 def test_the_card_states_the_threshold_of_each_class() -> None:
     labels = torch.tensor([[1, 1, -1, 0], [1, -1, -1, 0], [1, -1, -1, 0]], dtype=torch.int8)
     table = Table.from_dense(labels.numpy(), None, ["always", "some", "never", "nothing"])
-    evaluation = evaluate(torch.zeros(3, 4), labels, table.classes)
+    evaluation = measure(torch.zeros(3, 4), labels, table.classes)
     config = {"backbone": "tiny", "method": "bce", "size": 32, "tune": "head"}
     card = model_card(config, evaluation, table, "held-out")
     assert "because the held-out images have no known positive: never, nothing.\n" in card

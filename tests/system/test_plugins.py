@@ -14,8 +14,8 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.evaluation import registry as metric_registry
-from halflabel.evaluation.evaluate import evaluate
-from halflabel.evaluation.registry import check_own_metrics, metric, shown_metrics
+from halflabel.evaluation.evaluate import measure
+from halflabel.evaluation.registry import check_own_metrics, metric
 from halflabel.fitting import optimizer as training_registry
 from halflabel.fitting.config import Settings
 from halflabel.fitting.optimizer import learning_rate_factor, make_optimizer
@@ -86,9 +86,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_metric_is_computed_and_shown_everywhere() -> None:
     labels = torch.tensor([[1, -1], [1, 0], [-1, 1], [-1, -1]], dtype=torch.int8)
     logits = torch.tensor([[2.0, 2.0], [2.0, -9.0], [-2.0, 1.0], [-2.0, -1.0]])
-    evaluation = evaluate(logits, labels, Names(["a", "b"]))
+    evaluation = measure(logits, labels, Names(["a", "b"]))
     assert evaluation.overall["hamming_loss"] == pytest.approx(1 / 7)
-    assert ("Hamming loss", "0.143", "share of wrong decisions; 0 is best") in shown_metrics(evaluation.overall)
+    assert ("Hamming loss", "0.143", "share of wrong decisions; 0 is best") in [line[:3] for line in evaluation.lines()]
     config = {"backbone": "b", "method": "bce", "size": 8, "tune": "head"}
     card = model_card(config, evaluation, Table.from_dense(labels.numpy()), "held-out")
     assert "| Hamming loss | 0.143 |" in card
@@ -103,7 +103,7 @@ def test_a_metric_that_fails_or_has_a_used_name_is_refused() -> None:
 
     metric("Wrong")(wrong)
     with pytest.raises(UserError, match="the metric wrong fails: ZeroDivisionError: no images"):
-        evaluate(torch.zeros(2, 1), torch.tensor([[1], [-1]]), Names(["a"]))
+        measure(torch.zeros(2, 1), torch.tensor([[1], [-1]]), Names(["a"]))
     with pytest.raises(UserError, match="the metric wrong fails"):  # before anything is trained
         check_own_metrics()
     with pytest.raises(ValueError, match="two metrics are called 'micro_f1'"):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from halflabel.cli.demo_data import DemoData, hide_labels
-from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.decisions import fit_decisions
+from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import evaluate
+from halflabel.evaluation.scores import Scores
 from halflabel.features.feature_transform import Classifier
 from halflabel.features.heads import Head
 from halflabel.fitting.assembly import Assembly, pooled_features
@@ -73,12 +73,13 @@ class TestBench:
             table = _unknown_as_absent(table)
         config = make_config(choose(table.stats), {"solver": "auto", "seed": seed}, {}, "")
         fitted = Assembly(config).solve(self.training, table, self.classifier)
-        calibration, thresholds = fit_decisions(torch.from_numpy(fitted.logits), torch.from_numpy(table.dense()))
-        return self._evaluate(fitted.head, calibration, thresholds)
+        scores = Scores.held_out(table.images, table.classes, fitted.logits)
+        decisions, _ = evaluate(scores, table, resamples=0)
+        return self._evaluate(fitted.head, decisions)
 
     def evaluate_run(self, predictor: Predictor) -> Result:
         """Evaluate a run on the test photos, as `halflabel evaluate` does."""
-        return self._evaluate(predictor.model.head, predictor.calibration, predictor.thresholds)
+        return self._evaluate(predictor.model.head, Decisions(predictor.calibration, predictor.thresholds))
 
     @torch.no_grad()
     def test_scores(self, predictor: Predictor) -> Tensor:
@@ -87,11 +88,10 @@ class TestBench:
         return predictor.calibration.scores(logits)
 
     @torch.no_grad()
-    def _evaluate(self, head: Head, calibration: Calibration, thresholds: Tensor) -> Result:
-        labels = torch.from_numpy(self.data.test.dense())
-        overall = evaluate(
-            head(self.test).logits, labels, self.data.test.classes, thresholds=thresholds, calibration=calibration
-        ).overall
+    def _evaluate(self, head: Head, decisions: Decisions) -> Result:
+        test = self.data.test
+        scores = Scores.held_out(test.images, test.classes, head(self.test).logits.numpy())
+        overall = evaluate(scores, test, decisions=decisions, resamples=0)[1].overall
         return Result(overall["mAP"], overall["micro_f1"])
 
 

@@ -18,7 +18,6 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from halflabel.errors import UserError, write_options
-from halflabel.evaluation.registry import shown_metrics
 from halflabel.system.format import counted, decimal, group_digits, percent, points, printable
 
 if TYPE_CHECKING:
@@ -258,23 +257,13 @@ def show_names_and_texts(texts: Iterable[tuple[str, str]]) -> None:
 
 
 def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> None:
-    """Print mAP with its interval, F1, the calibration error and the weakest classes.
+    """Print the metrics over all classes and the weakest classes.
 
     `of_training`: in place of the whole protocol, print what it was measured on.
     """
     value = evaluation.overall
-    if "estimated_precision" in value:
-        low, high = (points(value[f"estimated_precision_{end}"]) for end in ("low", "high"))
-        show_paragraph(
-            f"\n[bold]recall {points(value['OR'])}[/] of the known positives   [bold]precision "
-            f"{points(value['estimated_precision'])}[/] by estimate ({low} – {high})\n"
-            f"estimated F1 {points(value['estimated_f1'])}   {decimal(value['called_present'], 2)} classes called "
-            f"present per image, those with a probability of {_thresholds(evaluation)} or more"
-        )
-    else:
-        low, high = (points(value[key]) for key in ("mAP_low", "mAP_high"))
-        others = "   ".join(escape(f"{shown.title} {shown.value}") for shown in shown_metrics(value))
-        show_paragraph(f"\n[bold]mAP {points(value['mAP'])}[/] ({low} – {high})   {others}")
+    first, *others = (escape(f"{shown.title} {shown.with_interval}") for shown in evaluation.lines())
+    show_paragraph("   ".join([f"\n[bold]{first}[/]", *others]))
     if any(value.get(f"G{number}", math.nan) == value.get(f"G{number}", math.nan) for number in range(1, 6)):
         groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
         show_paragraph(f"mAP of fifths of the classes, fewest training labels first: {groups}")
@@ -308,13 +297,6 @@ def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> Non
     if blind:
         those = counted(len(blind), "class", "classes")
         show_paragraph(f"— for {those} without a known positive or negative here: {escape(first_names(blind))}")
-
-
-def _thresholds(evaluation: Evaluation) -> str:
-    """The threshold of all classes, or the range of those of single classes."""
-    values = [row["threshold"] for row in evaluation.per_class]
-    low, high = (decimal(value, 2) for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}, depending on the class,"
 
 
 def _show_rarely_found(evaluation: Evaluation) -> None:

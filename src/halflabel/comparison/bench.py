@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel import __version__, metrics
+from halflabel import __version__
 from halflabel.comparison.data import ExperimentData, image_identity
 from halflabel.comparison.grid import Candidate, LabelMask, Outcome, Task
 from halflabel.comparison.meter import Meter
@@ -31,9 +31,10 @@ from halflabel.comparison.shared_start import (
 from halflabel.comparison.sources import ExperimentSources, Parts
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.decisions import fit_decisions
-from halflabel.evaluation.evaluate import ValidationMetric
-from halflabel.evaluation.registry import own_metrics
+from halflabel.evaluation.decisions import Decisions
+from halflabel.evaluation.evaluate import ValidationMetric, evaluate
+from halflabel.evaluation.registry import own_functions
+from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import fingerprint
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
@@ -294,16 +295,15 @@ class Bench:
         measured = {"wall": meter.seconds, "memory": meter.memory, "memory_kind": meter.kind}
         if not self.with_f1:
             return measured
-        calibration, thresholds = Calibration(), torch.full((logits.shape[1],), 0.5)
+        decisions = Decisions(Calibration(), torch.full((logits.shape[1],), 0.5))
         if judged is not None:
-            labels = torch.from_numpy(known.dense())
-            calibration, thresholds = fit_decisions(judged, labels, positives_per_image=self.config.positives_per_image)
-        readable = ~torch.isnan(logits).any(1)
-        labels = torch.from_numpy(self.test.dense())[readable]
-        scores = calibration.scores(logits[readable])
-        rates = metrics.precision_recall_f1(scores, labels, thresholds)
-        plugin_metrics = own_metrics(scores, labels, thresholds)
-        return {**measured, "CF1": rates.CF1, "OF1": rates.OF1, "own_metrics": plugin_metrics}
+            positives = self.config.positives_per_image
+            scores = Scores.held_out(known.images, known.classes, judged.numpy())
+            decisions, _ = evaluate(scores, known, positives_per_image=positives, resamples=0)
+        scores = Scores.held_out(self.test.images, self.test.classes, logits.numpy())
+        value = evaluate(scores, self.test, decisions=decisions, resamples=0)[1].overall
+        plugin_metrics = {name: value[name] for name in own_functions()}
+        return {**measured, "CF1": value["CF1"], "OF1": value["OF1"], "own_metrics": plugin_metrics}
 
     def _train(
         self, task: Task, start: Fitted | None, callback: Callback | None, folder: Path | None

@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halflabel.evaluation.completion import Completion, completion_rates
     from halflabel.evaluation.intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample
     from halflabel.evaluation.ranking import (
         GroupMeans,
@@ -22,10 +21,12 @@ if TYPE_CHECKING:
         mean_average_precision,
     )
     from halflabel.evaluation.thresholded import (
+        Completion,
         Counts,
         PrecisionRecallF1,
         accuracy,
         calibration_error,
+        completion_rates,
         decision_counts,
         exact_match,
         precision_recall_f1,
@@ -57,7 +58,7 @@ __all__ = [
 ]
 
 # `calibration` is used where torch, which takes seconds to import, is not needed.
-_MODULES = ("completion", "intervals", "ranking", "thresholded")
+_MODULES = ("intervals", "ranking", "thresholded")
 
 
 def __getattr__(name: str) -> Any:

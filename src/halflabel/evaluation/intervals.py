@@ -62,7 +62,7 @@ def bootstrap(
     The interval is that of `limits`, with the variance of the replicates and the bias mean(AP*) - AP; for the mean over
     classes, with the variance and bias of the replicates' means, and with `positives_of_mean`. Replicates in which a
     class has no positive are left out; the mean of a replicate is over the classes that have a value in it. A class
-    without a known positive or without a known negative has NaN throughout.
+    without a known positive or without a known negative has NaN throughout; without replicates the intervals are NaN.
 
     Images that are not independent, such as those of one patient, are drawn together: `groups` (N,) holds the number of
     the group of each image, 0 … G−1 at most.
@@ -73,13 +73,13 @@ def bootstrap(
     from halflabel.evaluation._inputs import as_pair
     from halflabel.evaluation.ranking import average_precision, class_blocks, mean_known
 
-    if n < 1 or not 0 < level < 1:
-        raise UserError(f"{n} replicates at the level {level} give no interval", "use n >= 1 and 0 < level < 1")
+    if n < 0 or not 0 < level < 1:
+        raise UserError(f"{n} replicates at the level {level} give no interval", "use n >= 0 and 0 < level < 1")
     table, known = as_pair(scores, labels)
     known = torch.where((known < 0).any(0), known, torch.zeros((), dtype=known.dtype, device=known.device))
     images, classes = table.shape
     values = torch.full((n, classes), torch.nan, dtype=torch.float64, device=table.device)
-    if images and classes:
+    if images and classes and n:
         step = max(1, min(128, _CHUNK_ENTRIES // images))
         group = np.arange(images) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
         stored = memory.scratch_zeros((n * images,), torch.uint8, "the replicates take").to(table.device)
@@ -152,6 +152,8 @@ def _limits_from_replicates(
     value: Tensor, replicates: Tensor, positives: Tensor, level: float
 ) -> tuple[Tensor, Tensor]:
     """Return `limits` of values (C,) from their replicates (n, C); NaN replicates are left out."""
+    if not len(replicates):
+        return torch.full_like(value, torch.nan), torch.full_like(value, torch.nan)
     drawn = (~replicates.isnan()).sum(0)
     mean = replicates.nanmean(0)
     variance = (replicates - mean).square_().nansum(0) / (drawn - 1).clamp(min=1)

@@ -8,7 +8,6 @@ Steps without a new positive only lower the precision at the same recall, and no
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, NamedTuple, get_args
 
@@ -21,11 +20,8 @@ from halflabel.evaluation._inputs import ArrayLike, as_pair, as_tensor
 
 Kind = Literal["sklearn", "voc07", "interpolated"]
 
-# Working memory of all class blocks together. An entry of a block takes up to about 100 bytes (keys, masks, and one
-# cut per entry if all entries are positive).
-_MEMORY = 1 << 30
-_ENTRY_BYTES = 100
-# Larger blocks exceed the processor's cache; a GPU needs larger ones to be busy.
+# Entries of a class block. Each takes up to about 100 bytes (masks, and one cut if all entries are positive). Larger
+# blocks exceed the processor's cache; a GPU needs larger ones to be busy.
 _CPU_ENTRIES = 1 << 20
 _GPU_ENTRIES = 1 << 23
 
@@ -124,11 +120,11 @@ def mean_known(values: Tensor) -> float:
     return float(values.double().nanmean())
 
 
-def class_blocks(scores: Tensor, workers: int = 1) -> list[slice]:
-    """Return slices of classes, small enough that `workers` of them fit into the memory budget at once."""
+def class_blocks(scores: Tensor) -> list[slice]:
+    """Return slices of classes that limit the working memory."""
     images, classes = scores.shape
     entries = _CPU_ENTRIES if scores.device.type == "cpu" else _GPU_ENTRIES
-    step = max(1, min(entries, _MEMORY // (_ENTRY_BYTES * workers)) // max(1, images))
+    step = max(1, entries // max(1, images))
     return [slice(start, min(start + step, classes)) for start in range(0, classes, step)]
 
 
@@ -155,45 +151,36 @@ def sorted_cuts(scores: Tensor, labels: Tensor) -> tuple[Cuts, Tensor, Tensor]:
 
 
 def _packed_cuts(scores: Tensor, labels: Tensor) -> Cuts:
-    """Compute the cuts of a class block by sorting integers that pack score and label; float32 or narrower, CPU.
+    """Compute the cuts of a class block by sorting integers that hold score and label; float32 or narrower, CPU.
 
-    Sorting values is far faster than sorting with indices, and only the label has to stay with the score. Read as an
-    integer, the bits of a float increase with it (with the lower bits inverted if negative). The key is
+    Sorting values is ten times as fast as sorting with indices, and only the label has to stay with the score. Read as
+    an integer, the bits of a float increase with it (with the lower bits inverted if negative). The key is
 
-        2 (highest - bits) + [label = +1],     unknown: the largest even number
+        [label = +1] − 2 · bits,     unknown: the largest even number
 
-    so that ascending keys are descending scores, positives come last within ties (where the cut is), unknown entries
-    are at the end, and odd keys are positives. Scores that span less than half of all floats, such as probabilities,
-    fit into 32 bits.
+    so that ascending keys are descending scores, positives come last within ties (where the cut is), and odd keys are
+    positives.
     """
     images, classes = scores.shape
-    # Adding 0 gives -0.0 and 0.0 the same bits, and transposes to classes by images at the same time.
-    floats = np.add(scores.float().numpy().T, np.float32(0), order="C")
-    table = np.ascontiguousarray(labels.numpy().T)
-    bits = floats.view(np.int32)
-    bits ^= (bits >> 31) & np.int32(0x7FFFFFFF)
-    lowest, highest = int(bits.min()), int(bits.max())
-    narrow = highest - lowest < 2**31 - 1
-    keys = (np.int32(highest) - bits).view(np.uint32) if narrow else (highest - bits.astype(np.int64)).view(np.uint64)
-    keys <<= 1
-    keys |= table > 0
-    keys |= np.multiply(table == 0, np.iinfo(keys.dtype).max - 1, dtype=keys.dtype)
+    # Adding 0 gives −0.0 and 0.0 the same bits, and transposes to classes by images at the same time.
+    bits = np.add(scores.float().numpy().T, np.float32(0), order="C").view(np.int32)
+    known = labels.numpy().T
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) * -2 + (known > 0)
+    keys[known == 0] = np.iinfo(np.int64).max - 1
     keys.sort(axis=1)
 
-    place = np.flatnonzero((keys & 1).astype(bool))
-    key = keys.ravel()[place]
-    row = place // images
+    place = np.flatnonzero(keys & 1)
+    key, row = keys.ravel()[place], place // images
     positives = np.bincount(row, minlength=classes)
-    last = np.ones(len(place), dtype=bool)
-    last[:-1] = (key[1:] != key[:-1]) | (row[1:] != row[:-1])
-    number = np.flatnonzero(last)
-    row, rank = row[number], (place - row * images)[number] + 1
+    is_last = np.ones(len(place), bool)
+    is_last[:-1] = (key[1:] != key[:-1]) | (row[1:] != row[:-1])
+    number = np.flatnonzero(is_last)
+    rank, row = (place % images)[number] + 1, row[number]
     hits = number + 1 - (positives.cumsum() - positives)[row]
     before = np.zeros_like(hits)
     before[1:] = np.where(row[1:] == row[:-1], hits[:-1], 0)
-    cut_bits = (highest - (key[number] >> 1).astype(np.int64)).astype(np.int32)
-    cut_bits ^= (cut_bits >> 31) & np.int32(0x7FFFFFFF)
-    score = cut_bits.view(np.float32).astype(np.float64)
+    cut = (-(key[number] >> 1)).astype(np.int32)
+    score = (cut ^ ((cut >> 31) & 0x7FFFFFFF)).view(np.float32).astype(np.float64)
     return Cuts(*(torch.from_numpy(column) for column in (row, hits, before, rank, score, positives)))
 
 
@@ -204,14 +191,12 @@ def _per_class(scores: Tensor, labels: Tensor, reduce: Callable[[Cuts], Tensor])
         none = torch.zeros(0, dtype=torch.int64, device=scores.device)
         positives = torch.zeros(classes, dtype=torch.int64, device=scores.device)
         return reduce(Cuts(none, none, none, none, none.double(), positives))
-    if scores.device.type != "cpu" or scores.dtype == torch.float64:
-        parts = [reduce(sorted_cuts(scores[:, block], labels[:, block])[0]) for block in class_blocks(scores)]
-        return torch.cat(parts)
-    # NumPy sorts on one core, but releases the interpreter's lock.
-    workers = torch.get_num_threads()
-    with ThreadPoolExecutor(workers) as pool:
-        tasks = class_blocks(scores, workers)
-        return torch.cat(list(pool.map(lambda block: reduce(_packed_cuts(scores[:, block], labels[:, block])), tasks)))
+    is_packed = scores.device.type == "cpu" and scores.dtype != torch.float64
+    parts = []
+    for block in class_blocks(scores):
+        pair = scores[:, block], labels[:, block]
+        parts.append(reduce(_packed_cuts(*pair) if is_packed else sorted_cuts(*pair)[0]))
+    return torch.cat(parts)
 
 
 def _area(cuts: Cuts, kind: Kind) -> Tensor:

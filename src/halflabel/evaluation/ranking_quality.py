@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from halflabel.evaluation.ranking import mean_average_precision
 
 _SORTED_ENTRIES = 4_000_000  # at most this many scores are sorted to measure the quality of one choice
 
@@ -23,7 +27,7 @@ def has_negatives_to_rank(labels: Tensor) -> bool:
 
 
 def ranking_quality(scores: Tensor, labels: Tensor) -> float:
-    """Return the mean average precision over classes with a known positive, on known entries.
+    """Return the mean average precision over classes with a known positive and a known negative, or 0.
 
     With too few known negatives to rank, unknown entries count as negatives: a known positive should rank above most of
     the others, which holds for every method's ranking alike. At most 4 million entries are sorted: of larger tables
@@ -32,13 +36,7 @@ def ranking_quality(scores: Tensor, labels: Tensor) -> float:
     step = sampling_step(scores.shape)
     scored = ~torch.isnan(scores[:, 0])
     scores, labels = scores[scored, ::step], labels[scored, ::step]
-    scores, labels = scores.T.contiguous(), labels.T.contiguous()  # sorting along rows is faster
-    positive = labels > 0
-    counted = labels != 0 if has_negatives_to_rank(labels) else torch.ones_like(positive)
-    order = torch.sort(scores.masked_fill(~counted, -torch.inf), dim=1, descending=True, stable=True)[1]
-    hits = positive.gather(1, order)
-    precision = hits.cumsum(1) / counted.gather(1, order).cumsum(1).clamp(min=1)
-    positives = positive.sum(1)
-    average = (precision * hits).sum(1) / positives.clamp(min=1)
-    measurable = (positives > 0) & (positives < counted.sum(1))
-    return float(average[measurable].mean()) if bool(measurable.any()) else 0.0
+    if not has_negatives_to_rank(labels):
+        labels = torch.where(labels > 0, 1, -1)
+    quality = mean_average_precision(scores, labels)
+    return 0.0 if math.isnan(quality) else quality

@@ -37,17 +37,30 @@ class Metric(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """The value of a metric as text."""
+    """The value of a metric as text, with its 95 % interval if it has one."""
 
     title: str
     value: str
     note: str
+    interval: str = ""
+
+    @property
+    def with_interval(self) -> str:
+        """The value, and the interval in brackets."""
+        return f"{self.value} ({self.interval})" if self.interval else self.value
 
 
 _TABLE: dict[str, Metric] = {
+    "mAP": Metric("mAP", "mean over classes; 100 is best", is_share=True),
     "micro_f1": Metric("micro F1", "all entries together; 100 is best", is_share=True),
     "macro_f1": Metric("macro F1", "mean over classes; 100 is best", is_share=True),
     "ECE": Metric("calibration error", "how far scores are off; 0 is best"),
+}
+_ESTIMATED: dict[str, Metric] = {  # shown where hardly anything is known to be absent
+    "OR": Metric("recall of known positives", "100 is best", is_share=True),
+    "estimated_precision": Metric("estimated precision", "if scores hold", is_share=True),
+    "estimated_f1": Metric("estimated F1", "all entries together; 100 is best", is_share=True),
+    "called_present": Metric("called present", "classes per image"),
 }
 
 
@@ -99,12 +112,15 @@ def check_own_metrics() -> None:
 
 
 def shown_metrics(values: Mapping[str, float]) -> list[Shown]:
-    """Return the metrics of the table that `values` has, as text."""
-    return [
-        Shown(each.title, points(values[name]) if each.is_share else decimal(values[name]), each.note)
-        for name, each in _all().items()
-        if name in values
-    ]
+    """Return the metrics that `values` has, as text; those that are estimated where others cannot be measured."""
+    table = _ESTIMATED if "estimated_precision" in values else _all()
+    return [_shown(each, name, values) for name, each in table.items() if name in values]
+
+
+def _shown(each: Metric, name: str, values: Mapping[str, float]) -> Shown:
+    text = points if each.is_share else decimal
+    ends = [text(values[f"{name}_{end}"]) for end in ("low", "high") if f"{name}_{end}" in values]
+    return Shown(each.title, text(values[name]), each.note, " – ".join(ends))
 
 
 def mean_of(outcomes: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -47,6 +47,11 @@ class Scores:
         logits[:] = np.nan
         return cls(images, classes, logits, np.full(len(images), -1, np.int8), "trained-on")
 
+    @classmethod
+    def held_out(cls, images: Names, classes: Names, logits: NDArray[np.float32]) -> Scores:
+        """Return logits (N, C) of images that no model was trained on."""
+        return cls(images, classes, logits, np.zeros(len(images), np.int8), "held-out")
+
     @property
     def unbiased(self) -> NDArray[np.bool_]:
         """Which images (N,) were scored by a model that saw none of their labels."""

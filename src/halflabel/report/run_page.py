@@ -189,21 +189,9 @@ def _headline(facts: RunFacts) -> Html:
     """Return the most important numbers, and the cautions that go with them."""
     items, results = [], facts.held_out
     if results is not None:
-        value = results.overall
-        low, mean, high = (value.get(key, np.nan) for key in ("mAP_low", "mAP", "mAP_high"))
-        if results.knows_absence:
-            items += [
-                ("mAP", points(mean), f"95 % interval {points(low)} – {points(high)}; 100 is best"),
-                *shown_metrics(value),
-            ]
-        else:
-            low, mean, high = (value.get(f"estimated_precision{end}", np.nan) for end in ("_low", "", "_high"))
-            items += [
-                ("recall", points(value.get("OR", np.nan)), "of the known positives; 100 is best"),
-                ("estimated precision", points(mean), f"95 % interval {points(low)} – {points(high)}, if scores hold"),
-                ("estimated F1", points(value.get("estimated_f1", np.nan)), "all entries together; 100 is best"),
-                ("called present", decimal(value.get("called_present", np.nan), 2), "classes per image"),
-            ]
+        for shown in shown_metrics(results.overall):
+            interval = f"95 % interval {shown.interval}; " if shown.interval else ""
+            items.append((shown.title, shown.value, interval + shown.note))
     images, names = facts.table.shape
     share = percent(facts.table.known, images * names)
     items.append(("known labels", share, f"{count(images)} images × {count(names)} classes"))

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from halflabel.evaluation.calibration import sigmoid
-from halflabel.evaluation.decisions import fit_decisions
+from halflabel.evaluation.evaluate import evaluate
 from halflabel.evaluation.positives_only import log_odds_of_unknown
+from halflabel.evaluation.scores import Scores
+from halflabel.labels.table import Table
 from halflabel.questions.choose import Question
 from halflabel.review.live_model import LiveModel
 from halflabel.review.live_quality import Quality, fit_probabilities, measure
@@ -102,9 +103,10 @@ class LiveReview:
         """Calibrate by the labels that the run began with; from nothing the logits stay as they are."""
         if not self.evaluation.any():
             return logits
-        x = torch.from_numpy(logits)
-        known = torch.from_numpy(self.evaluation)
-        calibration = fit_decisions(x, known, positives_per_image=self.positives_per_image).calibration
+        table = Table.from_dense(self.evaluation)
+        scores = Scores.held_out(table.images, table.classes, logits)
+        decisions, _ = evaluate(scores, table, positives_per_image=self.positives_per_image, resamples=0)
+        calibration = decisions.calibration
         z = calibration.log_odds(logits)
         if calibration.assumption:  # labels that were not given are less likely to be present
             negatives, expected = int((self.evaluation < 0).sum()), float(np.nansum(sigmoid(z)))

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halflabel.evaluation.registry import shown_metrics
 from halflabel.evaluation.scores import MEASURED_ON, Kind
-from halflabel.system.format import decimal, points
 
 if TYPE_CHECKING:
     from halflabel.evaluation.evaluate import Evaluation
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Table, kind: Kind) -> str:
     """Describe the model, its evaluation on the labels of `held_out` and its limits; contains only measured values."""
-    value, out_of_fold = evaluation.overall, kind == "out-of-fold"
+    out_of_fold = kind == "out-of-fold"
     images = "images" if out_of_fold else "held-out images"
     measured_on = f"all images by {MEASURED_ON[kind]}" if out_of_fold else MEASURED_ON[kind]
     chosen = "the regularisation and the use of similar images were" if out_of_fold else "the epoch was"
@@ -31,7 +29,10 @@ def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Tabl
         "",
         f"| measured on {measured_on} | |",
         "|---|---|",
-        *_measurements(value),
+        *(
+            f"| {line.title}{' (95 % interval)' if line.interval else ''} | {line.with_interval} |"
+            for line in evaluation.lines()
+        ),
         "",
         f"Protocol: {evaluation.protocol}.",
         f"The thresholds and the calibration were fitted on the same {'' if out_of_fold else 'held-out '}labels, so F1 "
@@ -56,18 +57,3 @@ def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Tabl
                 f"Not evaluated, because the {images} have no known {missing}: {shown}.",
             ]
     return "\n".join(lines) + "\n"
-
-
-def _measurements(value: Mapping[str, float]) -> list[str]:
-    if "estimated_precision" in value:
-        low, high = (points(value[f"estimated_precision_{end}"]) for end in ("low", "high"))
-        return [
-            f"| recall of the known positives | {points(value['OR'])} |",
-            f"| estimated precision (95 % interval) | {points(value['estimated_precision'])} ({low} – {high}) |",
-            f"| estimated micro F1 | {points(value['estimated_f1'])} |",
-            f"| classes called present per image | {decimal(value['called_present'], 2)} |",
-        ]
-    return [
-        f"| mAP (95 % interval) | {points(value['mAP'])} ({points(value['mAP_low'])} – {points(value['mAP_high'])}) |",
-        *(f"| {shown.title} | {shown.value} |" for shown in shown_metrics(value)),
-    ]

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.calibration import Calibration
+from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import Evaluation, evaluate
 from halflabel.evaluation.positives_only import expected_f1_threshold, expected_threshold, match_positives_per_image
+from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import LARGEST, SMALLEST, Backbone, build_backbone
 from halflabel.features.embed import checked_features
 from halflabel.features.feature_blocks import engine_device, goes_to_ray
@@ -316,17 +318,13 @@ class Predictor:
         table, with_model_made = (_with_classes(each, self.classes) for each in (table, with_model_made))
         annotations = self.annotations  # before the slow scoring: the labels of the run may be damaged
         source = open_images(table.images, images, self.views, workers=self.config.workers, max_bad=1.0)
-        logits = self.logits(source, reporter, cached=True)
-        evaluation = distributed.run_on_main(
-            lambda: evaluate(
-                logits,
-                torch.from_numpy(table.dense()),
-                table.classes,
-                thresholds=self.thresholds if threshold is None else threshold,
-                calibration=self.calibration,
-                annotations=annotations,
-                groups=group_images(group, table.images, source),
-            )
+        logits = self.logits(source, reporter, cached=True).numpy()
+        scores = Scores.held_out(table.images, self.classes, logits)
+        thresholds = self.thresholds if threshold is None else torch.full_like(self.thresholds, threshold)
+        decisions = Decisions(self.calibration, thresholds)
+        groups = group_images(group, table.images, source)
+        _, evaluation = distributed.run_on_main(
+            lambda: evaluate(scores, table, decisions=decisions, annotations=annotations, groups=groups)
         )
         return evaluation.noting_excluded(with_model_made.known - table.known)
 

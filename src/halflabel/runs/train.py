@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
-from halflabel.evaluation.decisions import fit_decisions
 from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate
 from halflabel.evaluation.registry import check_own_metrics
 from halflabel.evaluation.scores import MEASURED_ON, Scores
@@ -357,12 +356,16 @@ def _align(truth: Table, table: Table) -> Table:
 
 def _finish(job: _Job, scores: Scores) -> Evaluation:
     """Write thresholds, calibration and metrics from scores of images by models that did not see their labels."""
-    run, logits, rows = job.run, torch.from_numpy(scores.logits), job.table.images.index(scores.images.array)
-    held_out = job.evaluation_table.subset(rows)
-    labels = torch.from_numpy(held_out.dense())
-    control = None if job.control is None else job.control[rows]
-    calibration, thresholds = fit_decisions(
-        logits, labels, control=control, positives_per_image=job.config.positives_per_image
+    run, rows = job.run, job.table.images.index(scores.images.array)
+    trained = job.table
+    if scores.kind == "held-out":
+        trained = job.table.subset(np.setdiff1d(np.arange(len(job.table)), rows))
+    (calibration, thresholds), evaluation = evaluate(
+        scores,
+        job.labels,
+        positives_per_image=job.config.positives_per_image,
+        annotations=trained.stats.annotations,
+        groups=None if job.groups is None else job.groups[rows],
     )
     if calibration.assumption:
         job.reporter.message(
@@ -374,18 +377,7 @@ def _finish(job: _Job, scores: Scores) -> Evaluation:
             "Probabilities assume that an unknown label is present as often as known labels with the same score are. "
             "To assume less, answer random questions (halflabel review)"
         )
-    trained = job.table
-    if scores.kind == "held-out":
-        trained = job.table.subset(np.setdiff1d(np.arange(len(job.table)), rows))
-    evaluation = evaluate(
-        logits,
-        labels,
-        held_out.classes,
-        thresholds=thresholds,
-        calibration=calibration,
-        annotations=trained.stats.annotations,
-        groups=None if job.groups is None else job.groups[rows],
-    ).noting_excluded(job.table.subset(rows).known - held_out.known, with_answers=bool(job.answers_left_out))
+    held_out = job.evaluation_table.subset(rows)
     run.write_calibration(calibration, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
     protocol = f"{MEASURED_ON[scores.kind]}; {evaluation.protocol}"
     run.write_metrics({"protocol": protocol, **evaluation.overall}, evaluation.per_class)
