@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halflabel.errors import UserError
-from halflabel.labels.formats._long_write import (
+from halflabel.labels.formats.long import (
     appear_in_order,
     columns_of,
     declaration_blocks,

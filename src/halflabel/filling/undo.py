@@ -15,8 +15,8 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import long
 from halflabel.labels.formats._csv import CsvTable, first_line
-from halflabel.labels.formats._long_write import COLUMNS, WEIGHT_COLUMN, write_blocks
-from halflabel.labels.labels import MODEL_PREFIX, RULE_SOURCE, Labels
+from halflabel.labels.formats.long import COLUMNS, write_blocks
+from halflabel.labels.labels import MODEL_PREFIX, RULE_SOURCE, WEIGHT_COLUMN, Labels
 from halflabel.labels.table import last_of_each
 
 

@@ -29,6 +29,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import UNCERTAIN, Table, last_of_each
 
 MODEL_PREFIX = "model:"
+WEIGHT_COLUMN = "inclusion_weight"  # of files with answers
 RULE_SOURCE = "rule"  # derived by rules from labels that people made
 UNLISTED_SOURCE = "unlisted"  # absent because a complete list does not name it
 _UNNAMED_MODELS = ("model", "machine")  # "machine": the machine-generated labels of Open Images

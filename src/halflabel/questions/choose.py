@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.evaluation.calibration import has_negatives_to_calibrate
 from halflabel.evaluation.scores import image_blocks
-from halflabel.labels.formats._long_write import WEIGHT_COLUMN
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
+from halflabel.labels.labels import WEIGHT_COLUMN
 from halflabel.labels.table import Table
 from halflabel.system.files import write_csv
 from halflabel.system.rng import bits, hash_names

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from halflabel.errors import UserError, missing_package
 from halflabel.labels.answers import holding_answers
-from halflabel.labels.formats._long_write import WEIGHT_COLUMN
+from halflabel.labels.labels import WEIGHT_COLUMN
 from halflabel.review.live_process import LiveLoop
 from halflabel.review.photo_map import PhotoMap
 from halflabel.review.session import ReviewSession

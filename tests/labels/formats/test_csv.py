@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halflabel.errors import LabelError
+from halflabel.labels.audit import Audit
 from halflabel.labels.formats._csv import (
     CsvTable,
     ParquetTable,
@@ -120,17 +121,26 @@ def test_a_missing_column_names_those_there_are(file: Path) -> None:
     assert caught.value.line == 1
 
 
-def test_filter(file: Path) -> None:
+@pytest.mark.parametrize(
+    ("where", "images", "lines"),
+    [({"split": "train"}, "ac", [2, 4]), ({"split": "train", "fold": "2"}, "c", [4]), ({}, "abc", [2, 3, 4])],
+)
+def test_select(file: Path, where: dict[str, str], images: str, lines: list[int]) -> None:
     file.write_text("image,split,fold\na,train,1\nb,val,1\nc,train,2\n")
     sheet = CsvTable(file)
-    assert sheet.filter({"split": "train"}).tolist() == [0, 2]
-    assert sheet.filter({"split": "train", "fold": "2"}).tolist() == [2]
-    assert sheet.filter({}).tolist() == [0, 1, 2]
-    with pytest.raises(LabelError, match="found: 'train', 'val'") as caught:
-        sheet.filter({"split": "test"})
+    for _ in range(2):
+        sheet.select(where, Audit("x", []))
+        assert sheet.column("image").to_pylist() == list(images)
+        assert [sheet.line(row) for row in range(len(sheet))] == lines
+    with pytest.raises(LabelError, match="found: ") as caught:
+        sheet.select({"split": "test"}, Audit("x", []))
     assert caught.value.column == "split"
+
+
+def test_select_nothing(file: Path) -> None:
+    file.write_text("image,split,fold\na,train,1\nb,val,1\nc,train,2\n")
     with pytest.raises(LabelError, match="no row has split=val and fold=2 together"):
-        sheet.filter({"split": "val", "fold": "2"})
+        CsvTable(file).select({"split": "val", "fold": "2"}, Audit("x", []))
 
 
 def test_a_column_too_long_for_32_bit_offsets_is_one_array() -> None:

@@ -110,8 +110,8 @@ def test_audit_of_columns() -> None:
         ("1", "present", 1),
         ("1.0", "present", 1),
         ("?", "unknown", 1),
+        ("blank", "unknown", 3),
         ("false", "absent", 1),
-        ("null or blank", "unknown", 3),
         ("true", "present", 1),
     ]
 

@@ -356,10 +356,11 @@ def test_blanks_around_names_do_not_count(file: Path) -> None:
 
 def test_blanks_in_our_own_files_are_kept_and_noted(file: Path) -> None:
     file.write_text(HEADER + " a.jpg,dog ,1,,\na.jpg,dog,-1,,\n")
-    rows, audit = long.read(file, Policy())
+    rows, audit = formats.read(file)
     assert (list(rows.images), list(rows.classes)) == ([" a.jpg", "a.jpg"], ["dog ", "dog"])
-    assert "1 images differ from another one only by blanks around the name" in audit.notes
-    assert "1 classes differ from another one only by blanks around the name" in audit.notes
+    assert all(
+        any(note.startswith(f"some {several} are nearly") for note in audit.notes) for several in ("images", "classes")
+    )
 
 
 @pytest.mark.parametrize("header", ["image,class,label,value", "image,class,value,Value"])

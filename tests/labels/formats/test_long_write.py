@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from label_files import GOLDEN_FILES, source_of
 
 from halflabel.errors import UserError
-from halflabel.labels.formats import _long_write, long
+from halflabel.labels.formats import long
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table
@@ -71,7 +71,7 @@ def test_a_file_begins_with_labels_and_keeps_the_order(file: Path) -> None:
 
 def test_many_blocks(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images out of order, so that they are declared; every part is longer than a block."""
-    monkeypatch.setattr(_long_write, "_BLOCK", 7)
+    monkeypatch.setattr(long, "_BLOCK", 7)
     rng = np.random.default_rng(0)
     blank = Table.from_dense(np.zeros((30, 20)))
     image, column = rng.integers(30, size=100), rng.integers(20, size=100)

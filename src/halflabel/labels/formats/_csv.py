@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import math
 import mmap
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,8 +22,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, error_summary
+from halflabel.labels.audit import Audit
 from halflabel.labels.formats._parquet import parquet_files, read_parquet
 from halflabel.labels.names import Names, first_duplicate
+from halflabel.labels.policy import MINUS_ONE, ONE, VALUE_WORDS, ZERO, shorten_cell
 from halflabel.system.files import WRITING_MARK, is_utf8
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
@@ -252,6 +255,8 @@ class CsvTable:
     byte order mark is skipped.
     """
 
+    selected: NDArray[np.int64] | None = None  # the rows that `select` has left; None for all
+
     def __init__(self, path: str | Path, *, encoding: str | None = None) -> None:
         self.path = existing_path(path)
         self.encoding = self._check_encoding(encoding or "utf-8")
@@ -271,10 +276,22 @@ class CsvTable:
         self._refuse_second_header()
 
     def __len__(self) -> int:
-        return len(self.columns[0]) if self.columns else 0
+        return self._count() if self.selected is None else len(self.selected)
 
     def __contains__(self, name: str) -> bool:
         return name in self._position
+
+    def _count(self) -> int:
+        """The number of rows of the file."""
+        return len(self.columns[0]) if self.columns else 0
+
+    def _cells(self, name: str) -> pa.Array:
+        """A column of text, with all rows of the file."""
+        return self.columns[self._position[name]]
+
+    def _line(self, row: int) -> int:
+        """The line where a row of the file starts."""
+        return record_line(self.path, row + 1, self.delimiter, self.encoding)
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Raise LabelError with the existing columns if one of these is missing."""
@@ -285,9 +302,10 @@ class CsvTable:
                 raise self.error(f"there is no column {name!r}; found: {columns}", fix, line=1)
 
     def column(self, name: str) -> pa.Array:
-        """A column of text by name."""
+        """A column of text by name, with the selected rows."""
         self.check_columns((name,))
-        return self.columns[self._position[name]]
+        cells = self._cells(name)
+        return cells if self.selected is None else cells.take(pa.array(self.selected))
 
     def is_list(self, name: str) -> bool:
         """Whether a column holds lists, as Parquet and JSON can."""
@@ -310,46 +328,40 @@ class CsvTable:
         values: list[Any] = self.column(name).to_pylist()
         return values
 
-    def image_names(self, name: str, selected: NDArray[np.int64] | None = None) -> Names:
-        """The images in a column, of all rows or the selected ones; LabelError for a blank or repeated name."""
-        selected = np.arange(len(self)) if selected is None else selected
-        names = self.column(name).take(pa.array(selected))
-        blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
-        if blank.any():
-            raise self.error("the image has no name", "fill it in", row=int(selected[np.argmax(blank)]), column=name)
+    def image_names(self, name: str) -> Names:
+        """The images in a column; LabelError for a blank or repeated name."""
+        names = self.column(name)
+        if (blank := pc.index(names, pa.scalar("", names.type)).as_py()) >= 0:
+            raise self.error("the image has no name", "fill it in", row=blank, column=name)
         codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
         _, first = np.unique(codes, return_index=True)
         if len(repeats := np.setdiff1d(np.arange(len(codes)), first)):
             row, before = int(repeats[0]), int(np.argmax(codes == codes[repeats[0]]))
-            raise self.error(
-                f"image {names[row].as_py()!r} is already on line {self.line(int(selected[before]))}",
-                "leave one line per image, or use the long form to keep contradicting labels",
-                row=int(selected[row]),
-                column=name,
-            )
+            message = f"image {names[row].as_py()!r} is already on line {self.line(before)}"
+            fix = "leave one line per image, or use the long form to keep contradicting labels"
+            raise self.error(message, fix, row=row, column=name)
         return Names(names)
 
-    def filter(self, where: Mapping[str, str]) -> NDArray[np.int64]:
-        """The indices of the rows whose columns have these values."""
+    def select(self, where: Mapping[str, str], audit: Audit) -> None:
+        """Select the rows whose columns have these values; the others are left out of every column."""
         keep = np.ones(len(self), bool)
         for name, value in where.items():
             match = pc.equal(self.column(name), value).to_numpy(zero_copy_only=False)
             if not match.any():
-                values = pc.unique(self.column(name)).to_pylist()[:8]
-                raise self.error(
-                    f"no row has {value!r} here; found: {', '.join(map(repr, values))}",
-                    f"use ‹where={name}=VALUE› with one of these",
-                    column=name,
-                )
+                found = ", ".join(map(repr, pc.unique(self.column(name)).to_pylist()[:8]))
+                message = f"no row has {value!r} here; found: {found}"
+                raise self.error(message, f"use ‹where={name}=VALUE› with one of these", column=name)
             keep &= match
         if not keep.any():
             conditions = " and ".join(f"{name}={value}" for name, value in where.items())
             raise self.error(f"no row has {conditions} together", "leave one ‹where› out, or change its value")
-        return np.flatnonzero(keep)
+        audit.note_count(int(np.count_nonzero(~keep)), f"of {len(self)} rows left out by ‹where›")
+        if where:
+            self.selected = np.flatnonzero(keep) if self.selected is None else self.selected[keep]
 
     def line(self, row: int) -> int:
-        """The line of the file where a row starts."""
-        return record_line(self.path, row + 1, self.delimiter, self.encoding)
+        """The line of the file where a selected row starts."""
+        return self._line(row if self.selected is None else int(self.selected[row]))
 
     def error(self, message: str, fix: str, *, row: int | None = None, **place: Any) -> LabelError:
         """A LabelError for this file; `row` is translated to its line."""
@@ -441,18 +453,17 @@ class ParquetTable(CsvTable):
         if len(self) == 0:
             raise LabelError("the file has no rows", "export the labels again", self.path)
 
-    def __len__(self) -> int:
+    def _count(self) -> int:
         return len(self.table)
 
-    def line(self, row: int) -> int:
+    def _line(self, row: int) -> int:
         return row + 1
 
     def is_list(self, name: str) -> bool:
         kind = self.table.schema.field(name).type
         return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
-    def column(self, name: str) -> pa.Array:
-        self.check_columns((name,))
+    def _cells(self, name: str) -> pa.Array:
         column = self.table.column(name)
         with self._refuse_type(name):
             if pa.types.is_dictionary(column.type) and pa.types.is_binary(column.type.value_type):
@@ -483,3 +494,51 @@ def _combine(column: pa.ChunkedArray) -> pa.Array:
     """One array of strings; with 64-bit offsets only if the text is too long for 32-bit ones."""
     text = column.cast(pa.string())
     return (text.cast(pa.large_string()) if text.nbytes >= 2**31 else text).combine_chunks()
+
+
+_VALUE_CELLS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
+_UNKNOWN_CELLS = frozenset(word for word, meaning in VALUE_WORDS.items() if meaning == "unknown")
+
+# Numbers of any size in a column of these names are scores.
+_SCORE_NAMES = ("score", "conf", "prob", "likelihood", "certainty", "percent", "logit")
+
+
+def refuse_possible_values(sheet: CsvTable, names: Iterable[str]) -> None:
+    """Raise LabelError for a column whose cells may be the values or the probabilities of the labels.
+
+    A column of nothing but 1 may be ignored: it says present, as the rows themselves do.
+    """
+    for name in names:
+        try:
+            column = sheet.column(name)
+        except LabelError:  # objects or lists, which are not values
+            continue
+        cells = pc.unique(pc.utf8_lower(pc.utf8_trim_whitespace(column))).to_pylist()
+        texts = {text for text in cells if text not in _UNKNOWN_CELLS}
+        if not texts or texts <= {*ONE} or not _may_be_values(name, texts):
+            continue
+        example = shorten_cell(min(texts), 20)
+        raise sheet.error(
+            f"the cells, such as {example!r}, may say present or absent, or how probable the label is",
+            f"call the column 'value' if it does; if every row says present, add ‹ignore={name}›",
+            column=name,
+        )
+
+
+def _may_be_values(name: str, texts: set[str]) -> bool:
+    is_score = any(word in name.lower() for word in _SCORE_NAMES)
+    if is_score:  # also one number per tag
+        texts = {part for text in texts for part in re.split(r"[\s,;|\[\]()]+", text) if part}
+    numbers = [number for text in texts if (number := _number(text)) is not None]
+    if len(numbers) < len(texts):
+        return texts <= _VALUE_CELLS
+    return is_score or all(-1 <= number <= 1 for number in numbers)
+
+
+def _number(text: str) -> float | None:
+    """The finite number in a cell, also as a percentage or with a decimal comma."""
+    try:
+        number = float(text.removesuffix("%").replace(",", "."))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

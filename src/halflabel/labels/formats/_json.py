@@ -188,15 +188,14 @@ class JsonLines(CsvTable):
         self._check_header()
         self._encode(self.header, "a column name", None)
 
-    def __len__(self) -> int:
+    def _count(self) -> int:
         return len(self.records)
 
     def is_list(self, name: str) -> bool:
         """Whether a column holds lists."""
         return any(isinstance(record.get(name), list) for record in self.records)
 
-    def column(self, name: str) -> pa.Array:
-        """A column of single values, as text."""
+    def _cells(self, name: str) -> pa.Array:
         raw = [record.get(name) for record in self.records]
         try:
             values = [_CONSTANTS.get(value, value) for value in raw]
@@ -209,7 +208,7 @@ class JsonLines(CsvTable):
     def _values(self, name: str) -> list[Any]:
         return [record.get(name) for record in self.records]
 
-    def line(self, row: int) -> int:
+    def _line(self, row: int) -> int:
         return self.lines[row]
 
     def _encode(self, values: list[Any], what: str, name: str | None) -> pa.Array:

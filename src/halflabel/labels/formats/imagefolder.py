@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
-from halflabel.labels.formats._csv import CsvTable, ParquetTable, existing_path, first_line
+from halflabel.labels.formats._csv import CsvTable, ParquetTable, existing_path, first_line, refuse_possible_values
 from halflabel.labels.formats._entries import apply_unlisted_policy, unlisted_not_stated
 from halflabel.labels.formats._json import JsonLines
 from halflabel.labels.formats._parquet import parquet_columns
-from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.formats.wide import decode_columns
 from halflabel.labels.labels import Labels
@@ -135,9 +134,7 @@ def _read_columns(metadata: CsvTable, images: Names, classes: list[str], policy:
         return metadata.error(undecided.message, fix, row=row, column=name)
 
     columns = ((name, metadata.column(name)) for name in classes)
-    labels = decode_columns(columns, policy, audit, make_error, blank="null or blank")
-    image, column = np.nonzero(labels)
-    return Labels.build(images, Names(classes), image, column, labels[image, column])
+    return decode_columns(images, columns, policy, audit, make_error)
 
 
 def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Policy, audit: Audit) -> Labels:

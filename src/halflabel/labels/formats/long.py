@@ -17,6 +17,7 @@ stated.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -31,27 +32,19 @@ from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import (
     CsvTable,
     ParquetTable,
+    csv_line,
     detect_delimiter,
     first_line,
     header_fields,
     open_sheet,
     read_records,
+    refuse_possible_values,
 )
-from halflabel.labels.formats._entries import mark_unlisted_absent, unlisted_not_stated
-from halflabel.labels.formats._long_write import (
-    COLUMNS,
-    WEIGHT_COLUMN,
-    appear_in_order,
-    columns_of,
-    declaration_blocks,
-    record_batches,
-    write_blocks,
-)
+from halflabel.labels.formats._entries import mark_unlisted_absent, require_unlisted
 from halflabel.labels.formats._parquet import parquet_columns
-from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._write import check_names
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS, own_output_error
-from halflabel.labels.labels import Labels, too_many_sources
+from halflabel.labels.labels import WEIGHT_COLUMN, Labels, too_many_sources
 from halflabel.labels.names import Names
 from halflabel.labels.policy import (
     LABEL_VALUES,
@@ -65,6 +58,7 @@ from halflabel.labels.policy import (
     shorten_cell,
 )
 from halflabel.labels.table import UNCERTAIN
+from halflabel.system.files import atomic_write
 
 HOLDS_UNCERTAIN = HOLDS_WEIGHTS = True
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
@@ -79,6 +73,11 @@ _ALIASES = {
     "score": ("score", "confidence"),
     WEIGHT_COLUMN: (WEIGHT_COLUMN,),
 }
+COLUMNS = ("image", "class", "value", "source", "score")
+_TYPES = (pa.string(), pa.string(), pa.int8(), pa.string(), pa.float32(), pa.float32())
+_SCHEMA = pa.schema(list(zip((*COLUMNS, WEIGHT_COLUMN), _TYPES, strict=True)))
+_BLOCK = 1 << 18
+_FIX_WEIGHT = "use the inclusion weight of the question, 0 if it was chosen, or blank if nobody was asked"
 _MOST_COLUMNS = 8  # a table with more is wide: it has a column per class
 
 _VALUE_CELLS = frozenset(("", *ONE, *ZERO, *MINUS_ONE))
@@ -120,7 +119,7 @@ def has_values(header: list[str]) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read long rows in their order. Values of our own files are exact; others are read by the stated policy."""
-    sheet = open_sheet(path, policy.encoding)
+    sheet, audit = open_sheet(path, policy.encoding), Audit("long", [str(path)])
     is_own_format = set(COLUMNS) <= set(sheet.header)
     if is_own_format:  # the values of these files have fixed meanings
         policy.check(set(USES) - {"minus_one", "zero", "values"}, "long, in halflabel's own columns")
@@ -138,19 +137,18 @@ def read(path: Path, policy: Policy) -> LabelImport:
     unused = [name for name in header if name not in roles.values() and name not in policy.where]
     if "value" not in roles:
         refuse_possible_values(sheet, [*unused, *([roles["score"]] if "score" in roles else [])])
-    audit = Audit("long", [str(path)])
-    selected = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
-    cells = {role: sheet.column(name).take(pa.array(selected)) for role, name in roles.items()}
+    sheet.select(policy.where, audit)
+    cells = {role: sheet.column(name) for role, name in roles.items()}
     if not is_own_format:
         _trim_names(cells, audit)
 
     has_image = pc.not_equal(cells["image"], "").to_numpy(zero_copy_only=False)
     has_class = pc.not_equal(cells["class"], "").to_numpy(zero_copy_only=False)
     if not (has_image | has_class).all():
-        row = int(selected[np.argmin(has_image | has_class)])
+        row = int(np.argmin(has_image | has_class))
         raise sheet.error("neither an image nor a class is named", "remove the row or fill it in", row=row)
     is_label = has_image & has_class
-    _check_declarations(sheet, roles, cells, selected, has_image, is_label)
+    _check_declarations(sheet, roles, cells, has_image, is_label)
     images, image = _encode(cells["image"], has_image, is_declared=~has_class)
     classes, column = _encode(cells["class"], has_class, is_declared=~has_image)
 
@@ -161,15 +159,18 @@ def read(path: Path, policy: Policy) -> LabelImport:
         if {value.strip() for value in values} <= {*ONE, *MINUS_ONE, *unanswered}:
             policy = replace(policy, minus_one="absent")
     if "value" in cells:
-        value = _read_values(sheet, roles["value"], cells["value"], selected, is_label, policy, is_own_format, audit)
-    elif policy.unlisted is None:
-        raise LabelError(*unlisted_not_stated("every row says present and none says absent"), path)
+        value = _read_values(sheet, roles["value"], cells["value"], is_label, policy, is_own_format, audit)
     else:
-        value = np.ones(len(selected), np.int8)
+        require_unlisted(policy, "every row says present and none says absent", path)
+        value = np.ones(len(sheet), np.int8)
         audit.add("listed", "present", int(is_label.sum()))
-    sources, source = _read_sources(sheet, roles.get("source"), cells.get("source"), len(selected))
-    score = _read_numbers(sheet, roles.get("score"), cells.get("score"), selected, "use a number from 0 to 1, or blank")
-    weight = _read_weights(sheet, roles.get(WEIGHT_COLUMN), cells.get(WEIGHT_COLUMN), selected)
+    sources, source = _read_sources(sheet, roles.get("source"), cells.get("source"))
+    score = _read_numbers(sheet, roles.get("score"), cells.get("score"), "use a number from 0 to 1, or blank")
+    weight = _read_numbers(sheet, roles.get(WEIGHT_COLUMN), cells.get(WEIGHT_COLUMN), _FIX_WEIGHT)
+    if (is_negative := weight < 0).any():
+        row = int(np.argmax(is_negative))
+        message = f"{WEIGHT_COLUMN} {weight[row]:g} is negative"
+        raise sheet.error(message, _FIX_WEIGHT, row=row, column=roles[WEIGHT_COLUMN])
     parts = (part[is_label] for part in (image, column, value, source, score, weight))
     image, column, value, source, score, weight = parts
     rows = Labels.build(images, classes, image, column, value, source, score, sources, weight)
@@ -185,9 +186,6 @@ def read(path: Path, policy: Policy) -> LabelImport:
         rows.count_conflicts(),
         "entries are both present and absent: a person's row wins over a model's, else the last row wins; all are kept",
     )
-    if is_own_format:
-        _note_similar_names(images, "images", audit)
-        _note_similar_names(classes, "classes", audit)
     if "value" not in roles:
         _note_lists(classes, audit)
     audit.note_names("columns not used", unused)
@@ -239,17 +237,10 @@ def _without_answer_first(rows: Labels, says_nothing: NDArray[np.bool_], audit: 
     return rows.select(np.argsort(~says_nothing, kind="stable"))
 
 
-def _note_similar_names(names: Names, several: str, audit: Audit) -> None:
-    """Names in our own files are exact; note names that differ only in blanks."""
-    repeats = len(names) - pc.count_distinct(pc.utf8_trim_whitespace(names.array)).as_py()
-    audit.note_count(repeats, f"{several} differ from another one only by blanks around the name")
-
-
 def _check_declarations(
     sheet: CsvTable,
     roles: dict[str, str],
     cells: dict[str, pa.Array],
-    selected: np.ndarray,
     has_image: np.ndarray,
     is_label: np.ndarray,
 ) -> None:
@@ -263,7 +254,7 @@ def _check_declarations(
                 message = f"{role} {shorten_cell(cells[role][row].as_py())!r} has no {missing}"
                 names = ", ".join(name for r, name in roles.items() if r not in ("image", "class"))
                 fix = f"name the {missing}, or leave {names} blank"
-                raise sheet.error(message, fix, row=int(selected[row]), column=roles[missing])
+                raise sheet.error(message, fix, row=row, column=roles[missing])
 
 
 def _note_lists(classes: Names, audit: Audit) -> None:
@@ -288,7 +279,6 @@ def _read_values(
     sheet: CsvTable,
     name: str,
     column: pa.Array,
-    selected: np.ndarray,
     is_label: np.ndarray,
     policy: Policy,
     is_own_format: bool,
@@ -313,7 +303,7 @@ def _read_values(
                 )
             meaning = read_value(raw, policy, frozenset(raws))
         except UndecidedValue as undecided:
-            row = int(selected[np.flatnonzero(is_label & (codes == code))[0]])
+            row = int(np.argmax(is_label & (codes == code)))
             fix = (
                 "use 1 (present), -1 (absent), uncertain or 0 (retracts an earlier label)"
                 if is_own_format
@@ -326,51 +316,117 @@ def _read_values(
     return np.asarray(value_of[codes])
 
 
-def _read_sources(
-    sheet: CsvTable, name: str | None, column: pa.Array | None, count: int
-) -> tuple[tuple[str, ...], np.ndarray]:
+def _read_sources(sheet: CsvTable, name: str | None, column: pa.Array | None) -> tuple[tuple[str, ...], np.ndarray]:
     if column is None:
-        return ("",), np.zeros(count, np.int16)
+        return ("",), np.zeros(len(sheet), np.int16)
     coded = pc.dictionary_encode(column)
     if message := too_many_sources(len(coded.dictionary)):
         raise sheet.error(message, "name fewer sources, or remove the column", column=name)
     return tuple(coded.dictionary.to_pylist()), np.asarray(coded.indices).astype(np.int16)
 
 
-def _read_weights(sheet: CsvTable, name: str | None, column: pa.Array | None, selected: np.ndarray) -> np.ndarray:
-    fix = "use the inclusion weight of the question, 0 if it was chosen, or blank if nobody was asked"
-    weight = _read_numbers(sheet, name, column, selected, fix)
-    if (is_negative := weight < 0).any():
-        row = int(np.argmax(is_negative))
-        raise sheet.error(f"{name} {weight[row]:g} is negative", fix, row=int(selected[row]), column=name)
-    return weight
-
-
-def _read_numbers(
-    sheet: CsvTable, name: str | None, column: pa.Array | None, selected: np.ndarray, fix: str
-) -> np.ndarray:
+def _read_numbers(sheet: CsvTable, name: str | None, column: pa.Array | None, fix: str) -> np.ndarray:
     if column is None:
-        return np.full(len(selected), np.nan, np.float32)
+        return np.full(len(sheet), np.nan, np.float32)
     text = pc.if_else(pc.equal(column, ""), None, column)
     try:
         numbers = np.asarray(pc.cast(text, pa.float32()).to_numpy(zero_copy_only=False), dtype=np.float32)
     except pa.ArrowInvalid:
-        numbers = _parse_numbers(sheet, name, column, selected)
+        numbers = _parse_numbers(sheet, name, column)
     if np.isinf(numbers).any():
         row = int(np.argmax(np.isinf(numbers)))
-        message = f"{name} {column[row].as_py()!r} is too large"
-        raise sheet.error(message, fix, row=int(selected[row]), column=name)
+        raise sheet.error(f"{name} {column[row].as_py()!r} is too large", fix, row=row, column=name)
     return numbers
 
 
-def _parse_numbers(sheet: CsvTable, name: str | None, column: pa.Array, selected: np.ndarray) -> np.ndarray:
+def _parse_numbers(sheet: CsvTable, name: str | None, column: pa.Array) -> np.ndarray:
     """Parse numbers in Python, which reads some that Arrow does not, such as with blanks around them."""
-    numbers = np.full(len(selected), np.nan)
-    for position, text in enumerate(column.to_pylist()):
+    numbers = np.full(len(column), np.nan)
+    for row, text in enumerate(column.to_pylist()):
         try:
-            numbers[position] = float(text.strip() or "nan")
+            numbers[row] = float(text.strip() or "nan")
         except ValueError:
             message = f"{name} {text!r} is not a number"
-            raise sheet.error(message, "use a number or blank", row=int(selected[position]), column=name) from None
+            raise sheet.error(message, "use a number or blank", row=row, column=name) from None
     with np.errstate(over="ignore"):  # values that are too large become infinite and are refused
         return numbers.astype(np.float32)
+
+
+# ---- writing, block by block; also for `fill` and its undo
+
+
+def appear_in_order(index: NDArray[np.int32], count: int) -> bool:
+    """Whether all of 0 … count − 1 appear, each for the first time after the one before."""
+    first = np.full(count, -1)
+    seen, first_row = np.unique(index, return_index=True)
+    first[seen] = first_row
+    return bool(np.all(first >= 0) and np.all(np.diff(first) > 0))
+
+
+def columns_of(*parts: Labels | None) -> Sequence[str]:
+    """The columns of a file with these rows: the inclusion weight only if somebody was asked."""
+    is_answered = any(bool(rows.is_answer().any()) for rows in parts if rows is not None)
+    return (*COLUMNS, WEIGHT_COLUMN) if is_answered else COLUMNS
+
+
+def write_blocks(parts: Iterable[pa.RecordBatch], path: Path, columns: Sequence[str] = COLUMNS) -> None:
+    """Write these columns of blocks as they come, one in memory at a time: Parquet if the name ends so, else CSV.
+
+    The file appears when all blocks are written; after an exception the old file is unchanged.
+    """
+    with atomic_write(path) as temporary:
+        if Path(path).suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            schema = pa.schema([_SCHEMA.field(name) for name in columns])
+            with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+                for block in parts:
+                    writer.write_batch(block.select(columns))
+        else:
+            with open(temporary, "wb") as file:
+                file.write((",".join(columns) + "\n").encode())
+                for block in parts:
+                    file.write(csv_text(block.select(columns)))
+
+
+def record_batches(rows: Labels) -> Iterator[pa.RecordBatch]:
+    """The rows in blocks for `write_blocks`, with names instead of indices."""
+    sources = pa.array(rows.sources, pa.string())
+    for start in range(0, len(rows), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        columns = [
+            rows.images.array.take(pa.array(rows.image[part])).cast(pa.string()),
+            rows.classes.array.take(pa.array(rows.column[part])).cast(pa.string()),
+            pa.array(rows.value[part]),
+            sources.take(pa.array(rows.source[part])),
+            *(pa.array(numbers[part], from_pandas=True) for numbers in (rows.score, rows.weight)),
+        ]
+        yield pa.record_batch(columns, schema=_SCHEMA)
+
+
+def declaration_blocks(role: str, names: Names) -> Iterator[pa.RecordBatch]:
+    """Rows that declare classes (or images), without a label."""
+    for start in range(0, len(names), _BLOCK):
+        part = names.array.slice(start, _BLOCK).cast(pa.string())
+        blank = pa.repeat("", len(part))
+        image, label = (part, blank) if role == "image" else (blank, part)
+        value, number = pa.nulls(len(part), pa.int8()), pa.nulls(len(part), pa.float32())
+        yield pa.record_batch([image, label, value, blank, number, number], schema=_SCHEMA)
+
+
+def csv_text(block: pa.RecordBatch) -> bytes:
+    """CSV lines of a block; only names that need it are quoted, so that files are easy to read and to compare."""
+    import pyarrow.csv as pa_csv
+
+    # Arrow writes the fewest digits that give the same number: 0.7, not 0.699999988.
+    columns = [column.cast(pa.string()) for column in block.columns]
+    if (value := block.schema.get_field_index("value")) >= 0:
+        columns[value] = pc.replace_substring(columns[value], str(UNCERTAIN), "uncertain")
+    block = pa.record_batch(columns, names=block.schema.names)
+    try:
+        text = pa.BufferOutputStream()
+        pa_csv.write_csv(block, text, pa_csv.WriteOptions(include_header=False, quoting_style="none"))
+        return bytes(text.getvalue())
+    except pa.ArrowInvalid:
+        rows = zip(*(pc.fill_null(column, "").to_pylist() for column in columns), strict=True)
+        return "".join(map(csv_line, rows)).encode()

@@ -23,9 +23,16 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import CsvTable, csv_line, detect_delimiter, first_line, header_fields, read_records
+from halflabel.labels.formats._csv import (
+    CsvTable,
+    csv_line,
+    detect_delimiter,
+    first_line,
+    header_fields,
+    read_records,
+    refuse_possible_values,
+)
 from halflabel.labels.formats._entries import apply_unlisted_policy, unlisted_not_stated
-from halflabel.labels.formats._possible_values import refuse_possible_values
 from halflabel.labels.formats._write import check_has_labels, keeps_no_provenance, split_by_image
 from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.labels import Labels, is_model_source
@@ -115,19 +122,16 @@ def sniff(path: Path) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the lists: a tag is present, and repeats count once; `unlisted` must be stated."""
-    sheet = CsvTable(path, encoding=policy.encoding)
+    sheet, audit = CsvTable(path, encoding=policy.encoding), Audit("tags", [str(path)])
     image_column, lists = _find_columns(sheet, policy)
-    selected = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
-    index = pa.array(selected)
-    names = pc.utf8_trim_whitespace(sheet.column(image_column).take(index))
-    is_blank = pc.equal(names, "").to_numpy(zero_copy_only=False)
-    if is_blank.any():
-        row = int(selected[np.argmax(is_blank)])
-        raise sheet.error("the image has no name", "fill it in, or remove the line", row=row, column=image_column)
+    sheet.select(policy.where, audit)
+    names = pc.utf8_trim_whitespace(sheet.column(image_column))
+    if (blank := pc.index(names, pa.scalar("", names.type)).as_py()) >= 0:
+        raise sheet.error("the image has no name", "fill it in, or remove the line", row=blank, column=image_column)
     coded = pc.dictionary_encode(names)
     images, image_of = Names(coded.dictionary), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
-    cells = {name: sheet.column(name).take(index) for name in lists}
+    cells = {name: sheet.column(name) for name in lists}
     split = _detect_splitting(pa.concat_arrays(list(cells.values())), policy)
     parts = {name: _split_cells(column, split) for name, column in cells.items()}
     present = next(iter(lists))
@@ -140,7 +144,6 @@ def read(path: Path, policy: Policy) -> LabelImport:
         message, fix = unlisted_not_stated(f"the tags ({split.description}) say present and nothing says absent")
         raise sheet.error(message, fix, column=present)
 
-    audit = Audit("tags", [str(path)])
     audit.note(f"tags {split.description}")
     column = {name: classes.index(items) for name, (items, _) in parts.items()}
     if policy.merge_names:
@@ -158,7 +161,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         np.array(list(reversed(lists.values())), np.int8), [len(distinct[name]) for name in reversed(lists)]
     )
     rows = Labels.build(images, classes, key // len(classes), key % len(classes), value)
-    _add_notes(audit, sheet, rows, len(selected), sum(len(keys[name]) - len(distinct[name]) for name in lists))
+    _add_notes(audit, rows, len(sheet), sum(len(keys[name]) - len(distinct[name]) for name in lists))
     rows = apply_unlisted_policy(rows, policy, audit)
     used = {image_column, *lists, *policy.ignore, *policy.where}
     unused = [name for name in sheet.header if name not in used]
@@ -400,11 +403,10 @@ def _refuse_models(sheet: CsvTable, names: list[str]) -> None:
             raise sheet.error("a model made some of these labels, which a list of tags cannot say", fix, column=name)
 
 
-def _add_notes(audit: Audit, sheet: CsvTable, rows: Labels, line_count: int, repeats: int) -> None:
-    """Add notes: rows left out, lines merged, repeated tags, contradictions, similar classes."""
+def _add_notes(audit: Audit, rows: Labels, line_count: int, repeats: int) -> None:
+    """Add notes: lines merged, repeated tags, contradictions, similar classes."""
     if empty := [name for name in rows.classes if name.lower() in _NO_LIST]:
         audit.note(f"the tag {empty[0]!r} is read as a class: leave the cell empty if nothing is listed")
-    audit.note_count(len(sheet) - line_count, f"of {len(sheet)} rows left out by ‹where›")
     audit.note_count(line_count - len(rows.images), "lines repeat an image: their tags are merged")
     audit.note_count(repeats, "tags are repeated for the same image: counted once")
     audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")

@@ -9,8 +9,8 @@ from pathlib import Path
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats._json import head_and_tail, starts_with
-from halflabel.labels.formats._long_write import WEIGHT_COLUMN
 from halflabel.labels.formats._parquet import parquet_columns
+from halflabel.labels.labels import WEIGHT_COLUMN
 from halflabel.labels.policy import shorten_cell
 
 PREDICTION_COLUMNS = ("image", "class", "probability", "present", "error")  # predict --format csv

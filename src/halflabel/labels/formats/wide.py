@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
@@ -55,10 +54,9 @@ def sniff(path: Path) -> bool:
 
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read a wide table: blank, NaN and ? are unknown, 1 present, 0 absent; −1 must be stated."""
-    sheet = CsvTable(path, encoding=policy.encoding)
+    sheet, audit = CsvTable(path, encoding=policy.encoding), Audit("wide", [str(path)])
     image_column = policy.image_column or _image_column(sheet.header)
-    selected = sheet.filter(policy.where) if policy.where else np.arange(len(sheet))
-    index = pa.array(selected)
+    sheet.select(policy.where, audit)
     sheet.check_columns((image_column, *policy.ignore))
     not_classes = {image_column, *policy.ignore, *policy.where}
     classes = [name for name in sheet.header if name not in not_classes]
@@ -69,7 +67,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         _check_first_line(sheet, classes)
     if not classes:
         raise sheet.error("no column is left for the classes", "check the header line", line=1)
-    images = sheet.image_names(image_column, selected)
+    images = sheet.image_names(image_column)
 
     def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
         fix = undecided.fix
@@ -81,16 +79,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
                 fix += "; if it lists the present classes, add ‹format=tags›"
             if image_column.lower() not in IMAGE_COLUMNS:
                 fix += "; if the file has no header line, add one, such as image,class,value"
-        return sheet.error(undecided.message, fix, row=int(selected[row]), column=name)
+        return sheet.error(undecided.message, fix, row=row, column=name)
 
-    audit = Audit("wide", [str(path)])
-    columns = ((name, sheet.column(name).take(index)) for name in classes)
-    labels = decode_columns(columns, policy, audit, make_error, blank="blank")
+    rows = decode_columns(images, ((name, sheet.column(name)) for name in classes), policy, audit, make_error)
     audit.note_names("columns ignored", policy.ignore)
-    if policy.where:
-        audit.note(f"{len(sheet) - len(selected)} of {len(sheet)} rows left out by ‹where›")
-    image, column = np.nonzero(labels)
-    return LabelImport(Labels.build(images, Names(classes), image, column, labels[image, column]), audit)
+    return LabelImport(rows, audit)
 
 
 def write(rows: Labels, path: Path) -> None:
@@ -115,17 +108,16 @@ def write(rows: Labels, path: Path) -> None:
 
 
 def decode_columns(
+    images: Names,
     columns: Iterable[tuple[str, pa.Array]],
     policy: Policy,
     audit: Audit,
     make_error: Callable[[UndecidedValue, str, str, int], LabelError],
-    *,
-    blank: str,
-) -> NDArray[np.int8]:
-    """Turn C columns (name, N raw values) into (N, C) labels, and add the meaning of each value to the audit.
+) -> Labels:
+    """Turn C columns (name, N raw values) into labels, and add the meaning of each value to the audit.
 
-    `make_error` builds the error from (the problem, the column, the raw value, the first row with it). `blank` is the
-    audit's word for an empty cell. The audit lists the most frequent value first.
+    `make_error` builds the error from (the problem, the column, the raw value, the first row with it). The audit lists
+    the most frequent value first.
     """
     coded = {name: pc.dictionary_encode(column) for name, column in columns}
     all_values = frozenset(raw for column in coded.values() for raw in column.dictionary.to_pylist())
@@ -135,11 +127,11 @@ def decode_columns(
         fix = f"name the column after the class that 1 means, or add ‹zero=absent› if the class is called {only!r}"
         undecided = UndecidedValue("0 and 1 may be the numbers of two classes, or say absent and present", fix)
         raise make_error(undecided, only, "0", 0)
-    labels = np.zeros((max(map(len, coded.values()), default=0), len(coded)), np.int8)
+    labels = np.zeros((len(images), len(coded)), np.int8)
     counts: Counter[tuple[str, Meaning]] = Counter()
-    for number, (name, column) in enumerate(coded.items()):
-        codes = column.indices.to_numpy(zero_copy_only=False)
-        raws = column.dictionary.to_pylist()
+    for number, (name, cells) in enumerate(coded.items()):
+        codes = cells.indices.to_numpy(zero_copy_only=False)
+        raws = cells.dictionary.to_pylist()
         value_of = np.zeros(len(raws), np.int8)
         for code, (raw, count) in enumerate(zip(raws, np.bincount(codes, minlength=len(raws)), strict=True)):
             try:
@@ -157,8 +149,9 @@ def decode_columns(
             counts[raw.strip(), meaning] += int(count)
         labels[:, number] = value_of[codes]
     for (raw, meaning), count in sorted(counts.items(), key=lambda item: -item[1]):
-        audit.add(raw or blank, meaning, count)
-    return labels
+        audit.add(raw or "blank", meaning, count)
+    image, column = np.nonzero(labels)
+    return Labels.build(images, Names(coded), image, column, labels[image, column])
 
 
 def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tuple[list[str], list[str]]:
