@@ -23,10 +23,11 @@ import torch
 from halflabel.features.backbones import build_backbone
 from halflabel.filling.plan import FillOptions, plan_fill
 from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.fit import Inputs, fit
 from halflabel.images.sources import Features
 from halflabel.labels import drop
+from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
-from halflabel.runs.crossfit import cross_fit
 from voc_frozen import load_features, read_labels
 
 
@@ -35,7 +36,9 @@ def measure_fill(full: Table, source: Features, seed: int, args: argparse.Namesp
     known = drop.apply("partial", full, seed=seed, share=args.share)
     config = Config(method=args.method, solver="lbfgs", settings=Settings(seed=seed, device="cpu"))
     started = time.perf_counter()
-    scores = cross_fit(source, known, config, folds=args.folds, backbone=build_backbone("efficientnet-lite0"))
+    inputs = Inputs(lambda: source, build_backbone("efficientnet-lite0"))
+    scores = fit(Labels.of(known), inputs, config, folds=args.folds).scores
+    assert scores is not None
     trained = time.perf_counter()
     filling = plan_fill(scores, known, FillOptions(precision=args.precision, confidence=args.confidence))
     value = filling.rows().training.dense()

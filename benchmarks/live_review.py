@@ -36,17 +36,18 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel import metrics
-from halflabel.fitting.crossfit import crossfit
+from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.crossfit import Basis, crossfit
+from halflabel.fitting.fit import Inputs
+from halflabel.images.sources import Features
 from halflabel.labels import drop
 from halflabel.labels.answers import AnswerStore
 from halflabel.labels.labels import Labels
 from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import choose_questions
-from halflabel.review.address import new_token
-from halflabel.review.live import LiveReview
-from halflabel.review.live_model import STRENGTH, LiveModel, unknown_weight
+from halflabel.review.live import LiveModel, LiveReview, unknown_weight
 from halflabel.review.live_questions import EntryAnswer
-from halflabel.review.security import TOKEN_HEADER
+from halflabel.review.security import TOKEN_HEADER, new_token
 from halflabel.review.server import make_app, serve
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
@@ -102,11 +103,13 @@ class Person:
         return read_single(self.options.single, self.known).dense()
 
     def review(self, labels: NDArray[np.int8], start: str, seed: int) -> LiveReview:
-        table = self.known.from_dense(labels, list(self.known.images), list(self.known.classes))
-        method = (lambda: seeded(seed, recipe("n-ls").make)) if start == "single" else None
-        strength = 1e-4 if start == "single" else STRENGTH
-        model = LiveModel(self.train, table, method, classifier=self.classifier, strength=strength, seed=seed)
-        return LiveReview(model, labels.copy(), labels.copy(), seed=seed)  # the caller adds answers to its own
+        features = Features(self.train, self.names[0])
+        inputs = Inputs(lambda: features)
+        vars(inputs)["basis"] = Basis.of(self.train, self.classifier)
+        settings = Settings(seed=seed, device="cpu")
+        config = Config(method="n-ls" if start == "single" else "wan", solver="lbfgs", settings=settings)
+        rows = Labels.of(self.known.from_dense(labels, *map(list, self.names)))
+        return LiveReview(LiveModel(inputs, config, from_nothing=start == "nothing"), rows, seed=seed)
 
     def curve(self, start: str, order: str, seed: int) -> list[dict[str, Any]]:
         """Return what is measured after every so many answers."""

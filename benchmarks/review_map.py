@@ -20,8 +20,8 @@ import numpy as np
 from halflabel.labels.answers import AnswerStore
 from halflabel.labels.table import Table
 from halflabel.review import server
-from halflabel.review.address import new_token
 from halflabel.review.photo_map import lay_out
+from halflabel.review.security import new_token
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.runs.scores import ScoredImages

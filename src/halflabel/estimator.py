@@ -24,7 +24,6 @@ from halflabel.errors import UserError, in_python
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import evaluate
-from halflabel.evaluation.scores import Scores
 from halflabel.features.backbone_names import DEFAULT
 from halflabel.features.backbones import Backbone
 from halflabel.features.feature_cache import cache_features
@@ -35,11 +34,12 @@ from halflabel.fitting.auto import Choice, choose
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
-from halflabel.fitting.loop import fit
+from halflabel.fitting.fit import Inputs, Watch, fit
 from halflabel.images.estimator_inputs import InputImages, Zero, read_images, read_labels
 from halflabel.images.sources import Arrays, Features, Images
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
+from halflabel.labels.split import group_numbers
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, Recipe, recipe
 from halflabel.runs.new_run import make_config
@@ -94,10 +94,10 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `epochs` (None: 20) of batches; "auto" is lbfgs for at least 20 rows where the method allows it and no parameter of
     sgd (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`, `schedule`) differs from its default. `lr` and
     `weight_decay` None are the method's defaults, meant for a backbone's features, so a few columns of numbers may want
-    a higher `lr`; `size` is the side in pixels to which images are resized, None the backbone's own; `threshold` is the
-    least probability called present, "auto" that of the best expected F1 by out-of-fold scores, or 0.5 for sgd; `cache`
-    is a folder that keeps features for the next call, None keeps none. The same data, parameters and `seed` give the
-    same classifier.
+    a higher `lr`; sgd holds out a fifth of the rows, which choose the epoch; `size` is the side in pixels to which
+    images are resized, None the backbone's own; `threshold` is the least probability called present, "auto" that of the
+    best expected F1 by scores of rows that the head was not fitted to; `cache` is a folder that keeps features for the
+    next call, None keeps none. The same data, parameters and `seed` give the same classifier: `halflabel.train`'s.
 
     A pickled classifier holds its weights and names the code: where it is loaded, a method and a head of your own must
     be there to import, or in a file that HALFLABEL_PLUGINS names, at the same place.
@@ -142,52 +142,46 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X = validate_data(self, X, dtype=np.float32)
         labels = read_labels(y, self.zero)
         check_consistent_length(X if images is None else images.keys, labels.labels)
-        table = Table.from_dense(labels.labels, labels.images)
+        rows = labels.rows
+        table = rows.training
         assembly = self._assemble(table)
-        method = assembly.make_method()
-        assembly.recipe.check_regime(table.stats.regime)
-        uses_solver = assembly.uses_solver(table)
-
         backbone = None if images is None else assembly.make_backbone()
         channels = X.shape[1] if backbone is None else backbone.channels
-        head = assembly.make_head(method, channels, len(table.classes))
-        if backbone is None and head.needs_maps:
+        if backbone is None and assembly.feature_kind(channels, len(table.classes))[0]:
             raise UserError(
                 f"the method {assembly.recipe.name!r} looks at places of images, and X has pooled features",
                 "give images or image files as X, or use another method",
             )
-        if images is None or backbone is None:
-            source = Features(X, table.images)
-        else:
+
+        def features() -> Features:
+            if images is None or backbone is None:
+                return Features(X, table.images)
             maps, copies = assembly.feature_kind(channels, len(table.classes))
-            source = self._compute_features(backbone, images, maps=maps, copies=copies)
+            source = self._compute_features(backbone, images, labels.given, maps=maps, copies=copies)
             _check_bad_images(X, source)
-        out_of_fold = None
+            return source
+
+        inputs = Inputs(
+            features,
+            backbone,
+            groups=None if images is None else group_numbers(images.keys, len(table)),
+            of_backbone=backbone is not None or self.backbone.startswith("features-"),
+            channels=channels,
+        )
+        watch = Watch(callback=_EpochPrinter() if self.verbose else None)
         with _restore_generators(assembly.device):
-            if uses_solver:
-                solved = assembly.solve(
-                    source,
-                    table,
-                    None if backbone is None else backbone.classifier,
-                    evaluation=labels.choosing,
-                    of_backbone=backbone is not None or self.backbone.startswith("features-"),
-                    groups=None if images is None else images.keys,
-                )
-                head, self.log_, out_of_fold = solved.head, solved.log, solved.logits
-                if self.verbose:
-                    print(solved.choice)
-            else:
-                callback = _EpochPrinter() if self.verbose else None
-                settings = assembly.config.settings
-                self.log_ = fit(Model(None, head), method, source, table, settings, callback=callback).log
+            fitted = fit(rows, inputs, assembly.config, recipe=assembly.given_recipe, watch=watch)
+            head = fitted.model.head
+        if self.verbose and fitted.crossfit is not None:
+            print(fitted.crossfit.choice)
+        self.log_ = fitted.log
         self.model_ = Model(backbone, head).cpu().eval()
         self.classes_ = labels.classes
         self.zero_ = labels.zero
-        self.oof_logits_ = out_of_fold
+        self.oof_logits_ = None if fitted.crossfit is None else fitted.crossfit.logits
         decisions = Decisions(Calibration(), torch.full((len(table.classes),), 0.5))
-        if out_of_fold is not None and labels.zero is not None:
-            scores = Scores.held_out(table.images, table.classes, out_of_fold)
-            decisions, _ = evaluate(scores, table, resamples=0)
+        if fitted.scores is not None and labels.zero is not None:
+            decisions, _ = evaluate(fitted.scores, rows, resamples=0)
         self.calibration_ = decisions.calibration
         self.thresholds_ = decisions.thresholds.double().numpy()
         if self.threshold != "auto":
@@ -204,8 +198,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float32]:
         """Probabilities (N, C), NaN for images that cannot be read.
 
-        p = σ(a x + b), calibrated on out-of-fold scores (sgd: σ(x)); `calibration_` says under which assumption where
-        hardly anything is known to be absent. For y (N,) rows sum to 1: pₖ = σ(xₖ) / Σⱼ σ(xⱼ).
+        p = σ(a x + b), calibrated on scores of rows that the head was not fitted to; `calibration_` says under which
+        assumption where hardly anything is known to be absent. For y (N,) rows sum to 1: pₖ = σ(xₖ) / Σⱼ σ(xⱼ).
         """
         logits = self._logits(X)
         if self.zero_ is None:
@@ -279,13 +273,16 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             source = self._compute_features(backbone, images, maps=self.model_.head.needs_maps)
         return score_source(Model(None, self.model_.head), source).logits
 
-    def _compute_features(self, backbone: Backbone, images: InputImages, *, maps: bool, copies: int = 0) -> Features:
-        """Return the features of each image, numbered as in X; those of equal images are computed once.
+    def _compute_features(
+        self, backbone: Backbone, images: InputImages, given: Labels | None = None, *, maps: bool, copies: int = 0
+    ) -> Features:
+        """Return the features of each image of X; those of equal images are computed once.
 
         Memory: (1 + copies) · 2·D bytes per image, · h·w for maps; each view is in a scratch file from 256 MB on.
         """
         distinct, first, again = np.unique(images.keys, return_index=True, return_inverse=True)
-        names = Names(distinct.tolist())
+        # Strong views are drawn by name: by that of the labels, where they have one.
+        names = Names(distinct.tolist()) if given is None else given.images.take(first)
         views = Config().views(backbone)
         source: Images | Arrays
         if images.pixels is None:
@@ -309,7 +306,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             bad = np.flatnonzero(np.isin(again, cached.bad))
             del cached
         backbone.cpu()
-        return Features(values, Names.numbered(len(values)), bad.tolist(), strong=strong)
+        numbered = Names.numbered(len(values)) if given is None else given.images
+        return Features(values, numbered, bad.tolist(), strong=strong)
 
 
 class _EpochPrinter(Callback):

@@ -130,10 +130,10 @@ def test_the_table_matches_the_stored_scores(go: Any, digits: Any, tmp_path: Pat
 def test_test_images_are_never_learned_from_and_keep_all_labels(
     go: Any, digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from halflabel.comparison import bench
+    from halflabel.fitting import fit as fitting
 
     fits: list[tuple[list[str], list[str], Table]] = []
-    original = bench.fit
+    original = fitting.fit_epochs
 
     def fit(model: Any, method: Any, source: Any, table: Table, settings: Any, **more: Any) -> Any:
         assert list(source.names) == list(table.images)
@@ -143,7 +143,7 @@ def test_test_images_are_never_learned_from_and_keep_all_labels(
         assert int((labels != 0).sum()) <= 0.35 * labels.numel()
         return original(model, method, source, table, settings, **more)
 
-    monkeypatch.setattr(bench, "fit", fit)
+    monkeypatch.setattr(fitting, "fit_epochs", fit)
     fitted = go(shares=[0.3])
     assert len(fits) == 4
     parts = parts_of(tmp_path / "out")
@@ -288,16 +288,16 @@ def test_selecting_by_hidden_labels_is_optional_and_reported(
         assert "hidden" in caught.value.fix
     with pytest.raises(UserError, match="no label is hidden"):
         go(select="hidden")
-    from halflabel.comparison import bench
+    from halflabel.fitting import fit as fitting
 
     known: list[float] = []
 
-    class Spy(bench.ValidationMetric):
+    class Spy(fitting.ValidationMetric):
         def __init__(self, labels: torch.Tensor) -> None:
             known.append(float((labels != 0).float().mean()))
             super().__init__(labels)
 
-    monkeypatch.setattr(bench, "ValidationMetric", Spy)
+    monkeypatch.setattr(fitting, "ValidationMetric", Spy)
     honest = go("known", shares=[0.3])
     assert max(known) < 0.4
     known.clear()

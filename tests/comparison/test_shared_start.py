@@ -120,7 +120,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
         trainings.append((settings.epochs, settings.seed, table.known))
         return original(model, method, source, table, settings, **more)
 
-    monkeypatch.setattr("halflabel.comparison.bench.fit", fit)
+    monkeypatch.setattr("halflabel.fitting.fit.fit_epochs", fit)
     return trainings
 
 
@@ -238,7 +238,7 @@ def test_epochs_of_the_head_alone_are_not_cut_short(
         trainings.append((settings.epochs, settings.patience, len(fitted.log)))
         return fitted
 
-    monkeypatch.setattr("halflabel.comparison.bench.fit", fit)
+    monkeypatch.setattr("halflabel.fitting.fit.fit_epochs", fit)
     # A rate of 0: no epoch is better than the first.
     settings = replace(config.settings, patience=1, epochs=4)
     tuned = replace(config, tune="all", settings=settings, linear_init=3, linear_lr=0.0)

@@ -13,13 +13,13 @@ import torch
 
 from halflabel import metrics
 from halflabel.comparison import Comparison
-from halflabel.comparison import bench as bench_module
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.data import split_data
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.comparison.study import study
 from halflabel.errors import UserError
 from halflabel.features.scoring import score_source
+from halflabel.fitting import fit as fitting
 from halflabel.fitting.config import Config, Settings
 from halflabel.images.sources import Arrays
 from halflabel.labels.table import UNCERTAIN, Table
@@ -73,7 +73,7 @@ def test_methods_that_need_batches_use_sgd(digits: Any, auto: Config, cache: Pat
 def test_no_image_is_held_out_and_no_rate_is_searched(
     go: Any, quick: Config, trained: list[Task], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_module, "fit", None)  # epochs of batches would call it
+    monkeypatch.setattr(fitting, "fit_epochs", None)  # epochs of batches would call it
     fitted = go(names=["em"], config=quick, search="small", shares=[0.5], seeds=1)
     (row,) = fitted.rows
     assert (row.solver, row.lr, row.tried) == ("lbfgs", 0.0, 4)

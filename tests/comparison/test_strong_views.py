@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from halflabel.comparison import bench as module
 from halflabel.comparison import sources
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.data import split_data
@@ -18,6 +17,7 @@ from halflabel.comparison.grid import Candidate, LabelMask, Task
 from halflabel.comparison.study import study
 from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
+from halflabel.fitting import fit as fitting
 from halflabel.fitting.checkpoint import save_tensors
 from halflabel.fitting.config import Config
 from halflabel.images.sources import Features
@@ -77,13 +77,13 @@ def test_a_study_trains_on_both_views(
     digits: Any, config: Config, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     differ: list[bool] = []
-    original = module.fit
+    original = fitting.fit_epochs
 
     def fit(model: Any, method: Any, source: Any, *rest: Any, **more: Any) -> Any:
         differ.append(views_differ(source))
         return original(model, method, source, *rest, **more)
 
-    monkeypatch.setattr(module, "fit", fit)
+    monkeypatch.setattr(fitting, "fit_epochs", fit)
     options = {"budgets": (0.5,), "strategies": ("partial",), "seeds": 1, "config": config, "cache": cache}
     study(digits.table, digits.images, out=tmp_path, method="srcr", **options)
     assert differ

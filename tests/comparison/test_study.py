@@ -77,7 +77,7 @@ def test_four_strategies_spend_the_same_budget(
         tables.append(known)
         return original(model, method, source, known, settings, **more)
 
-    monkeypatch.setattr("halflabel.comparison.bench.fit", fit)
+    monkeypatch.setattr("halflabel.fitting.fit.fit_epochs", fit)
     result = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
     places = {(point.strategy, point.share) for point in result.points if point.strategy != "noisy+"}
     assert places == {

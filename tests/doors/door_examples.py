@@ -28,8 +28,8 @@ from halflabel.labels import formats
 from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
+from halflabel.review.live import LiveModel
 from halflabel.review.live_finish import finish_review
-from halflabel.review.live_model import LiveModel
 from halflabel.review.live_setup import open_live_review
 from halflabel.runs.folder import RunFolder
 
@@ -217,7 +217,7 @@ def open_live(task: Task) -> LiveModel:
 
 
 def live(task: Task) -> Logits:
-    return open_live(task).refit(task.material.read("labels.csv").training.dense())
+    return open_live(task).refit(task.material.read("labels.csv"))
 
 
 RUNS = {"train": train_by_command, "train --continue": continue_by_command, "Finish": finish}

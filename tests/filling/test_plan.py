@@ -222,7 +222,7 @@ def test_the_highest_precision_that_fills_something_fills_it_and_a_higher_one_no
 def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
     frozen: RunFolder, pictures: Path, digits: Table
 ) -> None:
-    scores = fit_again(frozen, pictures / "images", digits, folds=3)
+    scores = fit_again(frozen, pictures / "images", Labels.of(digits), folds=3)
     assert set(scores.fold.tolist()) == {0, 1, 2}
     assert scores.logits.shape == digits.shape
     assert not np.isnan(scores.logits).any()
@@ -238,8 +238,8 @@ def test_a_frozen_run_is_scored_by_heads_that_saw_no_label_of_the_image(
 
 def fit_again_with_folds(run: RunFolder, pictures: Path, table: Table, fold: np.ndarray) -> Scores:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("halflabel.runs.crossfit.assign_parts", lambda *a, **k: fold)
-        return fit_again(run, pictures / "images", table, folds=3)
+        patch.setattr("halflabel.fitting.fit.assign_parts", lambda *a, **k: fold)
+        return fit_again(run, pictures / "images", Labels.of(table), folds=3)
 
 
 def test_a_tuned_run_is_evaluated_on_held_out_images(tuned: RunFolder, pictures: Path, digits: Table) -> None:
@@ -299,7 +299,7 @@ def test_labels_derived_from_model_labels_are_not_used_for_evaluation(
         ("person", "model:an:runs/before"),
     )  # fmt: skip
     monkeypatch.setattr(RunFolder, "read_rows", lambda run: labels)
-    monkeypatch.setattr("halflabel.filling.run._score", lambda run, images, table, *more: blind(table))
+    monkeypatch.setattr("halflabel.filling.run._score", lambda run, images, rows, *more: blind(rows.evaluation))
     filling = fill(frozen, pictures / "images", rules=path)
     tally = write_filled(filling, tmp_path / "whole.csv", base=labels)
     after = formats.read(tmp_path / "whole.csv", format="long").rows

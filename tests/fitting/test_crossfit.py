@@ -9,7 +9,8 @@ import torch
 from halflabel import metrics
 from halflabel.errors import UserError
 from halflabel.evaluation.ranking_quality import ranking_quality
-from halflabel.fitting.crossfit import _guesses_by_fold, _Steps, _Task, crossfit
+from halflabel.features.feature_transform import FeatureTransform
+from halflabel.fitting.crossfit import Basis, _guesses_by_fold, _Steps, _Task, crossfit
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 
@@ -57,10 +58,10 @@ def test_probabilities_passed_to_a_fold_come_from_models_without_it() -> None:
     image = int(np.flatnonzero(table.dense()[:, 0] != 0)[0])
     changed = table.dense()
     changed[image, 0] *= -1
+    transform = FeatureTransform.fit(features)
+    basis = Basis(transform, np.arange(len(table)), features, torch.eye(features.shape[1]), features.var(0))
     before, after = (
-        _guesses_by_fold(
-            _Task(recipe("bce").make, features, features.var(0), labels, fold, 5, labels), 1e-3, _Steps(None, 1)
-        )
+        _guesses_by_fold(_Task(recipe("bce").make, basis, labels, fold, 5, labels), 1e-3, _Steps(None, 1))
         for labels in (table, Table.from_dense(changed))
     )
     other_folds = fold != fold[image]
@@ -175,7 +176,7 @@ def test_large_tables_have_three_folds_and_a_sample_chooses_the_strength(monkeyp
         features, table, recipe("bce").make, progress=lambda *state: fits.append(state), use_similar=False
     )
     assert set(fitted.fold) == {0, 1, 2}
-    assert len(fits) == len(fitted.tried) + 4  # three folds of all classes, and the final head
+    assert len(fits) == len(fitted.tried) + 3  # three folds of all classes
     assert "3 folds" in fitted.choice
     assert "2 of the classes" in fitted.choice
     assert np.isfinite(fitted.logits).all()

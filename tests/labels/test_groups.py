@@ -10,10 +10,13 @@ import torch
 
 from halflabel import metrics
 from halflabel.errors import UserError
-from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config
+from halflabel.fitting.fit import Inputs, fit
+from halflabel.images.sources import Features
 from halflabel.labels.groups import absolute_group, column_group, image_groups, suggest_groups
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
+from halflabel.labels.split import group_numbers
 from halflabel.labels.table import Table
 
 NAMES = Names(["p1_a.jpg", "p1_b.jpg", "p2_a.jpg", "other.jpg"])
@@ -77,7 +80,10 @@ def test_a_watermark_of_each_patient_is_worth_nothing_with_groups() -> None:
     quality = {}
     for group in (None, "^(p[0-9]+)_"):
         config = Config(method="bce", solver="lbfgs", l2_strength=1e-3, group=group)
-        fitted = Assembly(config).solve(features, table, None, groups=image_groups(group, table.images))
+        groups = group_numbers(image_groups(group, table.images), len(names))
+        inputs = Inputs(lambda: Features(features, table.images), groups=groups)
+        fitted = fit(Labels.of(table), inputs, config).scores
+        assert fitted is not None
         quality[group] = metrics.mean_average_precision(fitted.logits, labels)
         if group is not None:
             assert all(len(set(fitted.fold[at : at + views])) == 1 for at in range(0, len(names), views))

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
-from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config
+from halflabel.fitting.fit import Inputs, fit
 from halflabel.fitting.solver import LinearSolver
+from halflabel.images.sources import Features
 from halflabel.labels import formats
 from halflabel.labels.drop import apply as hide
 from halflabel.labels.labels import Labels
@@ -181,9 +182,9 @@ def test_readings_change_the_training_and_not_the_evaluation() -> None:
     config = Config(method="bce", solver="lbfgs", l2_strength=1e-2, similar=False)
     mean = {}
     for reading in ("ignore", "present", "absent", "soft"):
-        fitted = Assembly(dataclasses.replace(config, uncertain=reading)).solve(
-            features, table, None, of_backbone=False
-        )
+        inputs = Inputs(lambda: Features(features, table.images), of_backbone=False)
+        fitted = fit(Labels.of(table), inputs, dataclasses.replace(config, uncertain=reading)).crossfit
+        assert fitted is not None
         mean[reading] = float(fitted.logits[value == UNCERTAIN].mean())
         assert fitted.quality > 0.5
     assert mean["absent"] < min(mean["ignore"], mean["soft"]) < max(mean["ignore"], mean["soft"]) < mean["present"]

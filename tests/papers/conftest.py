@@ -32,7 +32,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         runs[-1]["fitted"] = fitted.weights
         return fitted
 
-    monkeypatch.setattr("halflabel.comparison.bench.fit", fit)
+    monkeypatch.setattr("halflabel.fitting.fit.fit_epochs", fit)
     return runs
 
 

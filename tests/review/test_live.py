@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from halflabel import metrics
+from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.fit import Inputs
+from halflabel.images.sources import Features
+from halflabel.labels.labels import Labels
+from halflabel.labels.names import Names
 from halflabel.labels.table import Table
-from halflabel.methods.base import recipe
 from halflabel.questions.choose import Question
-from halflabel.review.live import LiveReview
-from halflabel.review.live_model import LiveModel
+from halflabel.review.live import LiveModel, LiveReview
 from halflabel.review.live_quality import fit_probabilities, measure
 from halflabel.review.live_questions import EntryAnswer, Explorer, draw_controls
 
@@ -32,8 +37,18 @@ def photos() -> tuple[torch.Tensor, np.ndarray]:
     return torch.from_numpy(features.astype(np.float32)), truth
 
 
-def table_of(labels: np.ndarray) -> Table:
-    return Table.from_dense(labels)
+def rows_of(labels: np.ndarray) -> Labels:
+    return Labels.of(Table.from_dense(labels))
+
+
+def live_model(features: torch.Tensor, method: str = "wan", **more: Any) -> LiveModel:
+    inputs = Inputs(lambda: Features(features, Names.numbered(len(features)), bad_rows(features)), of_backbone=False)
+    config = Config(method=method, solver="lbfgs", settings=Settings(device="cpu"), **more)
+    return LiveModel(inputs, config, from_nothing=method == "wan")
+
+
+def bad_rows(features: torch.Tensor) -> list[int]:
+    return torch.isnan(features).any(1).nonzero()[:, 0].tolist()
 
 
 def test_a_label_never_reaches_the_scores_of_its_own_image(photos) -> None:
@@ -44,10 +59,10 @@ def test_a_label_never_reaches_the_scores_of_its_own_image(photos) -> None:
     changed[0] = [-1, 1, 1, 0, -1, 1]
     scores = []
     for known in (labels, changed):
-        model = LiveModel(features, table_of(labels), lambda: recipe("bce").make())
-        model.refit(known)
-        scores.append(model.refit(known))
-    np.testing.assert_allclose(scores[0][0], scores[1][0], atol=2e-2)
+        model = live_model(features, "bce", l2_strength=1e-3)
+        model.refit(rows_of(labels))
+        scores.append(model.refit(rows_of(known)))
+    np.testing.assert_allclose(scores[0][0], scores[1][0], atol=1e-5)
     assert np.abs(scores[0] - scores[1]).max() > 0.1
 
 
@@ -55,7 +70,7 @@ def test_unreadable_images_have_no_scores(photos) -> None:
     features, truth = photos
     broken = features.clone()
     broken[7] = torch.nan
-    logits = LiveModel(broken, table_of(truth), lambda: recipe("bce").make()).refit(truth)
+    logits = live_model(broken, "bce").refit(rows_of(truth))
     assert np.isnan(logits[7]).all()
     assert not np.isnan(np.delete(logits, 7, 0)).any()
 
@@ -85,7 +100,7 @@ def test_from_nothing_chosen_questions_beat_random_ones(photos) -> None:
     reached = []
     for random in (False, True):
         none = np.zeros_like(truth)
-        review = LiveReview(LiveModel(features, table_of(none), None), none, none)
+        review = LiveReview(live_model(features), rows_of(none))
         update, _ = answer_all(review, truth, 80, random=random)
         reached.append(metrics.mean_average_precision(torch.from_numpy(update.probabilities), truth))
     assert reached[0] > reached[1] + 0.03
@@ -95,9 +110,7 @@ def test_from_one_positive_each_the_unknown_are_not_called_too_often(photos) -> 
     features, truth = photos
     labels = np.zeros_like(truth)
     labels[np.arange(len(truth)), (truth > 0).argmax(1)] = 1
-    review = LiveReview(
-        LiveModel(features, table_of(labels), lambda: recipe("n-ls").make(), strength=1e-3), labels, labels
-    )
+    review = LiveReview(live_model(features, "n-ls", l2_strength=1e-3), rows_of(labels))
     update = review.update([])
     unknown = labels == 0
     assert update.probabilities[unknown].mean() == pytest.approx((truth[unknown] > 0).mean(), abs=0.06)
@@ -107,7 +120,7 @@ def test_from_one_positive_each_the_unknown_are_not_called_too_often(photos) -> 
 def test_the_queue_has_its_share_of_random_checks(photos) -> None:
     features, truth = photos
     none = np.zeros_like(truth)
-    review = LiveReview(LiveModel(features, table_of(none), None), none, none)
+    review = LiveReview(live_model(features), rows_of(none))
     update, answers = answer_all(review, truth, 100)
     checks = [item for item in answers if item.weight]
     assert 6 <= len(checks) <= 25

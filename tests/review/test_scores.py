@@ -18,6 +18,7 @@ from halflabel.errors import UserError
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Model
+from halflabel.fitting import fit as fitting
 from halflabel.fitting.config import Config, Settings
 from halflabel.images.sources import open_images
 from halflabel.labels.labels import Labels
@@ -126,19 +127,19 @@ def test_missing_files_are_errors(small, tmp_path) -> None:
 def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, monkeypatch) -> None:
     run, images = small
     trained, scored = [], []
-    fit, score = crossfit.fit, crossfit.score_source
+    fit, score = fitting.fit_epochs, fitting.score_source
 
-    def spy_fit(model, method, source, known, settings):
+    def spy_fit(model, method, source, known, settings, **more):
         trained.append(set(known.images))
-        return fit(model, method, source, known, settings)
+        return fit(model, method, source, known, settings, **more)
 
     def spy_score(model, source, **more):
         scored.append(set(source.names))
         return score(model, source, **more)
 
-    monkeypatch.setattr(crossfit, "fit", spy_fit)
-    monkeypatch.setattr(crossfit, "score_source", spy_score)
-    actual = crossfit.fit_again(run, images, run.read_labels(), folds=3)
+    monkeypatch.setattr(fitting, "fit_epochs", spy_fit)
+    monkeypatch.setattr(fitting, "score_source", spy_score)
+    actual = crossfit.fit_again(run, images, run.read_rows(), folds=3)
     assert actual.logits.shape == (24, 10)
     assert not np.isnan(actual.logits).any()
     names = set(run.read_labels().images)
@@ -152,15 +153,16 @@ def test_cross_fitted_scores_come_from_heads_that_did_not_see_the_image(small, m
 
 def test_cross_fitting_keeps_groups_of_images_together(small, tmp_path, monkeypatch) -> None:
     groups = []
-    monkeypatch.setattr(crossfit, "cross_fit", lambda *args, groups, **more: groups_seen(groups))
 
-    def groups_seen(of_images):
-        groups.append(of_images)
-        return Scores.unknown(*map(Names.numbered, (24, 10)))
+    def groups_seen(labels, inputs, config, **more):
+        groups.append(inputs.groups)
+        return fitting.Fit(Scores.unknown(*map(Names.numbered, (24, 10))), [])
+
+    monkeypatch.setattr(crossfit, "fit", groups_seen)
 
     config = Config.from_dict(small[0].read_config() | {"group": r"(\d)\.png"})
     run = untrained(tmp_path, config, small[0].read_labels())
-    crossfit.fit_again(run, small[1], run.read_labels(), folds=3)
+    crossfit.fit_again(run, small[1], run.read_rows(), folds=3)
     assert len(set(groups[0].tolist())) < 24
 
 
@@ -177,7 +179,7 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
         settings = Settings(epochs=3, lr=0.05, batch_size=8, device="cpu")
         shape = {"backbone": "tiny", "size": 32, "crop": 0.5, "copies": 2}
         run = untrained(tmp_path / kind, Config(method="srcr", options=options, settings=settings, **shape), table)
-        results[kind] = crossfit.fit_again(run, images, table, folds=2).logits
+        results[kind] = crossfit.fit_again(run, images, Labels.of(table), folds=2).logits
         assert len(list((tmp_path / kind).rglob("strong-*"))) == (2 if kind == "cr" else 0)
     assert not np.allclose(results["cr"], results["pl"], atol=1e-3)
     # The views are those of the run's own training, not of another least crop.

@@ -82,7 +82,7 @@ def test_a_run_interrupted_in_the_refit_is_resumed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("halflabel.fitting.assembly.refit_head", stop)
+        patch.setattr("halflabel.fitting.fit.refit_head", stop)
         with pytest.raises(KeyboardInterrupt):
             go(tmp_path / "run")
     resumed = go(tmp_path / "run", resume=True)
@@ -93,7 +93,7 @@ def test_the_tuned_head_is_kept_where_it_ranks_held_out_images_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "halflabel.fitting.assembly.refit_head",
+        "halflabel.fitting.fit.refit_head",
         lambda *args, **options: dataclasses.replace(refit_head(*args, **options), quality=0.0),
     )
     run = go(tmp_path / "run")

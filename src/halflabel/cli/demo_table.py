@@ -14,12 +14,13 @@ from halflabel.cli.demo_data import DemoData, hide_labels
 from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import evaluate
 from halflabel.evaluation.scores import Scores
-from halflabel.features.feature_transform import Classifier
 from halflabel.features.heads import Head
 from halflabel.fitting.assembly import Assembly, pooled_features
 from halflabel.fitting.auto import choose
 from halflabel.fitting.config import Config
+from halflabel.fitting.fit import Inputs, fit
 from halflabel.images.sources import open_images
+from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.runs.new_run import make_config
 from halflabel.runs.predictor import Predictor
@@ -42,8 +43,7 @@ class TestBench:
     """Cached features of training and test photos, by which heads are fitted and evaluated in seconds."""
 
     data: DemoData
-    classifier: Classifier | None
-    training: Tensor  # (N, D)
+    training: Inputs
     test: Tensor  # (M, D)
 
     @classmethod
@@ -53,18 +53,12 @@ class TestBench:
         backbone = assembly.make_backbone()
         views = config.views(backbone)
         training, test = (
-            pooled_features(
-                assembly.features(
-                    backbone,
-                    open_images(table.images, data.photos, views),
-                    len(table.classes),
-                    cache,
-                    reporter=reporter,
-                )
+            assembly.features(
+                backbone, open_images(table.images, data.photos, views), len(table.classes), cache, reporter=reporter
             )
             for table in (data.truth, data.test)
         )
-        return cls(data, backbone.classifier, training, test)
+        return cls(data, Inputs(lambda: training, backbone), pooled_features(test))
 
     def measure(self, reading: str, seed: int) -> Result:
         """Fit a head as `halflabel train` does, to the labels that a reading takes for known, and evaluate it."""
@@ -72,10 +66,9 @@ class TestBench:
         if reading == NAIVE:
             table = _unknown_as_absent(table)
         config = make_config(choose(table.stats), {"solver": "auto", "seed": seed}, {}, "")
-        fitted = Assembly(config).solve(self.training, table, self.classifier)
-        scores = Scores.held_out(table.images, table.classes, fitted.logits)
-        decisions, _ = evaluate(scores, table, resamples=0)
-        return self._evaluate(fitted.head, decisions)
+        fitted = fit(Labels.of(table), self.training, config)
+        assert fitted.scores is not None
+        return self._evaluate(fitted.model.head, evaluate(fitted.scores, table, resamples=0)[0])
 
     def evaluate_run(self, predictor: Predictor) -> Result:
         """Evaluate a run on the test photos, as `halflabel evaluate` does."""

@@ -8,6 +8,7 @@ import gc
 import math
 import shutil
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -32,21 +33,22 @@ from halflabel.comparison.sources import ExperimentSources, Parts
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import Decisions
-from halflabel.evaluation.evaluate import ValidationMetric, evaluate
+from halflabel.evaluation.evaluate import evaluate
 from halflabel.evaluation.registry import own_functions
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import fingerprint
-from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.config import STRONG_VIEW_FIELDS, Config, Settings
+from halflabel.fitting.config import STRONG_VIEW_FIELDS, Config
 from halflabel.fitting.device import choose_device
-from halflabel.fitting.loop import Fitted, fit
-from halflabel.fitting.refit import Refit
-from halflabel.images.sources import Subset
+from halflabel.fitting.fit import HELD_OUT, LEFT_OUT, TRAINED, Fit, Inputs, Watch, fit
+from halflabel.fitting.loop import Fitted
+from halflabel.images.sources import Source
+from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Stats, Table
+from halflabel.methods.base import recipe
 from halflabel.system.reporter import SILENT, Reporter
 
 Select = Literal["known", "hidden"]
@@ -54,6 +56,13 @@ Select = Literal["known", "hidden"]
 
 class DataError(UserError):
     """A problem with the images, which concerns all tasks."""
+
+
+def _report_solve(callback: Callback | None, images: int, done: int, total: int) -> None:
+    """Report a solve of L-BFGS as an epoch, for progress and deadline."""
+    if callback is not None:
+        callback.on_epoch_start(done, total, images)
+        callback.on_epoch_end(EpochLog(epoch=done))
 
 
 class Trained(NamedTuple):
@@ -181,10 +190,9 @@ class Bench:
 
     def train(self, task: Task, *, callback: Callback | None = None, folder: Path | None = None) -> Trained:
         """Train one task and score the test images; with a folder, an interrupted task resumes at its last epoch."""
-        if task.candidate.solver == "lbfgs":
-            return self._solve(task, callback or Callback())
         # The start is not timed: otherwise the first task that needs it would pay for all.
-        return self._train(task, None if self.start is None else self._started(task), callback, folder)[0]
+        has_start = self.start is not None and task.candidate.solver != "lbfgs"
+        return self._train(task, self._started(task) if has_start else None, callback, folder)[0]
 
     def _started(self, task: Task) -> Fitted:
         """Return the start for the labels and the seed of a task, from the cache or trained now."""
@@ -202,7 +210,8 @@ class Bench:
             tuned += ", labelled images alone" if self.start.labelled_only else ""
             self.reporter.message(f"training the start: {epochs} of {self.start.method}, {tuned}, seed {task.seed}")
             folder = path.with_suffix("") if self.config.tune == "all" else None
-            _, fitted = self._train(first, None, StopAtDeadline(self.reporter.deadline), folder)
+            fitted = self._train(first, None, StopAtDeadline(self.reporter.deadline), folder)[1]
+            assert fitted is not None  # trained in batches
             write_start(fitted, path)
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -224,12 +233,14 @@ class Bench:
         if self.start is not None and self._is_start(task):
             settings = replace(settings, epochs=self.start.epochs)
         candidate = task.candidate
+        own_epochs = 0 if self.config.tune == "head" else recipe(candidate.method).linear_init
         return Assembly(
             replace(
                 self.config,
+                linear_init=own_epochs and (self.config.linear_init or own_epochs),
                 method=candidate.method,
                 options=dict(task.options),
-                solver=candidate.solver,
+                solver=self.config.solver if self.config.tune == "all" else candidate.solver,
                 uncertain=candidate.uncertain or self.config.uncertain,
                 settings=settings,
             )
@@ -242,42 +253,10 @@ class Bench:
             return replace(candidate, solver="sgd")
         return replace(candidate, solver="lbfgs", lr=0.0)
 
-    def _solve(self, task: Task, callback: Callback) -> Trained:
-        """Fit a task by L-BFGS to all images that are not for the test; out-of-fold scores choose and decide."""
-        known = self.divide(task.label_mask, task.seed).known
-        assembly = self.assembly(task)
-        assembly.recipe.check_regime(assembly.training_table(known).stats.regime)
-        try:
-            parts = self.sources.features(assembly)
-        except UserError as error:
-            raise DataError(error.message, error.fix) from error
-
-        def report(done: int, total: int) -> None:  # each solve counts as an epoch, for progress and deadline
-            callback.on_epoch_start(done, total, len(known))
-            callback.on_epoch_end(EpochLog(epoch=done))
-
-        evaluation = self._choosing(known) if self.select == "known" else self.rest
-        with Meter(self.device) as meter:
-            fitted = assembly.solve(
-                parts.pooled(),
-                known,
-                self.sources.backbone.classifier,
-                evaluation=evaluation,
-                groups=self.groups,
-                reporter=Reporter(progress=report),
-            )
-            model = Model(None, fitted.head).to(self.device)
-            logits = score_source(model, parts.test, device=self.device, batch_size=512).logits
-        outcome = Outcome(
-            select=fitted.quality,
-            measure="mAP" if bool((evaluation.value < 0).any()) else "assumed_mAP",
-            known=known.known / max(len(known) * len(known.classes), 1),
-            seconds=meter.seconds,
-            log=tuple(dict(line) for line in fitted.log),
-            strength=fitted.strength,
-            **self._measured(meter, logits, torch.from_numpy(fitted.logits), known),
-        )
-        return Trained(outcome, logits.numpy())
+    def _validation(self, parts: Parts) -> tuple[Source, Table] | None:
+        if parts.validation is None or self.data.validation is None:
+            return None
+        return parts.validation, self.data.validation
 
     def _choosing(self, known: Table) -> Table:
         """Return the labels that choose, as in `train`: without answers to chosen questions."""
@@ -286,120 +265,92 @@ class Bench:
         image, column, _ = known.entries()
         return known.keep(np.asarray(self.data.choosing.values[image, column]).ravel() != 0)
 
-    def _measured(self, meter: Meter, logits: Tensor, judged: Tensor | None, known: Table) -> dict[str, Any]:
-        """Return time, memory, and with `with_f1` CF1, OF1 and the metrics of plugins on the test images.
-
-        The thresholds are fitted to `judged` logits of images with known labels. Without such images the threshold is
-        0.5, as in a run of `train` without held-out images.
-        """
-        measured = {"wall": meter.seconds, "memory": meter.memory, "memory_kind": meter.kind}
-        if not self.with_f1:
-            return measured
-        decisions = Decisions(Calibration(), torch.full((logits.shape[1],), 0.5))
-        if judged is not None:
-            positives = self.config.positives_per_image
-            scores = Scores.held_out(known.images, known.classes, judged.numpy())
-            decisions, _ = evaluate(scores, known, positives_per_image=positives, resamples=0)
-        scores = Scores.held_out(self.test.images, self.test.classes, logits.numpy())
-        value = evaluate(scores, self.test, decisions=decisions, resamples=0)[1].overall
-        plugin_metrics = {name: value[name] for name in own_functions()}
-        return {**measured, "CF1": value["CF1"], "OF1": value["OF1"], "own_metrics": plugin_metrics}
-
     def _train(
         self, task: Task, start: Fitted | None, callback: Callback | None, folder: Path | None
-    ) -> tuple[Trained, Fitted]:
+    ) -> tuple[Trained, Fitted | None]:
         """Train a task from the weights of a start, if there is one; the start itself is only scored."""
         assembly = self.assembly(task)
-        method_recipe, settings = assembly.recipe, assembly.config.settings
         known, inside, outside = self._divided(task)
-        training = assembly.training_table(known).subset(inside)
-        method_recipe.check_regime(training.stats.regime)
-        method = assembly.make_method()
-        validation_metric = self._validation_metric(known, outside)
-        backbone = self.sources.backbone
-        head = assembly.make_head(method, backbone.channels, len(self.rest.classes))
+        part = np.full(len(known), LEFT_OUT, np.int8)
+        part[inside], part[outside] = TRAINED, HELD_OUT
         cached = self.config.tune == "head"
-
-        def fit_on(model: Model, parts: Parts, settings: Settings, folder: Path | None) -> Fitted:
-            return fit(
-                model,
-                method,
-                Subset(parts.rest, inside),
-                training,
-                settings,
-                validation=Subset(parts.rest, outside) if len(outside) else parts.validation,
-                judge=validation_metric,
-                callback=callback,
-                truth=self.rest.subset(inside) if self.truth else None,
-                folder=folder,
-                resume=folder is not None,
-            )
-
+        backbone = self.sources.backbone if cached else copy.deepcopy(self.sources.backbone)
         # Features are not timed: otherwise the first task that needs them would pay for all.
         try:
             parts = self.sources.features(assembly) if cached else self.sources.pictures
-            own_epochs = method_recipe.linear_init
-            linear = 0 if cached or not own_epochs else self.config.linear_init or own_epochs
-            first = self.sources.features(assembly) if linear else None
+            inputs = Inputs(lambda: self.sources.features(assembly).rest, backbone, lambda: parts.rest, self.groups)
+            if assembly.config.linear_init:
+                _ = inputs.features
         except UserError as error:
             raise DataError(error.message, error.fix) from error
         if not cached:  # memory of an earlier network in reference cycles would count for this one
             gc.collect()
+        watch = Watch(Reporter(fits=partial(_report_solve, callback, len(known))), callback, folder=folder)
         with Meter(self.device) as meter:
-            before = []
-            if first is not None:
-                rate = settings.lr if self.config.linear_lr is None else self.config.linear_lr
-                # Early stopping applies to the training afterwards; the head has a fixed number of epochs.
-                alone = replace(settings, epochs=linear, lr=rate, compile="no", patience=0)
-                before = fit_on(Model(None, head), first, alone, None).log
-            model = Model(None if cached else copy.deepcopy(backbone), head)
-            if start is not None and self._is_start(task):
-                model.load_state_dict(start.weights)
-                fitted = start
-            else:
-                if start is not None:
-                    copy_start(start.weights, model, method, training)
-                fitted = fit_on(model, parts, settings, folder)
-            size = 512 if cached else 64
-            model = model.to(self.device)
-            refitted = self._refit(assembly, model, parts, known, outside)
-            if refitted is not None:
-                model = Model(model.backbone, refitted.head.to(self.device))
-            logits = score_source(model, parts.test, device=self.device, batch_size=size).logits
-        judged = None
-        if self.with_f1 and len(outside):
-            judged = score_source(model, Subset(parts.rest, outside), device=self.device, batch_size=size).logits
-        best = fitted.log[fitted.best_epoch - 1]
-        outcome = Outcome(
+            fitted = fit(
+                Labels.of(known),
+                inputs,
+                assembly.config,
+                choosing=self._choosing(known) if self.select == "known" else self.rest,
+                part=part,
+                validation=self._validation(parts),
+                begin=None if start is None else partial(copy_start, start.weights),
+                trained=start if self._is_start(task) else None,
+                watch=replace(watch, resume=folder is not None, truth=self.rest if self.truth else None),
+            )
+            size, mirror = 512 if cached else 64, self.config.mirror and not cached
+            model = fitted.model.to(self.device)
+            logits = score_source(model, parts.test, device=self.device, batch_size=size, mirror=mirror).logits
+        return Trained(self._outcome(fitted, meter, logits, known, part), logits.numpy()), fitted.epochs
+
+    def _outcome(self, fitted: Fit, meter: Meter, logits: Tensor, known: Table, part: NDArray[np.int8]) -> Outcome:
+        """Return what is reported of a task: by logits of the test images, with decisions fitted to other images."""
+        measured: dict[str, Any] = {"wall": meter.seconds, "memory": meter.memory, "memory_kind": meter.kind}
+        if self.with_f1:
+            measured |= self._decided(fitted.scores, logits, known)
+        log = tuple(dict(line) for line in fitted.log)
+        measure = "" if fitted.assumes_absent is None else "assumed_mAP" if fitted.assumes_absent else "mAP"
+        if (solved := fitted.crossfit) is not None:
+            return Outcome(
+                select=solved.quality,
+                measure=measure,
+                known=known.known / max(len(known) * len(known.classes), 1),
+                seconds=meter.seconds,
+                log=log,
+                strength=solved.strength,
+                **measured,
+            )
+        assert fitted.epochs is not None
+        training = known.subset(np.flatnonzero(part == TRAINED))
+        best = fitted.epochs.log[fitted.epochs.best_epoch - 1]
+        return Outcome(
             select=float(best.get("select", math.nan)),
-            measure="" if validation_metric is None else "assumed_mAP" if validation_metric.assumes_absent else "mAP",
-            best_epoch=fitted.best_epoch,
+            measure=measure,
+            best_epoch=fitted.epochs.best_epoch,
             known=training.known / max(len(training) * len(training.classes), 1),
             # From the log, which includes the time before an interruption, and excludes importing the engine.
-            seconds=float(sum(line["seconds"] for line in [*before, *fitted.log])),
-            log=tuple(dict(line) for line in fitted.log),
-            **self._measured(meter, logits, judged, known.subset(outside)),
+            seconds=float(sum(line["seconds"] for line in [*fitted.head_log, *fitted.log])),
+            log=log,
+            **measured,
         )
-        return Trained(outcome, logits.numpy()), fitted
 
-    def _refit(
-        self, assembly: Assembly, model: Model, parts: Parts, known: Table, outside: NDArray[np.int64]
-    ) -> Refit | None:
-        """Fit the head of a tuned network again where `train` does."""
-        if self.config.tune == "head" or not len(outside):
-            return None
-        as_trained = Assembly(replace(assembly.config, solver=self.config.solver), assembly.given_recipe)
-        evaluation = known if self.select == "known" else self.rest
-        return as_trained.refit(model, parts.rest, known, outside, evaluation=evaluation)
+    def _decided(self, scores: Scores | None, logits: Tensor, known: Table) -> dict[str, Any]:
+        """Return CF1, OF1 and the metrics of plugins on the test images.
 
-    def _validation_metric(self, known: Table, outside: NDArray[np.int64]) -> ValidationMetric | None:
-        """Return the metric that selects the epoch, or None."""
-        if self.data.validation is not None:
-            return ValidationMetric(torch.from_numpy(self.data.validation.dense()))
-        if not len(outside):
-            return None
-        labels = known if self.select == "known" else self.rest
-        return ValidationMetric(torch.from_numpy(labels.subset(outside).dense()))
+        The thresholds are fitted to scores of images with known labels. Without such images the threshold is 0.5, as in
+        a run of `train` without held-out images.
+        """
+        decisions = Decisions(Calibration(), torch.full((logits.shape[1],), 0.5))
+        if scores is not None:
+            positives = self.config.positives_per_image
+            decisions, _ = evaluate(scores, known, positives_per_image=positives, resamples=0)
+        scores = Scores.held_out(self.test.images, self.test.classes, logits.numpy())
+        value = evaluate(scores, self.test, decisions=decisions, resamples=0)[1].overall
+        return {
+            "CF1": value["CF1"],
+            "OF1": value["OF1"],
+            "own_metrics": {name: value[name] for name in own_functions()},
+        }
 
     def open(self) -> None:
         """Open the backbone and the image files, so that errors are raised before anything is written."""

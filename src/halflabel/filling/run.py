@@ -96,7 +96,7 @@ def fill(
             "the known labels include negatives, which show how often filled labels are wrong",
             "leave control answers and the assumption out",
         )
-    scores = _score(run, Path(images), evidence, folds, reporter)
+    scores = _score(run, Path(images), rows, folds, reporter)
     source = run_source(run, str(config["method"]), assumed=only_positives and control is None)
     options = FillOptions(to_fill, precision, confidence, rule_set, source, plan_progress)
     if not only_positives:
@@ -179,9 +179,9 @@ class ControlQuestions:
         """Draw questions and write them; where some are written already, further ones, about the further photos."""
         from halflabel.filling.control import draw_control
 
-        _, table, evidence = _open_labels(self.run, self.labels, self.further)
+        rows, table, evidence = _open_labels(self.run, self.labels, self.further)
         _check_probabilities(self.run, None)
-        scores, calibration = _score(self.run, self.images, evidence, None, reporter), self.run.read_calibration()
+        scores, calibration = _score(self.run, self.images, rows, None, reporter), self.run.read_calibration()
         earlier = read_questions(self.run.control, table) if self.asked() else []
         among = table.images.index(self.further.array) if earlier and self.further is not None else None
         options: dict[str, Any] = {"precision": self.precision, "count": self.count, "among": among}
@@ -230,8 +230,8 @@ def _check_probabilities(run: RunFolder, folds: int | None) -> None:
         )
 
 
-def _score(run: RunFolder, images: Path, evidence: Table, folds: int | None, reporter: Reporter) -> Scores:
-    """Return scores of the images that can be evaluated by `evidence`: those of the run, or else of heads per fold.
+def _score(run: RunFolder, images: Path, labels: Labels, folds: int | None, reporter: Reporter) -> Scores:
+    """Return scores of the images that can be evaluated: those of the run, or else of heads per fold.
 
     So known and unknown entries of an image have scores of the same kind. With `folds` the heads are fitted again in
     any case. A tuned backbone is evaluated on the images that the run held out, and on those that it never had.
@@ -240,13 +240,13 @@ def _score(run: RunFolder, images: Path, evidence: Table, folds: int | None, rep
     if folds is not None or (is_frozen and run.score_kind != "out-of-fold"):
         from halflabel.runs.crossfit import fit_again
 
-        return fit_again(run, images, evidence, folds=folds, reporter=reporter)
-    if run.score_kind is None and (run.split_of(evidence.images) == 0).all():
+        return fit_again(run, images, labels, folds=folds, reporter=reporter)
+    if run.score_kind is None and (run.split_of(labels.images) == 0).all():
         raise UserError(
             "the run tuned its backbone on every image, so no label is left to evaluate its scores",
             "train with ‹held_out=0.2›, or add ‹folds=5› to train the head again on parts of the images",
         )
-    return run.scores(evidence.images, images, reporter)
+    return run.scores(labels.images, images, reporter)
 
 
 def check_output_name(path: Path) -> None:

@@ -5,30 +5,24 @@ Used by `train`, cross-fitting, comparisons and the estimator, so that a configu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.evaluation.ranking_quality import ranking_quality
 from halflabel.features.backbones import Backbone, build_backbone
 from halflabel.features.embed import checked_features
 from halflabel.features.feature_cache import cache_features, copies_for
-from halflabel.features.feature_transform import Classifier
-from halflabel.features.heads import Head, Model, pool
-from halflabel.features.scoring import score_source
+from halflabel.features.heads import Head, pool
 from halflabel.fitting.config import Config
-from halflabel.fitting.crossfit import FOLDS, CrossFit, crossfit
+from halflabel.fitting.crossfit import FOLDS
 from halflabel.fitting.device import choose_device
-from halflabel.fitting.refit import Refit, refit_head
 from halflabel.images.items import Items, pool_items
-from halflabel.images.sources import Arrays, Features, Images, Source
+from halflabel.images.sources import Arrays, Features, Images, Source, Subset
 from halflabel.images.stored_features import StoredFeatures
 from halflabel.labels.table import Table
 from halflabel.labels.uncertain import decide_uncertain
@@ -141,78 +135,6 @@ class Assembly:
         )
         return pool_items(source, features) if isinstance(source, Items) else features
 
-    def solve(
-        self,
-        features: Features | Tensor,
-        table: Table,
-        classifier: Classifier | None,
-        *,
-        evaluation: Table | None = None,
-        of_backbone: bool = True,
-        groups: Sequence[object] | NDArray[np.int64] | None = None,
-        folds: int | None = None,
-        reporter: Reporter = SILENT,
-    ) -> CrossFit:
-        """Fit the head by L-BFGS on pooled features, with out-of-fold scores of every image.
-
-        Only the labels of `evaluation` choose strength and similar images; by default all labels do. Images of the same
-        group are in the same fold. `of_backbone` False is for features that are any numbers.
-        """
-        config = self.config
-        self.recipe.check_way(config.options, "lbfgs")
-        return crossfit(
-            pooled_features(features) if isinstance(features, Features) else features,
-            self.training_table(table),
-            self.make_method,
-            classifier=classifier,
-            strength=config.l2_strength,
-            use_similar=config.similar,
-            evaluation=table if evaluation is None else evaluation,
-            of_backbone=of_backbone,
-            groups=groups,
-            folds=folds,
-            seed=config.settings.seed,
-            device=self.device,
-            progress=reporter.fits,
-        )
-
-    def refit(
-        self,
-        tuned: Model,
-        source: Source,
-        table: Table,
-        held_out: NDArray[np.int64],
-        *,
-        evaluation: Table,
-        reporter: Reporter = SILENT,
-    ) -> Refit | None:
-        """Fit the head of a tuned network again by L-BFGS; None if that ranks the held-out images no better.
-
-        None also with the solver sgd, with mirror images, which have features of their own, where L-BFGS cannot fit the
-        method, and where the head changes the features.
-        """
-        config, table = self.config, self.training_table(table)
-        training = table.subset(np.setdiff1d(np.arange(len(table)), held_out))
-        if config.solver == "sgd" or config.mirror or tuned.backbone is None:
-            return None
-        if solver_hindrance(self.make_method(), config.method, training) is not None:
-            return None
-        reporter.message("fitting the head again by L-BFGS on the features of the tuned network")
-        scored = score_source(tuned, source, device=self.device, reporter=reporter)
-        if scored.features.shape[1] != tuned.backbone.channels:
-            return None
-        refitted = refit_head(
-            scored.features, table, self.make_method, held_out, evaluation=evaluation, device=self.device
-        )
-        labels = torch.from_numpy(evaluation.subset(held_out).dense())
-        before = ranking_quality(scored.logits[torch.from_numpy(held_out)], labels)
-        qualities = f"ranking quality of the held-out images {before:.4f} before, {refitted.quality:.4f} after"
-        if refitted.quality <= before:
-            reporter.message(f"the tuned head is kept: {qualities}")
-            return None
-        reporter.message(f"the head fitted again is used: {qualities}, strength {refitted.strength:g}")
-        return refitted
-
 
 def solver_hindrance(method: Method, name: str, table: Table) -> str | None:
     """Return why L-BFGS cannot fit a head by this method on this table, or None if it can."""
@@ -224,12 +146,18 @@ def solver_hindrance(method: Method, name: str, table: Table) -> str | None:
     return f"{images} images are too few for {FOLDS} folds" if images < 4 * FOLDS else None
 
 
-def pooled_features(features: Features) -> Tensor:
-    """Return the features (N, D) with NaN for images that could not be read: float32; large ones stay in their file."""
-    values = features.values
+def pooled_features(source: Source) -> Tensor:
+    """Return cached features (N, D), NaN for images that could not be read: float32; large ones stay in their file."""
+    if isinstance(source, Subset):
+        whole, index = source.whole, source.index
+        assert isinstance(whole, Features)
+        values = whole.values[torch.from_numpy(index) if isinstance(whole.values, Tensor) else index]
+        source = Features(values, source.names, source.numbers(whole.bad).tolist())
+    assert isinstance(source, Features)
+    values = source.values
     if not isinstance(values, Tensor):
         values = torch.from_numpy(values if values.flags.writeable else np.array(values))
     stays = values.ndim == 2 and memory.is_large(4 * values.numel())
     pooled = values if stays else pool(values).float().clone()
-    pooled[torch.from_numpy(features.bad)] = torch.nan
+    pooled[torch.from_numpy(source.bad)] = torch.nan
     return pooled

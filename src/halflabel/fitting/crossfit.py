@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,20 +47,57 @@ _LARGEST_LOSS = 0.01
 _LARGEST_SAMPLE = 16384  # images that the principal components are computed from
 LARGE = 10**7  # entries (images × classes) from which on there are fewer folds, and a sample of classes chooses
 LARGE_FOLDS = 3
+_GROWTH = 1.2  # from so many times the labels on, folds and strength are chosen anew
+_FURTHER_ITERATIONS = 6  # of L-BFGS, from the solution for fewer labels
 
 MakeMethod = Callable[[], Method]
 
 
+class Basis(NamedTuple):
+    """Principal components (M, k) of the normalised features of the readable images."""
+
+    transform: FeatureTransform
+    rows: NDArray[np.int64]  # (M,) the readable images
+    features: Tensor
+    directions: Tensor  # (D, k)
+    variance: Tensor  # (k,)
+
+    @classmethod
+    def of(
+        cls, features: Tensor, classifier: Classifier | None = None, *, of_backbone: bool = True, device: str = "cpu"
+    ) -> Basis:
+        """Take pooled features (N, D), NaN rows for unreadable images."""
+        readable = ~torch.cat([torch.isnan(part).any(1) for part in torch.split(features, BLOCK)])
+        rows = readable.nonzero()[:, 0]
+        with use_free_cores():
+            transform = FeatureTransform.fit(features, classifier, of_backbone=of_backbone, device=device)
+            return cls(transform, rows.numpy(), *to_components(transform, features, rows))
+
+
 @dataclass(frozen=True)
 class CrossFit:
-    """The fitted head, and the scores of the training images by models that did not see their labels."""
+    """The scores of the training images by models that did not see their labels, and the head of all images."""
 
-    head: NormalisedLinear
     logits: NDArray[np.float32]  # (N, C) out-of-fold, similar images included; NaN for unreadable images
     fold: NDArray[np.int8]  # (N,) the fold of each image
     strength: float
     tried: dict[float, float]  # strength -> quality of the out-of-fold ranking, without similar images
     quality: float
+    known: int  # labels for which the strength was chosen among all
+    _task: _Task
+    chosen_strength: float  # among all
+    next_factor: float  # of the strength that a further fit tries; 1 where the strength was given
+
+    def is_near(self, table: Table) -> bool:
+        """Return whether a fit to this table can start from this one: with few more labels, and nearly its strength."""
+        strengths = sorted((self.strength, self.chosen_strength))
+        return table.known < _GROWTH * self.known and strengths[1] < 5 * strengths[0]
+
+    @cached_property
+    def head(self) -> NormalisedLinear:
+        """The head, fitted to all images when it is first needed."""
+        with use_free_cores():
+            return self._task.final_head(self.strength)
 
     @property
     def log(self) -> list[EpochLog]:
@@ -87,12 +126,11 @@ class CrossFit:
 
 
 def crossfit(
-    features: Tensor,
+    features: Tensor | Basis,
     table: Table,
     make_method: MakeMethod,
     *,
     classifier: Classifier | None = None,
-    of_backbone: bool = True,
     strength: float | None = None,
     use_similar: bool = True,
     evaluation: Table | None = None,
@@ -101,38 +139,39 @@ def crossfit(
     seed: int = 0,
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
+    start: CrossFit | None = None,
 ) -> CrossFit:
     """Fit a linear head to pooled features (N, D), NaN rows for unreadable images, in the order of `table`.
 
     The strength, and whether similar images are used, are chosen by `ranking_quality` of out-of-fold scores on the
     labels of `evaluation`, the labels of `table` that people made; by default all of them. Out-of-fold scores with
     similar images need guesses that depend neither on the image they come from nor on the image they are passed to: for
-    each pair of folds a model is fitted without both. The final head is fitted on all images. `of_backbone` False is
-    for features that are any numbers (see FeatureTransform).
+    each pair of folds a model is fitted without both. The final head is fitted on all images.
 
     Images are divided into `folds`, by default 5. Large tables have 3, of which the first alone chooses the strength,
     on classes at equal distances, which also decide on similar images: most losses are solved class by class, so that
     a sample of classes chooses like all of them.
     """
+    if start is not None and start.is_near(table):
+        return _fit_further(start, table, make_method, table if evaluation is None else evaluation)
     folds = folds or default_folds(table)
-    rows = np.flatnonzero(~torch.cat([torch.isnan(part).any(1) for part in torch.split(features, BLOCK)]).numpy())
+    basis = features if isinstance(features, Basis) else Basis.of(features, classifier, device=device)
+    rows, device = basis.rows, str(basis.features.device)
     if len(rows) < 2 * folds:
         raise UserError(f"{len(rows)} readable images cannot be divided into {folds} folds", "use more images")
     fold_of_all = assign_parts(table, [1 / folds] * folds, groups=groups, seed=seed)
-    known_table = table.subset(rows)
     fold = torch.from_numpy(fold_of_all[rows]).to(device)
-    transform = FeatureTransform.fit(features, classifier, of_backbone=of_backbone, device=device)
     judged = (table if evaluation is None else evaluation).subset(rows)
     is_large = table.shape[0] * table.shape[1] >= LARGE
     pairs = folds * (folds - 1) // 2
     attempts = 0 if strength is not None else len(STRENGTHS) * (1 if is_large else folds)
     fold_fits = folds if is_large or strength is not None else 0
-    steps = _Steps(progress, attempts + fold_fits + 1 + pairs * use_similar)
+    steps = _Steps(progress, attempts + fold_fits + pairs * use_similar)
     tried: dict[float, float] = {}
+    factor = 1.0 if strength is not None else 3.0
 
     with use_free_cores():
-        components, directions, variance = to_components(transform, features, torch.from_numpy(rows))
-        task = _Task(make_method, components, variance, known_table, fold, folds, judged)
+        task = _Task(make_method, basis, table.subset(rows), fold, folds, judged)
         if strength is None and not is_large:
             strength, task.out_of_fold, tried = _choose_strength(task, steps)
         else:
@@ -140,30 +179,14 @@ def crossfit(
                 strength, tried = _choose_strength_by_sample(task.sample(), steps)
             one_by_one = (task.solver(fold != number) for number in range(folds))  # all at once would take much memory
             task.out_of_fold = _score_folds(task, one_by_one, strength, steps)
-        logits, count = task.out_of_fold, 0
+        logits = task.out_of_fold
         quality = task.quality(logits)
         tried = tried or {strength: quality}
         if use_similar:
-            logits, count, quality = _mix_similar(task, strength, quality, is_large, steps)
-        final = task.solver(torch.ones_like(fold, dtype=torch.bool))
-        final.fit(strength)
-    steps.done()
-    head = NormalisedLinear(transform, len(table.classes))
-    head.linear.weight.data = final.weight @ directions.T
-    head.linear.bias.data = final.bias
-    if count:
-        # Guesses for new images: known labels, and out-of-fold scores elsewhere.
-        head.similar = SimilarImages.build(
-            directions[:, :KEY_SIZE],
-            task.keys[task.references],
-            task.known_or(torch.sigmoid(task.out_of_fold[task.references])),
-            weight=_WEIGHT,
-            count=count,
-            sharpness=_SHARPNESS,
-        )
-    all_logits = np.full(table.shape, np.nan, np.float32)
-    all_logits[rows] = logits.cpu().numpy()
-    return CrossFit(head.cpu().eval(), all_logits, fold_of_all, strength, tried, quality)
+            logits, quality = _mix_similar(task, strength, quality, is_large, steps)
+    return CrossFit(
+        task.of_all(logits, len(table)), fold_of_all, strength, tried, quality, table.known, task, strength, factor
+    )
 
 
 def to_components(transform: FeatureTransform, features: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,18 +240,20 @@ class _Steps:
 
 @dataclass
 class _Task:
-    """Principal components of the normalised features, labels and folds of the readable training images."""
+    """Principal components, labels and folds of the readable training images; and what was fitted to them."""
 
     make_method: MakeMethod
-    features: Tensor
-    variance: Tensor
+    basis: Basis
     table: Table
     fold: Tensor
     folds: int
     evaluation: Table
+    heads: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # weights and biases without each fold
+    similar: tuple[Tensor, Tensor] | None = None  # similarity and index of similar images, where they are used
+    guesses: list[Tensor] = field(default_factory=list)  # for the references (R, C), by fold
 
     def __post_init__(self) -> None:
-        device = self.features.device
+        self.features, device = self.basis.features, self.basis.features.device
         self.evaluation_labels = torch.from_numpy(self.evaluation.dense()).to(device)
         self.rows_of_fold = [(self.fold == number).nonzero()[:, 0] for number in range(self.folds)]
         self.out_of_fold = torch.empty(0)  # (N, C) logits
@@ -247,11 +272,36 @@ class _Task:
             sampled.out_of_fold = self.out_of_fold[:, torch.from_numpy(columns).to(self.fold.device)]
         return sampled
 
-    def solver(self, rows: Tensor) -> LinearSolver:
+    def solver(self, rows: Tensor, start: tuple[Tensor, Tensor] | None = None) -> LinearSolver:
         """Return a solver for the images of a (N,) mask."""
         index = rows.nonzero()[:, 0]
         table = self.table.subset(index.cpu().numpy())
-        return LinearSolver(self.make_method(), _take(self.features, index), table, variance=self.variance)
+        features = _take(self.features, index)
+        return LinearSolver(self.make_method(), features, table, variance=self.basis.variance, start=start)
+
+    def final_head(self, strength: float) -> NormalisedLinear:
+        """Fit the head to all images; similar images guess by known labels, and out-of-fold scores elsewhere."""
+        final = self.solver(torch.ones_like(self.fold, dtype=torch.bool))
+        final.fit(strength)
+        head = NormalisedLinear(self.basis.transform, len(self.table.classes))
+        head.linear.weight.data = final.weight @ self.basis.directions.T
+        head.linear.bias.data = final.bias
+        if self.similar is not None:
+            head.similar = SimilarImages.build(
+                self.basis.directions[:, :KEY_SIZE],
+                self.keys[self.references],
+                self.known_or(torch.sigmoid(self.out_of_fold[self.references])),
+                weight=_WEIGHT,
+                count=self.similar[1].shape[1],
+                sharpness=_SHARPNESS,
+            )
+        return head.cpu().eval()
+
+    def of_all(self, logits: Tensor, images: int) -> NDArray[np.float32]:
+        """Return the logits of all images, NaN for unreadable ones."""
+        result = np.full((images, logits.shape[1]), np.nan, np.float32)
+        result[self.basis.rows] = logits.cpu().numpy()
+        return result
 
     @property
     def keys(self) -> Tensor:
@@ -267,22 +317,52 @@ class _Task:
         return ranking_quality(scores, self.evaluation_labels)
 
 
+def _fit_further(start: CrossFit, table: Table, make_method: MakeMethod, evaluation: Table) -> CrossFit:
+    """Fit to more labels of the same images, from the last solution: folds and guesses of similar images stay.
+
+    The strength is compared with one neighbour, in turn the higher and the lower one until one of them is better.
+    """
+    task = start._task
+    rows, none = task.basis.rows, _Steps(None, 0)
+    task = replace(task, make_method=make_method, table=table.subset(rows), evaluation=evaluation.subset(rows))
+    strength, next_factor = start.strength, start.next_factor
+    with use_free_cores():
+        solvers = [task.solver(task.fold != number, head) for number, head in enumerate(task.heads)]
+        task.out_of_fold = _score_folds(task, solvers, strength, none, _FURTHER_ITERATIONS)
+        quality, heads, other = task.quality(task.out_of_fold), task.heads, strength * next_factor
+        if other != strength and WEAKEST <= other <= STRONGEST:
+            logits = _score_folds(task, solvers, other, none, _FURTHER_ITERATIONS)
+            if (reached := task.quality(logits)) > quality:
+                strength, quality, heads, task.out_of_fold = other, reached, task.heads, logits
+        task.heads = heads
+        next_factor = next_factor if strength != start.strength else 1 / next_factor
+        logits = task.out_of_fold
+        if task.similar is not None:
+            task.guesses = [task.known_or(guess) for guess in task.guesses]
+            logits = torch.logit(_mixed(task, *task.similar).clamp_(1e-7, 1 - 1e-6))
+            quality = task.quality(logits)
+    logits_of_all = task.of_all(logits, len(table))
+    return replace(start, logits=logits_of_all, strength=strength, quality=quality, next_factor=next_factor, _task=task)
+
+
 def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, Tensor, dict[float, float]]:
     """Return the best strength, its out-of-fold logits, and the quality of every strength that was tried.
 
     Each fit starts from the solution of the last strength.
     """
     solvers = [task.solver(task.fold != number) for number in range(task.folds)]
-    best = 0.0, torch.empty(0)
+    best, heads = (-1.0, torch.empty(0)), task.heads
 
     def quality(strength: float) -> float:
-        nonlocal best
+        nonlocal best, heads
         logits = _score_folds(task, solvers, strength, steps)
         reached = task.quality(logits)
-        best = max(best, (reached, logits), key=lambda pair: pair[0])
+        if reached > best[0]:
+            best, heads = (reached, logits), task.heads
         return reached
 
     strength, tried = best_strength(quality)
+    task.heads = heads
     return strength, best[1], tried
 
 
@@ -317,41 +397,47 @@ def best_strength(quality: Callable[[float], float]) -> tuple[float, dict[float,
     return best(), tried
 
 
-def _score_folds(task: _Task, solvers: Iterable[LinearSolver], strength: float, steps: _Steps) -> Tensor:
-    """Return the out-of-fold logits (N, C) of one strength, by the solver of each fold."""
+def _score_folds(
+    task: _Task, solvers: Iterable[LinearSolver], strength: float, steps: _Steps, iterations: int | None = None
+) -> Tensor:
+    """Return the out-of-fold logits (N, C) of one strength, by the solver of each fold; its heads are the task's."""
     logits = torch.empty(task.table.shape, device=task.features.device)
+    task.heads = []
     for rows, solver in zip(task.rows_of_fold, solvers, strict=True):
-        solver.fit(strength)
+        solver.fit(strength, iterations)
         logits[rows] = _score(solver, task.features, rows)
+        task.heads.append((solver.weight.clone(), solver.bias.clone()))
         steps.done()
     return logits
 
 
-def _mix_similar(
-    task: _Task, strength: float, quality: float, is_large: bool, steps: _Steps
-) -> tuple[Tensor, int, float]:
-    """Return the out-of-fold logits with similar images, how many there are per image, and the quality.
+def _mix_similar(task: _Task, strength: float, quality: float, is_large: bool, steps: _Steps) -> tuple[Tensor, float]:
+    """Return the out-of-fold logits with similar images, and the quality.
 
-    Where they lower the quality too much, the count is 0. Of a large table a sample of the classes decides.
+    Similar images are not used where they lower the quality too much. Of a large table a sample of the classes decides.
     """
     fold_sizes = torch.bincount(task.fold[task.references])
     count = min(_COUNT, int(fold_sizes.sum() - fold_sizes.max()))
     similar = nearest_images(task.keys, task.fold, task.references, count)
     sample = task.sample() if is_large else task
-    mixed = _mixed(sample, *similar, _guesses_by_fold(sample, strength, steps))
+    sample.guesses = _guesses_by_fold(sample, strength, steps)
+    mixed = _mixed(sample, *similar)
     reached = sample.quality(mixed)
     if reached < quality - _LARGEST_LOSS:
-        return task.out_of_fold, 0, quality
+        return task.out_of_fold, quality
+    task.similar = similar
     if is_large:
-        mixed = _mixed(task, *similar, _guesses_by_fold(task, strength, steps))
-    return torch.logit(mixed.clamp_(1e-7, 1 - 1e-6)), count, reached
+        task.guesses = _guesses_by_fold(task, strength, steps)
+        mixed = _mixed(task, *similar)
+    return torch.logit(mixed.clamp_(1e-7, 1 - 1e-6)), reached
 
 
-def _mixed(task: _Task, similarity: Tensor, index: Tensor, guesses: Sequence[Tensor]) -> Tensor:
+def _mixed(task: _Task, similarity: Tensor, index: Tensor) -> Tensor:
     """Mix the out-of-fold probabilities with the mean guess of similar images (N, k), weighted by their similarity.
 
-    Similar images come in falling order. `guesses` holds those of the references (R, C) for each fold.
+    Similar images come in falling order.
     """
+    guesses = task.guesses
     total = torch.zeros(len(index), guesses[0].shape[1], device=index.device)
     sum_of_shares = torch.zeros(len(index), 1, device=index.device)
     for column in range(index.shape[1]):  # never (N, k, C) at once

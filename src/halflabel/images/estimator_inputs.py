@@ -18,7 +18,6 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.images.decode import image_pixels
 from halflabel.labels.labels import Labels
-from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 
 Zero = Literal["unknown", "absent", "auto"]
@@ -40,8 +39,11 @@ class InputLabels(NamedTuple):
     labels: NDArray[np.int8]
     classes: NDArray[Any]
     zero: Zero | None
-    images: Names | None = None  # their names, where y has them
-    choosing: Table | None = None  # the labels by which training chooses strength and similar images; None: all
+    given: Labels | None = None  # with the names of the images
+
+    @property
+    def rows(self) -> Labels:
+        return self.given or Labels.of(Table.from_dense(self.labels))
 
 
 def read_images(X: Any) -> InputImages | None:
@@ -74,7 +76,7 @@ def read_labels(y: Any, zero: Zero) -> InputLabels:
     if isinstance(y, Table | Labels):
         rows = Labels.of(y)
         table = rows.training
-        return InputLabels(table.dense(), np.array(list(table.classes)), "unknown", table.images, rows.choosing)
+        return InputLabels(table.dense(), np.array(list(table.classes)), "unknown", rows)
     is_sparse = hasattr(y, "toarray")
     if not is_sparse and np.asarray(y).ndim < 2:
         return _read_single(y)

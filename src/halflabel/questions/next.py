@@ -86,7 +86,7 @@ def next_questions(
     if not crossfitted and folds >= 2 and run.read_config().get("tune", "head") == "head":  # else as long as training
         from halflabel.runs.crossfit import fit_again
 
-        fitted = fit_again(run, images, run.read_labels(), folds=folds, reporter=reporter)
+        fitted = fit_again(run, images, run.read_rows(), folds=folds, reporter=reporter)
         scores, crossfitted = fitted.probabilities(run.read_calibration()), True
     kind: dict[str, Any] = {"score_kind": "cross-fitted score"} if crossfitted else {"trained_on": ~scored.held_out}
     questions = doubtful_labels(scores, table, count, per_image=per_image, skip=skip, **kind)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,11 @@ from halflabel.evaluation.calibration import sigmoid
 from halflabel.evaluation.evaluate import evaluate
 from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.evaluation.scores import Scores
+from halflabel.fitting.config import Config
+from halflabel.fitting.fit import Fit, Inputs, fit
+from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.questions.choose import Question
-from halflabel.review.live_model import LiveModel
 from halflabel.review.live_quality import Quality, fit_probabilities, measure
 from halflabel.review.live_questions import (
     CONTROL_SHARE,
@@ -29,7 +31,43 @@ from halflabel.review.live_questions import (
     draw_controls,
 )
 
+_NONE = np.zeros((4, 0))
 _NEIGHBOUR_COMPONENTS = 64  # principal components by which photos are similar
+
+
+_UNKNOWN_WEIGHT = 0.4  # of all unknown labels together, where known ones have 1
+_NOTHING = -10.0  # logit of everything before the first label
+
+
+def unknown_weight(answers: int, entries: int) -> float:
+    """Return the weight of an unknown label: all of them together have 0.4 of the weight of the answers."""
+    return max(_UNKNOWN_WEIGHT * answers / max(entries, 1), 1e-6)
+
+
+@dataclass(eq=False)
+class LiveModel:
+    """The model that `train` would fit; each fit starts from the last one, so that it takes seconds.
+
+    Reviews that start `from_nothing` learn by `wan` with the weight `unknown_weight`.
+    """
+
+    inputs: Inputs
+    config: Config
+    from_nothing: bool = False
+    last: Fit | None = None
+
+    def refit(self, labels: Labels) -> NDArray[np.float32]:
+        """Fit the model to labels and return out-of-fold logits (N, C), NaN for unreadable images."""
+        table, config = labels.training, self.config
+        if not table.known:
+            logits = np.full(table.shape, np.nan, np.float32)
+            logits[self.inputs.basis.rows] = _NOTHING
+            return logits
+        if self.from_nothing:
+            config = replace(config, options={"weight": unknown_weight(table.known, table.shape[0] * table.shape[1])})
+        self.last = fit(labels, self.inputs, config, start=self.last)
+        assert self.last.crossfit is not None  # only runs with a linear loss can be reviewed live
+        return self.last.crossfit.logits
 
 
 @dataclass(frozen=True)
@@ -47,28 +85,26 @@ class LiveReview:
     """Fits the model to the labels of a run and the answers so far; each call of `update` starts from the last fit."""
 
     model: LiveModel
-    labels: NDArray[np.int8]  # (N, C) that the run was trained on
-    evaluation: NDArray[np.int8]  # those of them that people made
+    rows: Labels  # that the run was trained on
     precision: float = 0.95
     positives_per_image: float = 0.0
     seed: int = 0
     fill_weights: Mapping[tuple[int, int], float] = field(default_factory=dict)  # of `fill`'s random questions
 
     def __post_init__(self) -> None:
-        model, labels = self.model, self.labels
-        self.features = np.full((len(labels), min(_NEIGHBOUR_COMPONENTS, model.features.shape[1])), np.nan, np.float32)
-        self.features[model.rows] = model.features[:, :_NEIGHBOUR_COMPONENTS].numpy()
-        has_all_classes = bool((labels > 0).any(0).all())
-        self.explorer = None if has_all_classes else Explorer(self.features, labels.shape[1], self.seed)
+        table, basis = self.rows.training, self.model.inputs.basis
+        self.evaluation = self.rows.people.dense()
+        components = basis.features[:, :_NEIGHBOUR_COMPONENTS].cpu().numpy()
+        self.features = np.full((len(table), components.shape[1]), np.nan, np.float32)
+        self.features[basis.rows] = components
+        has_all_classes = bool(table.stats.positives.all())
+        self.explorer = None if has_all_classes else Explorer(self.features, table.shape[1], self.seed)
 
     def update(self, answers: Sequence[EntryAnswer]) -> LiveUpdate:
         """Fit the model to the labels and these answers, and choose the next questions."""
         begun = time.perf_counter()
-        labels = self.labels.copy()
-        for item in answers:
-            if item.value:
-                labels[item.image, item.column] = item.value
-        logits = self.model.refit(labels)
+        rows = self._with_answers([item for item in answers if item.value])
+        logits, labels = self.model.refit(rows), rows.training.dense()
         is_of_fill = [item.weight == self.fill_weights.get((item.image, item.column)) for item in answers]
         drawn = [item for item, of_fill in zip(answers, is_of_fill, strict=True) if item.weight and not of_fill]
         controls = [item for item in drawn if item.value]
@@ -88,16 +124,21 @@ class LiveReview:
         queue = build_queue(
             p,
             labels,
-            self.model.table(labels),
+            rows.training,
             [item for item in questions if (item.image, item.column) not in answered],
             features=self.features,
             explorer=self.explorer,
-            both_teach=None if self.labels.any() else True,  # from nothing
+            both_teach=True if self.model.from_nothing else None,
             skip=sorted(answered),
             seed=self.seed,
         )
         queue += [item for item in questions if (item.image, item.column) in answered]
         return LiveUpdate(p, queue, quality, time.perf_counter() - begun)
+
+    def _with_answers(self, answers: Sequence[EntryAnswer]) -> Labels:
+        image, column, value, weight = (np.array(part) for part in zip(*answers, strict=True)) if answers else _NONE
+        rows = self.rows
+        return rows.append(Labels.build(rows.images, rows.classes, image, column, value, "person", weight=weight))
 
     def _calibrated_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Calibrate by the labels that the run began with; from nothing the logits stay as they are."""

@@ -55,7 +55,7 @@ def finish_review(
     from halflabel.filling import fill, write_filled
     from halflabel.filling.run import has_only_positives
     from halflabel.fitting.config import Config
-    from halflabel.review.live_model import unknown_weight
+    from halflabel.review.live import unknown_weight
     from halflabel.runs.train import train
 
     rows = run.read_rows()

@@ -9,16 +9,16 @@ import numpy as np
 
 from halflabel.errors import UserError
 from halflabel.features.backbone_names import DEFAULT
-from halflabel.fitting.assembly import Assembly, pooled_features
+from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config
+from halflabel.fitting.fit import Inputs
 from halflabel.images.decode import list_images
 from halflabel.images.sources import group_images, open_images
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.table import Table
 from halflabel.questions.choose import asked_entries
-from halflabel.review.live import LiveReview
-from halflabel.review.live_model import STRENGTH, LiveModel
+from halflabel.review.live import LiveModel, LiveReview
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import absolute_path
 
@@ -58,19 +58,10 @@ def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveRevi
     views = config.views(backbone)
     source = open_images(table.images, images, views, workers=config.workers, max_bad=1.0)
     features = assembly.features(backbone, source, len(table.classes), run.cache, for_training=False)
-    model = LiveModel(
-        pooled_features(features),
-        table,
-        assembly.make_method if table.known else None,
-        classifier=backbone.classifier,
-        strength=_strength(run, config),
-        groups=group_images(config.group, table.images, source),
-        seed=config.settings.seed,
-    )
+    inputs = Inputs(lambda: features, backbone, groups=group_images(config.group, table.images, source))
     return LiveReview(
-        model,
-        table.dense(),
-        labels.people.dense(),
+        LiveModel(inputs, config, from_nothing=not table.known),
+        labels,
         precision=precision,
         positives_per_image=config.positives_per_image,
         seed=config.settings.seed,
@@ -87,11 +78,3 @@ def _fill_weights(run: RunFolder, table: Table) -> dict[tuple[int, int], float]:
     image = table.images.index([name for name, _ in asked]).tolist()
     column = table.classes.index([name for _, name in asked]).tolist()
     return dict(zip(zip(image, column, strict=True), asked.values(), strict=True))
-
-
-def _strength(run: RunFolder, config: Config) -> float:
-    """Return the strength that the run was given or has chosen."""
-    if config.l2_strength is not None:
-        return config.l2_strength
-    lines = [line for line in run.read_log() if "strength" in line and "out_of_fold_mAP" in line]
-    return float(max(lines, key=lambda line: line["out_of_fold_mAP"])["strength"]) if lines else STRENGTH

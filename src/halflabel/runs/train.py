@@ -6,39 +6,33 @@ import dataclasses
 import json
 import math
 import shlex
-import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
-from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate
+from halflabel.evaluation.evaluate import Evaluation, evaluate
 from halflabel.evaluation.registry import check_own_metrics
 from halflabel.evaluation.scores import MEASURED_ON, Scores
-from halflabel.features.heads import Head, Model
+from halflabel.features.heads import Model
 from halflabel.features.near_copies import describe_near_copies
-from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly, pooled_features
 from halflabel.fitting.callbacks import Callback, CallbackList, EpochLog
-from halflabel.fitting.checkpoint import load_newest, load_state, save_tensors
-from halflabel.fitting.config import Config, Settings
-from halflabel.fitting.crossfit import FOLDS
+from halflabel.fitting.checkpoint import load_state, save_tensors
+from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
-from halflabel.fitting.loop import fit
-from halflabel.fitting.refit import Refit
+from halflabel.fitting.fit import Fit, Inputs, Watch, fit, hold_out
 from halflabel.images.gpu_views import load_to_device
 from halflabel.images.pack.source import DeviceViews
 from halflabel.images.quarantine import TooManyBadImages
-from halflabel.images.sources import Arrays, Features, Images, Source, Subset, group_images, open_images
+from halflabel.images.sources import Arrays, Features, Images, Source, group_images, open_images
 from halflabel.images.stored_features import StoredFeatures
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
 from halflabel.labels.uncertain import describe_reading
 from halflabel.runs.folder import RunFolder
@@ -83,8 +77,6 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
     run, config, resume = job.run, job.config, job.resume
     job.check()
     job.open_images()
-    solves = job.assembly.uses_solver(job.table)
-    part = np.zeros(len(job.table), np.int8) if solves else _split(job)
     if not resume:  # settings and images have been checked by now
         job.truth = _align(job.truth, job.table) if job.truth is not None else None
         run.start(job.labels, {**config.as_dict(), "size": job.size}, job.truth)
@@ -93,7 +85,7 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
     if run.store is not None and distributed.is_main():
         run.store.upload()
     try:
-        fitted = _solve(job) if solves else _fit_in_epochs(job, part, init_callback)
+        fitted = _fit(job, init_callback)
     except TooManyBadImages:
         if not (resume or run.read_log()):
             run.cancel_start()  # so that the same command with other options starts it
@@ -102,14 +94,17 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
         job.write_bad_images()
     job.report_bad_images()
     run.write_log(fitted.log)
-    if fitted.scores is not None:
-        run.write_scores(fitted.scores)
+    scores = fitted.scores
+    if scores is not None:
+        run.write_scores(scores)
     if distributed.is_main():
-        _write_model(run, Model(job.backbone, fitted.head), job.table.classes, config, job.size)
+        if fitted.tuned_head is not None:  # training continues from it
+            save_tensors(fitted.tuned_head.state_dict(), run.tuned_head)
+            write_checksums(run.folder, run.tuned_head.name)
+        _write_model(run, Model(job.backbone, fitted.model.head), job.table.classes, config, job.size)
     images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
     run.write_text("repro.sh", _repro(run, images))
     run.write_completion()
-    scores = fitted.scores
     evaluation = None if scores is None else distributed.run_on_main(lambda: _finish(job, scores))
     if job.reporter.callback is not None and distributed.is_main():
         job.reporter.callback.on_training_end({} if evaluation is None else evaluation.overall)
@@ -203,101 +198,36 @@ class _Job:
             self.reporter.message(f"{bad} of {len(self.source)} images could not be read: {which}")
 
 
-class _Fitted(NamedTuple):
-    """A trained head, the log, and the scores by which it is evaluated; None if nothing was held out."""
+def _fit(job: _Job, init_callback: Callback | None) -> Fit:
+    """Fit the model, from the weights of the run that this one continues, if there is one."""
+    config, run, reporter = job.config, job.run, job.reporter
+    part, begin = None, None
+    if not job.assembly.uses_solver(job.table):
+        part = hold_out(job.evaluation_table, config, job.groups)
+        if config.begin_from is not None:  # images that the earlier run was trained on must not be held out
+            earlier = RunFolder.open(config.begin_from)
+            before = earlier.split_of(job.table.images)
+            part = np.where(before < 0, part, before)
 
-    head: Head
-    log: list[EpochLog]
-    scores: Scores | None
+            def begin(model: Model, *_: object) -> None:
+                _load_weights_of(earlier, Model(job.backbone, model.head), job.table.classes)
 
-
-def _solve(job: _Job) -> _Fitted:
-    """Fit the head by L-BFGS on all images; out-of-fold scores take the place of held-out images."""
-    features = job.features()
-    fitted = job.assembly.solve(
-        features,
-        job.table,
-        job.backbone.classifier,
-        evaluation=job.labels.choosing,
-        groups=job.groups,
-        reporter=job.reporter,
+        if config.held_out and not (part == 1).any():
+            reporter.message("too few images to hold any out: nothing is measured")
+    log_writer = _LogWriter(run)
+    watch = Watch(
+        reporter,
+        CallbackList(log_writer, reporter.callback or Callback()),
+        CallbackList(log_writer, init_callback or reporter.callback or Callback()),
+        run.checkpoints,
+        job.resume,
+        job.truth,
     )
-    job.reporter.message(fitted.choice)
-    scores = Scores(job.table.images, job.table.classes, fitted.logits, fitted.fold, "out-of-fold")
-    return _Fitted(fitted.head, fitted.log, scores)
-
-
-def _split(job: _Job) -> NDArray[np.int8]:
-    """Return 1 for images that are held out for validation, 0 for others; stratified by the labels that evaluate."""
-    share = job.config.held_out
-    if not share:
-        return np.zeros(len(job.table), np.int8)
-    part = assign_parts(job.evaluation_table, (1 - share, share), groups=job.groups, seed=job.config.settings.seed)
-    if job.config.begin_from is not None:  # images that the earlier run was trained on must not be held out
-        before = RunFolder.open(job.config.begin_from).split_of(job.table.images)
-        part = np.where(before < 0, part, before)
-    if not (part == 1).any():
-        job.reporter.message("too few images to hold any out: nothing is measured")
-    return part
-
-
-def _fit_in_epochs(job: _Job, part: NDArray[np.int8], init_callback: Callback | None) -> _Fitted:
-    """Train in epochs of batches: the head on cached features, or the whole network."""
-    config, run, reporter, settings = job.config, job.run, job.reporter, job.config.settings
-    training, held_out = np.flatnonzero(part == 0), np.flatnonzero(part == 1)
-    head = job.assembly.make_head(job.method, job.backbone.channels, len(job.table.classes))
-    if config.begin_from is not None:
-        _load_weights_of(RunFolder.open(config.begin_from), Model(job.backbone, head), job.table.classes)
-    labels = torch.from_numpy(job.evaluation_table.subset(held_out).dense())
-    judge = ValidationMetric(labels) if len(held_out) else None
-
-    def tune(model: Model, source: Source, settings: Settings, folder: Path, callback: Any) -> list[EpochLog]:
-        return fit(
-            model,
-            job.method,
-            Subset(source, training),
-            job.assembly.training_table(job.table).subset(training),
-            settings,
-            validation=Subset(source, held_out) if judge is not None else None,
-            judge=judge,
-            callback=CallbackList(_LogWriter(run), callback or Callback()),
-            truth=job.truth.subset(training) if job.truth is not None else None,
-            folder=folder,
-            resume=job.resume,
-        ).log
-
-    if config.tune == "head":
-        source: Source = job.features()
-        tuned = Model(None, head)
-        log = tune(tuned, source, settings, run.checkpoints / "head", reporter.callback)
-    else:
-        source, tuned = _training_source(job), Model(job.backbone, head)
-        is_started = distributed.run_on_main(lambda: load_newest(run.checkpoints / "all") is not None)
-        if config.linear_init and not is_started:
-            reporter.message(f"linear init: {config.linear_init} epochs of the head on frozen features")
-            rate = settings.lr if config.linear_lr is None else config.linear_lr
-            first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, patience=0, compile="no")
-            with warnings.catch_warnings():  # what starts later has the epochs after these
-                warnings.filterwarnings("ignore", ".* never starts in ")
-                callback = init_callback or reporter.callback
-                tune(Model(None, head), job.features(), first, run.checkpoints / "head", callback)
-        log = tune(tuned, source, settings, run.checkpoints / "all", reporter.callback)
-    if not len(held_out):
-        return _Fitted(head, log, None)
-    if config.tune == "all" and (refitted := _refit(job, tuned, source, held_out)) is not None:
-        return _Fitted(refitted.head, log, _held_out_scores(job, held_out, refitted.logits))
-    if config.mirror:  # features of mirror images are not cached
-        tuned, source = Model(job.backbone.to(job.device), head), source if config.tune == "all" else job.source
-    logits = score_source(tuned, Subset(source, held_out), device=job.device, mirror=config.mirror).logits
-    return _Fitted(head, log, _held_out_scores(job, held_out, logits))
-
-
-def _held_out_scores(job: _Job, held_out: NDArray[np.int64], logits: Tensor) -> Scores:
-    """Return the scores of the held-out images; `fill` calibrates those of a fold by the others."""
-    table, folds = job.evaluation_table.subset(held_out), min(FOLDS, len(held_out))
-    groups = None if job.groups is None else job.groups[held_out]
-    fold = assign_parts(table, [1 / folds] * folds, groups=groups)
-    return Scores(table.images, table.classes, logits.numpy(), fold, "held-out")
+    inputs = Inputs(job.features, job.backbone, partial(_training_source, job), job.groups)
+    fitted = fit(job.labels, inputs, config, part=part, begin=begin, watch=watch)
+    if fitted.crossfit is not None:
+        reporter.message(fitted.crossfit.choice)
+    return fitted
 
 
 def _load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
@@ -323,20 +253,11 @@ def _load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
         ) from None
 
 
-def _refit(job: _Job, tuned: Model, source: Source, held_out: NDArray[np.int64]) -> Refit | None:
-    """Return `Assembly.refit`; the tuned head is stored beside the new one, as training continues from it."""
-    refitted = job.assembly.refit(
-        tuned, source, job.table, held_out, evaluation=job.evaluation_table, reporter=job.reporter
-    )
-    if refitted is not None and distributed.is_main():
-        save_tensors(tuned.head.state_dict(), job.run.tuned_head)
-        write_checksums(job.run.folder, job.run.tuned_head.name)
-    return refitted
-
-
 def _training_source(job: _Job) -> Source:
-    """Return where --tune all takes images from: files, or the GPU."""
+    """Return where images come from: files, or with --tune all the GPU."""
     config, source = job.config, job.source
+    if config.tune == "head":
+        return source
     if isinstance(source, Images) and config.hold == "device":
         return load_to_device(source, job.device, job.reporter.progress)
     if isinstance(source, Images) and config.views_on == "device":

@@ -1,0 +1,350 @@
+"""`fit`: from labels and features, or images, to a model and scores of images whose labels it did not see.
+
+Every command and class that trains calls it: a method with a linear loss is fitted by L-BFGS on pooled features, with
+out-of-fold scores; every other system is trained in epochs of batches, and scores the images that were held out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from halflabel.errors import NoReadableImage, UserError
+from halflabel.evaluation.evaluate import ValidationMetric
+from halflabel.evaluation.ranking_quality import ranking_quality
+from halflabel.evaluation.scores import Scores
+from halflabel.features.backbones import Backbone
+from halflabel.features.heads import Head, Model
+from halflabel.features.scoring import score_source
+from halflabel.fitting.assembly import Assembly, pooled_features, solver_hindrance
+from halflabel.fitting.callbacks import Callback, EpochLog
+from halflabel.fitting.checkpoint import load_newest
+from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.crossfit import FOLDS, Basis, CrossFit, crossfit
+from halflabel.fitting.loop import Fitted
+from halflabel.fitting.loop import fit as fit_epochs
+from halflabel.fitting.refit import Refit, refit_head
+from halflabel.images.sources import Source, Subset
+from halflabel.labels.labels import Labels
+from halflabel.labels.split import assign_parts
+from halflabel.labels.table import Table
+from halflabel.methods.base import Method, Recipe
+from halflabel.system import distributed, memory
+from halflabel.system.reporter import SILENT, Reporter
+
+TRAINED, HELD_OUT, LEFT_OUT = 0, 1, 2  # parts of the images
+
+Begin = Callable[[Model, Method, Table], None]  # sets the weights that training in batches begins with
+
+
+@dataclass
+class Inputs:
+    """The images of the labels, in their order: cached features, computed when they are first needed, and views.
+
+    `of_backbone` False is for features that are any numbers. Images of one of the `groups` (N,) stay together.
+    """
+
+    make_features: Callable[[], Source]
+    backbone: Backbone | None = None
+    make_images: Callable[[], Source] | None = None
+    groups: NDArray[np.int64] | None = None
+    of_backbone: bool = True
+    channels: int = 0  # of the features, where there is no backbone
+    device: str = "cpu"  # where a linear head is fitted
+
+    @cached_property
+    def features(self) -> Source:
+        return self.make_features()
+
+    @cached_property
+    def basis(self) -> Basis:
+        """Principal components of the normalised features, pooled."""
+        classifier = None if self.backbone is None else self.backbone.classifier
+        features = pooled_features(self.features)
+        return Basis.of(features, classifier, of_backbone=self.of_backbone, device=self.device)
+
+    @cached_property
+    def images(self) -> Source | None:
+        return None if self.make_images is None else self.make_images()
+
+    @property
+    def width(self) -> int:
+        return self.channels if self.backbone is None else self.backbone.channels
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told about training in epochs, where its checkpoints are, and labels that the method must not see."""
+
+    reporter: Reporter = SILENT
+    callback: Callback | None = None
+    init_callback: Callback | None = None  # in the epochs of the head alone
+    folder: Path | None = None
+    resume: bool = False
+    truth: Table | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A model, and the scores of images whose labels it did not see; None if no image was held out."""
+
+    scores: Scores | None
+    log: list[EpochLog]
+    trained: Model | None = None  # in batches
+    crossfit: CrossFit | None = None  # of L-BFGS
+    epochs: Fitted | None = None  # of training in batches
+    head_log: Sequence[EpochLog] = ()  # of the epochs of the head alone
+    assumes_absent: bool | None = None  # whether unknown labels counted as absent where something was chosen
+    tuned_head: Head | None = None  # that the network was tuned with, where another was fitted afterwards
+
+    @property
+    def model(self) -> Model:
+        """The model: without a backbone unless it was tuned."""
+        if self.trained is not None:
+            return self.trained
+        assert self.crossfit is not None
+        return Model(None, self.crossfit.head)
+
+
+def fit(
+    labels: Labels,
+    inputs: Inputs,
+    config: Config,
+    *,
+    recipe: Recipe | None = None,
+    choosing: Table | None = None,
+    folds: int | None = None,
+    part: NDArray[np.int8] | None = None,
+    validation: tuple[Source, Table] | None = None,
+    begin: Begin | None = None,
+    trained: Fitted | None = None,
+    start: Fit | None = None,
+    watch: Watch = Watch(),
+) -> Fit:
+    """Fit the model of a configuration to all labels in `labels.training`.
+
+    The labels of `choosing`, by default `labels.choosing`, choose the strength of L-BFGS; those of `labels.evaluation`
+    on held-out images, or of `validation`, choose the epoch of batches. `part` says which images are held out or left
+    out, by default `hold_out`. With `folds` each image is scored by a model without its fold, in batches too; then
+    there is no model of all images. `trained` holds the weights of this very training. `start` is an earlier fit to
+    fewer labels of the same images: a linear head is fitted from its solution.
+    """
+    assembly = Assembly(config, recipe)
+    table = labels.training
+    inputs.device = assembly.device
+    assembly.recipe.check_regime(assembly.training_table(table).stats.regime)
+    if assembly.uses_solver(table):
+        return _fit_linear(assembly, labels, inputs, choosing, folds, start, watch)
+    if folds is not None:
+        return _fit_folds(assembly, labels, inputs, folds)
+    if part is None:
+        part = hold_out(labels.evaluation, config, inputs.groups)
+    return _Batches(assembly, labels, inputs, part, choosing, validation, begin, trained, watch).fit()
+
+
+def hold_out(table: Table, config: Config, groups: NDArray[np.int64] | None) -> NDArray[np.int8]:
+    """Return 1 for images that are held out for validation, 0 for others; stratified by the labels that evaluate."""
+    share = config.held_out
+    if not share:
+        return np.zeros(len(table), np.int8)
+    return assign_parts(table, (1 - share, share), groups=groups, seed=config.settings.seed)
+
+
+def _fit_linear(
+    assembly: Assembly,
+    labels: Labels,
+    inputs: Inputs,
+    choosing: Table | None,
+    folds: int | None,
+    start: Fit | None,
+    watch: Watch,
+) -> Fit:
+    """Fit a linear head by L-BFGS to all images, with out-of-fold scores."""
+    config, table = assembly.config, labels.training
+    choosing = labels.choosing if choosing is None else choosing
+    assembly.recipe.check_way(config.options, "lbfgs")
+    fitted = crossfit(
+        inputs.basis,
+        assembly.training_table(table),
+        assembly.make_method,
+        strength=config.l2_strength,
+        use_similar=config.similar,
+        evaluation=choosing,
+        groups=inputs.groups,
+        folds=folds,
+        seed=config.settings.seed,
+        progress=watch.reporter.fits,
+        start=None if start is None else start.crossfit,
+    )
+    scores = Scores(table.images, table.classes, fitted.logits, fitted.fold, "out-of-fold")
+    return Fit(scores, fitted.log, crossfit=fitted, assumes_absent=not (choosing.value < 0).any())
+
+
+def _fit_folds(assembly: Assembly, labels: Labels, inputs: Inputs, folds: int) -> Fit:
+    """Train a model per fold, without its images, and score them; the last epoch counts, as nothing is held out."""
+    table, config = labels.training, assembly.config
+    if len(table) < folds:
+        raise UserError(f"{len(table)} images cannot be dealt into {folds} folds", "use fewer ‹folds›, or more images")
+    fold = assign_parts(table, [1 / folds] * folds, groups=inputs.groups, seed=config.settings.seed)
+    logits = memory.scratch_zeros(table.shape, what=f"the scores of {len(table)} images take")
+    # A run that was trained on a GPU is scored on a machine without one too.
+    settings = dataclasses.replace(config.settings, save_every=0, patience=0, device=assembly.device)
+    assembly = dataclasses.replace(assembly, config=dataclasses.replace(config, settings=settings, tune="head"))
+    for number in range(folds):
+        part = np.where(fold == number, LEFT_OUT, TRAINED).astype(np.int8)
+        fitted = _Batches(assembly, labels, inputs, part).fit()
+        outside = np.flatnonzero(fold == number)
+        rows = torch.from_numpy(outside)
+        try:
+            logits[rows] = score_source(
+                fitted.model, Subset(inputs.features, outside), device=assembly.device, batch_size=512, features=False
+            ).logits
+        except NoReadableImage:  # not an error in a single fold
+            logits[rows] = torch.nan
+    scores = Scores(table.images, table.classes, logits.numpy(), fold, "out-of-fold")
+    return dataclasses.replace(fitted, scores=scores)
+
+
+@dataclass
+class _Batches:
+    """Training in epochs of batches: of a head on cached features, or of the whole network."""
+
+    assembly: Assembly
+    labels: Labels
+    inputs: Inputs
+    part: NDArray[np.int8]
+    choosing: Table | None = None
+    validation: tuple[Source, Table] | None = None
+    begin: Begin | None = None
+    trained_already: Fitted | None = None
+    watch: Watch = field(default_factory=Watch)
+
+    def __post_init__(self) -> None:
+        self.config = self.assembly.config
+        self.trained, self.held_out = (np.flatnonzero(self.part == number) for number in (TRAINED, HELD_OUT))
+        self.table = self.assembly.training_table(self.labels.training).subset(self.trained)
+        self.judged = self.labels.evaluation if self.choosing is None else self.choosing
+        self.is_cached = self.config.tune == "head"
+        validated = self.judged.subset(self.held_out) if self.validation is None else self.validation[1]
+        self.judge = ValidationMetric(torch.from_numpy(validated.dense())) if len(validated) else None
+
+    def fit(self) -> Fit:
+        config, settings = self.config, self.config.settings
+        method = self.assembly.make_method()
+        head = self.assembly.make_head(method, self.inputs.width, len(self.table.classes))
+        model = Model(None if self.is_cached else self.inputs.backbone, head)
+        source = self.inputs.features if self.is_cached else self.inputs.images
+        assert source is not None
+        if self.trained_already is not None:
+            model.load_state_dict(self.trained_already.weights)
+            return self._result(model, source, self.trained_already, [])
+        log: list[EpochLog] = []
+        if self.begin is not None:
+            self.begin(model, method, self.table)
+        elif not self.is_cached and config.linear_init:
+            log = self._fit_head_alone(method, head)
+        place = None if self.watch.folder is None else self.watch.folder / config.tune
+        fitted = self._epochs(model, method, source, settings, place, self.watch.callback)
+        return self._result(model, source, fitted, log)
+
+    def _fit_head_alone(self, method: Method, head: Head) -> list[EpochLog]:
+        """Train the head on frozen features for some epochs, unless the network has been begun."""
+        config, settings, folder = self.config, self.config.settings, self.watch.folder
+        if folder is not None and distributed.run_on_main(lambda: load_newest(folder / "all") is not None):
+            return []
+        self.watch.reporter.message(f"linear init: {config.linear_init} epochs of the head on frozen features")
+        rate = settings.lr if config.linear_lr is None else config.linear_lr
+        # Early stopping applies to the training afterwards; the head has a fixed number of epochs.
+        first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, patience=0, compile="no")
+        callback = self.watch.init_callback or self.watch.callback
+        with warnings.catch_warnings():  # what starts later has the epochs after these
+            warnings.filterwarnings("ignore", ".* never starts in ")
+            place = None if folder is None else folder / "head"
+            return self._epochs(Model(None, head), method, self.inputs.features, first, place, callback).log
+
+    def _epochs(
+        self,
+        model: Model,
+        method: Method,
+        source: Source,
+        settings: Settings,
+        folder: Path | None,
+        callback: Callback | None,
+    ) -> Fitted:
+        validation = Subset(source, self.held_out) if self.validation is None else self.validation[0]
+        truth = self.watch.truth
+        return fit_epochs(
+            model,
+            method,
+            Subset(source, self.trained),
+            self.table,
+            settings,
+            validation=None if self.judge is None else validation,
+            judge=self.judge,
+            callback=callback,
+            truth=None if truth is None else truth.subset(self.trained),
+            folder=folder,
+            resume=self.watch.resume,
+        )
+
+    def _result(self, model: Model, source: Source, fitted: Fitted, log: list[EpochLog]) -> Fit:
+        """Score the held-out images, by the head fitted again where that ranks them better."""
+        assumes_absent = None if self.judge is None else self.judge.assumes_absent
+        result = Fit(None, fitted.log, model, epochs=fitted, head_log=log, assumes_absent=assumes_absent)
+        if not len(self.held_out):
+            return result
+        if not self.is_cached and (refitted := self._refit(model, source)) is not None:
+            again = Model(model.backbone, refitted.head)
+            scores = self._scores(refitted.logits)
+            return dataclasses.replace(result, trained=again, scores=scores, tuned_head=model.head)
+        scored, device = model, self.assembly.device
+        if self.config.mirror and self.is_cached and self.inputs.images is not None:
+            assert self.inputs.backbone is not None  # features of mirror images are not cached
+            scored, source = Model(self.inputs.backbone.to(device), model.head), self.inputs.images
+        outside = Subset(source, self.held_out)
+        logits = score_source(scored, outside, device=device, mirror=self.config.mirror).logits
+        return dataclasses.replace(result, scores=self._scores(logits))
+
+    def _scores(self, logits: Tensor) -> Scores:
+        """Return the scores of the held-out images; `fill` calibrates those of a fold by the others."""
+        table, folds = self.labels.evaluation.subset(self.held_out), min(FOLDS, len(self.held_out))
+        groups = None if self.inputs.groups is None else self.inputs.groups[self.held_out]
+        fold = assign_parts(table, [1 / folds] * folds, groups=groups)
+        return Scores(table.images, table.classes, logits.numpy(), fold, "held-out")
+
+    def _refit(self, tuned: Model, source: Source) -> Refit | None:
+        """Fit the head of a tuned network again by L-BFGS; None if that ranks the held-out images no better.
+
+        None also with the solver sgd, with mirror images, which have features of their own, where L-BFGS cannot fit the
+        method, and where the head changes the features.
+        """
+        config, reporter, device = self.config, self.watch.reporter, self.assembly.device
+        if config.solver == "sgd" or config.mirror or tuned.backbone is None:
+            return None
+        if solver_hindrance(self.assembly.make_method(), config.method, self.table) is not None:
+            return None
+        reporter.message("fitting the head again by L-BFGS on the features of the tuned network")
+        scored = score_source(tuned, source, device=device, reporter=reporter)
+        if scored.features.shape[1] != tuned.backbone.channels:
+            return None
+        table = self.assembly.training_table(self.labels.training)
+        refitted = refit_head(
+            scored.features, table, self.assembly.make_method, self.held_out, evaluation=self.judged, device=device
+        )
+        labels = torch.from_numpy(self.judged.subset(self.held_out).dense())
+        before = ranking_quality(scored.logits[torch.from_numpy(self.held_out)], labels)
+        qualities = f"ranking quality of the held-out images {before:.4f} before, {refitted.quality:.4f} after"
+        if refitted.quality <= before:
+            reporter.message(f"the tuned head is kept: {qualities}")
+            return None
+        reporter.message(f"the head fitted again is used: {qualities}, strength {refitted.strength:g}")
+        return refitted
