@@ -20,6 +20,7 @@ from halflabel.evaluation.positives_only import (
     fit_positives_only,
     match_positives_per_image,
 )
+from halflabel.labels.names import Names
 
 
 def simulate(images: int = 8000, classes: int = 8, prior: float = -1.5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -166,8 +167,6 @@ def test_few_negatives_do_not_calibrate_positives() -> None:
 
 
 def test_precision_is_estimated_where_it_cannot_be_measured() -> None:
-    from halflabel.labels.names import Names
-
     logits, _, present = simulate()
     labels = torch.from_numpy(choose_one(present))
     calibration, thresholds = fit_decisions(torch.from_numpy(logits), labels)

@@ -11,9 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halflabel.evaluation.intervals import Bootstrap, bootstrap, limits, positives_of_mean, resample
+    from halflabel.evaluation.intervals import bootstrap, limits, positives_of_mean, resample
     from halflabel.evaluation.ranking import (
-        GroupMeans,
         Kind,
         average_precision,
         best_thresholds,
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
         mean_average_precision,
     )
     from halflabel.evaluation.thresholded import (
-        Completion,
-        Counts,
-        PrecisionRecallF1,
         accuracy,
         calibration_error,
         completion_rates,
@@ -34,12 +30,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Bootstrap",
-    "Completion",
-    "Counts",
-    "GroupMeans",
     "Kind",
-    "PrecisionRecallF1",
     "accuracy",
     "average_precision",
     "best_thresholds",

@@ -215,12 +215,10 @@ def describe_answers(p: NDArray[Any], present: NDArray[np.bool_]) -> str:
     return f"{yes} of {len(p)} control answers are yes and {agrees} the {expected:.1f} expected before"
 
 
-def has_negatives_to_calibrate(labels: NDArray[Any]) -> bool:
-    """Return whether shares of known labels tell about unknown ones: at least as many are absent as present.
+def has_as_many_negatives(labels: NDArray[Any]) -> bool:
+    """Return whether at least as many known labels are absent as present.
 
-    Where people mostly note what they see, known entries are mostly present and unknown ones mostly absent: a
-    probability fitted on the known ones is far too high for the others. To rank scores fewer negatives are enough, see
-    `evaluation.ranking_quality.has_negatives_to_rank`.
+    Else people mostly noted what they saw: shares of known labels are far too high for the unknown ones.
     """
     return int((labels < 0).sum()) >= max(int((labels > 0).sum()), 1)
 

@@ -20,8 +20,7 @@ def sampling_step(shape: tuple[int, ...]) -> int:
 def has_negatives_to_rank(labels: Tensor) -> bool:
     """Return whether known labels can rank scores: at least half as many are absent as present.
 
-    Few negatives would measure little, and those that a person was asked about are the difficult ones. A ranking does
-    not depend on their share, so they may be fewer than `evaluation.calibration.has_negatives_to_calibrate` asks for.
+    Few negatives would measure little, and those that a person was asked about are the difficult ones.
     """
     return 2 * int((labels < 0).sum()) >= int((labels > 0).sum())
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from halflabel.evaluation.inclusion import weighted_share
 from halflabel.labels.names import Names
+from halflabel.system.intervals import lower_bound
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -114,14 +115,14 @@ def choose_thresholds(counts: BinCounts, *, positive: bool, target: float, confi
     entries with similar class and probability, and the scores come from models that were not trained on them. Per
     class it is guaranteed only where `FillDecision.low` reaches the target; elsewhere it relies on the probabilities.
     """
-    from scipy.stats import beta
-
     side = _SignCounts.of(counts, positive)
     cuts = side.cuts(target)
     tests = [side.test(cut) for cut in cuts]
     allowed = 1 - confidence
     # The first start is the level with the highest expected bound by the probabilities alone, without the labels.
-    expected_bounds = [_lower(test.promised * test.size, test.size, allowed) for test in tests]
+    expected_bounds = [
+        lower_bound(each.promised * each.size, (1 - each.promised) * each.size, allowed) for each in tests
+    ]
     best = int(np.argmax(expected_bounds))
     chosen = -1
     for number, share in zip((best, best + (_LEVELS - best) // 4, best + (_LEVELS - best) // 2), _SHARES, strict=True):
@@ -138,7 +139,7 @@ def choose_thresholds(counts: BinCounts, *, positive: bool, target: float, confi
         cut = np.where(contradicted, np.maximum(cut, stricter), cut)
     right, wrong = side.inside(cut)
     with np.errstate(invalid="ignore"):
-        low = np.where(right + wrong > 0, np.where(right > 0, beta.ppf(allowed, right, wrong + 1), 0.0), np.nan)
+        low = np.where(right + wrong > 0, lower_bound(right, wrong, allowed), np.nan)
     return FillDecision(
         cut,
         (side.unknown * _from(cut)).sum(1).astype(np.int64),
@@ -156,8 +157,6 @@ def random_answers_needed(counts: BinCounts, *, positive: bool, target: float, c
     Assumes that these are right as often as the known labels of the same range. None where even labels of all unknown
     entries would not be enough.
     """
-    from scipy.stats import beta
-
     side = _SignCounts.of(counts, positive)
     sizes = np.arange(1, 20_001)
     fewest = np.inf
@@ -165,7 +164,7 @@ def random_answers_needed(counts: BinCounts, *, positive: bool, target: float, c
         test = side.test(cut)
         if test.right <= target:
             continue
-        bounds = beta.ppf(_SHARES[0] * (1 - confidence), test.right * sizes, (1 - test.right) * sizes + 1)
+        bounds = lower_bound(test.right * sizes, (1 - test.right) * sizes, _SHARES[0] * (1 - confidence))
         if not (bounds >= target).any():
             continue
         inside = float((side.unknown * _from(cut)).sum())
@@ -182,7 +181,7 @@ class _Test(NamedTuple):
     promised: float
 
     def bound(self, allowed: float) -> float:
-        return _lower(self.right * self.size, self.size, allowed)
+        return float(lower_bound(self.right * self.size, (1 - self.right) * self.size, allowed))
 
 
 class _SignCounts(NamedTuple):
@@ -265,13 +264,6 @@ def _weights(unknown: Floats, known: Floats) -> Floats:
 def _from(cut: Ints) -> Mask:
     """Return the bins (C, BINS) from the cut of each class on."""
     return np.asarray(np.arange(BINS) >= cut[:, None])
-
-
-def _lower(right: float, size: float, allowed: float) -> float:
-    """Return the lower Clopper-Pearson bound of a share, wrong with at most the allowed probability."""
-    from scipy.stats import beta
-
-    return float(beta.ppf(allowed, right, size - right + 1)) if right > 0 else 0.0
 
 
 def _positive_sampling_ratio(counts: BinCounts) -> tuple[Floats, Floats, float, float]:

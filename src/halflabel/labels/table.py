@@ -307,8 +307,7 @@ def are_nearly_all_positive(labels: Any, entries: int) -> bool:
 
     They are if there is none, or less than a tenth as many as positives. A complete table is the exception: its few
     negatives are all there are. `labels` is an array or a tensor of a table's labels, with or without the unknown
-    ones (0); `entries` is the number of images times classes. Calibration needs more negatives, see
-    `evaluation.calibration.has_negatives_to_calibrate`.
+    ones (0); `entries` is the number of images times classes. Calibration uses the few there are, too.
     """
     present, absent = int((labels > 0).sum()), int((labels < 0).sum())
     return not absent or (10 * absent < present and present + absent < entries)

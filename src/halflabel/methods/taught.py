@@ -7,7 +7,7 @@ import torch
 from scipy.special import logit
 from torch import Tensor
 
-from halflabel.evaluation.calibration import fit_platt, has_negatives_to_calibrate
+from halflabel.evaluation.calibration import fit_platt, has_as_many_negatives
 from halflabel.evaluation.positives_only import fit_positives_only
 from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
@@ -72,7 +72,7 @@ class Taught(Relabeler):
 
     def set_scores(self, labels: np.ndarray, t: np.ndarray | None) -> None:
         """Calibrate the teacher's probabilities (N, C), NaN for none, and weigh its classes by the known labels."""
-        has_negatives = has_negatives_to_calibrate(labels)
+        has_negatives = has_as_many_negatives(labels)
         q, trust = np.zeros(labels.shape, np.float32), np.zeros(labels.shape[1])
         has_score = np.zeros(labels.shape, bool)
         if t is not None:

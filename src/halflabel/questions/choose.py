@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.evaluation.calibration import has_negatives_to_calibrate
+from halflabel.evaluation.calibration import has_as_many_negatives
 from halflabel.evaluation.scores import image_blocks
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
 from halflabel.labels.labels import WEIGHT_COLUMN
@@ -123,7 +123,7 @@ def choose_questions(
             f"no list can have {count} questions, a control share of {control:g} and {per_image} questions per image",
             "ask for at least 1 question and 1 per image, with a control share between 0 and 1",
         )
-    answer_value = _answer_value(has_negatives_to_calibrate(table.value) if both_teach is None else both_teach)
+    answer_value = _answer_value(has_as_many_negatives(table.value) if both_teach is None else both_teach)
     controls = min(round(control * count), count)
     drawn, sizes, open_ = _scan_entries(scores, table, thresholds, answer_value, controls, count, skip, seed)
     chosen = _control_sample(drawn, sizes, seed)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.evaluation.calibration import has_negatives_to_calibrate
+from halflabel.evaluation.calibration import has_as_many_negatives
 from halflabel.labels.table import Table, top_pairs
 from halflabel.report import svg
 from halflabel.report.layout import (
@@ -111,7 +111,7 @@ def cooccurrence_section(table: Table) -> Html | None:
     pairs = top_pairs(table, TABLE_PAIRS)
     if not pairs:
         return None
-    has_negatives = has_negatives_to_calibrate(table.value)  # else shares would all be 1
+    has_negatives = has_as_many_negatives(table.value)  # else shares would all be 1
     meaning = (
         "P(B | A): of the images with A in which B is known, the share with B. Lift: how many times its usual share "
         "that is; 1 means that A tells nothing about B."

@@ -1,4 +1,4 @@
-"""The confidence interval of a share."""
+"""Confidence intervals of a share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import betaincinv
 
 
 class IntervalEnds(NamedTuple):
@@ -31,3 +32,13 @@ def wilson(part: Any, whole: Any, z: float = 1.959964) -> IntervalEnds:
     middle, scale = share + z * z / (2 * n), 1 + z * z / n
     half = z * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return IntervalEnds(np.maximum((middle - half) / scale, 0.0), np.minimum((middle + half) / scale, 1.0))
+
+
+def lower_bound(right: Any, wrong: Any, allowed: float) -> NDArray[np.float64]:
+    """Return the lower Clopper-Pearson bound of the share of right ones, wrong with at most the allowed probability.
+
+    >>> round(float(lower_bound(19, 1, 0.05)), 3)
+    0.784
+    """
+    right, wrong = np.asarray(right, np.float64), np.asarray(wrong, np.float64)
+    return np.where(right > 0, betaincinv(np.where(right > 0, right, 1.0), wrong + 1, allowed), 0.0)
