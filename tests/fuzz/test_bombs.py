@@ -28,7 +28,7 @@ DEEP = 200_000
 pytestmark = pytest.mark.usefixtures("limited")
 
 
-@pytest.mark.parametrize("name", ["coco", "lvis", "label-studio", "fiftyone", "imagefolder", "imagefolder-lists"])
+@pytest.mark.parametrize("name", ["coco", "lvis", "label-studio", "fiftyone", "imagefolder"])
 @pytest.mark.parametrize("unit", [("[", "]"), ('{"a":', "}"), ('[{"data":', "}]")])
 @pytest.mark.parametrize("closed", [True, False])
 def test_deep_json(tmp_path: Path, name: str, unit: tuple[str, str], closed: bool) -> None:

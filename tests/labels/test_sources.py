@@ -48,12 +48,6 @@ def fiftyone(count: int) -> str:
     return json.dumps({"labels": labels})
 
 
-def lists(count: int) -> str:
-    record = {"labels": ["x"], "absent": []}
-    records = ({"file_name": f"{k}", **record, "labels_source": [f"s{k}"]} for k in range(count))
-    return "\n".join(map(json.dumps, records))
-
-
 def tasks(count: int) -> str:
     choice = {"from_name": "class_x", "to_name": "image", "type": "choices", "value": {"choices": ["yes"]}}
     data = ({"image": f"/{k}", "name": f"{k}", "sources": {"class_x": f"s{k}"}} for k in range(count))
@@ -68,7 +62,6 @@ def coco(count: int, **more: Any) -> str:
 
 FILES: dict[str, tuple[str, Callable[[int], str], Policy]] = {
     "fiftyone": ("labels.json", fiftyone, Policy(unlisted="unknown")),
-    "imagefolder-lists": ("metadata.jsonl", lists, Policy()),
     "label-studio": ("tasks.json", tasks, Policy()),
     "coco": ("x.json", coco, Policy(unlisted="unknown")),
     "lvis": ("x.json", partial(coco, neg_category_ids=[]), Policy()),

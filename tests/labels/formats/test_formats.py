@@ -34,7 +34,6 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "cub": ("CUB*", Policy()),
     "nus-wide": (".", Policy()),
     "single-positive": (".", Policy(split="train")),
-    "imagefolder-lists": ("*.jsonl", Policy()),
     "tags": ("*", Policy(unlisted="unknown")),
     "imagefolder": ("csv", Policy(ignore=("width",))),
     "long": ("own.csv", Policy()),
@@ -81,7 +80,6 @@ TWICE = {
     "coco": '{"images":[{"id":1,"file_name":"a.jpg"}],"categories":[{"id":1,"name":"dog"}],\n"annotations":[],'
     '"annotations":[{"image_id":1,"category_id":1}]}',
     "imagefolder": '{"file_name":"a.jpg","dog":true,"dog":false}',
-    "imagefolder-lists": '{"file_name":"a.jpg","labels":["dog"],"labels":[],"absent":[],"labels_score":[1]}',
 }
 
 

@@ -40,7 +40,7 @@ from halflabel.images.pack.read import (
 from halflabel.images.quarantine import Quarantine
 from halflabel.labels.formats._write import check_provenance
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
-from halflabel.labels.formats.imagefolder_lists import image_records
+from halflabel.labels.formats.webdataset import image_records
 from halflabel.labels.labels import Labels
 from halflabel.system.files import atomic_write, exclusive, file_crc32, refuse_remote, write_json
 from halflabel.system.remote import local_folder

@@ -48,7 +48,6 @@ FORMATS = {
     "cub": "CUB-200 attributes folder: attributes/image_attribute_labels.txt",
     "nus-wide": "NUS-WIDE folder: Labels_<class>.txt beside an image list",
     "webdataset": "WebDataset tars: KEY.json, KEY.cls or KEY.txt beside KEY.jpg; also a pack with labels",
-    "imagefolder-lists": "Hugging Face ImageFolder: metadata.jsonl with lists of classes, their scores and sources",
     "tags": "one line per image with a list of tags in one column: a.jpg,dog;cat (CSV)",
     "imagefolder": "Hugging Face ImageFolder: metadata.csv, .jsonl or .parquet with file_name",
     "single-positive": "folder of formatted_<split>_images.npy, _labels.npy and _labels_obs.npy",

@@ -14,13 +14,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from halflabel.errors import LabelError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._entries import Entries, require_unlisted
+from halflabel.labels.formats._json import Node, Record
+from halflabel.labels.formats._write import shortest_float, split_by_image
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
-from halflabel.labels.formats.imagefolder_lists import add_record
 from halflabel.labels.formats.tags import LIST_COLUMNS
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS
+from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
 from halflabel.system.files import DuplicateKey, parse_json
 from halflabel.system.webdataset import list_members, split_key, tar_files
@@ -28,6 +32,7 @@ from halflabel.system.webdataset import list_members, split_key, tar_files
 USES = ("unlisted",)
 CANNOT_WRITE = ("WebDataset tars hold images too", "write both: halflabel pack IMAGES OUT --labels LABELS")
 
+_LISTS = {"labels": 1, "absent": -1}
 _LABEL_FILES = ("json", "cls", "txt")  # in order of preference
 _MAX_BYTES = 1 << 24  # of the labels of one image
 
@@ -45,19 +50,54 @@ def read(path: Path, policy: Policy) -> LabelImport:
     entries = Entries("webdataset", path)
     says_absent = False
     for image, place, data in _samples(tars):
-
-        def fail(message: str, fix: str, column: str | None = None, place: str = place) -> LabelError:
-            return LabelError(f"{place}: {message}", fix, path, column=column)
-
-        record = _read_record(data, place.rpartition(".")[2].lower(), fail) if place else {}
-        says_absent |= "absent" in record
-        add_record(entries, record.get(IMAGE_COLUMN, image), record, fail)
+        node = Node({}, path / place)
+        if place:
+            node = Node(_read_record(data, node), node.path)
+        says_absent |= "absent" in node.value
+        _add_lists(entries, node[IMAGE_COLUMN].name() if IMAGE_COLUMN in node.value else image, node)
     if not entries.classes:
         fix = "name the file with the labels, or write KEY.json with a list called labels"
         raise LabelError("no image has labels in .json, .cls or .txt", fix, path)
     if not says_absent:
         require_unlisted(policy, "the lists say present and nothing says absent", path)
     return entries.read(policy)
+
+
+def _add_lists(entries: Entries, image: str, node: Node) -> None:
+    """Add the labels of one image: its lists, and perhaps their sources and scores in parallel lists."""
+    if image in entries.images:
+        raise node.error(f"image {image!r} occurs twice", "leave one of them")
+    entries.add_image(image)
+    # Present comes last, so that it wins if a class is in both lists.
+    for name, sign in reversed(_LISTS.items()):
+        labels = node[name].list("write a list of class names, or []", optional=True)
+        sources, scores = (_parallel(node[f"{name}_{kind}"], len(labels)) for kind in ("source", "score"))
+        for label, source, score in zip(labels, sources, scores, strict=True):
+            of_source = "" if source.value is None else str(source.value)
+            entries.add(image, label.name(), sign, f"in {name}", of_source, score.score())
+
+
+def _parallel(node: Node, count: int) -> list[Node]:
+    items = node.list(optional=True) or [node.child(number, None) for number in range(count)]
+    if len(items) != count:
+        raise node.error(f"this is not one for each of the {count} classes", "make the lists the same length")
+    return items
+
+
+def image_records(rows: Labels) -> Iterator[Record]:
+    """Yield the lists of each image, as a pack stores them: present and absent classes, their scores and sources."""
+    holding = rows.holding()
+    has_score = not bool(np.isnan(rows.score[holding]).all())
+    has_source = any(rows.sources[number] for number in np.unique(rows.source[holding]))
+    for part in split_by_image(rows, holding)[: len(rows.images)]:  # without images there is one empty part
+        listed = {name: part[rows.value[part] == sign] for name, sign in _LISTS.items()}
+        record: Record = {name: [rows.classes[c] for c in rows.column[k]] for name, k in listed.items()}
+        for name, k in listed.items():
+            if has_score:
+                record[f"{name}_score"] = [None if np.isnan(x) else shortest_float(x) for x in rows.score[k]]
+            if has_source:
+                record[f"{name}_source"] = [rows.sources[number] for number in rows.source[k]]
+        yield record
 
 
 def _samples(tars: list[Path]) -> Iterator[tuple[str, str, bytes]]:
@@ -81,18 +121,18 @@ def _samples(tars: list[Path]) -> Iterator[tuple[str, str, bytes]]:
             yield image, f"{tars[members.tar[at]].name}: {names[at]}", data
 
 
-def _read_record(data: bytes, kind: str, fail: Any) -> dict[str, Any]:
-    """Return the content of a label file as a record with the list `labels`."""
+def _read_record(data: bytes, node: Node) -> Record:
+    """Return the content of a label file as a record with the list `labels`; `node` stands for the file."""
+    kind = node.path.suffix.lower()
     try:
         text = data.decode("utf-8").strip()
-        if kind != "json":
-            return {"labels": _classes(text) if kind == "txt" else [text] if text else []}
+        if kind != ".json":
+            return {"labels": _classes(text) if kind == ".txt" else [text] if text else []}
         content = parse_json(text)
-        text.encode()
     except DuplicateKey as error:
-        raise fail(f"the key {error.key!r} occurs twice", "write it once") from None
+        raise node.error(f"the key {error.key!r} occurs twice", "write it once") from None
     except (ValueError, RecursionError):
-        raise fail("this is not UTF-8 text" if kind != "json" else "this is not JSON", "write it again") from None
+        raise node.error(f"this is not {'JSON' if kind == '.json' else 'UTF-8 text'}", "write it again") from None
     if isinstance(content, dict):
         labels: Any = next((content[name] for name in LIST_COLUMNS if name in content), [])
         return {**content, "labels": _names(labels)}
