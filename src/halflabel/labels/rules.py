@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array, eye_array
 
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import csv_line, detect_delimiter, existing_path, first_line, read_records
@@ -28,7 +29,6 @@ _BLOCK_CLASSES = 256  # classes counted at a time
 _SIGNIFICANCE = 0.05  # of all suggestions together
 _LEAST_LIFT = 2.0
 _BLOCK_ENTRIES = 1 << 21  # labels processed at a time
-_FIX_CYCLE = "remove one of these lines; classes that always occur together are one class"
 
 
 class Consequences(NamedTuple):
@@ -68,8 +68,6 @@ class Rules:
         return present & must_be_absent, absent & must_be_present
 
     def _derive(self, present: Mask, absent: Mask) -> tuple[Mask, Mask]:
-        from scipy.sparse import csr_array
-
         known_present, known_absent = csr_array(present), csr_array(absent)
         derived_absent = (known_absent @ self.implied.T).toarray() | (known_present @ self.excluded).toarray()
         return (known_present @ self.implied).toarray(), derived_absent
@@ -130,7 +128,7 @@ class _Rule(NamedTuple):
 def _read_csv(path: Path, classes: Names) -> Rules:
     number = {name: position for position, name in enumerate(classes)}
     rules: list[_Rule] = []
-    seen: dict[tuple[int, str, int], int] = {}
+    line_of: dict[tuple[str, frozenset[int], int], int] = {}
     for record_number, (line, record) in enumerate(read_records(path, detect_delimiter(first_line(path)))):
         fields = [field.strip() for field in record]
         if len(fields) != 3:
@@ -138,9 +136,8 @@ def _read_csv(path: Path, classes: Names) -> Rules:
         if fields[1] not in ("implies", "excludes"):
             if record_number == 0 and fields[0] not in number:
                 continue  # a header
-            raise LabelError(
-                f"{fields[1]!r} is not a rule", "write implies or excludes between two classes", path, line=line
-            )
+            fix = "write implies or excludes between two classes"
+            raise LabelError(f"{fields[1]!r} is not a rule", fix, path, line=line)
         first = class_number(fields[0], number, path, line)
         kind: Kind = "implies" if fields[1] == "implies" else "excludes"
         if kind == "excludes" and fields[2] == "*" and "*" not in number:
@@ -149,11 +146,9 @@ def _read_csv(path: Path, classes: Names) -> Rules:
         second = class_number(fields[2], number, path, line)
         if first == second:
             raise LabelError(f"{fields[0]!r} {kind} itself", "remove the line, or name another class", path, line=line)
-        ends = (first, second) if kind == "implies" else (min(first, second), max(first, second))
-        key = (ends[0], kind, ends[1])
-        if key in seen:
-            raise LabelError(f"the rule is already on line {seen[key]}", "remove one of the two lines", path, line=line)
-        seen[key] = line
+        key = kind, frozenset((first, second)), first if kind == "implies" else -1
+        if (before := line_of.setdefault(key, line)) != line:
+            raise LabelError(f"the rule is already on line {before}", "remove one of the two lines", path, line=line)
         rules.append(_Rule(first, kind, second, line))
     if not rules:
         raise LabelError("the file has no rules", "add rows such as dog,implies,animal", path)
@@ -221,7 +216,6 @@ def _walk_hierarchy(root: Any, path: Path) -> Iterator[tuple[str, tuple[str, ...
 
 def _close(rules: list[_Rule], classes: Names, path: Path) -> Rules:
     """Add everything that follows from the rules; raises LabelError for a cycle or an impossible class."""
-    from scipy.sparse import csr_array, eye_array
     from scipy.sparse.csgraph import connected_components
 
     size = len(classes)
@@ -252,10 +246,10 @@ def _raise_cycle(all_rules: list[_Rule], component: NDArray[Any], classes: Names
     in_cycles = [r for r in all_rules if r.kind == "implies" and component[r.first] == component[r.second]]
     cycle = [r for r in in_cycles if component[r.first] == component[in_cycles[0].first]]
     chain = ", ".join(f"{classes[r.first]} → {classes[r.second]}" for r in cycle[:6])
-    lines = ", ".join(str(r.line) for r in cycle[:6])
     last_line = cycle[-1].line
-    places = f" (lines {lines})" if last_line is not None else ""
-    raise LabelError(f"a cycle of implications: {chain}{places}", _FIX_CYCLE, path, line=last_line)
+    places = f" (lines {', '.join(str(r.line) for r in cycle[:6])})" if last_line is not None else ""
+    fix = "remove one of these lines; classes that always occur together are one class"
+    raise LabelError(f"a cycle of implications: {chain}{places}", fix, path, line=last_line)
 
 
 def _raise_impossible(rules: list[_Rule], which: int, implied: Any, classes: Names, path: Path) -> None:
@@ -330,7 +324,7 @@ def suggest_rules(table: Table, *, bound: float = 0.95, top: int = 50) -> list[R
     )
     level = _SIGNIFICANCE / max(2 * len(table.classes) * (len(table.classes) - 1), 1)
     by_class = present.tocsc()
-    candidates: list[tuple[Any, ...]] = []
+    candidates: list[tuple[float, RuleSuggestion, tuple[int, int]]] = []
     for first in range(0, len(table.classes), _BLOCK_CLASSES):
         block = by_class[:, first : first + _BLOCK_CLASSES].T.tocsr()
         with_b, without_b = (block @ present).toarray(), (block @ absent).toarray()
@@ -348,21 +342,17 @@ def suggest_rules(table: Table, *, bound: float = 0.95, top: int = 50) -> list[R
             a, b = np.nonzero((seen > 0) & (lower >= bound) & (lift >= _LEAST_LIFT))
             is_rare = binom.cdf((seen - holds)[a, b], seen[a, b], 1 - expected[a, b]) <= level
             a, b = a[is_rare], b[is_rare]
-            best = np.lexsort((-seen[a, b], -lift[a, b]))[: 2 * top]
-            candidates += [
-                (i + first, kind, j, *(part[i, j].item() for part in (holds, seen, lower, expected, lift)))
-                for i, j in zip(a[best].tolist(), b[best].tolist(), strict=True)
-            ]
-    candidates.sort(key=lambda item: (-item[7], -item[4], item[0], item[2]))
+            for k in np.lexsort((-seen[a, b], -lift[a, b]))[: 2 * top]:
+                pair, at = (first + int(a[k]), int(b[k])), (a[k], b[k])
+                ends, counts = (table.classes[pair[0]], kind, table.classes[pair[1]]), (int(holds[at]), int(seen[at]))
+                rule = RuleSuggestion(*ends, *counts, float(lower[at]), float(expected[at]))
+                candidates.append((float(lift[at]), rule, pair))
+    candidates.sort(key=lambda each: (-each[0], -each[1].seen, *each[2]))
     # An exclusion is found from both ends: keep the stronger one.
-    unique: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    for item in candidates:
-        a, kind, b = item[:3]
-        unique.setdefault((kind, a, b) if kind == "implies" else (kind, min(a, b), max(a, b)), item)
-    return [
-        RuleSuggestion(table.classes[a], kind, table.classes[b], int(holds), int(seen), lower, expected)
-        for a, kind, b, holds, seen, lower, expected, _ in list(unique.values())[:top]
-    ]
+    unique: dict[Any, RuleSuggestion] = {}
+    for _, rule, pair in candidates:
+        unique.setdefault((rule.kind, pair if rule.kind == "implies" else frozenset(pair)), rule)
+    return list(unique.values())[:top]
 
 
 def format_suggestions(suggestions: list[RuleSuggestion]) -> str:

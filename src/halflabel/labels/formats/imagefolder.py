@@ -11,13 +11,12 @@ import os
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
 from halflabel.labels.formats._csv import CsvTable, ParquetTable, existing_path, first_line, refuse_possible_values
-from halflabel.labels.formats._entries import apply_unlisted_policy, unlisted_not_stated
+from halflabel.labels.formats._entries import apply_unlisted_policy, rows_of_lists, unlisted_not_stated
 from halflabel.labels.formats._json import JsonLines
 from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.formats._write import keeps_no_provenance, table_lines
@@ -149,32 +148,21 @@ def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Pol
     if not negative and policy.unlisted is None:
         message, fix = unlisted_not_stated("the lists say present and nothing says absent")
         raise metadata.error(message, fix, column=positive[0])
-    lists_of_images = {name: metadata.lists(name) for name in (*positive, *negative)}
     number: dict[str, int] = {}  # of each class: those of the present lists come first, in any order of the columns
-    pairs: dict[str, NDArray[np.int64]] = {}
-    for name, of_images in lists_of_images.items():
+    parsed = {}
+    for name, sign in ((positive[0], 1), *((name, -1) for name in negative)):
+        of_images = metadata.lists(name)
         _refuse_multi_hot(metadata, name, of_images)
-        listed = (
-            (image, number.setdefault(item, len(number)))
-            for image, items in enumerate(of_images)
-            for item in dict.fromkeys(items or ())
-        )
-        pairs[name] = np.fromiter(listed, np.dtype((np.int64, 2)))
-        audit.add(f"in {name}", "present" if name in positive else "absent", len(pairs[name]))
+        items = (item for items in of_images for item in items or ())
+        image = np.repeat(np.arange(len(of_images)), [len(items or ()) for items in of_images])
+        parsed[name] = sign, image, np.array([number.setdefault(item, len(number)) for item in items], np.int64)
     if not number:
         raise metadata.error("every list is empty, so there are no classes", "export the labels again")
-    # Present comes last, so that it wins if a class is in both lists.
-    image, column = np.concatenate([pairs[name] for name in (*negative, *positive)]).T
-    value = np.repeat([-1, 1], [len(image) - len(pairs[positive[0]]), len(pairs[positive[0]])])
-    rows = Labels.build(images, Names(number), image, column, value)
-
-    is_null = np.array([items is None for items in lists_of_images[positive[0]]])
-    audit.note_count(
-        int(is_null.sum()), f"images have null instead of a list: nothing is known of them from {positive[0]}"
-    )
-    rows = apply_unlisted_policy(rows, policy, audit, images=~is_null)
-    audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")
-    return rows
+    rows = rows_of_lists(images, Names(number), parsed, audit)
+    is_null = np.array([items is None for items in metadata.lists(positive[0])])
+    note = f"images have null instead of a list: nothing is known of them from {positive[0]}"
+    audit.note_count(int(is_null.sum()), note)
+    return apply_unlisted_policy(rows, policy, audit, images=~is_null)
 
 
 def _refuse_multi_hot(metadata: CsvTable, name: str, of_images: list[list[str] | None]) -> None:

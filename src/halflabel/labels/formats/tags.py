@@ -32,7 +32,7 @@ from halflabel.labels.formats._csv import (
     read_records,
     refuse_possible_values,
 )
-from halflabel.labels.formats._entries import apply_unlisted_policy, unlisted_not_stated
+from halflabel.labels.formats._entries import apply_unlisted_policy, rows_of_lists, unlisted_not_stated
 from halflabel.labels.formats._write import check_has_labels, keeps_no_provenance, split_by_image
 from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.labels import Labels, is_model_source
@@ -151,17 +151,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
         kept, merged = np.unique(classes.merge_look_alikes(frequency), return_inverse=True)
         audit.note_count(len(classes) - len(kept), "spellings are read as the most frequent one")
         classes, column = classes.take(kept), {name: merged[numbers] for name, numbers in column.items()}
-    keys = {name: image_of[row] * len(classes) + column[name] for name, (_, row) in parts.items()}
-    distinct = {name: _distinct(key) for name, key in keys.items()}
-    for name, sign in lists.items():
-        audit.add(f"in {name}", "present" if sign > 0 else "absent", len(distinct[name]))
-    # Present comes last, so that it wins if a class is in both lists.
-    key = np.concatenate([distinct[name] for name in reversed(lists)])
-    value = np.repeat(
-        np.array(list(reversed(lists.values())), np.int8), [len(distinct[name]) for name in reversed(lists)]
-    )
-    rows = Labels.build(images, classes, key // len(classes), key % len(classes), value)
-    _add_notes(audit, rows, len(sheet), sum(len(keys[name]) - len(distinct[name]) for name in lists))
+    parsed = {name: (sign, image_of[parts[name][1]], column[name]) for name, sign in lists.items()}
+    rows = rows_of_lists(images, classes, parsed, audit)
+    _add_notes(audit, rows, len(sheet))
     rows = apply_unlisted_policy(rows, policy, audit)
     used = {image_column, *lists, *policy.ignore, *policy.where}
     unused = [name for name in sheet.header if name not in used]
@@ -366,12 +358,6 @@ def _parse_list(cell: str, separator: str) -> list[str]:
     return [tag.strip() for tag in tags if tag.strip()]
 
 
-def _distinct(keys: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each number once, ascending; sorting millions is several times faster than np.unique."""
-    keys = np.sort(keys)
-    return keys[np.diff(keys, prepend=-1) > 0]
-
-
 def _refuse_values(sheet: CsvTable, name: str, items: pa.Array) -> None:
     """Raise LabelError if the cells are values such as 1 and 0, not lists."""
     is_vector = pc.match_substring_regex(items, r"^[01]([ /]+[01])+$")
@@ -403,12 +389,10 @@ def _refuse_models(sheet: CsvTable, names: list[str]) -> None:
             raise sheet.error("a model made some of these labels, which a list of tags cannot say", fix, column=name)
 
 
-def _add_notes(audit: Audit, rows: Labels, line_count: int, repeats: int) -> None:
+def _add_notes(audit: Audit, rows: Labels, line_count: int) -> None:
     """Add notes: lines merged, repeated tags, contradictions, similar classes."""
     if empty := [name for name in rows.classes if name.lower() in _NO_LIST]:
         audit.note(f"the tag {empty[0]!r} is read as a class: leave the cell empty if nothing is listed")
     audit.note_count(line_count - len(rows.images), "lines repeat an image: their tags are merged")
-    audit.note_count(repeats, "tags are repeated for the same image: counted once")
-    audit.note_count(rows.count_conflicts(), "entries are in both lists: present wins, both rows are kept")
     if without_tags := int(np.count_nonzero(np.bincount(rows.image, minlength=len(rows.images)) == 0)):
         audit.note(f"nothing is listed for {without_tags} images")
