@@ -63,7 +63,7 @@ def as_pair(scores: ArrayLike, labels: ArrayLike) -> tuple[Tensor, Tensor]:
         )
     # The maximum is NaN if any score is; isnan() would need a table of the size of the scores.
     if table.numel() and bool(table.max().isnan()):
-        image, cls = next(_nan_positions(table))
+        image, cls = table.isnan().nonzero()[0].tolist()
         raise UserError(
             f"the score of image {image} for class {cls} is NaN",
             "check for a diverged training or a division by zero; remove the image, or give it a number",
@@ -76,9 +76,3 @@ def row_blocks(scores: Tensor) -> Iterator[slice]:
     step = max(1, _ROW_BLOCK_ENTRIES // max(1, scores.shape[1]))
     for start in range(0, scores.shape[0], step):
         yield slice(start, start + step)
-
-
-def _nan_positions(scores: Tensor) -> Iterator[tuple[int, int]]:
-    for rows in row_blocks(scores):
-        for image, cls in scores[rows].isnan().nonzero().tolist():
-            yield rows.start + image, cls

@@ -27,6 +27,8 @@ from halflabel.evaluation.positives_only import (
     match_positives_per_image,
     trust_in_known,
 )
+from halflabel.evaluation.scores import Scores, image_blocks
+from halflabel.labels.table import Table
 
 _FOLDS = 5  # of the images, in the choice between one curve and one per class
 _FEWEST_UNLIKELY = 10  # random answers about unlikely entries from which on answers change the slope of the curve
@@ -76,6 +78,16 @@ def calibrate(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
         return _fit_known(logits, labels)
     given = fit_positives_only(logits, labels)
     return given.towards(_fit_known(logits, labels), trust, labels.shape[1]) if trust > 0 else given
+
+
+def unknown_curve(calibration: Calibration, scores: Scores, table: Table) -> Calibration:
+    """Return P(present) of an unknown entry by its logit: lower than `calibration`, as the label was not given."""
+    classes = len(table.classes)
+    blocks = image_blocks(*table.shape)
+    expected = sum(float(np.nansum(calibration.scores(np.asarray(scores.logits[index])))) for index in blocks)
+    positives = np.bincount(table.entries()[0][table.value > 0], minlength=len(table))
+    negatives = int((table.value < 0).sum())
+    return calibration.corrected(1.0, log_odds_of_unknown(positives, negatives, classes, expected), classes)
 
 
 def _correct(calibration: Calibration, logits: Tensor, known: NDArray[Any], control: csr_array) -> Calibration:

@@ -142,21 +142,18 @@ def measure(
         overall |= {f"G{number}": value for number, value in enumerate(fifths, 1)}
     overall["images"] = float(len(labels))
     counts = metrics.decision_counts(scores, labels, thresholds)
-    present, absent = (labels > 0).sum(0).tolist(), (labels < 0).sum(0).tolist()
-    per_class: list[dict[str, Any]] = [
-        {
-            "class": name,
-            "present": present[c],
-            "absent": absent[c],
-            "AP": float(intervals.ap[c]),
-            "AP_low": float(intervals.ap_low[c]),
-            "AP_high": float(intervals.ap_high[c]),
-            "threshold": float(thresholds[c]),
-            "precision": float(counts.precision[c]),
-            "recall": float(counts.recall[c]),
-        }
-        for c, name in enumerate(classes)
-    ]
+    columns: dict[str, list[Any]] = {
+        "class": list(classes),
+        "present": (labels > 0).sum(0).tolist(),
+        "absent": (labels < 0).sum(0).tolist(),
+        "AP": intervals.ap.tolist(),
+        "AP_low": intervals.ap_low.tolist(),
+        "AP_high": intervals.ap_high.tolist(),
+        "threshold": thresholds.tolist(),
+        "precision": counts.precision.tolist(),
+        "recall": counts.recall.tolist(),
+    }
+    per_class = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     measured = sum(not math.isnan(row["AP"]) for row in per_class)
     resampled = f"{resamples} resamples of the {'images' if groups is None else 'groups of images'}"
     protocol = _protocol(labels, thresholds, measured, resampled)
@@ -168,7 +165,7 @@ def measure(
         overall |= _estimate_precision(scores, labels, thresholds, group, resamples)
         unmeasured = dict.fromkeys(("AP", "AP_low", "AP_high", "precision"), math.nan)
         per_class = [row | unmeasured | {"recall": float(recall[c])} for c, row in enumerate(per_class)]
-        count = sum(absent)
+        count = sum(columns["absent"])
         few = f"only {count} labels are known to be absent" if count else "no label is known to be absent"
         assumption = calibration.assumption or "scores are probabilities"
         protocol += f"; {few}, so recall is measured and precision is estimated, assuming that {assumption}"

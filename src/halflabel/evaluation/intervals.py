@@ -6,7 +6,7 @@ It draws images with replacement and sorts each class once for all replicates. I
 from __future__ import annotations
 
 from statistics import NormalDist
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from halflabel.errors import UserError
+from halflabel.evaluation._inputs import ArrayLike, as_pair
+from halflabel.evaluation.ranking import Cuts, average_precision, class_blocks, mean_known, sorted_cuts
 from halflabel.system import memory
 from halflabel.system.rng import uniform
-
-if TYPE_CHECKING:
-    from halflabel.evaluation._inputs import ArrayLike
-    from halflabel.evaluation.ranking import Cuts
 
 _CHUNK_ENTRIES = 1 << 22
 
@@ -70,9 +68,6 @@ def bootstrap(
     scores, labels: (N, C) as in `average_precision`. Memory beyond the inputs: N n bytes for the weights, from
     256 MB on in a scratch file, 8 n C for the replicates, and blocks of bounded size.
     """
-    from halflabel.evaluation._inputs import as_pair
-    from halflabel.evaluation.ranking import average_precision, class_blocks, mean_known
-
     if n < 0 or not 0 < level < 1:
         raise UserError(f"{n} replicates at the level {level} give no interval", "use n >= 0 and 0 < level < 1")
     table, known = as_pair(scores, labels)
@@ -180,8 +175,6 @@ def _weights(group: NDArray[np.int64], replicates: range, seed: int) -> NDArray[
 
 def _fill_block(values: Tensor, weights: list[Tensor], scores: Tensor, labels: Tensor) -> None:
     """Write the replicates' average precision (n, c) of a class block into `values`."""
-    from halflabel.evaluation.ranking import sorted_cuts
-
     cuts, order, sorted_labels = sorted_cuts(scores, labels)
     if len(cuts.row) == 0:
         return

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration, describe_answers, fit_correction, sigmoid
-from halflabel.evaluation.positives_only import log_odds_of_unknown
+from halflabel.evaluation.decisions import unknown_curve
 from halflabel.evaluation.scores import Scores, image_blocks
 from halflabel.filling.plan import FillOptions, FillPlan, make_plan
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
@@ -42,16 +42,6 @@ class NothingToFill(UserError):
             else "label more photos, and train again",
         )
         self.precision, self.count = precision, count
-
-
-def unknown_curve(calibration: Calibration, scores: Scores, table: Table) -> Calibration:
-    """Return P(present) of an unknown entry by its logit: lower than `calibration`, as the label was not given."""
-    classes = len(table.classes)
-    blocks = image_blocks(*table.shape)
-    expected = sum(float(np.nansum(calibration.scores(np.asarray(scores.logits[index])))) for index in blocks)
-    positives = np.bincount(table.entries()[0][table.value > 0], minlength=len(table))
-    negatives = int((table.value < 0).sum())
-    return calibration.corrected(1.0, log_odds_of_unknown(positives, negatives, classes, expected), classes)
 
 
 def draw_control(

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.evaluation.calibration import sigmoid
+from halflabel.evaluation.decisions import unknown_curve
 from halflabel.evaluation.evaluate import evaluate
-from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.evaluation.scores import Scores
 from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Fit, Inputs, fit
@@ -147,9 +146,4 @@ class LiveReview:
         table = Table.from_dense(self.evaluation)
         scores = Scores.held_out(table.images, table.classes, logits)
         decisions, _ = evaluate(scores, table, positives_per_image=self.positives_per_image, resamples=0)
-        calibration = decisions.calibration
-        z = calibration.log_odds(logits)
-        if calibration.assumption:  # labels that were not given are less likely to be present
-            negatives, expected = int((self.evaluation < 0).sum()), float(np.nansum(sigmoid(z)))
-            z += log_odds_of_unknown((self.evaluation > 0).sum(1), negatives, z.shape[1], expected)
-        return np.asarray(z, np.float32)
+        return np.asarray(unknown_curve(decisions.calibration, scores, table).log_odds(logits), np.float32)
