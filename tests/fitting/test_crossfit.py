@@ -8,7 +8,7 @@ import torch
 
 from halflabel import metrics
 from halflabel.errors import UserError
-from halflabel.evaluation.ranking_quality import ranking_quality
+from halflabel.evaluation.ranking import ranking_quality
 from halflabel.features.feature_transform import FeatureTransform
 from halflabel.fitting.crossfit import Basis, _guesses_by_fold, _Steps, _Task, crossfit
 from halflabel.labels.table import Table
@@ -170,7 +170,7 @@ def test_labels_made_by_a_model_do_not_choose_the_strength() -> None:
 def test_large_tables_have_three_folds_and_a_sample_chooses_the_strength(monkeypatch: pytest.MonkeyPatch) -> None:
     features, table = make_data()
     monkeypatch.setattr("halflabel.fitting.crossfit.LARGE", 100)
-    monkeypatch.setattr("halflabel.evaluation.ranking_quality._SORTED_ENTRIES", 300)
+    monkeypatch.setattr("halflabel.evaluation.ranking._SORTED_ENTRIES", 300)
     fits: list[tuple[int, int]] = []
     fitted = crossfit(
         features, table, recipe("bce").make, progress=lambda *state: fits.append(state), use_similar=False

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.evaluation.ranking_quality import ranking_quality, sampling_step
+from halflabel.evaluation.ranking import ranking_quality, sampling_step
 from halflabel.features.feature_transform import BLOCK, Classifier, FeatureTransform, principal_components
 from halflabel.features.heads import NormalisedLinear
 from halflabel.features.similar_images import KEY_SIZE, SimilarImages, nearest_images

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.evaluation.evaluate import ValidationMetric
-from halflabel.evaluation.ranking_quality import ranking_quality
+from halflabel.evaluation.ranking import ranking_quality
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import Backbone
 from halflabel.features.heads import Head, Model

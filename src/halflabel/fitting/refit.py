@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.evaluation.ranking_quality import ranking_quality
+from halflabel.evaluation.ranking import ranking_quality
 from halflabel.features.feature_transform import FeatureTransform
 from halflabel.features.heads import NormalisedLinear
 from halflabel.fitting.crossfit import MakeMethod, best_strength, to_components
