@@ -158,8 +158,8 @@ def _show_table(id: str) -> None:
     for note in table.notes:
         if note != caption:
             console.print(f"  {escape(note)}")
-    for name in dict.fromkeys(condition.dataset for condition in table.conditions):
-        layout = dataset_layout(name)
+    layouts = {each.dataset: dataset_layout(each.dataset, **each.dataset_options) for each in table.conditions}
+    for name, layout in layouts.items():
         console.print(f"\n[bold]{name}[/]: {escape(layout.source)}")
         for line in layout.tree:
             console.print(f"  {escape(line)}")

@@ -141,7 +141,7 @@ class _DatasetFolder:
                 split = split.with_positives()
             splits[name] = split.on_disk()
             if not len(splits[name]):
-                fix = dataset_layout(condition.dataset).fix()
+                fix = dataset_layout(condition.dataset, **condition.dataset_options).fix()
                 raise UserError(f"not one {name} image of {condition.dataset} is in the folder", fix)
             if number := len(split) - len(splits[name]):
                 lost.append(f"{number} of {len(split)} {name} images are not in the folder")

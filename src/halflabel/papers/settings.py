@@ -101,7 +101,7 @@ def set_up_cell(cell: Cell, overrides: Overrides) -> CellSetup:
         )
     return CellSetup(
         config,
-        training.backbone_weights == "pretrained",
+        training.backbone_weights == "pretrained" or overrides.weights is not None,
         options,
         effective.get("lr", method.lr),
         effective.get("weight_decay", method.weight_decay),

@@ -127,6 +127,9 @@ def test_coco_words_of_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "no entry of 'images' has the id 43" in refusal("coco2014", tmp_path, labels="words")
     file.unlink()
     assert "captions_val2014.json" in refusal("coco2014", tmp_path, labels="words")
+    tree = " ".join(dataset_layout("coco2014", labels="words").tree)  # what `reproduce` says is needed
+    assert "captions_train2014.json" in tree
+    assert "instances" not in tree
 
 
 def test_coco_refuses_splits_of_different_classes(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def open_dataset(name: str, folder: str | Path, **options: Any) -> Dataset:
         if option not in allowed:
             raise UserError(f"the data set {name} has no option {option!r}", f"its options: {', '.join(allowed)}")
     if not Path(folder).is_dir():
-        raise LabelError("there is no such folder", dataset_layout(name).fix(), folder)
+        raise LabelError("there is no such folder", dataset_layout(name, **options).fix(), folder)
     return _reader(name)(Path(folder), **entry.fixed, **options)
 
 
@@ -64,11 +64,12 @@ def dataset_options(name: str) -> list[str]:
     return [option for option in inspect.signature(_reader(name)).parameters if option not in ("folder", *fixed)]
 
 
-def dataset_layout(name: str) -> Layout:
-    """Return what the folder of a data set contains, and where to get the files."""
+def dataset_layout(name: str, **options: Any) -> Layout:
+    """Return what the folder of a data set contains for these options of `open_dataset`, and where to get the files."""
     entry = _entry(name)
-    layout: Layout = import_module(f"halflabel.papers.datasets.{entry.module}").layout(**entry.fixed)
-    return layout
+    layout: Callable[..., Layout] = import_module(f"halflabel.papers.datasets.{entry.module}").layout
+    accepted = inspect.signature(layout).parameters
+    return layout(**entry.fixed, **{option: value for option, value in options.items() if option in accepted})
 
 
 def _entry(name: str) -> _Entry:

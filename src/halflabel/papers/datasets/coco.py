@@ -17,8 +17,9 @@ from halflabel.papers.datasets.base import Dataset, Layout, Split
 from halflabel.system.validate import one_of
 
 
-def layout(year: int) -> Layout:
-    tree = tuple(f"annotations/instances_{part}{year}.json" for part in ("train", "val"))
+def layout(year: int, labels: Literal["objects", "words"] = "objects") -> Layout:
+    file = "captions" if labels == "words" else "instances"
+    tree = tuple(f"annotations/{file}_{part}{year}.json" for part in ("train", "val"))
     tree += tuple(f"{part}{year}/<image>.jpg" for part in ("train", "val"))
     archives = f"train{year}.zip, val{year}.zip and annotations_trainval{year}.zip"
     return Layout(f"MS COCO {year}", tree, f"https://cocodataset.org/#download ({archives})")
@@ -43,7 +44,7 @@ def read(
     """
     one_of(("keep", "drop"), unannotated=unannotated)
     one_of(("objects", "words"), labels=labels)
-    expected = layout(year)
+    expected = layout(year, labels)
     if labels == "words":
         return _read_words(folder, year, expected)
     splits, notes = {}, []

@@ -25,9 +25,7 @@ def _training(size: int, weights: str, **settings: Any) -> PaperTraining:
         {"batch_size": 96, "backbone_lr": 1.0, "optimizer": "sgd", "momentum": 0.9, "schedule": "constant", **settings},
         backbone_weights="random" if weights == "random" else "pretrained",
         unsaid=("epochs", "weak"),
-        differs=("the random weights of the backbone are the same for every seed and trial",)
-        if weights == "random"
-        else (),
+        differs=("random weights of a backbone are the same for every seed and trial",) if weights == "random" else (),
     )
 
 
@@ -140,8 +138,7 @@ _RMLC = TableRow(
     settings={"optimizer": "adamw", "lr": 1e-3, "weight_decay": 1e-2},
     differs=(
         "another experiment: the paper uses features of a ResNet-101 that the authors of [40] trained on the same data "
-        "set, here they are features of ImageNet weights. To come closer, give weights trained on the data set by "
-        "‹weights›, with ‹rows=CNN+RMLC›",
+        "set. To come closer, give such weights by --weights, with --rows CNN+RMLC",
         "optimizer, learning rate and weight decay are the library's for this method: the paper states none",
     ),
 )

@@ -34,7 +34,7 @@ def _open_images(name: str, tune: str, test_split: str = "test") -> Condition:
         initial_model=InitialModel("logistic", 2),
         unsaid=("size", "resize", "weight_decay", "momentum", "weak", "epochs of the logistic model"),
         differs=(
-            "the paper's ResNet-101 is pre-trained on Open Images (a TensorFlow checkpoint): use --weights",
+            "the paper's ResNet-101 is pre-trained on Open Images (a TensorFlow checkpoint): give it by --weights",
             "the paper lowers the learning rate when the validation mAP falls, checked several times per epoch",
             "the released code trains end to end with a learning rate of 1e-5, the text states 0.001",
         ),
