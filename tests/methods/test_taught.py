@@ -106,9 +106,9 @@ def test_without_a_teacher_it_is_bce_or_n_ls():
     ("content", "problem"),
     [
         ("image,class,score\na,b,0.5\n", "line 1: there is no column 'probability'"),
-        ("image,class,probability\n0,0,0.5\n0,1,high\n", "line 3: 'high' is not a probability"),
-        ("image,class,probability\n0,0,1.5\n", "line 2: '1.5' is not a probability"),
-        ("image,class,probability\n", "the file has no scores"),
+        ("image,class,probability\n0,0,0.5\n0,1,high\n", "line 3.*'high' is not a number"),
+        ("image,class,probability\n0,0,1.5\n", "line 2.*'1.5' is too large"),
+        ("image,class,probability\n", "no rows"),
         ("image,class,probability\nx.jpg,dog,0.5\n", "no image and class of the training labels"),
     ],
 )

@@ -30,6 +30,7 @@ from halflabel.system.files import WRITING_MARK, is_utf8
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
 
+_MOST = float(np.finfo(np.float32).max)
 _DELIMITERS = ",;\t|"
 # Byte order marks; that of UTF-32 begins with that of UTF-16.
 _WIDE_ENCODINGS = {
@@ -341,6 +342,31 @@ class CsvTable:
             fix = "leave one line per image, or use the long form to keep contradicting labels"
             raise self.error(message, fix, row=row, column=name)
         return Names(names)
+
+    def numbers(self, name: str | None, fix: str, *, least: float = -_MOST, most: float = _MOST) -> NDArray[np.float32]:
+        """A column of numbers in a range; NaN for a blank cell, and everywhere if there is no such column."""
+        if name is None or name not in self:
+            return np.full(len(self), np.nan, np.float32)
+        column = self.column(name)
+        text = pc.if_else(pc.equal(column, ""), None, column)
+        try:
+            numbers = np.asarray(pc.cast(text, pa.float32()).to_numpy(zero_copy_only=False), dtype=np.float32)
+        except pa.ArrowInvalid:  # Python reads some numbers that Arrow does not, such as with blanks around them
+            numbers = np.array([self._number(name, row, cell) for row, cell in enumerate(column.to_pylist())])
+            with np.errstate(over="ignore"):  # numbers that are too large become infinite
+                numbers = numbers.astype(np.float32)
+        if (is_outside := (numbers < least) | (numbers > most)).any():
+            row = int(np.argmax(is_outside))
+            what = "too large" if numbers[row] > most else "negative" if least == 0 else "too small"
+            raise self.error(f"{name} {column[row].as_py()!r:.60} is {what}", fix, row=row, column=name)
+        return numbers
+
+    def _number(self, name: str, row: int, cell: str) -> float:
+        try:
+            return float(cell.strip() or "nan")
+        except ValueError:
+            message = f"{name} {cell!r:.60} is not a number"
+            raise self.error(message, "use a number or blank", row=row, column=name) from None
 
     def select(self, where: Mapping[str, str], audit: Audit) -> None:
         """Select the rows whose columns have these values; the others are left out of every column."""

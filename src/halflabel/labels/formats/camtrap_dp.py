@@ -24,7 +24,7 @@ USES = ("unlisted",)
 CANNOT_WRITE = ("the deployments and times of the images are not known", "write the long form (‹to=long›)")
 
 _MEDIA, _OBSERVATIONS = "media.csv", "observations.csv"
-_COLUMNS = ["observationType", "scientificName", "classificationMethod", "classifiedBy", "classificationProbability"]
+_COLUMNS = ("observationType", "scientificName", "classificationMethod", "classifiedBy")
 _NAMELESS = ("human", "vehicle")  # types of observations that are classes where they name no species
 _OPEN = ("animal", "unknown", "unclassified")  # without a species these say nothing of the classes
 
@@ -47,7 +47,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
     places = _places(media, observations, entries.audit)
     listed, unclear = set[str](), set[str]()
     cells = zip(*(_cells(observations, name) for name in _COLUMNS), strict=True)
-    for row, (kind, species, method, person, score) in enumerate(cells):
+    scores = observations.numbers("classificationProbability", "use a number from 0 to 1", least=0, most=1).tolist()
+    for row, (kind, species, method, person) in enumerate(cells):
         name, seen = species or (kind if kind in _NAMELESS else ""), [images[place] for place in places[row]]
         if not name and kind not in ("blank", *_OPEN):
             message = f"observation type {kind!r} is not known"
@@ -58,9 +59,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
                 message = f"classification method {method!r:.60} is not known"
                 raise observations.error(message, "use human or machine", row=row)
             source = model_source(person) if how == "machine" else person
-            probability = _score(observations, score, row)
             for image in seen:
-                entries.add(image, name, 1, "species", source, probability)
+                entries.add(image, name, 1, "species", source, scores[row])
     if not entries.classes:
         fix = "export the observations again"
         raise LabelError("no observation names a species in a medium", fix, folder / _OBSERVATIONS)
@@ -117,14 +117,3 @@ def _time(sheet: CsvTable, text: str, row: int, column: str) -> datetime:
     except (ValueError, OverflowError):
         fix = "write it like 2024-01-31T10:00:00Z"
         raise sheet.error(f"{text!r:.60} is not a time", fix, row=row, column=column) from None
-
-
-def _score(sheet: CsvTable, text: str, row: int) -> float:
-    try:
-        score = float(text or "nan")
-    except ValueError:
-        score = -1.0
-    if score < 0 or score > 1:
-        column = "classificationProbability"
-        raise sheet.error(f"{text!r:.60} is not a probability", "use a number from 0 to 1", row=row, column=column)
-    return score

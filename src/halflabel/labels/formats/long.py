@@ -165,12 +165,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
         value = np.ones(len(sheet), np.int8)
         audit.add("listed", "present", int(is_label.sum()))
     sources, source = _read_sources(sheet, roles.get("source"), cells.get("source"))
-    score = _read_numbers(sheet, roles.get("score"), cells.get("score"), "use a number from 0 to 1, or blank")
-    weight = _read_numbers(sheet, roles.get(WEIGHT_COLUMN), cells.get(WEIGHT_COLUMN), _FIX_WEIGHT)
-    if (is_negative := weight < 0).any():
-        row = int(np.argmax(is_negative))
-        message = f"{WEIGHT_COLUMN} {weight[row]:g} is negative"
-        raise sheet.error(message, _FIX_WEIGHT, row=row, column=roles[WEIGHT_COLUMN])
+    score = sheet.numbers(roles.get("score"), "use a number from 0 to 1, or blank")
+    weight = sheet.numbers(roles.get(WEIGHT_COLUMN), _FIX_WEIGHT, least=0)
     parts = (part[is_label] for part in (image, column, value, source, score, weight))
     image, column, value, source, score, weight = parts
     rows = Labels.build(images, classes, image, column, value, source, score, sources, weight)
@@ -323,33 +319,6 @@ def _read_sources(sheet: CsvTable, name: str | None, column: pa.Array | None) ->
     if message := too_many_sources(len(coded.dictionary)):
         raise sheet.error(message, "name fewer sources, or remove the column", column=name)
     return tuple(coded.dictionary.to_pylist()), np.asarray(coded.indices).astype(np.int16)
-
-
-def _read_numbers(sheet: CsvTable, name: str | None, column: pa.Array | None, fix: str) -> np.ndarray:
-    if column is None:
-        return np.full(len(sheet), np.nan, np.float32)
-    text = pc.if_else(pc.equal(column, ""), None, column)
-    try:
-        numbers = np.asarray(pc.cast(text, pa.float32()).to_numpy(zero_copy_only=False), dtype=np.float32)
-    except pa.ArrowInvalid:
-        numbers = _parse_numbers(sheet, name, column)
-    if np.isinf(numbers).any():
-        row = int(np.argmax(np.isinf(numbers)))
-        raise sheet.error(f"{name} {column[row].as_py()!r} is too large", fix, row=row, column=name)
-    return numbers
-
-
-def _parse_numbers(sheet: CsvTable, name: str | None, column: pa.Array) -> np.ndarray:
-    """Parse numbers in Python, which reads some that Arrow does not, such as with blanks around them."""
-    numbers = np.full(len(column), np.nan)
-    for row, text in enumerate(column.to_pylist()):
-        try:
-            numbers[row] = float(text.strip() or "nan")
-        except ValueError:
-            message = f"{name} {text!r} is not a number"
-            raise sheet.error(message, "use a number or blank", row=row, column=name) from None
-    with np.errstate(over="ignore"):  # values that are too large become infinite and are refused
-        return numbers.astype(np.float32)
 
 
 # ---- writing, block by block; also for `fill` and its undo

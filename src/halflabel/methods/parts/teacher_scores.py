@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError
-from halflabel.labels.formats._csv import read_lines
+from halflabel.errors import UserError
+from halflabel.labels.formats._csv import CsvTable
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 
@@ -52,32 +52,15 @@ def teacher_probabilities(path: str, table: Table) -> NDArray[np.float32]:
 @lru_cache(maxsize=1)
 def _read(path: Path, changed: int) -> _Scores:
     """Read the file once, until it changes."""
-    reader = csv.reader(read_lines(path))
-    header = next(reader, [])
-    if missing := [name for name in COLUMNS if name not in header]:
-        raise LabelError(f"there is no column {missing[0]!r}", f"name the columns {', '.join(COLUMNS)}", path, line=1)
-    at = [header.index(name) for name in COLUMNS]
-    images: dict[str, int] = {}
-    classes: dict[str, int] = {}
-    rows: list[tuple[int, int, float]] = []
-    for line in reader:
-        if len(line) <= max(at) or not line[at[1]]:  # an image that could not be read
-            continue
-        image, name, text = (line[place] for place in at)
-        try:
-            probability = float(text)
-        except ValueError:
-            probability = np.nan
-        if not 0 <= probability <= 1:
-            raise LabelError(f"{text!r} is not a probability", "write numbers from 0 to 1", path, line=reader.line_num)
-        rows.append((images.setdefault(image, len(images)), classes.setdefault(name, len(classes)), probability))
-    if not rows:
-        raise LabelError("the file has no scores", f"write rows of {', '.join(COLUMNS)}", path)
-    image_numbers, class_numbers, values = zip(*rows, strict=True)
+    sheet = CsvTable(path)
+    sheet.check_columns(COLUMNS)
+    has_class = pc.not_equal(sheet.column("class"), "")  # blank: an image that could not be read
+    probability = sheet.numbers("probability", "write numbers from 0 to 1", least=0, most=1)
+    image, label = (pc.dictionary_encode(sheet.column(name).filter(has_class)) for name in COLUMNS[:2])
     return _Scores(
-        Names(list(images)),
-        Names(list(classes)),
-        np.array(image_numbers),
-        np.array(class_numbers),
-        np.array(values, np.float32),
+        Names(image.dictionary),
+        Names(label.dictionary),
+        image.indices.to_numpy().astype(np.int64),
+        label.indices.to_numpy().astype(np.int64),
+        probability[has_class.to_numpy(zero_copy_only=False)],
     )
