@@ -123,6 +123,14 @@ def test_both_sorts_find_the_same_cuts(data):
         assert packed.dtype == sorted_cut.dtype
 
 
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+def test_narrow_and_wide_keys(scale):
+    # Probabilities fit 32-bit keys; logits of both signs beyond 2 do not.
+    scores, labels = make(8, images=300, classes=5)
+    logits = ((scores - np.float32(0.5)) * np.float32(scale)).astype(np.float32)
+    close(metrics.average_precision(logits, labels), metrics.average_precision(logits.astype(np.float64), labels), 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     scores, labels = make(9, images=300, unknown=0.2)

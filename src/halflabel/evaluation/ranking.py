@@ -183,36 +183,45 @@ def sorted_cuts(scores: Tensor, labels: Tensor) -> tuple[Cuts, Tensor, Tensor]:
 
 
 def _packed_cuts(scores: Tensor, labels: Tensor) -> Cuts:
-    """Compute the cuts of a class block by sorting integers that hold score and label; float32 or narrower, CPU.
+    """Compute the cuts of a class block by sorting integers that pack score and label; float32 or narrower, CPU.
 
-    Sorting values is ten times as fast as sorting with indices, and only the label has to stay with the score. Read as
-    an integer, the bits of a float increase with it (with the lower bits inverted if negative). The key is
+    Sorting values is far faster than sorting with indices, and only the label has to stay with the score. Read as an
+    integer, the bits of a float increase with it (with the lower bits inverted if negative). The key is
 
-        [label = +1] − 2 · bits,     unknown: the largest even number
+        2 (highest - bits) + [label = +1],     unknown: the largest even number
 
-    so that ascending keys are descending scores, positives come last within ties (where the cut is), and odd keys are
-    positives.
+    so that ascending keys are descending scores, positives come last within ties (where the cut is), unknown entries
+    are at the end, and odd keys are positives. Scores that span less than half of all floats, such as probabilities,
+    fit into 32 bits.
     """
     images, classes = scores.shape
-    # Adding 0 gives −0.0 and 0.0 the same bits, and transposes to classes by images at the same time.
-    bits = np.add(scores.float().numpy().T, np.float32(0), order="C").view(np.int32)
-    known = labels.numpy().T
-    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64) * -2 + (known > 0)
-    keys[known == 0] = np.iinfo(np.int64).max - 1
+    # Adding 0 gives -0.0 and 0.0 the same bits, and transposes to classes by images at the same time.
+    floats = np.add(scores.float().numpy().T, np.float32(0), order="C")
+    table = np.ascontiguousarray(labels.numpy().T)
+    bits = floats.view(np.int32)
+    bits ^= (bits >> 31) & np.int32(0x7FFFFFFF)
+    lowest, highest = int(bits.min()), int(bits.max())
+    narrow = highest - lowest < 2**31 - 1
+    keys = (np.int32(highest) - bits).view(np.uint32) if narrow else (highest - bits.astype(np.int64)).view(np.uint64)
+    keys <<= 1
+    keys |= table > 0
+    keys |= np.multiply(table == 0, np.iinfo(keys.dtype).max - 1, dtype=keys.dtype)
     keys.sort(axis=1)
 
-    place = np.flatnonzero(keys & 1)
-    key, row = keys.ravel()[place], place // images
+    place = np.flatnonzero((keys & 1).astype(bool))
+    key = keys.ravel()[place]
+    row = place // images
     positives = np.bincount(row, minlength=classes)
-    is_last = np.ones(len(place), bool)
-    is_last[:-1] = (key[1:] != key[:-1]) | (row[1:] != row[:-1])
-    number = np.flatnonzero(is_last)
-    rank, row = (place % images)[number] + 1, row[number]
+    last = np.ones(len(place), dtype=bool)
+    last[:-1] = (key[1:] != key[:-1]) | (row[1:] != row[:-1])
+    number = np.flatnonzero(last)
+    row, rank = row[number], (place - row * images)[number] + 1
     hits = number + 1 - (positives.cumsum() - positives)[row]
     before = np.zeros_like(hits)
     before[1:] = np.where(row[1:] == row[:-1], hits[:-1], 0)
-    cut = (-(key[number] >> 1)).astype(np.int32)
-    score = (cut ^ ((cut >> 31) & 0x7FFFFFFF)).view(np.float32).astype(np.float64)
+    cut_bits = (highest - (key[number] >> 1).astype(np.int64)).astype(np.int32)
+    cut_bits ^= (cut_bits >> 31) & np.int32(0x7FFFFFFF)
+    score = cut_bits.view(np.float32).astype(np.float64)
     return Cuts(*(torch.from_numpy(column) for column in (row, hits, before, rank, score, positives)))
 
 
