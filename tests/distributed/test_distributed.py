@@ -239,7 +239,7 @@ def test_compiling_is_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     method = recipe("bce").make()
-    with pytest.raises(UserError, match="compile inductor works in one process"):
+    with pytest.raises(UserError, match='compile="inductor" works in one process'):
         fit(JOB.model(method), method, JOB.images(), JOB.labels(), Settings(compile="inductor"))
 
 
