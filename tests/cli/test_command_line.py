@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -150,7 +151,8 @@ def next_commands(text: str) -> list[str]:
 
 
 def test_every_command_ends_with_the_next_one(data: Path, trained: Path, tmp_path: Path) -> None:
-    labels = data / "train.csv"
+    labels = tmp_path / "train.csv"
+    shutil.copy(data / "train.csv", labels)
     [command] = next_commands(done("inspect", labels, "--ignore", "1", "--zero", "unknown"))
     assert command.startswith(f"halflabel train {labels} PHOTOS ")
     assert all(option in command for option in ("--zero unknown", "--ignore 1", "--out runs/first"))

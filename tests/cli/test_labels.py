@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command_line import TINY, done, flat, refused
+from command_line import TINY, done, flat, refused, run
 from digit_scenes import CLASSES
 
 
@@ -219,3 +219,17 @@ def test_a_seed_of_many_digits_is_refused(tmp_path: Path) -> None:
     words = ["drop", tmp_path / "labels.csv", tmp_path / "less.csv", "partial:share=0.5", "--seed"]
     assert "too large" in refused(*words, "9" * 30)
     done(*words, str(2**63 - 1))
+
+
+def test_a_policy_is_stated_once(tmp_path: Path) -> None:
+    labels = tmp_path / "labels.csv"
+    labels.write_text("image,dog,cat\na.jpg,1,-1\nb.jpg,-1,0\n")
+    first = run("inspect", labels, "--minus-one", "absent", "--zero", "unknown")
+    assert "later commands read these options" in first.stderr
+    again = run("inspect", labels)
+    assert again.exit_code == 0
+    assert "minus_one=absent, zero=unknown" in again.stderr
+    assert again.stdout == first.stdout.replace(" --minus-one absent --zero unknown", "")
+    assert "leave --zero out; or add --forget-policy" in refused("inspect", labels, "--zero", "absent")
+    assert "-1 may mean" in refused("inspect", labels, "--forget-policy")
+    assert list(tmp_path.iterdir()) == [labels]

@@ -21,7 +21,7 @@ from halflabel.images.pack.read import open_pack
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import Reporter
 
-TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--set", "device=cpu"]
+TINY = ["--backbone", "tiny", "--set", "size=32", "--set", "workers=0", "--set", "device=cpu"]
 
 
 def run(*words: str | Path) -> Result:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
 from halflabel.cli.terminal import in_shell
 from halflabel.errors import UserError
-from halflabel.labels.policy import Policy, UndecidedValue, read_value
+from halflabel.labels import formats
+from halflabel.labels.policy import (
+    Policy,
+    UndecidedValue,
+    combine_stated,
+    keep_stated,
+    policy_file,
+    read_stated,
+    read_value,
+)
 
 BINARY = frozenset({"0", "1"})
 TERNARY = frozenset({"-1", "0", "1"})
@@ -99,3 +109,58 @@ def test_what_means_nothing_for_a_format_is_refused() -> None:
             policy.check(("split",), "voc")
         assert caught.value.message.startswith(f"‹{name}› ")
         assert caught.value.fix == f"leave ‹{name}› out"
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Path:
+    (tmp_path / "labels.csv").write_text("image,age,dog,cat\na.jpg,3,1,-1\nb.jpg,4,-1,0\n")
+    return tmp_path / "labels.csv"
+
+
+STATED = {"minus_one": "absent", "zero": "unknown", "ignore": ("age",)}
+
+
+def test_what_is_stated_is_kept_beside_the_file_and_read_again(labels: Path) -> None:
+    assert read_stated(labels) == {}
+    assert str(policy_file(labels)) in keep_stated(labels, {**STATED, "where": {"age": "3"}, "format": "wide"})
+    assert read_stated(labels) == {**STATED, "format": "wide"}
+    assert keep_stated(labels, {"zero": "unknown"}) == ""
+    assert formats.read(labels).table() == formats.read(labels, Policy(**STATED)).table()  # type: ignore[arg-type]
+    assert formats.read(labels, values={"-1": "absent"}).table().known == 3
+
+
+def test_a_contradiction_names_both_ways_out(labels: Path) -> None:
+    keep_stated(labels, {**STATED, "values": {"x": "absent"}})
+    for given in ({"zero": "absent"}, {"values": {"x": "unknown"}}):
+        with pytest.raises(UserError, match="contradicts") as caught:
+            formats.read(labels, **given)
+        assert f"leave ‹{next(iter(given))}› out" in caught.value.fix
+        assert "‹forget_policy›" in caught.value.fix
+    combined = combine_stated(labels, {"ignore": ("sex",), "values": {"y": "unknown"}})
+    assert combined["ignore"] == ("age", "sex")
+    assert combined["values"] == {"x": "absent", "y": "unknown"}
+
+
+@pytest.mark.parametrize("text", ["- 1", "minus_one: maybe", "colour: red", "ignore: age", "values: [1]", "{"])
+def test_a_damaged_policy_is_an_error(labels: Path, text: str) -> None:
+    policy_file(labels).write_text(text)
+    with pytest.raises(UserError, match=r"labels\.csv\.policy\.yaml") as caught:
+        formats.read(labels)
+    assert "remove it" in caught.value.fix
+
+
+def test_nothing_is_kept_in_a_folder_that_cannot_be_written(labels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    assert "cannot be written" in keep_stated(labels, STATED)
+    assert not policy_file(labels).exists()
+
+
+def test_a_written_file_has_no_policy_of_an_earlier_one(labels: Path) -> None:
+    keep_stated(labels, STATED)
+    rows = formats.read(labels).rows
+    formats.write(rows, labels)
+    assert not policy_file(labels).exists()
+    assert formats.read(labels).table() == rows.training

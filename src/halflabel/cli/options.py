@@ -29,6 +29,7 @@ from halflabel.fitting.config import (
     declared_options,
     parse_option,
 )
+from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ _LABEL_OPTIONS: dict[str, tuple[Any, ...]] = {
     "merge_names": (bool, "Lists of tags: read tags that differ only in capitals or blanks as one."),
     "split": (str, "The split to read, if the format has several."),
     "encoding": (str, "Text encoding (default: UTF-8)."),
+    "forget_policy": (bool, "Remove LABELS.policy.yaml, which keeps what these options said before."),
 }
 LABEL_OPTIONS = frozenset(_LABEL_OPTIONS)
 
@@ -317,15 +319,34 @@ def spell(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _read(values: dict[str, Any], path: Path) -> LabelImport:
+def _read(values: dict[str, Any], path: Path, *, also_ignore: tuple[str, ...] = ()) -> LabelImport:
+    """Read a label file by the options that were given, and by those that were stated beside it before."""
     from halflabel.labels import formats
-    from halflabel.labels.policy import Policy
+    from halflabel.labels.policy import forget_stated, keep_stated, policy_file, read_stated
 
-    others = dict(values)
-    format, value, where = (others.pop(name) for name in ("format", "value", "where"))
-    others["ignore"] = tuple(others["ignore"] or ())
-    policy = Policy(values=_pairs("--value", value, set(_MEANINGS)), where=_pairs("--where", where), **others)
-    return formats.read(path, policy, format=format or "auto")
+    given = {name: value for name, value in values.items() if value is not None and value not in ([], ())}
+    if given.pop("forget_policy", False):
+        forget_stated(path)
+    if "value" in given:
+        given["values"] = _pairs("--value", given.pop("value"), set(_MEANINGS))
+    if "where" in given:
+        given["where"] = _pairs("--where", given["where"])
+    if "ignore" in given:
+        given["ignore"] = tuple(given["ignore"])
+    before = read_stated(path)
+    ignored = (*given.get("ignore", ()), *also_ignore)
+    try:
+        result = formats.read(path, **{**given, **({"ignore": ignored} if ignored else {})})
+    except UserError as error:
+        if before and "forget_policy" not in error.fix:  # what was stated may be about an earlier content of the file
+            error.fix += f"; or, if {policy_file(path)} is about another file, add ‹forget_policy›"
+        raise
+    if distributed.is_main():
+        if stated := [f"{name}={value}" for name, value in before.items() if name not in given]:
+            typer.echo(f"Read as {policy_file(path)} states: {', '.join(stated)}", err=True)
+        if note := keep_stated(path, given):
+            typer.echo(note, err=True)
+    return result
 
 
 def read_grouped(read: ReadLabels, labels: Path, group: str | None) -> tuple[LabelImport, str | None]:
@@ -334,9 +355,8 @@ def read_grouped(read: ReadLabels, labels: Path, group: str | None) -> tuple[Lab
     from halflabel.labels.groups import column_group
 
     completed = column_group(group, labels)
-    values = _values_of(read)
-    if group is not None and completed != group and can_ignore_columns(labels, values["format"] or "auto"):
-        read = partial(_read, {**values, "ignore": [*(values["ignore"] or ()), group]})
+    if group is not None and completed != group and can_ignore_columns(labels, _values_of(read)["format"] or "auto"):
+        read = partial(_read, _values_of(read), also_ignore=(group,))
     return read(labels), completed
 
 
@@ -344,6 +364,7 @@ def words_of(read: ReadLabels) -> list[str]:
     """The options that the user gave a reader made by `takes_label_options`, as words of a command."""
     words: list[str] = []
     for name, value in _values_of(read).items():
+        value = None if name == "forget_policy" else value
         for each in value if isinstance(value, list | tuple) else [value]:
             words += [] if each is None else [spell(name), *([] if each is True else [str(each)])]
     return words

@@ -48,6 +48,7 @@ from halflabel.system.format import counted
 from halflabel.system.ray_engine import use_engine
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import Reporter
+from halflabel.system.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from halflabel.labels.labels import Labels
@@ -152,10 +153,9 @@ def _new_job(
     config_file: Path | None,
 ) -> TrainingJob:
     """Read the labels and choose the configuration of a new run; nothing is written."""
-    from halflabel.runs.config_file import read_config
     from halflabel.runs.folder import RunFolder
 
-    earlier = None if config_file is None else read_config(config_file, "name the config.yaml of a run")
+    earlier = None if config_file is None else read_yaml(config_file, "name the config.yaml of a run")
     if earlier is not None and not is_given(ctx, "method"):
         method = str(earlier.get("method"))
         _refuse_unknown_method(method)

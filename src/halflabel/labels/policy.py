@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from halflabel.errors import UserError
+from halflabel.system.files import atomic_write
+from halflabel.system.validate import FieldError, check_fields
+from halflabel.system.yaml_file import read_yaml
 
 Meaning = Literal["present", "absent", "unknown", "uncertain"]
 
@@ -127,3 +133,70 @@ def shorten_cell(text: str, limit: int = 60) -> str:
     """
     beginning = "".join(text.splitlines()[:1])[:limit]
     return text if beginning == text else beginning[: limit - 1] + "…"
+
+
+_SELECTIONS = ("where", "split")  # they choose a part of the file: each command states its own
+
+
+def policy_file(labels: Path) -> Path:
+    """The file beside a label file that keeps what was stated about it, for later commands."""
+    return labels.with_name(f"{labels.name}.policy.yaml")
+
+
+def read_stated(labels: Path) -> dict[str, Any]:
+    """What was stated about a label file before: fields of its policy, and `format`; empty if nothing was."""
+    file = policy_file(labels)
+    if not os.path.isfile(file):  # False too where the name is too long
+        return {}
+    fix = "correct the file, or remove it and state its options again"
+    content = read_yaml(file, fix)
+    format = content.pop("format", None)
+    if isinstance(content.get("ignore"), list):
+        content["ignore"] = tuple(content["ignore"])
+    try:
+        stated = check_fields(Policy, content)
+    except FieldError as error:
+        raise UserError(f"{file}: {error}", fix) from None
+    return {**stated, **({} if format is None else {"format": str(format)})}
+
+
+def combine_stated(labels: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is stated now and was before; a contradiction is an error."""
+    before = read_stated(labels)
+    combined = {**before, **given}
+    for name in before.keys() & given.keys():
+        earlier, now = before[name], given[name]
+        if name == "ignore":
+            combined[name] = tuple(dict.fromkeys((*earlier, *now)))
+        elif name == "values" and all(earlier.get(raw, meaning) == meaning for raw, meaning in now.items()):
+            combined[name] = {**earlier, **now}
+        elif earlier != now:
+            raise UserError(
+                f"‹{name}› contradicts {policy_file(labels)}, which has {name}: {earlier}",
+                f"leave ‹{name}› out; or add ‹forget_policy›, which removes the file, and state all options again",
+            )
+    return combined
+
+
+def forget_stated(labels: Path) -> None:
+    """Remove what was stated about a label file."""
+    with suppress(OSError):
+        policy_file(labels).unlink()
+
+
+def keep_stated(labels: Path, given: Mapping[str, Any]) -> str:
+    """Write what is stated beside the label file, if it is new; the note for the user."""
+    import yaml
+
+    if not labels.exists():  # an address in an object store
+        return ""
+    kept = combine_stated(labels, {name: value for name, value in given.items() if name not in _SELECTIONS})
+    if kept == read_stated(labels):
+        return ""
+    content = {name: list(value) if name == "ignore" else value for name, value in kept.items()}
+    try:
+        with atomic_write(policy_file(labels)) as temporary:
+            temporary.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
+    except UserError:
+        return f"{policy_file(labels)} cannot be written: state these options again in later commands"
+    return f"later commands read these options from {policy_file(labels)}"

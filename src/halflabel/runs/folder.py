@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from halflabel import __version__
 from halflabel.errors import UserError
-from halflabel.runs.config_file import read_config
 from halflabel.runs.folder_integrity import training_lock, verify_checksum, with_checksum, write_checksums
 from halflabel.runs.score_file import read_kind, read_scores, write_scores
 from halflabel.runs.store import OCCUPIED_FIX, RunStore
@@ -38,6 +37,7 @@ from halflabel.system.files import (
     write_json,
 )
 from halflabel.system.reporter import SILENT, Reporter
+from halflabel.system.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from halflabel.evaluation.calibration import Calibration
@@ -213,7 +213,7 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         verify_checksum(self / "config.yaml")
-        return read_config(self / "config.yaml", "train again")
+        return read_yaml(self / "config.yaml", "train again")
 
     @_first_process_only
     def write_config(self, config: Mapping[str, Any]) -> None:

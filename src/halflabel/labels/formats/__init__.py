@@ -27,7 +27,7 @@ from halflabel.labels.formats.unsupported import (
     unsupported_format_error,
 )
 from halflabel.labels.labels import Labels
-from halflabel.labels.policy import Policy
+from halflabel.labels.policy import Policy, combine_stated, forget_stated
 from halflabel.labels.table import Table
 from halflabel.system.plugin_sources import remember
 from halflabel.system.remote import local_path
@@ -134,8 +134,12 @@ def detect_format(path: Path) -> str:
 def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto", **stated: Any) -> LabelImport:
     """Read a label file or folder of any known format, with an audit of how each raw value was read.
 
-    `stated` are fields of the policy, such as unlisted="unknown".
+    `stated` are fields of the policy, such as unlisted="unknown". Without a policy, what was stated beside the file
+    before holds too.
     """
+    if policy is None:
+        stated = combine_stated(Path(path), stated if format == "auto" else {**stated, "format": format})
+        format = stated.pop("format", "auto")
     path, policy = local_path(path), replace(policy or Policy(), **stated)
     name = detect_format(path) if format == "auto" else format
     if format == "auto" and policy.tag_column is not None and name in ("long", "wide"):
@@ -205,3 +209,4 @@ def write(
         is_kept = _call(format, "keeps_provenance", rows) if hasattr(module, "keeps_provenance") else True
         check_provenance(rows, is_kept & (getattr(module, "HOLDS_WEIGHTS", False) | ~rows.is_answer()), format)
     _call(format, "write", rows, Path(path), **options)
+    forget_stated(Path(path))  # which was about an earlier content

@@ -1,4 +1,4 @@
-"""Read a config.yaml, which others may have written."""
+"""Read a small YAML file, which others may have written: config.yaml, or the policy of a label file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MAX_BYTES = 1 << 20
 _MAX_SETTINGS = 10_000
 
 
-def read_config(path: Path, fix: str) -> dict[str, Any]:
-    """Return the content of a config.yaml; any failure is a UserError with the given fix."""
+def read_yaml(path: Path, fix: str) -> dict[str, Any]:
+    """Return the settings in a file; any failure is a UserError with the given fix."""
     import yaml
 
     text = read_text(path, fix, max_bytes=_MAX_BYTES)
