@@ -58,7 +58,7 @@ def command_page() -> str:
     text += ["", "| Option | | default |", "|---|---|---|"]
     for name, each in declared_options().items():
         default = "" if each.command_default is None else f"`{each.command_default}`"
-        help, shown = _escape(each.option.help), each.option.decided_by or default
+        help, shown = _escape(each.help), each.decided_by or default
         text.append(f"| `{name}={_escape(each.values)}` | {help} | {shown} |")
     text += [
         "",

@@ -65,8 +65,8 @@ def test_every_option_is_declared_with_help_and_defaults_in_bounds() -> None:
     fields = {field.name for kind in (Config, Settings) for field in dataclasses.fields(kind)}
     assert fields - set(declared_options()) == {"method", "options", "settings", "images"}
     for declared in declared_options().values():
-        assert declared.option.help.endswith(".")
-        assert "train" in declared.option.commands
+        assert declared.help.endswith(".")
+        assert "train" in declared.commands
 
 
 def test_options_are_read_from_texts() -> None:

@@ -87,7 +87,7 @@ def test_a_run_of_the_solver_logs_its_evaluation(tmp_path: Path) -> None:
     from digit_scenes import write_folder
 
     write_folder(tmp_path, 40)
-    words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--tensorboard"]
+    words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--log", "tensorboard"]
     words += ["--backbone", "tiny", "--size", "32", "--workers", "0", "--set", "device=cpu"]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 0, result.output

@@ -143,18 +143,20 @@ def options() -> list[str]:
     from typer.main import get_command
 
     from halflabel.cli import app
-    from halflabel.cli.options import LABEL_OPTIONS
+    from halflabel.cli.options import label_parameters
+
+    of_labels = {parameter.name for parameter in label_parameters()}
 
     def below(group: Any) -> Iterator[str]:
         for name, command in getattr(group, "commands", {}).items():
             reads_labels = {"minus_one", "unlisted"} <= {each.name for each in getattr(command, "shared", ())}
-            shared = LABEL_OPTIONS if reads_labels else ()
+            shared = of_labels if reads_labels else ()
             given = [*command.params, *getattr(command, "shared", ())]
             options = [each for each in given if each.param_type_name == "option"]
             yield from (f"{name} {each.opts[0]}" for each in options if each.name not in shared)
             yield from (f"{name} {option}" for option in below(command))
 
-    return [*below(get_command(app)), *(f"LABELS --{name}" for name in sorted(LABEL_OPTIONS))]
+    return [*below(get_command(app)), *(f"LABELS --{name}" for name in sorted(of_labels))]
 
 
 def exceptions_to_the_layers() -> list[str]:

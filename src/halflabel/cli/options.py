@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -25,10 +25,11 @@ from halflabel.fitting.config import (
     MODEL,
     OPTIMIZATION,
     SPEED,
-    DeclaredOption,
+    Option,
     declared_options,
     parse_option,
 )
+from halflabel.labels.policy import LABEL_VALUES, Policy, forget_stated, keep_stated, policy_file, read_stated
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 
@@ -193,39 +194,22 @@ def _share(
     return wrapper
 
 
-# The options that say how to read a label file: type, help, and a word for the value.
-_MEANINGS = ("present", "absent", "unknown", "uncertain")
-_LABEL_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "format": (str, "The format of the label file (default: detected from its content)."),
-    "unlisted": (Literal["unknown", "absent"], "What it means if an image does not list a label."),
-    "minus_one": (Literal[_MEANINGS], "What -1 means, if the file does not define it."),
-    "zero": (Literal[_MEANINGS], "What 0 means."),
-    "value": (list[str], "What another value means.", "RAW=MEANING"),
-    "difficult": (Literal[_MEANINGS], "Pascal VOC: what a difficult object means."),
-    "machine": (float, "Open Images: machine labels of at least this confidence are present."),
-    "image_column": (str, "The column with the image names."),
-    "tag_column": (str, "Lists of tags: the column with the list.", "COLUMN"),
-    "ignore": (list[str], "A column that is not a class.", "COLUMN"),
-    "where": (list[str], "Read only rows with this value.", "COLUMN=VALUE"),
-    "separator": (str, "Lists of tags: the character between two tags; or space, newline, none.", "CHAR"),
-    "merge_names": (bool, "Lists of tags: read tags that differ only in capitals or blanks as one."),
-    "split": (str, "The split to read, if the format has several."),
-    "encoding": (str, "Text encoding (default: UTF-8)."),
-    "forget_policy": (bool, "Remove LABELS.policy.yaml, which keeps what these options said before."),
-}
-LABEL_OPTIONS = frozenset(_LABEL_OPTIONS)
-
-
 def takes_label_options(command: Command) -> Command:
     """Add the options on how to read a label file; the command's `read` argument becomes a reader that uses them."""
-    return _share(command, "read", _label_parameters, lambda values: partial(_read, values))
+    return _share(command, "read", label_parameters, lambda values: partial(_read, values))
 
 
-def _label_parameters() -> list[inspect.Parameter]:
-    return [_parameter(name, kind, help, READING, *more) for name, (kind, help, *more) in _LABEL_OPTIONS.items()]
+def label_parameters() -> list[inspect.Parameter]:
+    """The fields of `Policy`, the format, and what removes a policy that was stated before."""
+    parameters = [_parameter("format", str, READING, "The format of the file (default: detected from its content).")]
+    for name, hint in get_type_hints(Policy, include_extras=True).items():
+        is_repeated = name in ("values", "ignore", "where")
+        parameters.append(_parameter(name, list[str] if is_repeated else hint.__origin__, READING, *hint.__metadata__))
+    forget = "Remove LABELS.policy.yaml, which keeps what these options said before."
+    return [*parameters, _parameter("forget_policy", bool, READING, forget)]
 
 
-def _parameter(name: str, kind: Any, help: str, group: str, metavar: str | None = None) -> inspect.Parameter:
+def _parameter(name: str, kind: Any, group: str, help: str, metavar: str | None = None) -> inspect.Parameter:
     flags = f"{spell(name)}/--no-{spell(name)[2:]}" if kind is bool and group != READING else spell(name)
     option = typer.Option(flags, help=help, metavar=metavar, rich_help_panel=group, show_default=False)
     return inspect.Parameter(
@@ -257,12 +241,12 @@ def takes_training_options(name: str) -> Callable[[Command], Command]:
 def _training_parameters(command: str) -> list[inspect.Parameter]:
     declared = training_options(command)
     parameters = [
-        _parameter(name, declared[name].type, _help(declared[name]), declared[name].option.group)
+        _parameter(name, declared[name].type, declared[name].group, _help(declared[name]))
         for name in _FLAGS[command].split()
     ]
     more = "another option of training or of the method" if command == "train" else "another option of training"
     text = f"Set {more}, such as clip=1; may be repeated. `halflabel {command} --set help` lists them."
-    return [*parameters, _parameter("set", list[str], text, COMMON, "NAME=VALUE")]
+    return [*parameters, _parameter("set", list[str], COMMON, text, "NAME=VALUE")]
 
 
 def _given(command: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -288,47 +272,46 @@ def _given(command: str, values: dict[str, Any]) -> dict[str, Any]:
             raise UserError(
                 f"`{command}` has no option {name!r}", f"{hint}`halflabel {command} --set help` lists all options"
             )
-    given = {name: absolute_path(value) if declared[name].option.is_path else value for name, value in given.items()}
+    given = {name: absolute_path(value) if declared[name].is_path else value for name, value in given.items()}
     return {**given, "options": of_method} if command == "train" else given
 
 
-def training_options(command: str) -> dict[str, DeclaredOption]:
+def training_options(command: str) -> dict[str, Option]:
     """The training options of a command, by name."""
-    return {name: each for name, each in declared_options().items() if command in each.option.commands}
+    return {name: each for name, each in declared_options().items() if command in each.commands}
 
 
-def _help(declared: DeclaredOption) -> str:
-    default = declared.option.decided_by or declared.command_default
+def _help(option: Option) -> str:
+    default = option.decided_by or option.command_default
     shown = "" if default is None else f" (default: {default})"
-    return f"{declared.option.help.removesuffix('.')}{shown}."
+    return f"{option.help.removesuffix('.')}{shown}."
 
 
 def _list_options(command: str) -> None:
     """Print every option that --set knows, with its values and help."""
     for group in (COMMON, MODEL, IMAGES, OPTIMIZATION, SPEED):
-        of_group = [each for each in training_options(command).values() if each.option.group == group]
+        of_group = {name: each for name, each in training_options(command).items() if each.group == group}
         if of_group:
             typer.echo(f"\n{group}")
-            show_names_and_texts([(f"{each.name}={each.values}", _help(each)) for each in of_group])
+            show_names_and_texts([(f"{name}={each.values}", _help(each)) for name, each in of_group.items()])
     if command == "train":
         typer.echo("\nMethods have options too: `halflabel methods NAME` lists them.")
 
 
 def spell(name: str) -> str:
     """The flag of an option."""
-    return "--" + name.replace("_", "-")
+    return "--value" if name == "values" else "--" + name.replace("_", "-")
 
 
 def _read(values: dict[str, Any], path: Path, *, also_ignore: tuple[str, ...] = ()) -> LabelImport:
     """Read a label file by the options that were given, and by those that were stated beside it before."""
     from halflabel.labels import formats
-    from halflabel.labels.policy import forget_stated, keep_stated, policy_file, read_stated
 
     given = {name: value for name, value in values.items() if value is not None and value not in ([], ())}
     if given.pop("forget_policy", False):
         forget_stated(path)
-    if "value" in given:
-        given["values"] = _pairs("--value", given.pop("value"), set(_MEANINGS))
+    if "values" in given:
+        given["values"] = _pairs("--value", given["values"], set(LABEL_VALUES))
     if "where" in given:
         given["where"] = _pairs("--where", given["where"])
     if "ignore" in given:

@@ -6,7 +6,6 @@ import shlex
 import signal
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,18 +14,17 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import (
-    LABEL_OPTIONS,
     Engine,
     GroupedCommand,
     ReadLabels,
     check_image_folder,
     check_needs,
     is_given,
+    label_parameters,
     panel,
     read_grouped,
     takes_label_options,
     takes_training_options,
-    training_options,
 )
 from halflabel.cli.sequence import after_train
 from halflabel.cli.terminal import (
@@ -48,16 +46,15 @@ from halflabel.system.format import counted
 from halflabel.system.ray_engine import use_engine
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import Reporter
+from halflabel.system.validate import one_of
 from halflabel.system.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from halflabel.labels.labels import Labels
-    from halflabel.methods.base import Recipe
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.resume import TrainingJob
 
 EARLIER_RUNS = "Start from an earlier run"
-_LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
 @app.command(cls=GroupedCommand)
@@ -105,9 +102,7 @@ def train(
             "Hidden labels. They are never trained on: the log reports how many of the method's guesses are right.",
         ),
     ] = None,
-    tensorboard: Annotated[bool, panel("Logging", "Also write a TensorBoard log.", "--tensorboard")] = False,
-    mlflow: Annotated[bool, panel("Logging", "Also log to MLflow.", "--mlflow")] = False,
-    wandb: Annotated[bool, panel("Logging", "Also log to Weights & Biases.", "--wandb")] = False,
+    log: Annotated[str, panel("Logging", "Also log to tensorboard, mlflow or wandb, separated by commas.")] = "",
     engine: Engine = "local",
 ) -> None:
     """Train a classifier from partly known labels, and evaluate it on known labels it did not see.
@@ -118,7 +113,8 @@ def train(
     Example: halflabel train labels.csv photos/ --method an --out runs/first
     """
     # Importing torch takes seconds: mistakes that can be found without it are reported first.
-    loggers = [name for name, is_on in zip(_LOGGERS, (tensorboard, mlflow, wandb), strict=True) if is_on]
+    for name in (loggers := log.split(",") if log else []):
+        one_of(("tensorboard", "mlflow", "wandb"), log=name)
     if resume is not None:
         _resume(ctx, resume, _moved_images(labels, images, "--resume"), loggers, engine)
     elif finished is not None:
@@ -167,7 +163,7 @@ def _new_job(
     from halflabel.fitting.auto import choose
     from halflabel.fitting.config import Config
     from halflabel.methods.base import recipe
-    from halflabel.runs.new_run import change_config, make_config
+    from halflabel.runs.new_run import change_config, check_options, make_config
     from halflabel.runs.resume import TrainingJob
 
     tune = training.get("tune", "head")
@@ -177,7 +173,9 @@ def _new_job(
 
         show_paragraph(describe_labels(table.stats))
         show_choice(choice.method, choice.why)
-    options = _method_options(training.pop("options"), recipe(choice.method))
+    texts, chosen = training.pop("options"), recipe(choice.method)
+    check_options(chosen, texts)
+    options = chosen.parse(texts)
     if earlier is None:
         training = {"solver": "auto", "workers": 2, **training}
         config = make_config(choice, training, options, absolute_path(images))
@@ -209,7 +207,7 @@ def _resume(ctx: typer.Context, folder: Path, images: Path | None, loggers: list
     """Resume an interrupted run."""
     from halflabel.runs.folder import RunFolder
 
-    _check_no_other_options(ctx, "--resume", {"resume", "images", "labels", "engine", *_LOGGERS})
+    _check_no_other_options(ctx, "--resume", {"resume", "images", "labels", "engine", "log"})
     run = RunFolder.open(folder)
 
     from halflabel.runs.resume import resume_training
@@ -232,8 +230,10 @@ def _continue(
     from halflabel.review.live_finish import next_run_folder
     from halflabel.runs.folder import RunFolder
 
-    allowed = {"finished", "answers", "images", "labels", "out", "force", "engine", *_LOGGERS}
-    _check_no_other_options(ctx, "--continue", allowed if answers is None else allowed | LABEL_OPTIONS)
+    allowed = {"finished", "answers", "images", "labels", "out", "force", "engine", "log"}
+    _check_no_other_options(
+        ctx, "--continue", allowed if answers is None else allowed | {each.name for each in label_parameters()}
+    )
     finished = RunFolder.open(folder)
     run_folder = out or next_run_folder(folder)
     run = distributed.run_on_main(lambda: RunFolder.create(run_folder, force=force))
@@ -363,20 +363,3 @@ def _refuse_unknown_method(method: str) -> None:
     from halflabel.methods.base import recipe
 
     recipe(method)
-
-
-def _method_options(texts: dict[str, str], method: Recipe) -> dict[str, Any]:
-    """The options of the method, from those that training does not have."""
-    if clashing := sorted(set(training_options("train")) & set(method.options)):
-        name = clashing[0]
-        raise UserError(
-            f"{name} is an option of training, so the option of the same name of {method.name} cannot be set",
-            f"rename the option {name!r} of {method.name}",
-        )
-    for name in texts:
-        if name not in method.options:
-            close = get_close_matches(name, [*method.options, *training_options("train")], 1)
-            hint = f"the options of {method.name}: {', '.join(method.options)}" if method.options else ""
-            hint = f"did you mean {close[0]}?" if close else hint or f"{method.name} has no options"
-            raise UserError(f"neither `train` nor the method {method.name} has an option {name!r}", hint)
-    return method.parse(texts)

@@ -20,7 +20,7 @@ from halflabel.features.backbone_names import DEFAULT, full_name
 from halflabel.fitting.optimizer import OPTIMIZERS, SCHEDULES, check_name
 from halflabel.labels.groups import absolute_group
 from halflabel.labels.uncertain import parse_uncertain
-from halflabel.system.validate import FieldError, check_fields
+from halflabel.system.validate import check_fields
 
 if TYPE_CHECKING:
     from halflabel.features.backbones import Backbone
@@ -46,14 +46,28 @@ Positive = Annotated[int, Ge(1)]
 
 @dataclass(frozen=True)
 class Option:
-    """How a field appears on the command line."""
+    """What the command line shows of a field; `declared_options` adds what the declaration of the field says."""
 
     help: str
     group: str
     commands: tuple[str, ...] = TRAIN
     decided_by: str = ""  # who chooses the value where the user gives none, such as "the method"
-    command_default: Any = None  # the commands' default where it is not the field's
+    command_default: Any = None  # the value that the commands take where the user gives none; the field's if None
     is_path: bool = False  # a path, stored as an absolute one
+    type: Any = None
+    minimum: Any = None
+    maximum: Any = None
+
+    @property
+    def values(self) -> str:
+        """What the option can be, for a list of options."""
+        if get_origin(self.type) is Literal:
+            return "|".join(get_args(self.type))
+        if self.type is bool:
+            return "true|false"
+        low = "" if self.minimum is None else f" ≥ {self.minimum:g}"
+        high = "" if self.maximum is None else f" ≤ {self.maximum:g}"
+        return ("TEXT" if self.type in (str, str | None) else "NUMBER") + low + high
 
 
 @dataclass(frozen=True)
@@ -354,59 +368,29 @@ class Config:
 STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")
 
 
-@dataclass(frozen=True)
-class DeclaredOption:
-    """A field of Config or Settings that is an option of commands."""
-
-    name: str
-    type: Any
-    default: Any
-    minimum: Any
-    maximum: Any
-    option: Option
-
-    @property
-    def command_default(self) -> Any:
-        """The value that the commands take where the user gives none."""
-        return self.default if self.option.command_default is None else self.option.command_default
-
-    @property
-    def values(self) -> str:
-        """What the option can be, for a list of options."""
-        if get_origin(self.type) is Literal:
-            return "|".join(get_args(self.type))
-        if self.type is bool:
-            return "true|false"
-        low = "" if self.minimum is None else f" ≥ {self.minimum:g}"
-        high = "" if self.maximum is None else f" ≤ {self.maximum:g}"
-        return ("TEXT" if self.type in (str, str | None) else "NUMBER") + low + high
-
-
 @cache
-def declared_options() -> dict[str, DeclaredOption]:
+def declared_options() -> dict[str, Option]:
     """Every option of `train` that is a field of Config or Settings, by name, in the order of declaration."""
     declared = {}
     for kind in (Config, Settings):
         hints = get_type_hints(kind, include_extras=True)
         for each in dataclasses.fields(kind):
             metadata = getattr(hints[each.name], "__metadata__", ())
-            if not metadata or not isinstance(metadata[-1], Option):
-                continue
-            minimum = next((bound.ge for bound in metadata if isinstance(bound, Ge)), None)
-            maximum = next((bound.le for bound in metadata if isinstance(bound, Le)), None)
-            declared[each.name] = DeclaredOption(
-                each.name, hints[each.name].__origin__, each.default, minimum, maximum, metadata[-1]
-            )
+            if metadata and isinstance(option := metadata[-1], Option):
+                declared[each.name] = dataclasses.replace(
+                    option,
+                    type=hints[each.name].__origin__,
+                    minimum=next((bound.ge for bound in metadata if isinstance(bound, Ge)), None),
+                    maximum=next((bound.le for bound in metadata if isinstance(bound, Le)), None),
+                    command_default=each.default if option.command_default is None else option.command_default,
+                )
     return declared
 
 
 def parse_option(name: str, text: str) -> Any:
     """The value of an option that is written as a text."""
     kind = Settings if name in {each.name for each in dataclasses.fields(Settings)} else Config
-    try:
-        return check_fields(kind, {name: text}, as_texts=True)[name]
-    except FieldError as error:
-        raise UserError(str(error), error.fix) from None
+    return check_fields(kind, {name: text}, as_texts=True)[name]
 
 
 def _validate(config: Config | Settings) -> None:
@@ -415,9 +399,5 @@ def _validate(config: Config | Settings) -> None:
         field.name: value.item() if hasattr(value := getattr(config, field.name), "item") else value
         for field in dataclasses.fields(config)
     }
-    try:
-        checked = check_fields(type(config), values)
-    except FieldError as error:
-        raise UserError(str(error), error.fix) from None
-    for name, value in checked.items():
+    for name, value in check_fields(type(config), values).items():
         object.__setattr__(config, name, value)

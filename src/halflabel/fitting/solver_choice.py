@@ -37,7 +37,7 @@ def choose_solver(options: Mapping[str, Any]) -> str:
     ('sgd', 'auto')
     """
     declared = declared_options()
-    given = (name for name in _SGD_OPTIONS if options.get(name) is not None and options[name] != declared[name].default)
+    given = (options.get(name) not in (None, declared[name].command_default) for name in _SGD_OPTIONS)
     # These have no default on the command line, so that even the default value is a choice.
     epochs_given = any(options.get(name) is not None for name in ("epochs", "lr", "held_out"))
     is_sgd = options["solver"] == "auto" and options.get("tune") != "all" and (epochs_given or any(given))

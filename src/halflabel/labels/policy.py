@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from halflabel.errors import UserError
 from halflabel.system.files import atomic_write
@@ -41,40 +41,29 @@ class UndecidedValue(Exception):
 
 @dataclass(frozen=True)
 class Policy:
-    """What the user states about a label file.
+    """What the user states about a label file, each field with its help and with the word for its value.
 
     None means "not stated": a reader that needs the option raises an error, it never guesses.
-
-    unlisted        meaning of an (image, class) pair that the file does not list: "unknown" or "absent"
-    minus_one       meaning of −1 in a table of values
-    zero            meaning of 0, where it could be absent or unknown
-    values          further raw values and their meaning, such as {"maybe": "unknown"}
-    difficult       meaning of an object marked difficult (Pascal VOC)
-    machine         confidence from which an unverified machine-generated label counts as present (Open Images)
-    image_column    the column with the image names
-    tag_column      the column with the list of tags
-    ignore          columns that are not classes
-    where           read only rows with these column values, such as {"split": "train"}
-    separator       the separator of the tags in a cell, such as ";"; also "space", "newline", "#" and "none"
-    split           the split to read, for formats with several
-    encoding        the text encoding; UTF-8 if not stated
-    merge_names     read tags that differ only in capitals or blanks as one class, in its most frequent spelling
     """
 
-    unlisted: Literal["unknown", "absent"] | None = None
-    minus_one: Meaning | None = None
-    zero: Meaning | None = None
-    values: Mapping[str, Meaning] = field(default_factory=dict)
-    difficult: Meaning | None = None
-    machine: float | None = None
-    image_column: str | None = None
-    tag_column: str | None = None
-    ignore: tuple[str, ...] = ()
-    where: Mapping[str, str] = field(default_factory=dict)
-    separator: str | None = None
-    split: str | None = None
-    encoding: str | None = None
-    merge_names: bool | None = None
+    unlisted: Annotated[Literal["unknown", "absent"] | None, "What it means if an image does not list a label."] = None
+    minus_one: Annotated[Meaning | None, "What -1 means, if the file does not define it."] = None
+    zero: Annotated[Meaning | None, "What 0 means, where it could be absent or unknown."] = None
+    values: Annotated[Mapping[str, Meaning], "What another value means.", "RAW=MEANING"] = field(default_factory=dict)
+    difficult: Annotated[Meaning | None, "Pascal VOC: what a difficult object means."] = None
+    machine: Annotated[float | None, "Open Images: machine labels of at least this confidence are present."] = None
+    image_column: Annotated[str | None, "The column with the image names."] = None
+    tag_column: Annotated[str | None, "Lists of tags: the column with the list.", "COLUMN"] = None
+    ignore: Annotated[tuple[str, ...], "A column that is not a class.", "COLUMN"] = ()
+    where: Annotated[Mapping[str, str], "Read only rows with this value.", "COLUMN=VALUE"] = field(default_factory=dict)
+    separator: Annotated[
+        str | None, "Lists of tags: the character between two tags; or space, newline, none.", "CHAR"
+    ] = None
+    merge_names: Annotated[bool | None, "Lists of tags: read tags that differ only in capitals or blanks as one."] = (
+        None
+    )
+    split: Annotated[str | None, "The split to read, if the format has several."] = None
+    encoding: Annotated[str | None, "Text encoding (default: UTF-8)."] = None
 
     def check(self, uses: Iterable[str], format_name: str) -> None:
         """Raise UserError for an option that this format does not use, instead of ignoring it silently."""
@@ -156,7 +145,7 @@ def read_stated(labels: Path) -> dict[str, Any]:
     try:
         stated = check_fields(Policy, content)
     except FieldError as error:
-        raise UserError(f"{file}: {error}", fix) from None
+        raise UserError(f"{file}: {error.message}", fix) from None
     return {**stated, **({} if format is None else {"format": str(format)})}
 
 

@@ -5,7 +5,7 @@ Exported as `halflabel.train` and `halflabel.continue_training`; `halflabel trai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from inspect import signature
@@ -77,7 +77,7 @@ def train_run(
     method_options = {name: value for name, value in options.items() if name not in training}
     training.setdefault("solver", "auto")
     config = make_config(choice, training, method_options, "" if isinstance(folder, Tensor) else absolute_path(folder))
-    _check_options(config)
+    check_options(recipe(config.method), config.options)
     run = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
     return _open(run, train(rows, folder, config, run, reporter=reporter))
 
@@ -168,17 +168,23 @@ def _options_of_features(images: str) -> dict[str, Any]:
     return config_of_features(describe_features(local_path(images)))
 
 
-def _check_options(config: Config) -> None:
-    """Raise if neither training nor the method has an option of that name."""
-    chosen = recipe(config.method)
-    for name in config.options:
+def check_options(chosen: Recipe, names: Collection[str]) -> None:
+    """Raise if one of these options is neither of training nor of the method, or could be of both."""
+    of_training = declared_options()
+    if clashing := sorted(of_training.keys() & chosen.options.keys()):
+        raise UserError(
+            f"{clashing[0]} is an option of training, so that of {chosen.name} cannot be set",
+            f"rename the option {clashing[0]!r} of {chosen.name}",
+        )
+    for name in names:
         if name not in chosen.options:
-            names = [*chosen.options, *declared_options()]
-            close = get_close_matches(name, names, 1)
-            hint = (
-                f"did you mean {close[0]}?" if close else f"the options of {chosen.name}: {', '.join(chosen.options)}"
+            hint = f"the options of {chosen.name}: {', '.join(chosen.options)}"
+            hint = hint if chosen.options else f"{chosen.name} has no options"
+            close = get_close_matches(name, [*chosen.options, *of_training], 1)
+            raise UserError(
+                f"neither training nor the method {chosen.name} has an option {name!r}",
+                f"did you mean {close[0]}?" if close else hint,
             )
-            raise UserError(f"neither training nor the method {chosen.name} has an option {name!r}", hint)
 
 
 def _open(run: RunFolder, evaluation: Evaluation | None) -> TrainedRun:

@@ -390,7 +390,7 @@ def _described_by(metadata: ModelMetadata, where: str) -> dict[str, Any]:
         check_fields(Plain, vars(view))
         classes = Names(metadata.classes)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where} is damaged ({error})", fix) from None
+        raise UserError(f"{where} is damaged ({error_summary(error)})", fix) from None
     if not (SMALLEST <= view.size <= LARGEST and 0 < view.crop_pct <= 1):
         raise UserError(f"{where} has images of {view.size} pixels, cropped to {view.crop_pct:g} of the side", fix)
     config = Config(

@@ -58,12 +58,8 @@ def one_of(allowed: Iterable[str], **values: str) -> None:
             raise UserError(f"{name} cannot be {value!r}", f"use one of: {', '.join(allowed)}")
 
 
-class FieldError(TypeError):
+class FieldError(UserError, TypeError):
     """A value that does not fit the field it is meant for; `fix` says what would."""
-
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.fix = fix
 
 
 def check_fields(kind: type, values: Mapping[str, Any], *, as_texts: bool = False) -> dict[str, Any]:
