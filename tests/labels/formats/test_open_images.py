@@ -171,7 +171,7 @@ def test_many_blocks_agree_with_the_obvious_loop(
         (HEADER, None, None, "no rows"),
         (HEADER + "a,v,/m/1,1\n\na,v,/m/2,maybe\n", 4, "Confidence", "'maybe' is not a number"),
         (HEADER + "a,v,/m/1,1\na,v,/m/2,\n", 3, "Confidence", "blank"),
-        (HEADER + "a,v,/m/1,1\na,v,/m/2,nan\n", 3, "Confidence", "must lie from 0 to 1"),
+        (HEADER + "a,v,/m/1,1\na,v,/m/2,nan\n", 3, "Confidence", "from 0 to 1"),
         (HEADER + "a,v,/m/1,1\na,v,/m/2,1.5\n", 3, "Confidence", "1.5"),
         (HEADER + "a,v,/m/1,1\na,v,/m/2,-1\n", 3, "Confidence", "-1"),
         (HEADER + "a,v,/m/1,1\n\n,v,/m/2,1\n", 4, "ImageID", "blank"),

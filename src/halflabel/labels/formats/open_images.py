@@ -6,9 +6,9 @@ label. A pair without a row is unknown. The box files have more columns and are 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import check_quotes, csv_fault, existing_path, first_line, read_records, record_line
+from halflabel.labels.formats._csv import check_quotes, csv_fault, existing_path, first_line, read_records
 from halflabel.labels.labels import Labels, too_many_sources
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -50,19 +50,20 @@ def read(path: Path, policy: Policy) -> LabelImport:
     path = _label_file(Path(path))
     parts: dict[str, list[Any]] = {}  # of each block: names with known labels as dictionary arrays, values and scores
     counts: Counter[str] = Counter()
-    rows_before = 0
+    row_count = 0
     for block in _blocks(path):
-        confidence = _confidence(path, block.pop("Confidence"), rows_before)
-        rows_before += len(confidence)
-        for name in ("ImageID", "LabelName"):
-            _check_not_blank(path, block[name], name, rows_before - len(confidence))
+        confidence = np.asarray(pc.fill_null(block.pop("Confidence"), np.nan).to_numpy(zero_copy_only=False))
+        has_blank = any(pc.index(block[name].dictionary, "").as_py() >= 0 for name in ("ImageID", "LabelName"))
+        if has_blank or not ((confidence >= 0) & (confidence <= 1)).all():
+            raise _fault(path, ValueError("a cell is blank, or a Confidence not from 0 to 1"))
+        row_count += len(confidence)
         value, is_machine = _values(block, confidence, policy, counts)
         known = np.flatnonzero(value)
         # Only machine-generated labels have a score. Dictionaries keep images and classes without known labels.
         block |= {"value": value, "score": np.where(is_machine, confidence, np.nan).astype(np.float32)}
         for name, column in block.items():
             parts.setdefault(name, []).append(column.take(known))
-    if not rows_before:
+    if not row_count:
         raise LabelError("the file has a header but no rows", "download or export the file again", path)
 
     audit = _audit(path, policy, counts)
@@ -140,52 +141,32 @@ def _blocks(path: Path) -> Iterator[dict[str, Any]]:
         for batch in reader:
             yield {name: batch.column(number) for name, number in place.items()}
     except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
-        _check_confidence(path, header)
-        raise csv_fault(path, header, error, ",") from None
+        raise _fault(path, error) from None
 
 
-def _check_confidence(path: Path, header: list[str]) -> None:
-    """Raise LabelError for the first Confidence that is not a number, before any other fault."""
-    column = header.index("Confidence")
-    for line, record in islice(read_records(path, ","), 1, None):
+def _fault(path: Path, error: Exception) -> LabelError:
+    """The error for the first faulty line. Slow: reads the file again."""
+    records = read_records(path, ",")
+    header = [name.strip() for name in next(records)[1]]
+    for line, record in records:
         if len(record) != len(header):
-            return
-        if not _is_number(record[column]):
-            message = f"Confidence {record[column]!r} is not a number"
-            raise LabelError(message, "use 1, 0 or a fraction", path, line=line, column="Confidence")
+            break
+        for name in REQUIRED_COLUMNS:
+            cell = record[header.index(name)]
+            if not cell:
+                return LabelError(f"{name} is blank", "fill it in", path, line=line, column=name)
+            if name == "Confidence" and not 0 <= _number(cell) <= 1:
+                fix = "use 1 (verified present), 0 (verified absent) or a fraction (machine-generated)"
+                message = f"Confidence {cell!r:.60} is not a number from 0 to 1"
+                return LabelError(message, fix, path, line=line, column=name)
+    return csv_fault(path, header, error, ",")
 
 
-def _is_number(text: str) -> bool:
+def _number(text: str) -> float:
     try:
-        return text == text.strip() and "_" not in text and float(text) is not None
+        return float(text) if text == text.strip() and "_" not in text else math.nan
     except ValueError:
-        return text == ""  # blank has its own message
-
-
-def _confidence(path: Path, column: pa.Array, rows_before: int) -> NDArray[np.float64]:
-    """The Confidence of each row; LabelError unless it is in 0 … 1."""
-    confidence = np.asarray(pc.fill_null(column, np.nan).to_numpy(zero_copy_only=False))
-    is_valid = (confidence >= 0) & (confidence <= 1)
-    if not is_valid.all():
-        row = int(np.argmin(is_valid))
-        shown_value = "blank" if np.isnan(confidence[row]) else f"{confidence[row]:g}"
-        raise LabelError(
-            f"Confidence is {shown_value}, but it must lie from 0 to 1",
-            "use 1 (verified present), 0 (verified absent) or a fraction (machine-generated)",
-            path,
-            line=record_line(path, rows_before + row + 1, ","),
-            column="Confidence",
-        )
-    return confidence
-
-
-def _check_not_blank(path: Path, column: pa.DictionaryArray, name: str, rows_before: int) -> None:
-    """Raise LabelError for a blank name."""
-    blank = pc.index(column.dictionary, "").as_py()
-    if blank >= 0:
-        row = int(np.argmax(column.indices.to_numpy(zero_copy_only=False) == blank))
-        line = record_line(path, rows_before + row + 1, ",")
-        raise LabelError(f"{name} is blank", "fill it in", path, line=line, column=name)
+        return math.nan
 
 
 def _values(
@@ -197,14 +178,10 @@ def _values(
         machine = pc.index(block["Source"].dictionary, MACHINE).as_py()
         if machine >= 0:
             is_machine |= block["Source"].indices.to_numpy(zero_copy_only=False) == machine
-    value = np.where(confidence > 0, 1, -1).astype(np.int8)
-    counts["present"] += int(np.count_nonzero((value > 0) & ~is_machine))
-    counts["absent"] += int(np.count_nonzero((value < 0) & ~is_machine))
-    accepted = is_machine & (confidence >= (2 if policy.machine is None else policy.machine))
-    value[is_machine] = 0
-    value[accepted] = 1
-    counts["accepted"] += int(np.count_nonzero(accepted))
-    counts["ignored"] += int(np.count_nonzero(is_machine & ~accepted))
+    is_accepted = is_machine & (confidence >= (2 if policy.machine is None else policy.machine))
+    value = np.where(is_machine, is_accepted, np.where(confidence > 0, 1, -1)).astype(np.int8)
+    accepted, present, known = (int(np.count_nonzero(part)) for part in (is_accepted, value > 0, value))
+    counts.update(accepted=accepted, present=present - accepted, absent=known - present, ignored=len(value) - known)
     return value, is_machine
 
 
