@@ -151,7 +151,7 @@ def test_a_broken_label_file_is_named_and_nothing_is_written(
         ("nowhere.csv", None, "no such file"),
         ("folder", None, "label format is not recognized"),
         ("half.json", b'{"images": [', "line 1: this is not JSON"),
-        ("list.json", b"[1, 2]", "holds a list"),
+        ("list.json", b"[1, 2]", "is a list"),
         ("noise.parquet", b"PAR1 noise", "label format is not recognized"),
     ],
 )

@@ -15,7 +15,7 @@ import numpy as np
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
-from halflabel.labels.formats._csv import CsvTable, ParquetTable, existing_path, first_line, refuse_possible_values
+from halflabel.labels.formats._csv import CsvTable, existing_path, first_line, open_sheet, refuse_possible_values
 from halflabel.labels.formats._entries import apply_unlisted_policy, rows_of_lists, unlisted_not_stated
 from halflabel.labels.formats._json import JsonLines
 from halflabel.labels.formats._parquet import parquet_columns
@@ -23,7 +23,7 @@ from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.formats.wide import decode_columns
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy, UndecidedValue
+from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy
 from halflabel.system.files import atomic_write, is_utf8
 
 USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding")
@@ -60,7 +60,6 @@ def read(path: Path, policy: Policy) -> LabelImport:
         return LabelImport(_add_missing_images(rows, path, audit) if path.is_dir() else rows, audit)
     metadata = _open_metadata(file, policy.encoding)
     metadata.check_columns((IMAGE_COLUMN, *policy.ignore))
-    images = metadata.image_names(IMAGE_COLUMN)
     audit = Audit("imagefolder", [str(file)])
     columns = [name for name in metadata.header if name != IMAGE_COLUMN and name not in policy.ignore]
     lists = [name for name in columns if metadata.is_list(name)]
@@ -68,12 +67,15 @@ def read(path: Path, policy: Policy) -> LabelImport:
         raise metadata.error("no column is left for the labels", "check the names of the columns")
     audit.note_names("columns ignored", policy.ignore)
     if lists:
-        rows = _read_lists(metadata, images, lists, policy, audit)
+        rows = _read_lists(metadata, lists, policy, audit)
         unused = [name for name in columns if name not in lists]
         refuse_possible_values(metadata, unused)
         audit.note_names("columns not used", unused)
     else:
-        rows = _read_columns(metadata, images, columns, policy, audit)
+        if policy.unlisted is not None:
+            message = "every class has its own column, so nothing is unlisted"
+            raise metadata.error(message, "leave ‹unlisted› out: null is unknown, false is absent")
+        rows = decode_columns(metadata, IMAGE_COLUMN, columns, policy, audit)
     if path.is_dir():
         rows = _add_missing_images(rows, path, audit)
     return LabelImport(rows, audit)
@@ -113,30 +115,12 @@ def _metadata_file(path: Path) -> Path:
 
 def _open_metadata(path: Path, encoding: str | None) -> CsvTable:
     """The columns of a metadata file, by its ending."""
-    if path.suffix == ".csv":
-        return CsvTable(path, encoding=encoding)
-    if path.suffix == ".jsonl":
-        return JsonLines(path, encoding)
-    if path.suffix == ".parquet":
-        return ParquetTable(path)
-    raise LabelError("metadata files are .csv, .jsonl or .parquet", "name such a file, or its folder", path)
+    if path.suffix not in (".csv", ".jsonl", ".parquet"):
+        raise LabelError("metadata files are .csv, .jsonl or .parquet", "name such a file, or its folder", path)
+    return JsonLines(path, encoding) if path.suffix == ".jsonl" else open_sheet(path, encoding)
 
 
-def _read_columns(metadata: CsvTable, images: Names, classes: list[str], policy: Policy, audit: Audit) -> Labels:
-    """Read one column per class; null and blank are unknown, −1 must be stated."""
-    if policy.unlisted is not None:
-        message = "every class has its own column, so nothing is unlisted"
-        raise metadata.error(message, "leave ‹unlisted› out: null is unknown, false is absent")
-
-    def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
-        fix = f"{undecided.fix}; if {name!r} is not a class, add ‹ignore={name}›"
-        return metadata.error(undecided.message, fix, row=row, column=name)
-
-    columns = ((name, metadata.column(name)) for name in classes)
-    return decode_columns(images, columns, policy, audit, make_error)
-
-
-def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Policy, audit: Audit) -> Labels:
+def _read_lists(metadata: CsvTable, lists: list[str], policy: Policy, audit: Audit) -> Labels:
     """Read a list of present classes, and perhaps one of absent classes; a null list means nothing is known."""
     policy.check(set(USES) - {"minus_one", "zero", "values"}, "imagefolder, with lists of class names")
     negative = [name for name in lists if name in ABSENT_COLUMNS]
@@ -158,7 +142,7 @@ def _read_lists(metadata: CsvTable, images: Names, lists: list[str], policy: Pol
         parsed[name] = sign, image, np.array([number.setdefault(item, len(number)) for item in items], np.int64)
     if not number:
         raise metadata.error("every list is empty, so there are no classes", "export the labels again")
-    rows = rows_of_lists(images, Names(number), parsed, audit)
+    rows = rows_of_lists(metadata.image_names(IMAGE_COLUMN), Names(number), parsed, audit)
     is_null = np.array([items is None for items in metadata.lists(positive[0])])
     note = f"images have null instead of a list: nothing is known of them from {positive[0]}"
     audit.note_count(int(is_null.sum()), note)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from halflabel.errors import LabelError, UserError
@@ -67,21 +66,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         _check_first_line(sheet, classes)
     if not classes:
         raise sheet.error("no column is left for the classes", "check the header line", line=1)
-    images = sheet.image_names(image_column)
-
-    def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
-        fix = undecided.fix
-        if "not a label" in undecided.message:
-            fix += f"; if {name!r} is not a class, add ‹ignore={name}›"
-            if shorten_cell(raw) == raw:
-                fix += f" or ‹where={name}={raw}›"
-            if name.lower() in LIST_COLUMNS or len(classes) == 1:
-                fix += "; if it lists the present classes, add ‹format=tags›"
-            if image_column.lower() not in IMAGE_COLUMNS:
-                fix += "; if the file has no header line, add one, such as image,class,value"
-        return sheet.error(undecided.message, fix, row=row, column=name)
-
-    rows = decode_columns(images, ((name, sheet.column(name)) for name in classes), policy, audit, make_error)
+    rows = decode_columns(sheet, image_column, classes, policy, audit)
     audit.note_names("columns ignored", policy.ignore)
     return LabelImport(rows, audit)
 
@@ -107,19 +92,23 @@ def write(rows: Labels, path: Path) -> None:
             file.write(csv_line([name])[:-1] + "," + ",".join(cells) + "\n")
 
 
-def decode_columns(
-    images: Names,
-    columns: Iterable[tuple[str, pa.Array]],
-    policy: Policy,
-    audit: Audit,
-    make_error: Callable[[UndecidedValue, str, str, int], LabelError],
-) -> Labels:
-    """Turn C columns (name, N raw values) into labels, and add the meaning of each value to the audit.
+def decode_columns(sheet: CsvTable, image_column: str, classes: Sequence[str], policy: Policy, audit: Audit) -> Labels:
+    """Turn a column per class into labels, and add the meaning of each value to the audit, the most frequent first."""
+    images = sheet.image_names(image_column)
 
-    `make_error` builds the error from (the problem, the column, the raw value, the first row with it). The audit lists
-    the most frequent value first.
-    """
-    coded = {name: pc.dictionary_encode(column) for name, column in columns}
+    def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
+        fix = undecided.fix
+        if "not a label" in undecided.message:
+            fix += f"; if {name!r} is not a class, add ‹ignore={name}›"
+            if shorten_cell(raw) == raw:
+                fix += f" or ‹where={name}={raw}›"
+            if name.lower() in LIST_COLUMNS or len(classes) == 1:
+                fix += "; if it lists the present classes, add ‹format=tags›"
+            if image_column.lower() not in IMAGE_COLUMNS:
+                fix += "; if the file has no header line, add one, such as image,class,value"
+        return sheet.error(undecided.message, fix, row=row, column=name)
+
+    coded = {name: pc.dictionary_encode(sheet.column(name)) for name in classes}
     all_values = frozenset(raw for column in coded.values() for raw in column.dictionary.to_pylist())
     are_numbers = {*ZERO} & all_values and {raw.strip() for raw in all_values} <= {*ZERO, *ONE, ""}
     only = next(iter(coded)) if len(coded) == 1 else ""
