@@ -118,7 +118,7 @@ def test_classes_that_are_nearly_the_same_are_noted(tmp_path: Path, pair: tuple[
     ("before", "after", "message"),
     [
         ("06:00:05Z", "later", "'.*later' is not a time"),
-        ("0.91", "91", "not a probability"),
+        ("0.91", "91", "too large"),
         ("machine", "robot", "method 'robot' is not known"),
     ],
 )
