@@ -307,3 +307,10 @@ def test_damaged_files_raise_only_label_errors(kind: str, tmp_path: Path) -> Non
         assert imagefolder.sniff(path) in (True, False)
         for policy in (Policy(), ABSENT):
             is_readable(imagefolder.read, path, policy)
+
+
+def test_a_fix_names_only_options_that_the_format_has(tmp_path: Path) -> None:
+    fix = label_error(imagefolder.read, jsonl(tmp_path, {"file_name": "a", "cat": "maybe"})).fix
+    assert "‹ignore=cat›" in fix
+    assert "‹where" not in fix
+    assert "‹format" not in fix

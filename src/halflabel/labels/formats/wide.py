@@ -100,9 +100,9 @@ def decode_columns(sheet: CsvTable, image_column: str, classes: Sequence[str], p
         fix = undecided.fix
         if "not a label" in undecided.message:
             fix += f"; if {name!r} is not a class, add ‹ignore={name}›"
-            if shorten_cell(raw) == raw:
+            if shorten_cell(raw) == raw and audit.format == "wide":  # other formats do not select rows
                 fix += f" or ‹where={name}={raw}›"
-            if name.lower() in LIST_COLUMNS or len(classes) == 1:
+            if audit.format == "wide" and (name.lower() in LIST_COLUMNS or len(classes) == 1):
                 fix += "; if it lists the present classes, add ‹format=tags›"
             if image_column.lower() not in IMAGE_COLUMNS:
                 fix += "; if the file has no header line, add one, such as image,class,value"
