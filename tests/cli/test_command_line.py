@@ -71,7 +71,7 @@ WITHOUT_TORCH = [  # the command, and words of its error
     (["train", "--continue", "FOLDER", "--answers", "nowhere.csv"], "is not a run"),
     (["import", "LABELS", "new.csv", "--images", "FOLDER"], "images"),
     (["fill", "--undo", "LABELS"], "RUN"),
-    (["review", "RUN", "FOLDER", "--questions", "nowhere.csv"], "nowhere.csv is not a file"),
+    (["review", "RUN", "FOLDER", "--questions", "nowhere.csv"], "nowhere.csv cannot be read"),
     (["review", "RUN", "nowhere"], "nowhere is not a folder"),
     (["export", "onnx", "FOLDER"], "is not a run"),
     (["export", "onnx", "RUN", "--out", "LABELS"], "already exists"),

@@ -159,14 +159,14 @@ def test_the_normalisation_of_training_is_used(run: RunFolder, copied: Path) -> 
     [
         ({"halflabel": None}, "not exported by halflabel"),
         ({"halflabel": {"layout": 99}}, "layout 99"),
-        ({"classes": ["red"]}, "is inconsistent"),
+        ({"classes": ["red"]}, "does not fit the classes"),
         ({"thresholds": ["high", 1, 2]}, "damaged"),
         ({"calibration": {"slope": None}}, "damaged"),
         ({"preprocess": {}}, "is incomplete"),
         ({"method": "no-such-method"}, "no method is called"),
         ({"options": {"evil": 1}}, "no option 'evil'"),
         ({"backbone": "resnet_nine"}, "no backbone called"),
-        ({"classes": list("abcd"), "thresholds": [0.5] * 4}, "does not fit config.json"),
+        ({"classes": list("abcd"), "thresholds": [0.5] * 4}, "does not fit the classes"),
     ],
 )
 def test_a_damaged_config_is_explained(change: dict[str, Any], message: str, copied: Path) -> None:

@@ -105,8 +105,7 @@ def test_the_file_computes_the_logits_and_probabilities_of_the_run(run: RunFolde
             expected = predictor.model(images).logits
         logits, scores = run_file(exported, images)
         np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)
-        slope, offset = predictor.calibration.slope, predictor.calibration.offset
-        np.testing.assert_allclose(scores, 1 / (1 + np.exp(-(slope * expected.numpy() + offset))), atol=1e-5)
+        np.testing.assert_allclose(scores, predictor.calibration.scores(expected).numpy(), atol=1e-5)
 
 
 def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
