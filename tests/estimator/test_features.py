@@ -264,7 +264,7 @@ def test_the_method_and_its_options_are_used() -> None:
     positives = np.where(y > 0, 1.0, NAN)
     with pytest.raises(UserError, match="cannot learn from positives-only labels"):
         make().fit(X, positives)
-    assert make(method="an", epochs=12).fit(X, positives).score(X, y) > 0.8
+    assert make(method="an", epochs=12).fit(X, positives).score(X, y) > 0.7
     with pytest.raises(UserError, match="cannot learn from empty labels"):
         make().fit(X, np.full((120, 3), NAN))
     with pytest.raises(UserError, match="no option 'weight'"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-import math
 import shutil
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -322,9 +321,8 @@ class Bench:
             )
         assert fitted.epochs is not None
         training = known.subset(np.flatnonzero(part == TRAINED))
-        best = fitted.epochs.log[fitted.epochs.best_epoch - 1]
         return Outcome(
-            select=float(best.get("select", math.nan)),
+            select=fitted.epochs.select,
             measure=measure,
             best_epoch=fitted.epochs.best_epoch,
             known=training.known / max(len(training) * len(training.classes), 1),

@@ -59,6 +59,8 @@ def compare(
     _check(select, search, label_masks)
     table = without_model_labels(labels, options.get("reporter", SILENT))
     bench = make_bench(table, images, out, options, select=select, choosing=choosing_labels(labels))
+    if search == "none" and options.get("lr") is None:  # each training chooses its rate, as `train` does
+        bench.config = replace(bench.config, choose_lr=True)
     if not 0 < bench.config.held_out < 1:
         raise UserError("without validation images no epoch can be selected", "use ‹held_out=0.2›")
     candidates, reasons = _candidates(methods, options.get("lr"), bench, label_masks)

@@ -163,6 +163,17 @@ class Weldon(Head):
         scored: Tensor = self.conv(maps)
         return scored
 
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        load_class_maps(self.conv, weight, bias)
+
+
+@torch.no_grad()
+def load_class_maps(conv: nn.Conv2d, weight: Tensor, bias: Tensor) -> None:
+    """Let class maps of a 1×1 convolution have the scores of a linear classifier at each place."""
+    conv.weight.copy_(weight[:, :, None, None])
+    assert conv.bias is not None
+    conv.bias.copy_(bias)
+
 
 def _cells(k: float, cells: int) -> int:
     """The number of cells that k, a share or a number, stands for."""
@@ -205,6 +216,10 @@ class Ensemble(Head):
 
     def class_maps(self, maps: Tensor) -> Tensor:
         return torch.stack([cast(Head, head).class_maps(maps) for head in self.heads]).mean(0)
+
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        for head in self.heads:
+            cast(Head, head).load_linear(weight, bias)
 
 
 def find_head(model: nn.Module, kind: type[H]) -> H:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError
@@ -148,16 +149,18 @@ def solver_hindrance(method: Method, name: str, table: Table) -> str | None:
 
 def pooled_features(source: Source) -> Tensor:
     """Return cached features (N, D), NaN for images that could not be read: float32; large ones stay in their file."""
-    if isinstance(source, Subset):
-        whole, index = source.whole, source.index
-        assert isinstance(whole, Features)
-        values = whole.values[torch.from_numpy(index) if isinstance(whole.values, Tensor) else index]
-        source = Features(values, source.names, source.numbers(whole.bad).tolist())
+    index: NDArray[np.int64] | None = None
+    while isinstance(source, Subset):
+        index = source.index if index is None else source.index[index]
+        source = source.whole
     assert isinstance(source, Features)
-    values = source.values
+    values, bad = source.values, source.bad
+    if index is not None:
+        values = values[torch.from_numpy(index) if isinstance(values, Tensor) else index]
+        bad = np.flatnonzero(np.isin(index, bad))
     if not isinstance(values, Tensor):
         values = torch.from_numpy(values if values.flags.writeable else np.array(values))
     stays = values.ndim == 2 and memory.is_large(4 * values.numel())
     pooled = values if stays else pool(values).float().clone()
-    pooled[torch.from_numpy(source.bad)] = torch.nan
+    pooled[torch.from_numpy(bad)] = torch.nan
     return pooled

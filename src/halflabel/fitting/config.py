@@ -140,6 +140,14 @@ class Settings:
             TRAIN_AND_COMPARE,
         ),
     ] = 0
+    keep: Annotated[
+        Literal["best", "last"],
+        Option(
+            "best: keep the weights of the epoch that ranks the held-out images best; last: those of the last epoch.",
+            OPTIMIZATION,
+            EXPERIMENTS,
+        ),
+    ] = "best"
     save_every: Annotated[
         Count,
         Option("Optimizer steps between checkpoints within an epoch; 0 saves only after each epoch.", SPEED),
@@ -241,6 +249,14 @@ class Config:
             "With --tune all: epochs of training the head alone first.", OPTIMIZATION, decided_by="chosen by the method"
         ),
     ] = 0
+    choose_lr: Annotated[
+        bool,
+        Option(
+            "In batches on a frozen backbone: choose among the learning rate and smaller ones by the held-out images.",
+            OPTIMIZATION,
+            decided_by="on where no lr is given",
+        ),
+    ] = False
     linear_lr: Annotated[
         Annotated[float | None, Ge(0)],
         Option("Learning rate of the epochs of linear_init.", OPTIMIZATION, decided_by="--lr"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,10 +39,15 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, Recipe
+from halflabel.methods.parts.losses import BCE, over_known
+from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.system import distributed, memory
 from halflabel.system.reporter import SILENT, Reporter
 
 TRAINED, HELD_OUT, LEFT_OUT = 0, 1, 2  # parts of the images
+
+_RATES = (1.0, 0.3, 0.1)  # learning rates to choose from, relative to that of the method
+_FEW = 5  # of so many epochs one is trained to choose the rate
 
 Begin = Callable[[Model, Method, Table], None]  # sets the weights that training in batches begins with
 
@@ -159,6 +165,11 @@ def hold_out(table: Table, config: Config, groups: NDArray[np.int64] | None) -> 
     return assign_parts(table, (1 - share, share), groups=groups, seed=config.settings.seed)
 
 
+def _bce() -> Method:
+    """Return cross-entropy on known labels; where only positives are known, unknown counts as absent."""
+    return Method(BCE(), UnknownAs("auto"), reduce=over_known)
+
+
 def _fit_linear(
     assembly: Assembly,
     labels: Labels,
@@ -248,13 +259,75 @@ class _Batches:
             model.load_state_dict(self.trained_already.weights)
             return self._result(model, source, self.trained_already, [])
         log: list[EpochLog] = []
-        if self.begin is not None:
-            self.begin(model, method, self.table)
-        elif not self.is_cached and config.linear_init:
-            log = self._fit_head_alone(method, head)
         place = None if self.watch.folder is None else self.watch.folder / config.tune
+        begin = self.begin
+        if begin is None and not self.is_cached and config.linear_init:
+            log = self._fit_head_alone(method, head)
+        if begin is None and self.is_cached:  # also of a training that is resumed, which has the same rate
+            begin = self._linear_start(head, source)
+            if config.choose_lr and self.judge is not None:
+                settings = self._with_best_rate(begin, source)
+        if begin is not None:
+            begin(model, method, self.table)
         fitted = self._epochs(model, method, source, settings, place, self.watch.callback)
+        self._report_kept(method, fitted)
         return self._result(model, source, fitted, log)
+
+    def _linear_start(self, head: Head, source: Source) -> Begin | None:
+        """Return what begins with the L-BFGS solution of cross-entropy on the mean of the features over places.
+
+        The held-out images choose its strength; without any, a fifth of the training images. None for heads without
+        such a start, and where L-BFGS has too few images or too many scores.
+        """
+        if type(head).load_linear is Head.load_linear or solver_hindrance(_bce(), "bce", self.table) is not None:
+            return None
+        outside = self.held_out if len(self.held_out) else self.trained[::5]
+        rows = np.union1d(self.trained, outside)
+        table = self.assembly.training_table(self.labels.training).subset(rows)
+        features, judged = pooled_features(Subset(source, rows)), self.judged.subset(rows)
+        device, place = self.assembly.device, np.searchsorted(rows, outside)
+
+        def solve() -> tuple[Tensor, Tensor]:
+            options: dict[str, Any] = {"of_backbone": False, "device": device}
+            return refit_head(features, table, _bce, place, evaluation=judged, **options).on_features()
+
+        weight, bias = distributed.run_on_main(solve)
+
+        def begin(model: Model, *_: object) -> None:
+            model.head.load_linear(weight, bias)
+
+        return begin
+
+    def _with_best_rate(self, begin: Begin | None, source: Source) -> Settings:
+        """Return the settings with the learning rate that is best on the held-out images after a few epochs."""
+        settings, qualities = self.config.settings, {}
+        few = dataclasses.replace(settings, epochs=max(1, settings.epochs // _FEW), patience=0, keep="best")
+        for factor in _RATES:
+            method = self.assembly.make_method()
+            model = Model(None, self.assembly.make_head(method, self.inputs.width, len(self.table.classes)))
+            if begin is not None:
+                begin(model, method, self.table)
+            tried = dataclasses.replace(few, lr=factor * settings.lr)
+            with warnings.catch_warnings():  # what starts later has more epochs in the training afterwards
+                warnings.filterwarnings("ignore", ".* never starts in ")
+                qualities[tried.lr] = self._epochs(model, method, source, tried, None, None).select
+        best = max(qualities, key=lambda rate: qualities[rate])
+        tried_all = ", ".join(f"{rate:.2g} → {quality:.4f}" for rate, quality in qualities.items())
+        self.watch.reporter.message(f"learning rate {best:.2g}, chosen by the held-out images: {tried_all}")
+        return dataclasses.replace(settings, lr=best)
+
+    def _report_kept(self, method: Method, fitted: Fitted) -> None:
+        """Say which epoch was kept, and warn where a part of the method had not begun by then."""
+        if self.judge is None:
+            return
+        last, kept, begins = len(fitted.log), fitted.best_epoch, method.begins()
+        how = "" if self.config.settings.keep == "last" else ", which ranks the held-out images best"
+        self.watch.reporter.message(f"kept: epoch {kept} of {last}{how} (quality {fitted.select:.4f})")
+        if begins is not None and kept < begins.first <= last:
+            self.watch.reporter.message(
+                f"Warning: {begins.part} begins with epoch {begins.first}, after the epoch that is kept; "
+                "‹keep=last› keeps the last epoch"
+            )
 
     def _fit_head_alone(self, method: Method, head: Head) -> list[EpochLog]:
         """Train the head on frozen features for some epochs, unless the network has been begun."""

@@ -64,6 +64,11 @@ class Fitted:
     best_epoch: int
     log: list[EpochLog]
 
+    @property
+    def select(self) -> float:
+        """The value of the best epoch on the validation images; NaN without any."""
+        return float(self.log[self.best_epoch - 1].get("select", math.nan))
+
 
 def fit(
     model: Model,
@@ -162,7 +167,7 @@ class Loop:
             self.checkpointer.save()
             self.callback.on_epoch_end(log)
             signals.release_signals()
-        if not state.best_weights:
+        if not state.best_weights or self.settings.keep == "last":
             state.best_weights, state.best_epoch = self._evaluated_weights(), state.epoch - 1
         self.model.load_state_dict(state.best_weights)
         distributed.all_gather(None)  # wait until the last checkpoint is written

@@ -27,6 +27,12 @@ class Refit:
     strength: float
     quality: float  # `ranking_quality` of these logits
 
+    def on_features(self) -> tuple[Tensor, Tensor]:
+        """Return weights (C, D) and biases (C,) for the features themselves, where the transform is affine."""
+        transform, linear = self.head.transform, self.head.linear
+        weight = linear.weight.detach() / transform.scale[0]
+        return weight, linear.bias.detach() - weight @ transform.mean
+
 
 def refit_head(
     features: Tensor,
@@ -35,6 +41,7 @@ def refit_head(
     held_out: NDArray[np.int64],
     *,
     evaluation: Table,
+    of_backbone: bool = True,
     device: str = "cpu",
 ) -> Refit:
     """Fit a linear head to tuned features (N, D), NaN rows for unreadable images, without the held-out images.
@@ -49,7 +56,7 @@ def refit_head(
 
     with use_free_cores():
         rows = np.flatnonzero(inside.numpy())
-        transform = FeatureTransform.fit(features[inside], device=device)
+        transform = FeatureTransform.fit(features[inside], of_backbone=of_backbone, device=device)
         components, directions, variance = to_components(transform, features, torch.from_numpy(rows))
         judged = transform(features[torch.from_numpy(held_out)].to(device)) @ directions
         solver = LinearSolver(make_method(), components, table.subset(rows), variance=variance)

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from halflabel.features.heads import Head, pool
+from halflabel.features.heads import Head, load_class_maps, pool
 from halflabel.methods.base import REGIMES, Method, method
 from halflabel.methods.large_loss import LargeLoss
 from halflabel.methods.parts.losses import BCE
@@ -42,6 +42,9 @@ class BoostedMaps(Head):
         if self.training and not self.while_training:
             return scores
         return torch.maximum(scores, self.alpha * scores)
+
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        load_class_maps(self.conv, weight, bias)
 
 
 @method(

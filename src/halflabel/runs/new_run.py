@@ -130,6 +130,7 @@ def make_config(
     return Config.from_options(
         {
             "lr": chosen.lr,
+            "choose_lr": training.get("lr") is None and "lr" not in choice.settings,
             "weight_decay": chosen.weight_decay,
             "linear_init": chosen.linear_init,
             **choice.settings,

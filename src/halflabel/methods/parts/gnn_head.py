@@ -64,6 +64,10 @@ class GnnHead(Head):
     def class_maps(self, maps: Tensor) -> Tensor:
         return self.inner.class_maps(maps)
 
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        scale = 1 + 2.0**-self.steps  # of the logits of the inner head, with torch's initial weights
+        self.inner.load_linear(weight / scale, bias / scale)
+
     def propagate(self, logits: Tensor) -> Tensor:
         """(B, C) -> (B, C), in parts if the whole batch would take too much memory."""
         part_size = max(_MAX_STATES // (logits.shape[1] * self.update.hidden_size), 1)

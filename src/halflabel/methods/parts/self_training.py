@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halflabel.features.heads import Head, Model, pool
+from halflabel.features.heads import Head, Model, load_class_maps, pool
 from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Relabeler
@@ -50,6 +50,9 @@ class SaliencyHead(Head):
     def class_maps(self, maps: Tensor) -> Tensor:
         scores: Tensor = self.conv(maps)
         return scores
+
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        load_class_maps(self.conv, weight / (1 + self.alpha), bias / (1 + self.alpha))
 
 
 class SelfTraining(Method):
