@@ -292,8 +292,8 @@ def test_continue_adds_answers_to_the_labels_of_the_run(tmp_path: Path, data: Pa
     assert after.read_config()["begin_from"] == str(first)
     images = after.read_labels().images
     assert after.split_of(images).tolist() == RunFolder.open(first).split_of(images).tolist()
-    # The first epoch starts where the first run ended, so its loss is below that run's first.
-    assert after.read_log()[0]["loss"] < RunFolder.open(first).read_log()[0]["loss"]
+    # The first epoch starts where the first run ended.
+    assert after.read_log()[0]["loss"] < 1.1 * RunFolder.open(first).read_log()[-1]["loss"]
     assert "cannot be used with --continue" in refused("train", "--continue", first, "--lr", "0.1")
     assert "needs --continue" in refused("train", "--answers", tmp_path / "answers.csv")
     # Answers of another make, and photos that have moved.

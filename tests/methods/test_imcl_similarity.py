@@ -79,7 +79,7 @@ def test_side_information_brings_groups_together(tmp_path):
 
 def test_side_information_about_no_image_is_refused(tmp_path):
     (tmp_path / "side.csv").write_text("image,group\nnobody,owl\n")
-    with pytest.raises(UserError, match=r"side .* finds the group of no image"):
+    with pytest.raises(UserError, match="finds the group of no image"):
         begin(inputs(0, 4, 3)[1], side=str(tmp_path / "side.csv"))
 
 
