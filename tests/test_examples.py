@@ -108,7 +108,7 @@ if __name__ == "__main__":
     words = [sys.executable, str(tmp_path / "mine.py"), "methods", "my-own"]
     shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert "Does it." in shown
-    assert "--margin 1" in shown
+    assert "margin=1" in shown
 
 
 def test_importing_is_quick() -> None:

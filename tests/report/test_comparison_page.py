@@ -45,6 +45,8 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out=folder,
         shares=[0.3, 1.0],
         seeds=2,
+        search="none",
+        lr=0.3,
         config=config,
     )
     keep_test(folder, table)

@@ -180,7 +180,7 @@ def _begin(out: Path, manifest: dict[str, Any], force: bool) -> None:
             raise UserError(f"{out} already holds a pack", "choose another folder, or add ‹force› to pack again")
         changed = [key for key, value in manifest.items() if before.get(key) != value]
         if changed:
-            difference = "another set of images" if "source" in changed else f"another --{changed[0].replace('_', '-')}"
+            difference = "another set of images" if "source" in changed else f"another ‹{changed[0]}›"
             raise UserError(f"{out} holds an unfinished pack with {difference}", "add ‹force› to start again")
         return
     if before is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
