@@ -345,14 +345,15 @@ def test_the_classifier_of_a_timm_model_gives_its_class_probabilities(
 ) -> None:
     timm_model, backbone = as_if_downloaded(name, monkeypatch)
     assert backbone.classifier is not None
-    weight, bias = backbone.classifier
+    weight, _ = backbone.classifier
     assert weight.shape == (1000, backbone.channels)
     size = backbone.preprocess.size
     images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
     with torch.no_grad():
-        logits = backbone(images).mean((2, 3)) @ weight.T + bias
+        probabilities = backbone.imagenet_probabilities(backbone(images).mean((2, 3)))
         expected = timm_model((images.float() / 255 - backbone.mean) / backbone.std)
-    torch.testing.assert_close(logits.softmax(1), expected.softmax(1), rtol=1e-3, atol=1e-6)
+    assert probabilities is not None
+    torch.testing.assert_close(probabilities, expected.softmax(1), rtol=1e-3, atol=1e-6)
     monkeypatch.undo()
     assert set(backbone.state_dict()) == set(build_backbone(name, pretrained=False).state_dict())
 
@@ -360,6 +361,7 @@ def test_the_classifier_of_a_timm_model_gives_its_class_probabilities(
 def test_a_classifier_on_the_class_token_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     _, backbone = as_if_downloaded("test_vit2", monkeypatch)
     assert backbone.classifier is None
+    assert backbone.imagenet_probabilities(torch.zeros(1, backbone.channels)) is None
     assert backbone(torch.zeros(1, 3, 64, 64)).shape[1] == backbone.channels
 
 

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from halflabel.errors import UserError, error_summary
 from halflabel.features.backbone_names import DEFAULT, full_name
 from halflabel.features.efficientnet_lite import CROP, SIZE, EfficientNetLite
+from halflabel.features.feature_transform import Classifier, class_probabilities
 
 SMALLEST, LARGEST = 32, 8192  # pixels, side of the input
 
@@ -35,6 +36,7 @@ _LITE = {f"efficientnet-lite{variant}": variant for variant in range(3)}
 # As in TensorFlow's efficientnet_lite_builder.py, from which the weights were converted; timm has 127.5 for both.
 _LITE_MEAN, _LITE_STD = 127 / 255, 128 / 255
 
+_IMAGENET = 1000  # classes
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
 _PREFIXES = ("module.", "model.", "backbone.")
 _CLASSIFIERS = ("fc.", "_fc.", "head.", "heads.", "head_dist.", "classifier.")
@@ -74,7 +76,18 @@ class Backbone(nn.Module):
         self.register_buffer("mean", torch.tensor(preprocess.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocess.std).view(-1, 1, 1), persistent=False)
         # The linear classifier on pooled features that the weights were trained with; not part of the backbone's state.
-        self.classifier: tuple[Tensor, Tensor] | None = None
+        self.classifier: Classifier | None = None
+
+    @torch.no_grad()
+    def imagenet_probabilities(self, pooled: Tensor) -> Tensor | None:
+        """Return the probabilities (N, 1000) of the ImageNet classes from pooled features (N, D), NaN where these are.
+
+        None for a backbone without a linear classifier of the 1,000 classes.
+        """
+        if self.classifier is None or len(self.classifier[1]) != _IMAGENET:
+            return None
+        weight, bias = (part.to(pooled.device) for part in self.classifier)
+        return class_probabilities(pooled.float(), (weight, bias))
 
     def forward(self, images: Tensor) -> Tensor:
         if images.ndim != 4 or images.shape[1] != len(self.mean):
@@ -196,14 +209,14 @@ def _adapt_first_convolution(model: nn.Module, bands: int) -> None:
     raise UserError("the backbone has no first convolution of 3 channels to adapt", f"use {DEFAULT}")
 
 
-def _pooled_classifier(backbone: Backbone) -> tuple[Tensor, Tensor] | None:
+def _pooled_classifier(backbone: Backbone) -> Classifier | None:
     """Weight and bias of the classifier that a timm model was trained with, if it is linear on pooled features.
 
     This is tested on an image: others use a class token (ViT), or layers between pooling and classifier. A classifier
     of more than 1,000 classes is left out, since the head would have to learn a weight for each of them.
     """
     last = backbone.model.get_classifier()  # type: ignore[operator]
-    if not isinstance(last, nn.Linear) or last.in_features != backbone.channels or last.out_features > 1000:
+    if not isinstance(last, nn.Linear) or last.in_features != backbone.channels or last.out_features > _IMAGENET:
         return None
     size = backbone.preprocess.size
     image = torch.linspace(0, 255, 3 * size * size).view(1, 3, size, size)

@@ -95,8 +95,7 @@ class FeatureTransform(nn.Module):
         unit = root / root.norm(dim=1, keepdim=True).clamp(min=1e-12)
         if not len(self.class_bias):
             return unit  # type: ignore[no-any-return]
-        logits = features @ self.class_weight.T + self.class_bias
-        return torch.cat([unit, torch.softmax(logits, 1).sqrt()], 1)
+        return torch.cat([unit, class_probabilities(features, (self.class_weight, self.class_bias)).sqrt()], 1)
 
     def forward(self, features: Tensor) -> Tensor:
         centred = self._raw(features.float()) - self.mean
@@ -105,6 +104,12 @@ class FeatureTransform(nn.Module):
         if not len(self.class_bias):
             return normalised
         return torch.cat([normalised, CLASSIFIER_WEIGHT * centred[:, channels:] / self.scale[1]], 1)
+
+
+def class_probabilities(features: Tensor, classifier: Classifier) -> Tensor:
+    """Return the probabilities (N, K) of the pretraining classes, softmax(V f + v), from pooled features (N, D)."""
+    weight, bias = classifier
+    return torch.softmax(features @ weight.T + bias, 1)
 
 
 def principal_components(features: Tensor, size: int) -> tuple[Tensor, Tensor]:
