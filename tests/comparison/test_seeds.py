@@ -33,7 +33,7 @@ def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str 
     test = Table.from_dense(LABELS)
     config = SimpleNamespace(held_out=0.2, group=None, tune="head", solver="auto")
     data = SimpleNamespace(has_own_test=False, test_groups=None)
-    bench: Any = SimpleNamespace(test=test, select=select, data=data, config=config)
+    bench: Any = SimpleNamespace(test=test, select=select, data=data, config=config, describe=str)
     store, outcomes = Store(folder), {}
     for candidate in candidates:
         for seed, strength in strengths[candidate.name].items():

@@ -82,6 +82,10 @@ def test_no_image_is_held_out_and_no_rate_is_searched(
     assert row.known == pytest.approx(0.5, abs=0.01)
     assert 0 < row.OF1 <= 1
     assert len(row.strengths) == 1
+    assert any(
+        line.startswith("Trained: em: ") and line.endswith("by L-BFGS on vectors, backbone frozen.")
+        for line in fitted.protocol
+    )
     assert any("out-of-fold scores, on the labels known there" in line for line in fitted.protocol)
     assert not any("validation images (" in line for line in fitted.protocol)
 

@@ -273,8 +273,8 @@ def test_class_with_few_positives_is_a_ring_with_a_caution(tmp_path: Path) -> No
 def test_page_shows_when_the_run_was_trained(tmp_path: Path) -> None:
     run = random_run(tmp_path / "run")
     assert "; trained" not in build_page(run)  # older runs do not say
-    run.write_json("made.json", {"time": "2031-02-03T04:05:06Z", "halflabel": "9.8.7"})
-    assert "3 epochs; trained 2031-02-03, 04:05 UTC, by halflabel 9.8.7" in check(build_page(run)).text
+    run.write_json("made.json", {"trained": "wan: <b>", "time": "2031-02-03T04:05:06Z", "halflabel": "9.8.7"})
+    assert "wan: <b>; 3 epochs in all; trained 2031-02-03, 04:05 UTC, by halflabel 9.8.7" in check(build_page(run)).text
     run.write_json("made.json", ["2031"])
     with pytest.raises(UserError, match=r"made\.json is damaged"):
         build_page(run)

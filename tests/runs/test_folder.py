@@ -242,13 +242,14 @@ def test_paths_that_are_not_utf8_are_written_unchanged(tmp_path: Path) -> None:
 def test_the_completion_time_is_written_once(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     before = datetime.now(UTC).replace(microsecond=0)
-    run.write_completion()
+    run.write_completion("bce: cross-entropy")
     content = run.read_json("made.json")
+    assert content["trained"] == "bce: cross-entropy"
     assert content["halflabel"] == __version__
     assert content["time"].endswith("Z")
     assert before <= datetime.fromisoformat(content["time"]) <= datetime.now(UTC)
     run.write_json("made.json", {"time": "2031-02-03T04:05:06Z"})
-    run.write_completion()  # a finished run that is resumed
+    run.write_completion("bce: cross-entropy")  # a finished run that is resumed
     assert run.read_json("made.json") == {"time": "2031-02-03T04:05:06Z"}
 
 

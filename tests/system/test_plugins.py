@@ -90,7 +90,7 @@ def test_a_metric_is_computed_and_shown_everywhere() -> None:
     assert evaluation.overall["hamming_loss"] == pytest.approx(1 / 7)
     assert ("Hamming loss", "0.143", "share of wrong decisions; 0 is best") in [line[:3] for line in evaluation.lines()]
     config = {"backbone": "b", "method": "bce", "size": 8, "tune": "head"}
-    card = model_card(config, evaluation, Table.from_dense(labels.numpy()), "held-out")
+    card = model_card(config, "bce: cross-entropy", evaluation, Table.from_dense(labels.numpy()), "held-out")
     assert "| Hamming loss | 0.143 |" in card
 
 

@@ -245,6 +245,11 @@ class Bench:
             )
         )
 
+    def describe(self, candidate: Candidate) -> str:
+        """Return in one line what is trained for a candidate."""
+        task = Task(candidate, LabelMask(), 0, candidate.lr, candidate.options)
+        return self.assembly(task).describe(self.rest)
+
     def choose_solver(self, candidate: Candidate) -> Candidate:
         """Return the candidate with the solver that `train` would use on these images; lbfgs has no learning rate."""
         config = replace(self.config, method=candidate.method, options=dict(candidate.options))

@@ -31,6 +31,7 @@ def describe_comparison(grid: Grid, bench: Bench, scorer: TaskScorer, rows: Sequ
         )
     if apart := [f"{row.method} at {row.labels}" for row in rows if math.isnan(row.behind)]:
         lines.append(f"Not ranked, because of no seed in common with the others: {', '.join(apart)}.")
+    lines += [f"Trained: {each}." for each in dict.fromkeys(bench.describe(candidate) for candidate, _ in grid.pairs)]
     lines += _describe_selection(grid, bench, rows)
     lines.append("CF1 and OF1: F1 on the test images at the thresholds that each run chose without them; ± over seeds.")
     lines.append(

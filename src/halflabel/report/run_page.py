@@ -131,11 +131,11 @@ def _class_filter(facts: RunFacts, listed: NDArray[np.int64]) -> Html:
 
 def _subtitle(facts: RunFacts) -> str:
     config = facts.config
-    tuned = "linear head on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
-    epochs = "1 epoch" if len(facts.log) == 1 else f"{len(facts.log)} epochs"
-    if any("strength" in line for line in facts.log):
-        epochs = "fitted by L-BFGS"
-    return f"Training run: {config.get('backbone', '?')}, {image_size(config)}, {tuned}; {epochs}{_trained_at(facts)}"
+    trained = facts.made.get("trained") or f"backbone {'frozen' if config.get('tune') == 'head' else 'tuned'}"
+    parts = [f"Training run: {config.get('backbone', '?')}, {image_size(config)}", shorten(str(trained), 400)]
+    if not any("strength" in line for line in facts.log):  # of L-BFGS
+        parts.append(f"{len(facts.log)} epoch{'s' * (len(facts.log) != 1)} in all")
+    return "; ".join(parts) + _trained_at(facts)
 
 
 def _trained_at(facts: RunFacts) -> str:

@@ -244,7 +244,7 @@ class RunFolder:
         return self._read_object("env.json", "remove the file: nothing else is lost")
 
     def read_completion(self) -> dict[str, Any]:
-        """Return when training ended and with which version; empty before that."""
+        """Return what was trained, when training ended and with which version; empty before that."""
         return self._read_object("made.json", "remove the file: nothing else is lost")
 
     @_first_process_only
@@ -315,11 +315,11 @@ class RunFolder:
         )
 
     @_first_process_only
-    def write_completion(self) -> None:
-        """Write when training ended and with which version, unless that is already written."""
+    def write_completion(self, trained: str) -> None:
+        """Write what was trained, when training ended and with which version, unless that is already written."""
         if not (self / "made.json").exists():
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            self.write_json("made.json", {"time": now, "halflabel": __version__})
+            self.write_json("made.json", {"trained": trained, "time": now, "halflabel": __version__})
 
     @_first_process_only
     def write_log(self, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from halflabel.labels.table import Table
 
 
-def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Table, kind: Kind) -> str:
-    """Describe the model, its evaluation on the labels of `held_out` and its limits; contains only measured values."""
+def model_card(config: Mapping[str, Any], trained: str, evaluation: Evaluation, held_out: Table, kind: Kind) -> str:
+    """Describe the model, its evaluation on the labels of `held_out` and its limits; contains only measured values.
+
+    `trained` is the line that says what was trained, `Assembly.describe`.
+    """
     out_of_fold = kind == "out-of-fold"
     images = "images" if out_of_fold else "held-out images"
     measured_on = f"all images by {MEASURED_ON[kind]}" if out_of_fold else MEASURED_ON[kind]
@@ -24,8 +27,7 @@ def model_card(config: Mapping[str, Any], evaluation: Evaluation, held_out: Tabl
     lines = [
         f"# {config['backbone']}, trained by `{config['method']}`",
         "",
-        f"Multi-label classifier for {len(held_out.classes)} classes, {size}, "
-        f"{'linear head on a frozen backbone' if config['tune'] == 'head' else 'fine-tuned'}.",
+        f"Multi-label classifier for {len(held_out.classes)} classes, {size}. Trained: {trained}.",
         "",
         f"| measured on {measured_on} | |",
         "|---|---|",

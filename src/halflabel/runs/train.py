@@ -104,7 +104,7 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
         _write_model(run, Model(job.backbone, fitted.model.head), job.table.classes, config, job.size)
     images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
     run.write_text("repro.sh", _repro(run, images))
-    run.write_completion()
+    run.write_completion(job.assembly.describe(job.table))
     evaluation = None if scores is None else distributed.run_on_main(lambda: _finish(job, scores))
     if job.reporter.callback is not None and distributed.is_main():
         job.reporter.callback.on_training_end({} if evaluation is None else evaluation.overall)
@@ -302,7 +302,10 @@ def _finish(job: _Job, scores: Scores) -> Evaluation:
     run.write_calibration(calibration, dict(zip(held_out.classes, thresholds.tolist(), strict=True)))
     protocol = f"{MEASURED_ON[scores.kind]}; {evaluation.protocol}"
     run.write_metrics({"protocol": protocol, **evaluation.overall}, evaluation.per_class)
-    run.write_text("model_card.md", model_card(job.config.as_dict(), evaluation, held_out, scores.kind))
+    run.write_text(
+        "model_card.md",
+        model_card(job.config.as_dict(), job.assembly.describe(job.table), evaluation, held_out, scores.kind),
+    )
     return evaluation
 
 
