@@ -28,7 +28,7 @@ from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
-from halflabel.images.gpu_views import DeviceImages
+from halflabel.images.device_views import DeviceViews
 from halflabel.images.sources import Arrays, Source, Subset
 from halflabel.images.views import Plain, Strong, Weak, make_views
 from halflabel.labels import drop
@@ -55,7 +55,9 @@ def load(images: int, seed: int, cache: Path, network: bool) -> tuple[Table, Sou
     if network:
         size = made.images.shape[-1]
         views = {"plain": Plain(size), "weak": Weak(size, least=1.0, flip=0.0), "strong": Strong(size, flip=0.0)}
-        kept = [DeviceImages(s.images, Names(s.names), views) for s in (made, test)]
+        kept = [
+            DeviceViews(Arrays(s.images, Names(s.names), views), s.images.device, held=s.images) for s in (made, test)
+        ]
         return table, kept[0], kept[1], truth
     backbone = build_backbone("fast")
     usual = make_views(SIZE, "squash", backbone.preprocess.interpolation, backbone.preprocess.crop_pct) | {

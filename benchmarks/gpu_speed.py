@@ -26,7 +26,8 @@ from halflabel.features.heads import Model
 from halflabel.fitting.compiled_model import CompiledModel
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
-from halflabel.images.gpu_views import DeviceImages
+from halflabel.images.device_views import DeviceViews
+from halflabel.images.sources import Arrays
 from halflabel.images.views import Plain, Strong, Weak
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
@@ -76,7 +77,7 @@ def loop(name: str, images: torch.Tensor, batch: int, mode: Any, precision: Any,
     rng = np.random.default_rng(0)
     table = Table.from_dense(rng.choice(np.array([-1, 0, 1], np.int8), (len(images), CLASSES)))
     views = {"plain": Plain(size), "weak": Weak(size), "strong": Strong(size)}
-    source = DeviceImages(images, names, views)
+    source = DeviceViews(Arrays(images, names, views), images.device, held=images)
     training_method = recipe(method).make()
     settings = Settings(epochs=4, batch_size=batch, compile=mode, precision=precision, ema=ema, lr=1e-4, device="cuda")
     log = fit(make_model(name, training_method), training_method, source, table, settings).log

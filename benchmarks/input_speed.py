@@ -38,8 +38,9 @@ from gpu_speed import CLASSES, ceiling, make_model
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
 from halflabel.images.decode import find_images
+from halflabel.images.device_views import DeviceViews
 from halflabel.images.pack.read import PackSettings
-from halflabel.images.pack.source import DeviceViews, open_packed_images
+from halflabel.images.pack.source import open_packed_images
 from halflabel.images.pack.write import pack_images
 from halflabel.images.sources import Images, Source
 from halflabel.images.views import Plain, Strong, View, Weak

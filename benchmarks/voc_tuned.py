@@ -37,8 +37,8 @@ from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
-from halflabel.images.gpu_views import DeviceImages, load_to_device
-from halflabel.images.sources import Features, Source, Subset, open_images, sequential_plan
+from halflabel.images.device_views import DeviceViews
+from halflabel.images.sources import Arrays, Features, Source, Subset, open_images, sequential_plan
 from halflabel.images.views import Plain, Strong, View, Weak, make_views
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
@@ -54,7 +54,7 @@ def prepare(args: argparse.Namespace) -> None:
     for split in ("train", "val"):
         table = read_labels(args.labels, split)
         files = open_images(table.images, args.photos, make_views(args.size), workers=args.workers)
-        images[split] = load_to_device(files, "cpu").images
+        images[split] = DeviceViews(files, "cpu").hold().held
     save_file(images, args.out)
 
 
@@ -75,9 +75,9 @@ def resnet50(weights: str, size: int) -> Backbone:
     return Backbone("resnet50", net, 2048, preprocess)
 
 
-def frozen_maps(backbone: Backbone, source: DeviceImages, copies: int = 0) -> Features:
+def frozen_maps(backbone: Backbone, source: DeviceViews, copies: int = 0) -> Features:
     """Feature maps of the plain and some strong views, on the GPU: 1,280 · 7 · 7 · 2 bytes per image and view."""
-    backbone = backbone.to(source.images.device).eval()
+    backbone = backbone.to(source.device).eval()
 
     def maps(view: str, epoch: int) -> torch.Tensor:
         fetched = source.fetch(sequential_plan(len(source), 256), (view,), epoch=epoch)
@@ -119,8 +119,10 @@ def train_once(job: dict[str, Any], full: Table, single: Path, data: dict[str, A
         "weak": Weak(size, least=1.0 if job.get("view", "flip") == "flip" else job.get("least", 0.5)),
         "strong": Strong(size, **job.get("strong", {})),
     }
-    train = DeviceImages(data["train"], full.images, views)
-    test = DeviceImages(data["val"], data["test_names"], views)
+    names = {"train": full.images, "val": data["test_names"]}
+    train, test = (
+        DeviceViews(Arrays(data[split], names[split], views), data[split].device, held=data[split]) for split in names
+    )
     backbone = resnet50(job["weights"], size) if job.get("backbone") == "resnet50" else build_backbone("fast")
     head = seeded(seed, lambda: method.head(backbone.channels, len(full.classes)))
     model = Model(backbone, head)

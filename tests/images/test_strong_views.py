@@ -18,7 +18,6 @@ from halflabel.comparison.data import split_data
 from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.fitting.config import STRONG_VIEW_FIELDS, Config
-from halflabel.images.gpu_views import apply_view, draw_parameters
 from halflabel.images.views import Strong, make_views
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
@@ -64,10 +63,10 @@ def test_the_limits_of_the_options_work_on_cpu_and_device(more: dict[str, Any]) 
     view = Strong(24, **more)
     image = torch.randint(0, 256, (3, 24, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     keys = np.arange(40, dtype=np.uint64)
-    for actual in (torch.stack([view(image, int(key)) for key in keys]), None):
-        result = (
-            apply_view(view, image.expand(40, -1, -1, -1), draw_parameters(view, keys)) if actual is None else actual
-        )
+    for result in (
+        torch.stack([view(image, int(key)) for key in keys]),
+        view.batch(image.expand(40, -1, -1, -1), keys),
+    ):
         assert result.shape == (40, 3, 24, 24)
         assert result.dtype == torch.uint8
 

@@ -18,7 +18,7 @@ from halflabel.features.backbones import Backbone
 from halflabel.fitting.assembly import Assembly, pooled_features
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
-from halflabel.images.gpu_views import load_to_device
+from halflabel.images.device_views import DeviceViews
 from halflabel.images.sources import Arrays, Features, Images, Source, Subset, open_images
 from halflabel.labels.table import Table
 from halflabel.system.reporter import SILENT, Reporter
@@ -87,7 +87,7 @@ class ExperimentSources:
         raw: list[Any] = self.raw
         if self.config.hold == "device":
             device, progress = choose_device(self.config.settings.device), self.reporter.progress
-            raw = [load_to_device(each, device, progress) if isinstance(each, Images) else each for each in raw]
+            raw = [DeviceViews(each, device).hold(progress) if isinstance(each, Images) else each for each in raw]
         return self._parts(raw)
 
     def features(self, assembly: Assembly) -> Parts:

@@ -9,7 +9,6 @@ before and after a restart. No random generator is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
@@ -19,18 +18,17 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from halflabel.errors import UserError
+from halflabel.images import augmentation
 from halflabel.system.rng import bits, uniform
 
 Resize = Literal["squash", "crop", "keep"]
 Interpolation = Literal["bilinear", "bicubic"]
 
 _INTERPOLATIONS = ("bilinear", "bicubic")
-# Part of every description: raised whenever the pixels of a view change, so that older caches are not used.
-_VERSION = 1
-_BINS = 31
+# Part of the descriptions: raised whenever the pixels of a view change, so that older caches are not used.
+_VERSIONS = {"Plain": 1, "Weak": 1, "Strong": 2}
 # Separates the random numbers of views from those drawn elsewhere with the same seed.
 _PURPOSE = 0x76696577
-_GREY = 128
 # Aspect ratios (width / height) of the plain view with `keep`. They are few, as each shape has its own network in ONNX
 # Runtime; √2 is within 6 % of 4:3 and 3:2, the ratios of most photos.
 _RATIOS = (9 / 16, 0.5**0.5, 1.0, 2**0.5, 16 / 9)
@@ -114,7 +112,11 @@ class Weak:
     channels: int = 3
 
     def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
-        return self._weak(image, _draws(key, 4))
+        return self._weak(image, draw_uniform(np.array([key], np.uint64), 4)[0])
+
+    def batch(self, images: torch.Tensor, keys: NDArray[np.uint64]) -> torch.Tensor:
+        """Make the view of plain views (B, 3, S, S) on their device: crop and flip are one bilinear resampling."""
+        return augmentation.resampled(images, augmentation.crop_maps(self.least, self.flip, draw_uniform(keys, 4)))
 
     def _weak(self, image: torch.Tensor, u: NDArray[np.float64]) -> torch.Tensor:
         height, width = image.shape[-2:]
@@ -133,8 +135,9 @@ class Weak:
 class Strong(Weak):
     """The weak view, then RandAugment (`num_ops` operations at a magnitude of 0..30), then one grey square (cutout).
 
-    Operations, magnitudes and signs are those of torchvision's v2.RandAugment; random numbers come from the key. The
-    side of the square is uniform in [0, cutout · S]; its centre may be anywhere, so that part of it may lie outside.
+    Operations, magnitudes and signs are those of torchvision's v2.RandAugment; random numbers come from the key, and
+    the order is fixed: see `augmentation.augmented`. The side of the square is uniform in [0, cutout · S]; its centre
+    may be anywhere, so that part of it may lie outside.
     RandAugment: Cubuk et al., 2020. Cutout: DeVries and Taylor, 2017.
     """
 
@@ -143,17 +146,22 @@ class Strong(Weak):
     cutout: float = 0.5
 
     def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
-        u = _draws(key, 7 + 2 * self.num_ops)
-        image = self._weak(image, u)
-        level = self.magnitude / (_BINS - 1)
-        for which, sign in u[7:].reshape(-1, 2):
-            op = _OPS[int(which * len(_OPS))]
-            image = op(image, level, -1 if sign < 0.5 else 1)
-        side = round(u[4] * self.cutout * self.size)
-        top, left = (int(place * self.size) - side // 2 for place in u[5:7])
-        image = image.clone(memory_format=torch.contiguous_format)
-        image[:, max(top, 0) : max(top + side, 0), max(left, 0) : max(left + side, 0)] = _GREY
-        return image
+        u = self._draws(np.array([key], np.uint64))
+        return self._augmented(self._weak(image, u[0])[None], u, None)[0]
+
+    def batch(self, images: torch.Tensor, keys: NDArray[np.uint64]) -> torch.Tensor:
+        u = self._draws(keys)
+        return self._augmented(images, u, augmentation.crop_maps(self.least, self.flip, u))
+
+    def _draws(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
+        return draw_uniform(keys, 7 + 2 * self.num_ops)
+
+    def _augmented(
+        self, images: torch.Tensor, u: NDArray[np.float64], crop: NDArray[np.float64] | None
+    ) -> torch.Tensor:
+        picks = u[:, 7:].reshape(len(u), self.num_ops, 2)
+        square = np.round(u[:, 4:5] * self.cutout * self.size), (u[:, 5:7] * self.size).astype(np.int64)
+        return augmentation.augmented(images, picks, self.magnitude, square, crop)
 
 
 def make_views(
@@ -189,16 +197,12 @@ def _describe(view: Plain | Weak) -> str:
     if view.channels == 3:  # as in the caches of versions without it
         del values["channels"]
     parts = [f"{name}={value}" for name, value in values.items()]
-    return f"{type(view).__name__}({','.join(parts)},version={_VERSION})"
+    return f"{type(view).__name__}({','.join(parts)},version={_VERSIONS[type(view).__name__]})"
 
 
 def draw_uniform(keys: NDArray[np.uint64], number: int) -> NDArray[np.float64]:
     """Return the random numbers of views: keys (B,) -> (B, number) in [0, 1)."""
     return uniform(keys[:, None], _PURPOSE, np.arange(number)[None, :])
-
-
-def _draws(key: int, number: int) -> NDArray[np.float64]:
-    return uniform(key, _PURPOSE, np.arange(number))
 
 
 def kept_shape(height: int, width: int, size: int) -> tuple[int, int]:
@@ -228,13 +232,6 @@ def _side(length: float, most: int) -> int:
     return min(max(round(length), 1), most)
 
 
-def _torchvision() -> Any:
-    """Return torchvision's functions; imported on first use, because that takes seconds."""
-    from torchvision.transforms.v2 import functional
-
-    return functional
-
-
 def _resized(
     image: torch.Tensor, top: int, left: int, height: int, width: int, shape: tuple[int, int], interpolation: str
 ) -> torch.Tensor:
@@ -250,72 +247,3 @@ def _resized(
         batch = box.as_strided((1, *box.shape), (box.numel(), *box.stride()))
         box = F.interpolate(batch, shape, mode=interpolation, align_corners=False, antialias=True)[0]
     return box.clone(memory_format=torch.contiguous_format)
-
-
-def _affine(
-    image: torch.Tensor, *, translate: list[int], shear: list[float], center: list[float] | None
-) -> torch.Tensor:
-    function = _torchvision().affine
-    out: torch.Tensor = function(image, angle=0.0, translate=translate, scale=1.0, shear=shear, center=center)
-    return out
-
-
-def _shear(slope: float) -> float:
-    # torchvision shears by the tangent of an angle in degrees; the magnitude is the slope itself.
-    return math.degrees(math.atan(slope))
-
-
-def _blend(image: torch.Tensor, other: torch.Tensor, factor: float) -> torch.Tensor:
-    """factor · image + (1 − factor) · other, in bytes."""
-    return image.mul(factor).add_(other, alpha=1 - factor).clamp_(0, 255).to(torch.uint8)
-
-
-def _contrast(image: torch.Tensor, factor: float) -> torch.Tensor:
-    """Like torchvision's, with an exact sum: a float32 mean of a large image depends on the number of threads."""
-    grey: torch.Tensor = _torchvision().rgb_to_grayscale(image)
-    mean = grey.sum(dtype=torch.int64).double().div(grey.numel()).float()
-    return _blend(image, mean, factor)
-
-
-def _sharpness(image: torch.Tensor, factor: float) -> torch.Tensor:
-    """Like torchvision's, several times faster: the 3 × 3 kernel (ones, 5 in the centre, / 13) in integers."""
-    if min(image.shape[-2:]) <= 2:
-        return image
-    x = image.to(torch.int16)
-    rows = x[:, :-2] + x[:, 1:-1] + x[:, 2:]
-    total = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * x[:, 1:-1, 1:-1]
-    blurred = total.float().div_(13).round_()
-    out = image.float()
-    inner = out[:, 1:-1, 1:-1]
-    inner.add_(blurred.sub_(inner), alpha=1 - factor)
-    return out.clamp_(0, 255).to(torch.uint8)
-
-
-def _translate(image: torch.Tensor, x: float, y: float) -> torch.Tensor:
-    return _affine(image, translate=[int(x), int(y)], shear=[0.0, 0.0], center=None)
-
-
-Op = Callable[[torch.Tensor, float, int], torch.Tensor]
-
-#: RandAugment's operations on (image, level in 0..1, sign): v2.RandAugment's, with its ranges.
-RANDAUGMENT_OPS: dict[str, Op] = {
-    "Identity": lambda image, level, sign: image,
-    "ShearX": lambda image, level, sign: _affine(
-        image, translate=[0, 0], shear=[_shear(sign * 0.3 * level), 0.0], center=[0.0, 0.0]
-    ),
-    "ShearY": lambda image, level, sign: _affine(
-        image, translate=[0, 0], shear=[0.0, _shear(sign * 0.3 * level)], center=[0.0, 0.0]
-    ),
-    "TranslateX": lambda image, level, sign: _translate(image, sign * 150 / 331 * level * image.shape[-1], 0),
-    "TranslateY": lambda image, level, sign: _translate(image, 0, sign * 150 / 331 * level * image.shape[-2]),
-    "Rotate": lambda image, level, sign: _torchvision().rotate(image, sign * 30 * level),
-    "Brightness": lambda image, level, sign: _torchvision().adjust_brightness(image, 1 + sign * 0.9 * level),
-    "Color": lambda image, level, sign: _torchvision().adjust_saturation(image, 1 + sign * 0.9 * level),
-    "Contrast": lambda image, level, sign: _contrast(image, 1 + sign * 0.9 * level),
-    "Sharpness": lambda image, level, sign: _sharpness(image, 1 + sign * 0.9 * level),
-    "Posterize": lambda image, level, sign: _torchvision().posterize(image, round(8 - 4 * level)),
-    "Solarize": lambda image, level, sign: _torchvision().solarize(image, 255 * (1 - level)),
-    "AutoContrast": lambda image, level, sign: _torchvision().autocontrast(image),
-    "Equalize": lambda image, level, sign: _torchvision().equalize(image),
-}
-_OPS = tuple(RANDAUGMENT_OPS.values())

@@ -26,8 +26,7 @@ from halflabel.fitting.checkpoint import load_state, save_tensors
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
 from halflabel.fitting.fit import Fit, Inputs, Watch, fit, hold_out
-from halflabel.images.gpu_views import load_to_device
-from halflabel.images.pack.source import DeviceViews
+from halflabel.images.device_views import DeviceViews
 from halflabel.images.quarantine import TooManyBadImages
 from halflabel.images.sources import Arrays, Features, Images, Source, group_images, open_images
 from halflabel.images.stored_features import StoredFeatures
@@ -259,7 +258,7 @@ def _training_source(job: _Job) -> Source:
     if config.tune == "head":
         return source
     if isinstance(source, Images) and config.hold == "device":
-        return load_to_device(source, job.device, job.reporter.progress)
+        return DeviceViews(source, job.device).hold(job.reporter.progress)
     if isinstance(source, Images) and config.views_on == "device":
         return DeviceViews(source, job.device, decode=config.decode_on == "device")
     return source

@@ -16,8 +16,9 @@ from pack_examples import UNCHANGED, VIEWS, N, packed_up, pixels, write_photos
 from PIL import Image
 
 from halflabel.errors import UserError
+from halflabel.images import device_views
 from halflabel.images.decode import locate_images
-from halflabel.images.gpu_views import make_view
+from halflabel.images.device_views import DeviceViews, make_view
 from halflabel.images.pack import source as packed
 from halflabel.images.pack.read import (
     Pack,
@@ -25,7 +26,7 @@ from halflabel.images.pack.read import (
     data_file_name,
     decode_jpegs,
 )
-from halflabel.images.pack.source import DeviceViews, PackedImages, min_source_side, open_packed_images
+from halflabel.images.pack.source import PackedImages, min_source_side, open_packed_images
 from halflabel.images.pack.write import pack_images
 from halflabel.images.sources import Images, Subset, preferred_order
 from halflabel.images.views import Plain, Strong, Weak, view_keys
@@ -251,7 +252,7 @@ def test_jpegs_are_decoded_on_the_device_or_by_the_workers(tmp_path: Path, monke
         calls.append(len(encoded))
         return None if len(calls) == 2 else decode_jpegs(encoded)
 
-    monkeypatch.setattr(packed, "decode_jpegs", decode)
+    monkeypatch.setattr(device_views, "decode_jpegs", decode)
     source = DeviceViews(pack, "cpu", decode=True)
     actual = [source._decode_batch(pack, index, data) for index, data in pack.read(plan)]
     assert [batch.images.tolist() for batch in actual] == [[2], [4, 5, 0], [], [1]]

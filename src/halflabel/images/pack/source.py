@@ -1,4 +1,4 @@
-"""Packs as image sources: decoded by worker processes, or on the GPU; and views made on the GPU for any source."""
+"""Packs as image sources, decoded by worker processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.images.decode import BadImage, none_found_error
-from halflabel.images.gpu_views import make_view
-from halflabel.images.pack.read import Pack, decode_jpegs, open_pack
+from halflabel.images.pack.read import Pack, open_pack
 from halflabel.images.sources import FetchedBatch, Images, Plan
-from halflabel.images.views import Plain, View, Weak, view_keys
+from halflabel.images.views import Plain, View, Weak
 from halflabel.labels.names import Names
 from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits
@@ -217,63 +216,3 @@ def min_source_side(views: Sequence[View]) -> int:
                 return 0
         sides.append(math.ceil(view.size / share))
     return max(sides, default=0)
-
-
-class DeviceViews:
-    """Makes the views of another source on the device, from its plain views, a whole batch at a time.
-
-    The workers then only decode. Random numbers are those of the views on the CPU; the pixels differ slightly, see
-    `gpu_views`. With `decode`, a GPU also decodes the JPEGs of a pack, and threads only read; batches that it cannot
-    decode are decoded on the CPU.
-    """
-
-    def __init__(self, whole: Images, device: torch.device | str, *, decode: bool = False) -> None:
-        self.whole = whole
-        self.device = torch.device(device)
-        self.decode = decode
-        self.names, self.hashes, self.views = whole.names, whole.hashes, whole.views
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    def order(self, seed: int, epoch: int) -> NDArray[np.int64] | None:
-        return self.whole.order(seed, epoch) if isinstance(self.whole, PackedImages) else None
-
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        whole = self.whole
-        if self.decode and self.device.type == "cuda" and isinstance(whole, PackedImages):
-            batches: Iterator[FetchedBatch] = (self._decode_batch(whole, *batch) for batch in whole.read(plan))
-        else:
-            batches = whole.fetch(plan, ("plain",), seed=seed, epoch=epoch)
-        for index, plain in batches:
-            if not len(index):
-                yield FetchedBatch(index, ())
-                continue
-            images = plain[0].to(self.device, non_blocking=True)
-            keys = view_keys(seed, epoch, self.hashes[index], len(views))
-            yield FetchedBatch(
-                index, tuple(make_view(self.views[name], images, keys[:, v]) for v, name in enumerate(views))
-            )
-
-    def _decode_batch(
-        self, whole: PackedImages, index: NDArray[np.int64], data: list[bytes | BadImage]
-    ) -> FetchedBatch:
-        """Return the plain views of stored images, decoded on the device."""
-        encoded = [stored for stored in data if isinstance(stored, bytes)]
-        decoded = decode_jpegs(encoded, self.device) if encoded else None
-        images = iter(decoded or ())
-        plain = whole.views["plain"]
-        numbers, views = [], []
-        for number, stored in zip(index.tolist(), data, strict=True):
-            try:
-                if isinstance(stored, BadImage):
-                    raise stored
-                if decoded:
-                    image = next(images)
-                else:
-                    image = whole.pack.decode(int(whole.positions[number]), stored).to(self.device)
-                views.append(plain(image, 0))
-                numbers.append(number)
-            except BadImage as bad:
-                whole.mark_unreadable(number, str(bad.path), bad.reason)
-        return FetchedBatch(np.asarray(numbers, np.int64), (torch.stack(views),) if views else ())
