@@ -1,9 +1,6 @@
-"""Label vectors against a slow count, files as people have them, and encoders."""
+"""Label vectors against a slow count, and files as people have them."""
 
 from __future__ import annotations
-
-import sys
-import types
 
 import numpy as np
 import pytest
@@ -12,13 +9,7 @@ import step_checks
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
-from halflabel.methods.parts.label_vectors import (
-    from_cooccurrence,
-    from_encoder,
-    from_file,
-    label_vectors,
-    sentence_encoder,
-)
+from halflabel.methods.parts.label_vectors import from_cooccurrence, from_file, label_vectors
 
 slow = step_checks.reference("semantic")
 
@@ -107,36 +98,6 @@ def test_errors_in_vector_files_name_the_line(tmp_path, text, message):
 
 def test_only_wanted_words_are_parsed(tmp_path):
     assert from_file(write(tmp_path, "cat 1 2\nbad x y\n"), Names(["cat"])).tolist() == [[1, 2]]
-
-
-def test_encoders():
-    vectors = from_encoder(Names(["a", "b_c"]), lambda texts: [[len(text), ord(text[0])] for text in texts])
-    assert vectors.tolist() == [[1, 97], [3, 98]]
-    with pytest.raises(UserError, match="one vector"):
-        from_encoder(Names(["a", "b"]), lambda texts: [[1.0]])
-
-
-def test_sentence_encoders_are_optional(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(UserError, match="pip install sentence-transformers"):
-        sentence_encoder("mini")
-
-    class Fake:
-        def __init__(self, name):
-            if name != "mini":
-                raise OSError("no such model")
-
-        def encode(self, texts, show_progress_bar):
-            assert not show_progress_bar
-            return np.ones((len(texts), 2))
-
-    module = types.SimpleNamespace(SentenceTransformer=Fake)
-    monkeypatch.setitem(sys.modules, "sentence_transformers", module)
-    assert sentence_encoder("mini")(["a"]).tolist() == [[1, 1]]
-    with pytest.raises(UserError, match="no text encoder 'maxi'"):
-        sentence_encoder("maxi")
-    vectors = label_vectors("text:mini", table(), 2)
-    np.testing.assert_allclose(np.square(vectors).sum(1), 1)
 
 
 def test_sources_sizes_and_scale(tmp_path):

