@@ -88,9 +88,10 @@ class Names:
         >>> Names(["dog ", "cat", " dog"]).look_alikes(), Names(["dog", "Dog"]).look_alikes(ignore_case=True)
         (('dog ', ' dog'), ('dog', 'Dog'))
         """
-        visible = self._visible(ignore_case)
-        if visible.equals(self.array):
+        parts = (self.array.slice(first, _MANY) for first in range(0, len(self.array), _MANY))
+        if all(_visible(part, ignore_case).equals(part) for part in parts):
             return None
+        visible = _visible(self.array, ignore_case)
         coded = pc.dictionary_encode(visible)
         if len(coded.dictionary) == len(coded):
             return None
@@ -104,15 +105,9 @@ class Names:
         >>> Names(["Dog", "cat", "dog"]).merge_look_alikes(np.array([1, 5, 9])).tolist()
         [2, 1, 2]
         """
-        group = pc.dictionary_encode(self._visible(ignore_case=True)).indices.to_numpy()
+        group = pc.dictionary_encode(_visible(self.array, ignore_case=True)).indices.to_numpy()
         order = np.lexsort((-np.asarray(weights), group))
         return np.asarray(order[np.unique(group[order], return_index=True)[1]][group])
-
-    def _visible(self, ignore_case: bool) -> Any:
-        """The names as people see them."""
-        visible = pc.utf8_normalize(self.array, "NFKC" if ignore_case else "NFC")
-        visible = pc.utf8_trim_whitespace(pc.replace_substring_regex(visible, _INVISIBLE, ""))
-        return pc.utf8_lower(visible) if ignore_case else visible
 
     def take(self, positions: NDArray[Any]) -> Names:
         """The names at `positions`, in that order."""
@@ -136,6 +131,16 @@ def find_names(wanted: pa.Array, names: pa.Array) -> NDArray[np.int64]:
     """The first position of each wanted name among `names`, −1 for a name that is not there."""
     positions = pc.fill_null(pc.index_in(wanted, value_set=names), -1)
     return np.asarray(positions.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _visible(names: pa.Array, ignore_case: bool) -> Any:
+    """The names as people see them."""
+    visible = names
+    if not pc.all(pc.string_is_ascii(names)).as_py():
+        visible = pc.utf8_normalize(names, "NFKC" if ignore_case else "NFC")
+        visible = pc.replace_substring_regex(visible, _INVISIBLE, "")
+    visible = pc.utf8_trim_whitespace(visible)
+    return pc.utf8_lower(visible) if ignore_case else visible
 
 
 def _are_distinct(array: pa.Array) -> bool:
