@@ -40,15 +40,17 @@ FEW_ABSENT = np.where((KNOWN > 0) | ((KNOWN < 0) & (np.arange(CLASSES) == 0)), K
 TABLES = {"softmax": np.where(ONE > 0, 1, -1), "em": FEW_ABSENT, "em-apl": FEW_ABSENT}
 
 # What must hold besides, so that an option can count with so few images, classes and epochs.
-CONTEXT: dict[str, dict[str, Any]] = {name: {"warm": 1, "every": 2} for name in ("sarb", "sarb*", "hst")}
-CONTEXT |= {"sst": {"warm": 1}, "taught": {"teacher": "TEACHER"}, "csl": {"topk": 0, "prior_threshold": 0.6}}
+NARROW = {"warm": 1, "width": 16, "rank": 16}
+CONTEXT: dict[str, dict[str, Any]] = {name: {**NARROW, "every": 2} for name in ("sarb", "sarb*", "hst")}
+CONTEXT |= {"sst": NARROW, "ssgrl": NARROW, "taught": {"teacher": "TEACHER"}, "csl": {"topk": 0, "prior_threshold": 0.6}}
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("plcl", "block"): {"strategy": "b"},
     ("plcl", "ensemble"): {"strategy": "d"},
     ("fast0tag", "dropout"): {"hidden": "16"},
     ("imcl", "side_weight"): {"side": "GROUPS"},
     ("hst", "theta_fall"): {"thresholds": "falling"},
-    ("hst", "theta_floor"): {"thresholds": "falling"},
+    ("hst", "theta_floor"): {"thresholds": "falling", "theta_fall": 0.1},
+    ("sst", "theta_floor"): {"theta_fall": 0.1},
     ("csl", "topk"): {"prior_threshold": 0.9},
     ("curriculum", "relabel_at"): {"theta": 1.0},
     ("plcl", "relabel_at"): {"strategy": "a", "theta": 0.1},
