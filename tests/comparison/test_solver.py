@@ -16,6 +16,8 @@ from halflabel.comparison import Comparison
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.data import split_data
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
+from halflabel.comparison.result import TaskScorer
+from halflabel.comparison.store import Store
 from halflabel.comparison.study import study
 from halflabel.errors import UserError
 from halflabel.features.scoring import score_source
@@ -48,7 +50,8 @@ def test_a_task_has_the_scores_of_a_run_of_train(
     bench = Bench(split_data(digits.table, digits.images), auto, cache, with_f1=True)
     candidate = bench.choose_solver(Candidate.parse(method))
     assert (candidate.solver, candidate.lr) == ("lbfgs", 0.0)
-    outcome, logits = bench.train(Task(candidate, HALF, 1, candidate.lr, candidate.options))
+    task = Task(candidate, HALF, 1, candidate.lr, candidate.options)
+    outcome, logits = bench.train(task)
 
     data, run = bench.data, RunFolder(tmp_path / "run")
     settings = Settings(seed=1, device="cpu")
@@ -58,7 +61,10 @@ def test_a_task_has_the_scores_of_a_run_of_train(
     test = Arrays(digits.images[torch.from_numpy(data.outside)], data.test.images, predictor.views)
     np.testing.assert_allclose(logits, score_source(predictor.model, test).logits.numpy(), rtol=1e-2, atol=2e-2)
     decided = metrics.precision_recall_f1(predictor.scores(test), data.test.dense(), predictor.thresholds)
-    assert pytest.approx((decided.CF1, decided.OF1), abs=0.03) == (outcome.CF1, outcome.OF1)
+    store = Store(tmp_path / "store")
+    store.write(task, outcome, logits)
+    measured = TaskScorer(bench, store)(task, outcome).metrics
+    assert pytest.approx((decided.CF1, decided.OF1), abs=0.03) == (measured["CF1"], measured["OF1"])
 
 
 def test_methods_that_need_batches_use_sgd(digits: Any, auto: Config, cache: Path) -> None:

@@ -13,7 +13,7 @@ sources.py         the images and their features, opened once
 bench.py           trains one task on the data, as `train` would
 shared_start.py    a model that is trained once and that all tasks start from
 store.py           the folder with the finished tasks
-source_digest.py   digests of methods and metrics: what was edited is trained or measured again
+source_digest.py   digest of the code of a method: what was edited is trained again
 result.py          intervals, paired differences and the table
 protocol.py        how the numbers were obtained, in sentences
 meter.py           seconds and memory

@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import resource
 import shutil
+import sys
+import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from halflabel import __version__
-from halflabel.comparison.data import ExperimentData, image_identity
+from halflabel.comparison.data import ExperimentData
 from halflabel.comparison.grid import Candidate, LabelMask, Outcome, Task
-from halflabel.comparison.meter import Meter
 from halflabel.comparison.shared_start import (
     Start,
     StopAtDeadline,
@@ -30,16 +31,13 @@ from halflabel.comparison.shared_start import (
 )
 from halflabel.comparison.sources import ExperimentSources, Parts
 from halflabel.errors import UserError
-from halflabel.evaluation.calibration import Calibration
-from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import evaluate
-from halflabel.evaluation.registry import own_functions
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import fingerprint
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.config import STRONG_VIEW_FIELDS, Config
+from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
 from halflabel.fitting.fit import HELD_OUT, LEFT_OUT, TRAINED, Fit, Inputs, Watch, fit
 from halflabel.fitting.loop import Fitted
@@ -51,6 +49,34 @@ from halflabel.methods.base import recipe
 from halflabel.system.reporter import SILENT, Reporter
 
 Select = Literal["known", "hidden"]
+
+# Settings that do not change the weights, or that each task has of its own.
+_NOT_SHARED = ("method", "options", "lr", "weight_decay", "seed", "save_every", "workers", "max_bad")
+
+
+class Meter:
+    """Seconds and peak memory of a block: memory allocated on the GPU, or on a CPU the peak of the whole process."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.seconds, self.memory, self.kind = 0.0, 0, ""
+
+    def __enter__(self) -> Meter:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            self.memory, self.kind = int(torch.cuda.max_memory_allocated()), "peak allocated on the GPU"
+        else:
+            unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux KiB
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            self.memory, self.kind = peak * unit, "peak resident memory of the process so far"
+        self.seconds = time.perf_counter() - self._started
 
 
 class DataError(UserError):
@@ -97,7 +123,7 @@ class Bench:
     `pretrained=False` starts from random weights. `truth` compares the guesses of methods with the hidden labels, for
     the log. `labelled_only` leaves out training images without a known label. `start` is trained once per label mask
     and seed, and all other tasks start from its weights, which are stored in `cache`. `with_f1` also fits the decisions
-    of each run, as `train` does, and measures their F1. Methods that begin with epochs of the head alone use
+    of each run, as `train` does. Methods that begin with epochs of the head alone use
     config.linear_init of them, or if that is 0 their own number.
     """
 
@@ -154,37 +180,22 @@ class Bench:
     def identity(self) -> dict[str, Any]:
         """Return all values, except the task itself, that the results of a task depend on."""
         config = self.config.as_dict()
-        for name in ("method", "options", "linear_init", "images", "workers", "max_bad"):
-            config.pop(name)
-        for name in (*STRONG_VIEW_FIELDS, "group", "uncertain", "channels"):  # as the rare ones below
-            if config[name] == getattr(Config, name):
-                config.pop(name)
-        if self.config.weights:  # by content: the file may have been replaced
-            config["weights"] = fingerprint(self.sources.backbone)
-        settings = config.pop("settings")
-        for name in ("lr", "weight_decay", "seed", "save_every", "device"):
-            settings.pop(name)
-        images = {"images": self.data.images, "test images": self.data.test_images}
-        if self.data.validation is not None:
-            images["validation images"] = self.data.validation_images
-        rare = {  # left out where they have their defaults, so that older folders stay valid
-            "validation labels": None if self.data.validation is None else self.data.validation.digest(),
-            "pretrained": None if self.pretrained else False,
-            "truth": self.truth or None,
-            "choosing": None if self.data.choosing is None else self.data.choosing.digest(),
-            "labelled only": self.labelled_only or None,
-            "start": None if self.start is None else dataclasses.asdict(self.start),
-            "linear_init": self.config.linear_init or None,
-        }
+        config |= config.pop("settings")
+        config["weights"] = fingerprint(self.sources.backbone) if self.config.weights else None  # by content
+        data = self.data
         return {
-            "labels": self.data.table.digest(),
+            **{name: value for name, value in config.items() if name not in _NOT_SHARED},
+            **self.sources.digests,
+            "labels": data.table.digest(),
             "test labels": self.test.digest(),
-            **{name: image_identity(place) for name, place in images.items()},
+            "validation labels": None if data.validation is None else data.validation.digest(),
+            "choosing labels": None if data.choosing is None else data.choosing.digest(),
             "select": self.select,
             "device": self.device,
-            **config,
-            **settings,
-            **{name: value for name, value in rare.items() if value is not None},
+            "pretrained": self.pretrained,
+            "truth": self.truth,
+            "labelled only": self.labelled_only,
+            "start": None if self.start is None else dataclasses.asdict(self.start),
         }
 
     def train(self, task: Task, *, callback: Callback | None = None, folder: Path | None = None) -> Trained:
@@ -305,55 +316,48 @@ class Bench:
             size, mirror = 512 if cached else 64, self.config.mirror and not cached
             model = fitted.model.to(self.device)
             logits = score_source(model, parts.test, device=self.device, batch_size=size, mirror=mirror).logits
-        return Trained(self._outcome(fitted, meter, logits, known, part), logits.numpy()), fitted.epochs
+        return Trained(self._outcome(fitted, meter, known, part), logits.numpy()), fitted.epochs
 
-    def _outcome(self, fitted: Fit, meter: Meter, logits: Tensor, known: Table, part: NDArray[np.int8]) -> Outcome:
-        """Return what is reported of a task: by logits of the test images, with decisions fitted to other images."""
-        measured: dict[str, Any] = {"wall": meter.seconds, "memory": meter.memory, "memory_kind": meter.kind}
-        if self.with_f1:
-            measured |= self._decided(fitted.scores, logits, known)
-        log = tuple(dict(line) for line in fitted.log)
+    def _outcome(self, fitted: Fit, meter: Meter, known: Table, part: NDArray[np.int8]) -> Outcome:
+        """Return what is stored of a task beside its logits."""
         measure = "" if fitted.assumes_absent is None else "assumed_mAP" if fitted.assumes_absent else "mAP"
+        measured: dict[str, Any] = {
+            "measure": measure,
+            "wall": meter.seconds,
+            "memory": meter.memory,
+            "memory_kind": meter.kind,
+            "log": tuple(dict(line) for line in fitted.log),
+            "decisions": self._decisions(fitted.scores, known) if self.with_f1 else {},
+        }
         if (solved := fitted.crossfit) is not None:
             return Outcome(
                 select=solved.quality,
-                measure=measure,
-                known=known.known / max(len(known) * len(known.classes), 1),
+                known=_known_share(known),
                 seconds=meter.seconds,
-                log=log,
                 strength=solved.strength,
                 **measured,
             )
         assert fitted.epochs is not None
-        training = known.subset(np.flatnonzero(part == TRAINED))
         return Outcome(
             select=fitted.epochs.select,
-            measure=measure,
             best_epoch=fitted.epochs.best_epoch,
-            known=training.known / max(len(training) * len(training.classes), 1),
+            known=_known_share(known.subset(np.flatnonzero(part == TRAINED))),
             # From the log, which includes the time before an interruption, and excludes importing the engine.
             seconds=float(sum(line["seconds"] for line in [*fitted.head_log, *fitted.log])),
-            log=log,
             **measured,
         )
 
-    def _decided(self, scores: Scores | None, logits: Tensor, known: Table) -> dict[str, Any]:
-        """Return CF1, OF1 and the metrics of plugins on the test images.
+    def _decisions(self, scores: Scores | None, known: Table) -> dict[str, Any]:
+        """Return calibration and thresholds, fitted to scores of images with known labels.
 
-        The thresholds are fitted to scores of images with known labels. Without such images the threshold is 0.5, as in
-        a run of `train` without held-out images.
+        Without such images scores are taken as they are, and the threshold is 0.5, as in a run of `train` without
+        held-out images.
         """
-        decisions = Decisions(Calibration(), torch.full((logits.shape[1],), 0.5))
-        if scores is not None:
-            positives = self.config.positives_per_image
-            decisions, _ = evaluate(scores, known, positives_per_image=positives, resamples=0)
-        scores = Scores.held_out(self.test.images, self.test.classes, logits.numpy())
-        value = evaluate(scores, self.test, decisions=decisions, resamples=0)[1].overall
-        return {
-            "CF1": value["CF1"],
-            "OF1": value["OF1"],
-            "own_metrics": {name: value[name] for name in own_functions()},
-        }
+        if scores is None:
+            return {"calibration": {}, "thresholds": [0.5] * len(known.classes)}
+        positives = self.config.positives_per_image
+        calibration, thresholds = evaluate(scores, known, positives_per_image=positives, resamples=0)[0]
+        return {"calibration": calibration.as_json(), "thresholds": thresholds.tolist()}
 
     def open(self) -> None:
         """Open the backbone and the image files, so that errors are raised before anything is written."""
@@ -362,3 +366,8 @@ class Bench:
     def bad_images(self) -> list[tuple[str, str, str]]:
         """Return (image, path, reason) of the images that could not be read so far."""
         return self.sources.bad_images()
+
+
+def _known_share(table: Table) -> float:
+    """Return the share of the entries that are known."""
+    return table.known / max(len(table) * len(table.classes), 1)

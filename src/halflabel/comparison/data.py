@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from halflabel.images.sources import Arrays, group_images, open_images
 from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
-from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
 
 
@@ -109,13 +107,6 @@ def choosing_labels(labels: Table | Labels) -> Table | None:
     """Return the labels by which training chooses strength and similar images, or None if they are all of people's."""
     rows = Labels.of(labels)
     return None if rows.choosing.known == rows.people.known else rows.choosing
-
-
-def image_identity(images: Path | Tensor | None) -> str:
-    """Return the folder, or a digest of images in memory."""
-    if isinstance(images, Tensor):
-        return hashlib.sha256(images.contiguous().numpy().data).hexdigest()[:16]
-    return "" if images is None else absolute_path(images)
 
 
 def _group(

@@ -162,9 +162,7 @@ class Outcome:
     memory_kind: str = ""
     log: tuple[Mapping[str, Any], ...] = ()
     strength: float = math.nan  # of the solver lbfgs, chosen by out-of-fold scores
-    CF1: float = math.nan  # on the test images, at the thresholds of the run
-    OF1: float = math.nan
-    own_metrics: Mapping[str, float] = field(default_factory=dict)  # those of plugins
+    decisions: Mapping[str, Any] = field(default_factory=dict)  # calibration and thresholds of the run
     error: str = ""
 
     @property

@@ -15,13 +15,18 @@ from halflabel import metrics
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Outcome, Results, Task
 from halflabel.comparison.store import Store
-from halflabel.evaluation.registry import mean_of
+from halflabel.evaluation.calibration import Calibration
+from halflabel.evaluation.decisions import Decisions
+from halflabel.evaluation.evaluate import evaluate
+from halflabel.evaluation.registry import own_functions
+from halflabel.evaluation.scores import Scores
 from halflabel.labels.split import group_numbers
 from halflabel.methods.base import recipe
 from halflabel.system.files import to_json_value
 
 RESAMPLES = 400
 LEVEL = 0.95
+_F1 = ("CF1", "OF1")
 
 K = TypeVar("K")
 
@@ -206,6 +211,7 @@ class TaskScore(NamedTuple):
     mAP: float
     replicates: NDArray[np.float64]
     positives: float
+    metrics: Mapping[str, float] = {}  # CF1, OF1 and those of plugins
 
 
 def mean_interval(scores: Sequence[TaskScore]) -> Interval:
@@ -244,7 +250,8 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, *
         tasks = {c: grid.finished(c, mask, outcomes) for c, mask in grid.pairs if mask == label_mask}
         finished = {candidate: by_seed for candidate, by_seed in tasks.items() if by_seed}
         scored = {
-            candidate: {seed: scorer(task) for seed, task in by_seed.items()} for candidate, by_seed in finished.items()
+            candidate: {seed: scorer(task, outcomes[task]) for seed, task in by_seed.items()}
+            for candidate, by_seed in finished.items()
         }
         common = set(common_seeds(scored))
         judged_by = {c: sorted(common & set(scored[c])) or sorted(scored[c]) for c in scored}
@@ -276,8 +283,12 @@ def _row(
         behind = paired_interval([scored[seed] for seed in seeds], [best[seed] for seed in seeds])
     else:
         behind = Interval(math.nan, math.nan, math.nan)
-    all_values = np.array([score.mAP for score in scored.values()])
-    f1 = {name: np.array([getattr(all_outcomes[task], name) for task in tasks.values()]) for name in ("CF1", "OF1")}
+    values = [score.mAP for score in scored.values()]
+    own = list(own_functions())
+    decided = {
+        name: {seed: score.metrics.get(name, math.nan) for seed, score in scored.items()} for name in (*_F1, *own)
+    }
+    means = {name: float(np.mean([by_seed[seed] for seed in seeds])) for name, by_seed in decided.items()}
     outcomes: list[Outcome] = [all_outcomes[tasks[seed]] for seed in seeds]
     first = next(iter(tasks.values()))
     memory = [outcome.memory for outcome in outcomes if outcome.memory is not None]
@@ -291,15 +302,15 @@ def _row(
         behind_low=behind.low,
         behind_high=behind.high,
         seeds=len(seeds),
-        seed_sd=_spread(all_values),
+        seed_sd=_spread(values),
         validation=float(np.mean([outcome.select for outcome in outcomes])),
         selected_on=_selected_on(bench, label_mask, outcomes),
         seconds=float(np.mean([outcome.seconds for outcome in outcomes])),
         memory=float(np.median(memory)) if memory else math.nan,
-        CF1=float(np.mean([outcome.CF1 for outcome in outcomes])),
-        CF1_sd=_spread(f1["CF1"]),
-        OF1=float(np.mean([outcome.OF1 for outcome in outcomes])),
-        OF1_sd=_spread(f1["OF1"]),
+        CF1=means["CF1"],
+        CF1_sd=_spread(decided["CF1"].values()),
+        OF1=means["OF1"],
+        OF1_sd=_spread(decided["OF1"].values()),
         solver=candidate.solver,
         lr=first.lr,
         options=_key_options(candidate, first),
@@ -308,19 +319,19 @@ def _row(
         known=float(np.mean([outcome.known for outcome in outcomes])),
         rate_at_edge=first.lr != candidate.lr,
         kept=label_mask.kept,
-        per_seed=tuple(float(value) for value in all_values),
+        per_seed=tuple(values),
         best_epochs=tuple(all_outcomes[task].best_epoch for task in tasks.values()),
         judged_by=tuple(seeds),
         runs=tuple(tasks[seed].key for seed in seeds),
         strengths=tuple(outcome.strength for outcome in outcomes if candidate.solver == "lbfgs"),
-        own_metrics=mean_of(outcome.own_metrics for outcome in outcomes),
+        own_metrics={name: means[name] for name in own},
         role=candidate.role or ("naive" if candidate.method == NAIVE else ""),
     )
 
 
-def _spread(values: NDArray[np.float64]) -> float:
+def _spread(values: Collection[float]) -> float:
     """Return the standard deviation over seeds; NaN for a single one."""
-    return float(values.std(ddof=1)) if len(values) > 1 else math.nan
+    return float(np.std(list(values), ddof=1)) if len(values) > 1 else math.nan
 
 
 def _key_options(candidate: Candidate, task: Task) -> dict[str, Any]:
@@ -345,7 +356,7 @@ class TaskScorer:
     """
 
     def __init__(self, bench: Bench, store: Store) -> None:
-        self.store = store
+        self.store, self.test = store, bench.test
         labels = torch.from_numpy(bench.test.dense())
         self.useful = (labels > 0).any(0) & (labels < 0).any(0)
         self.labels = torch.where(self.useful, labels, torch.zeros((), dtype=labels.dtype))
@@ -353,14 +364,24 @@ class TaskScorer:
         self.unreadable = 0
         self._scores: dict[str, TaskScore] = {}
 
-    def __call__(self, task: Task) -> TaskScore:
+    def __call__(self, task: Task, outcome: Outcome) -> TaskScore:
         if task.key not in self._scores:
-            logits = torch.from_numpy(self.store.logits(task))
+            array = self.store.logits(task)
+            logits = torch.from_numpy(array)
             readable = ~torch.isnan(logits).any(1)
             self.unreadable = max(self.unreadable, int((~readable).sum()))
             labels = self.labels[readable]
             groups = self.groups[readable.numpy()]
             boot = metrics.bootstrap(logits[readable], labels, n=RESAMPLES, level=LEVEL, groups=groups)
             positives = metrics.positives_of_mean((labels > 0).sum(0))
-            self._scores[task.key] = TaskScore(boot.mean, boot.replicates.double().numpy(), positives)
+            decided = self._decide(array, outcome.decisions) if outcome.decisions else {}
+            self._scores[task.key] = TaskScore(boot.mean, boot.replicates.double().numpy(), positives, decided)
         return self._scores[task.key]
+
+    def _decide(self, logits: NDArray[np.float32], stored: Mapping[str, Any]) -> dict[str, float]:
+        """Return the F1 of the decisions of a run, and the metrics of plugins."""
+        calibration = Calibration.from_json(stored["calibration"], len(self.test.classes))
+        decisions = Decisions(calibration, torch.tensor(stored["thresholds"]))
+        scores = Scores.held_out(self.test.images, self.test.classes, logits)
+        overall = evaluate(scores, self.test, decisions=decisions, resamples=0)[1].overall
+        return {name: overall[name] for name in (*_F1, *own_functions())}

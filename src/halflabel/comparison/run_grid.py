@@ -54,7 +54,7 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
     otherwise.
     """
     for candidate, _ in grid.pairs:  # before a method can be edited while another one is trained
-        method_digest(candidate.method, candidate.solver)
+        method_digest(candidate.method)
     callback: Callback = reporter.callback or Callback()
     deadline = reporter.deadline
     outcomes: dict[Task, Outcome] = {}

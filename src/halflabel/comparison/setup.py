@@ -15,6 +15,7 @@ from halflabel.comparison.data import split_data, without_model_labels
 from halflabel.comparison.grid import deadline_of
 from halflabel.comparison.store import Store, What
 from halflabel.errors import UserError
+from halflabel.evaluation.registry import check_own_metrics
 from halflabel.fitting.auto import epochs_for
 from halflabel.fitting.config import Config
 from halflabel.labels.labels import Labels
@@ -54,6 +55,7 @@ def make_bench(
     Without a config: a head on the bundled backbone, fitted as `train` does; for methods that need batches, with epochs
     by the number of images and the share `held_out`. A given learning rate is a choice of sgd.
     """
+    check_own_metrics()
     deadline = deadline_of(options.get("budget"))
     lr, config = options.get("lr"), options.get("config")
     test_share, test, cache = options.get("test_share", _TEST_SHARE), options.get("test"), options.get("cache")

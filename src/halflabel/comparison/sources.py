@@ -76,6 +76,13 @@ class ExperimentSources:
             sources.append(open_source(data.validation, data.validation_images))
         return sources
 
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Digests of the content of the images, of separate test images and of validation images."""
+        has_own_test, has_validation = self.data.has_own_test, self.data.validation is not None
+        names = ["images", *["test images"] * has_own_test, *["validation images"] * has_validation]
+        return {name: source.digest() for name, source in zip(names, self.raw, strict=True)}
+
     def bad_images(self) -> list[tuple[str, str, str]]:
         """Return (image, path, reason) of the images that could not be read so far."""
         raw = vars(self).get("raw", ())

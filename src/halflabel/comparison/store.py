@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.comparison.grid import Outcome, Task
-from halflabel.comparison.source_digest import method_digest, metrics_digest
+from halflabel.comparison.source_digest import method_digest
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
@@ -27,7 +27,6 @@ _FLOATS = tuple(column.name for column in fields(Outcome) if column.type == "flo
 _REASONS = {
     "resolved_options": "an option of {} has another default now",
     "source": "the code that trains {} was edited",
-    "metrics": "a metric was added, removed or edited",
 }
 _DAMAGED = "its files are damaged"
 
@@ -163,8 +162,7 @@ def _made_by(task: Task) -> dict[str, Any]:
     defaults = {name: option.default for name, option in method.options.items()}
     return {
         "resolved_options": to_json_value({**defaults, **dict(task.options)}),
-        "source": method_digest(method.name, task.candidate.solver),
-        "metrics": metrics_digest(),
+        "source": method_digest(method.name),
     }
 
 
@@ -180,6 +178,6 @@ def _check_same(folder: Path, what: str, stored: Mapping[str, Any], wanted: Mapp
 
 def _change(name: str, before: Any, now: Any) -> str:
     """Describe one setting that differs, without digests."""
-    if any(isinstance(value, str) and len(value) == 64 for value in (before, now)):
+    if name.endswith(("images", "labels")):
         return f"the {name} changed"
     return f"{name.replace('_', ' ')} was {before}, is {now}"

@@ -218,7 +218,7 @@ class _Runs:
     def scores(self, label_mask: LabelMask) -> dict[int, TaskScore]:
         """Return the test scores of the finished seeds."""
         tasks = self.grid.finished(self.candidate, label_mask, self.outcomes)
-        return {seed: self.scorer(task) for seed, task in tasks.items()}
+        return {seed: self.scorer(task, self.outcomes[task]) for seed, task in tasks.items()}
 
     def facts(self, masks: Mapping[Place, LabelMask], scores: ScoresByPlace, shared: ScoresByPlace) -> dict[str, Any]:
         """Return the fields of a result that need no conclusion."""

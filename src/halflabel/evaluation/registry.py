@@ -13,8 +13,7 @@ HALFLABEL_PLUGINS lists:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from halflabel.errors import UserError
@@ -121,13 +120,6 @@ def _shown(each: Metric, name: str, values: Mapping[str, float]) -> Shown:
     text = points if each.is_share else decimal
     ends = [text(values[f"{name}_{end}"]) for end in ("low", "high") if f"{name}_{end}" in values]
     return Shown(each.title, text(values[name]), each.note, " – ".join(ends))
-
-
-def mean_of(outcomes: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over runs; NaN where a run lacks it."""
-    runs = list(outcomes)
-    names = dict.fromkeys(name for run in runs for name in run)
-    return {name: sum(run.get(name, math.nan) for run in runs) / len(runs) for name in names}
 
 
 def _all() -> Mapping[str, Metric]:

@@ -5,6 +5,7 @@ Every random choice is keyed by (seed, epoch, image name, view): results do not 
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from halflabel.errors import UserError
 from halflabel.images.decode import UNAVAILABLE, BadImage, item_files, none_found_error, read_image
-from halflabel.images.file_identity import group_copies
+from halflabel.images.file_identity import FileState, group_copies
 from halflabel.images.image_list import stack_images
 from halflabel.images.quarantine import Quarantine, TooManyBadImages
 from halflabel.images.views import View, view_keys
@@ -84,6 +85,13 @@ class Arrays:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def digest(self) -> str:
+        """Return a digest of the images."""
+        digest = hashlib.sha256()
+        for image in self.images:
+            digest.update(image.contiguous().numpy().data)
+        return digest.hexdigest()[:16]
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         chosen = [self.views[name] for name in views]
@@ -226,6 +234,10 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def digest(self) -> str:
+        """Return a digest of the beginning and end of each file."""
+        return FileState(self.paths).contents
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         if self._loader is None:

@@ -7,6 +7,7 @@ metadata which backbone made them, so that a head that is fitted on them can als
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,10 @@ class StoredFeatures(Images):
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def digest(self) -> str:
+        """Return a digest of the features."""
+        return hashlib.sha256(self.features.values.numpy().data).hexdigest()[:16]  # type: ignore[union-attr]
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
         raise UserError("there are features in place of the images", "use ‹tune=head›, without ‹mirror›")

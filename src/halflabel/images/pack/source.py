@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zlib
 from collections import deque
@@ -105,9 +106,9 @@ class PackedImages(Images):
     def part(self, index: NDArray[np.int64]) -> Images:
         return PackedImages(self.pack, self.positions[index], self.names.take(index), self.views, max_bad=1.0)
 
-    def stamp(self) -> bytes:
-        """Return bytes that change when any image changes."""
-        return self.pack.stamp.encode() + self.positions.tobytes()
+    def digest(self) -> str:
+        """Return a digest that changes when any image changes."""
+        return hashlib.sha256(self.pack.stamp.encode() + self.positions.tobytes()).hexdigest()[:16]
 
     def group_copies(self) -> NDArray[np.int64]:
         """Return the group of each image (N,): images with the same stored bytes are in one group."""
