@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from enum import EnumType
 from typing import Any, get_args
 
-import typer
-
-from halflabel.cli import app
+from halflabel.cli import import_commands
 from halflabel.fitting.config import declared_options
 
 __all__ = ["command_page", "commands"]
@@ -20,15 +18,15 @@ _SHARED = "How to read the label file"  # the group of options that many command
 
 def commands() -> dict[str, Any]:
     """Return every command by its words, such as "train" or "export onnx", in the order of `--help`."""
-    return dict(_walk(typer.main.get_command(app), ()))
+    return dict(_walk(import_commands(), ()))
 
 
-def _walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    if subcommands := getattr(command, "commands", None):
-        for name, each in subcommands.items():
-            yield from _walk(each, (*words, name))
-    else:
-        yield " ".join(words), command
+def _walk(commands: dict[str, Any], words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for name, command in commands.items():
+        if subcommands := getattr(command, "commands", None):
+            yield from _walk(subcommands, (*words, name))
+        else:
+            yield " ".join((*words, name)), command
 
 
 def command_page() -> str:

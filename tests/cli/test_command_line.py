@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from command_line import MAIN, done, flat, refused, run
 
-from halflabel.cli import main
+from halflabel.cli import Commands, import_commands, main
 from halflabel.errors import UserError
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
@@ -31,6 +32,15 @@ def test_commands_start_without_torch() -> None:
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
+def test_helps_of_the_table_are_those_of_the_commands() -> None:
+    stubs = typer.main.get_group(typer.Typer(cls=Commands, callback=main)).commands
+    commands = import_commands()
+    assert list(commands) == list(stubs)
+    for name, command in commands.items():
+        assert getattr(command, "commands", None) or command.callback, name
+        assert " ".join(command.help.split("\n\n")[0].split()) == stubs[name].help
+
+
 def test_ctrl_c_during_an_import_prints_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,8 +55,8 @@ def test_ctrl_c_during_an_import_prints_one_line(
         except KeyboardInterrupt as error:
             raise RuntimeError("Error calling __set_name__") from error
 
-    monkeypatch.setattr("halflabel.cli.app", wrapped)
-    with pytest.raises(SystemExit) as end:
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        patch.setattr("halflabel.cli.app", wrapped)
         main()
     assert end.value.code == 130
     assert capsys.readouterr().err == "Stopped\n"

@@ -12,7 +12,7 @@ from PIL import Image
 
 from halflabel.cli import demo_data as demo_data
 from halflabel.cli.demo_data import ANSWERS, write_data
-from halflabel.cli.demo_grid import DecidedPhoto, Decision, write_grid
+from halflabel.cli.demo_steps import DecidedPhoto, Decision, write_grid
 from halflabel.labels.formats import read
 from halflabel.papers.datasets import birds
 from halflabel.runs import new_run

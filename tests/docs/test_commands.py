@@ -19,7 +19,7 @@ from doc_blocks import PAGES, ROOT, blocks_of, commands_in
 from example_data import write_example_data
 from typer.testing import CliRunner
 
-from halflabel.cli import app
+from halflabel.cli import app, import_commands
 from halflabel.fitting.config import declared_options
 from halflabel.methods.base import recipe
 
@@ -79,11 +79,11 @@ def halflabel_words(words: list[str]) -> list[str]:
 
 def check_syntax(words: list[str], place: str) -> None:
     """Fail unless command, arguments and options exist."""
-    command: Any = typer.main.get_command(app)
-    rest = words[1:]
-    while rest and rest[0] in getattr(command, "commands", {}):
-        command, rest = command.commands[rest[0]], rest[1:]
-    assert not getattr(command, "commands", {}) or not rest, f"{place}: no command {rest[:1]}"
+    commands, command, rest = import_commands(), typer.main.get_command(app), words[1:]
+    while rest and rest[0] in commands:
+        command, rest = commands[rest[0]], rest[1:]
+        commands = getattr(command, "commands", {})
+    assert not commands or not rest, f"{place}: no command {rest[:1]}"
     try:
         context = command.make_context("halflabel", list(rest))
     except Exception as error:

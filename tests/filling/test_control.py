@@ -21,10 +21,9 @@ from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration, describe_answers, fit_correction
 from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.evaluation.scores import Scores
-from halflabel.filling import fill
 from halflabel.filling.control import draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
-from halflabel.filling.run import ControlQuestions, unlearned_answers
+from halflabel.filling.run import ControlQuestions, fill, unlearned_answers
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop, formats
 from halflabel.labels.answers import Answer, AnswerStore

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.evaluation.scores import Scores
-from halflabel.filling import fill, write_filled
 from halflabel.filling.plan import FillOptions, plan_fill
+from halflabel.filling.run import fill, write_filled
 from halflabel.labels import formats
 from halflabel.labels.labels import RULE_SOURCE, Labels
 from halflabel.labels.names import Names

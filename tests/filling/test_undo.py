@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from halflabel.errors import LabelError, UserError
-from halflabel.filling import undo
+from halflabel.filling.undo import undo
 from halflabel.labels import formats
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names

@@ -140,23 +140,21 @@ def has_many_parameters(node: ast.AST) -> bool:
 
 def options() -> list[str]:
     """COMMAND OPTION of all options of all commands; those on reading a label file, which are shared, count once."""
-    from typer.main import get_command
-
-    from halflabel.cli import app
+    from halflabel.cli import import_commands
     from halflabel.cli.options import label_parameters
 
     of_labels = {parameter.name for parameter in label_parameters()}
 
-    def below(group: Any) -> Iterator[str]:
-        for name, command in getattr(group, "commands", {}).items():
+    def below(commands: dict[str, Any]) -> Iterator[str]:
+        for name, command in commands.items():
             reads_labels = {"minus_one", "unlisted"} <= {each.name for each in getattr(command, "shared", ())}
             shared = of_labels if reads_labels else ()
             given = [*command.params, *getattr(command, "shared", ())]
             options = [each for each in given if each.param_type_name == "option"]
             yield from (f"{name} {each.opts[0]}" for each in options if each.name not in shared)
-            yield from (f"{name} {option}" for option in below(command))
+            yield from (f"{name} {option}" for option in below(getattr(command, "commands", {})))
 
-    return [*below(get_command(app)), *(f"LABELS --{name}" for name in sorted(of_labels))]
+    return [*below(import_commands()), *(f"LABELS --{name}" for name in sorted(of_labels))]
 
 
 def exceptions_to_the_layers() -> list[str]:

@@ -176,9 +176,7 @@ def test_a_misspelt_method_gets_a_suggestion() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_option_hides_behind_one_of_train(name: str) -> None:
     """`halflabel train --NAME` goes to the command where it has such an option, and would never reach the method."""
-    from typer.main import get_command
+    from halflabel.cli import import_commands
 
-    from halflabel.cli import app
-
-    taken = {parameter.name for parameter in get_command(app).commands["train"].params}  # type: ignore[attr-defined]
+    taken = {parameter.name for parameter in import_commands("train")["train"].params}
     assert not taken & set(recipe(name).options)

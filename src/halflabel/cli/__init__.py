@@ -6,47 +6,127 @@ import errno
 import os
 import signal
 import sys
-from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from halflabel import __version__
+from halflabel.cli.progress import Bar
+from halflabel.cli.terminal import show_error, show_next_steps
 from halflabel.errors import UserError
 from halflabel.system import distributed, remote
 from halflabel.system.files import DISK_FULL
 from halflabel.system.memory import keep_freed_memory
 
-__all__ = ["app", "main"]
+__all__ = ["app", "import_commands", "main"]
 
 _TOGETHER = ("train", "evaluate", "predict", "fill")  # commands that several processes can run together
 
 
-# The groups of commands in `--help`, most useful first.
-_GROUPS = {
-    "From labels to a model": ("demo", "inspect", "train", "evaluate", "predict", "report"),
-    "From a model to more labels": ("fill", "next", "review", "rules"),
-    "Label files and images": ("import", "convert", "drop", "pack", "embed", "cache"),
-    "Ship a model": ("export", "serve"),
-    "Compare methods": ("methods", "compare", "study", "reproduce", "figures"),
+# The commands with their one-line helps, in the groups of `--help`, most useful first.
+_COMMANDS = {
+    "From labels to a model": {
+        "demo": "Show the whole job on real photos: train on few labels, decide, fill, ask, report. Takes about two "
+        "minutes.",
+        "inspect": "Show how many labels are known, per class and per image, and recommend a method.",
+        "train": "Train a classifier from partly known labels, and evaluate it on known labels it did not see.",
+        "evaluate": "Evaluate a trained run on other labels: metrics over known entries, with confidence intervals.",
+        "predict": "Predict the labels of images, with probabilities.",
+        "report": "Write an HTML report of a run: the known labels, the training, the evaluation and labels to check.",
+    },
+    "From a model to more labels": {
+        "fill": "Fill in unknown labels where the model is confident enough; known labels are never changed.",
+        "next": "Choose the labels to ask a person for next: those that are likely to improve the model most.",
+        "review": "Answer questions about images in the browser; the model learns while you click. All data stay on "
+        "this machine.",
+        "rules": "Rules between labels, such as: a dog is an animal; day is not night.",
+    },
+    "Label files and images": {
+        "import": "Convert labels of any format to halflabel's long format, and report how each raw value was read.",
+        "convert": "Convert labels from one format to another; what the format cannot hold is an error, never lost "
+        "silently.",
+        "drop": "Hide or corrupt known labels by a protocol of the papers, to test methods on the remaining labels.",
+        "pack": "Resize images once and store them in WebDataset tars with an index, so that later passes over them "
+        "are faster.",
+        "embed": "Compute the features of images once, and write them to Parquet files, for many trainings or other "
+        "programs.",
+        "cache": "List or remove cached features, with their origin, size and time of last use.",
+    },
+    "Ship a model": {
+        "export": "Export a trained model as an ONNX file or for the Hugging Face Hub.",
+        "serve": "Serve predictions over HTTP: POST /predict returns labels with calibrated probabilities, as JSON.",
+    },
+    "Compare methods": {
+        "methods": "List the methods by what they need, recommended ones first; or show the page of one: formula and "
+        "options.",
+        "compare": "Compare methods on your data, with confidence intervals, paired differences, F1, time and memory.",
+        "study": "Measure on your images how best to spend labels, and whether more labels would help.",
+        "reproduce": "Reproduce a published table with its protocol, and show the published numbers beside the "
+        "measured ones.",
+        "figures": "Draw the figures of the papers for a run, as PNG files with their numbers as JSON or CSV.",
+    },
+}
+# The modules of commands that have another name.
+_MODULES = {
+    **dict.fromkeys(("inspect", "import", "convert", "drop"), "labels"),
+    "evaluate": "predict",
+    "figures": "reproduce",
 }
 
 
-class Commands(TyperGroup):
-    """Groups the commands in `--help`. Prints a UserError as one message, and exits with code 2."""
+class _LazyModule(ModuleType):
+    """A module that is executed when a name of it is first used; `importlib.util.LazyLoader` counts __file__ as one."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        for group, names in _GROUPS.items():
-            for name in names:
-                self.commands[name].rich_help_panel = group  # type: ignore[attr-defined]
-        grouped = [name for names in _GROUPS.values() for name in names]
-        return grouped + [name for name in super().list_commands(ctx) if name not in grouped]
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.__class__ = ModuleType  # type: ignore[assignment]
+        SourceFileLoader.exec_module(self.__loader__, self)  # type: ignore[arg-type]
+        return getattr(self, name)
+
+
+class _LazyLoader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _LazyModule
+
+
+class _LazyFinder(PathFinder):
+    """Finds the modules of this package as lazy ones, for `from package import module`."""
+
+    @classmethod
+    def find_spec(cls, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = super().find_spec(fullname, path, target) if fullname.startswith("halflabel.") else None
+        if spec is not None and spec.origin is not None:
+            spec.loader = _LazyLoader(fullname, spec.origin)
+        return spec
+
+
+class Commands(TyperGroup):
+    """Knows all commands, and imports the module of one when it is called; modules that it uses follow on first use.
+
+    Prints a UserError as one message, and exits with code 2.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        imported = self.commands
+        self.commands = {}
+        for group, helps in _COMMANDS.items():
+            for name, help in helps.items():
+                self.commands[name] = command = imported.get(name) or TyperCommand(name, help=help)
+                command.rich_help_panel = group  # type: ignore[attr-defined]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        self.commands = import_commands(*args[:1])
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        from halflabel.cli.terminal import show_error
-
         try:
             return super().invoke(ctx)
         except UserError as error:
@@ -97,20 +177,12 @@ def start(
 ) -> None:
     """Multi-label image classifiers from labels that are only partly known."""
     if ctx.invoked_subcommand is None:
-        from halflabel.cli.terminal import show_next_steps
-
         show_next_steps(Path())
     elif distributed.is_distributed() and ctx.invoked_subcommand not in _TOGETHER:
         raise UserError(
             f"{ctx.invoked_subcommand} runs in one process, not in {distributed.world_size()}",
             f"start it without torchrun; these run with several processes: {', '.join(_TOGETHER)}",
         )
-
-
-def _copy_bar(title: str) -> Any:
-    from halflabel.cli.progress import Bar
-
-    return Bar(title, "files")
 
 
 def main() -> None:
@@ -121,7 +193,7 @@ def main() -> None:
         is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
         stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")  # type: ignore[union-attr]
     keep_freed_memory()
-    remote.show_progress(_copy_bar)
+    remote.show_progress(lambda title: Bar(title, "files"))
     try:
         if distributed.is_distributed():
             _join()
@@ -129,8 +201,6 @@ def main() -> None:
             app()
     except Exception as error:
         if isinstance(error, OSError) and not _is_interruption(error):  # before a command starts, such as in --help
-            from halflabel.cli.terminal import show_error
-
             show_error(_system_error(error))
             sys.exit(2)
         if not _is_interruption(error):
@@ -167,7 +237,6 @@ def _is_interruption(error: BaseException | None) -> bool:
 
 def _join() -> None:
     """Run as one of several processes: only the main one prints results, and all end when one does."""
-    from halflabel.cli.terminal import show_error
 
     def stop(*_: object) -> None:
         if distributed.claim("error"):  # otherwise another process has printed the reason
@@ -194,8 +263,13 @@ def _join() -> None:
     os._exit(code if isinstance(code, int) else 1)  # exit handlers of libraries would wait for the other processes
 
 
-for _module in (
-    *("cache", "compare", "demo", "embed", "export", "fill", "labels", "methods", "next", "pack", "predict"),
-    *("report", "reproduce", "review", "rules", "serve", "study", "train"),
-):
-    import_module(f"halflabel.cli.{_module}")  # which registers its commands
+def import_commands(*names: str) -> Any:
+    """Import the modules of these commands, or of all if none are named, and return all commands."""
+    known = list(chain.from_iterable(_COMMANDS.values()))
+    sys.meta_path.insert(0, _LazyFinder)
+    try:
+        for name in set(names or known).intersection(known):
+            resolve_name(f"halflabel.cli.{_MODULES.get(name, name)}:app")
+    finally:
+        sys.meta_path.remove(_LazyFinder)
+    return typer.main.get_group(app).commands

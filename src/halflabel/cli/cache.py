@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.terminal import console, show_next
+from halflabel.features import vector_store
 from halflabel.system.format import counted
-
-if TYPE_CHECKING:
-    from halflabel.features.vector_store import VectorStore
 
 
 @app.command()
@@ -41,10 +39,8 @@ def cache(
 
     Example: halflabel cache runs --remove older
     """
-    from halflabel.features.vector_store import find_stores, select_stores
-
-    caches = find_stores(folder)
-    selected = caches if remove is None else select_stores(caches, remove)
+    caches = vector_store.find_stores(folder)
+    selected = caches if remove is None else vector_store.select_stores(caches, remove)
     if not selected:
         console.print(f"No {'older ' * (remove == 'older')}caches in {escape(str(folder))}")
         return
@@ -52,7 +48,7 @@ def cache(
         _print_cache(info)
     total = f"{counted(len(selected), 'cache')}, {_format_bytes(sum(info.disk_bytes for info in selected))}"
     if remove is None:
-        older = len(select_stores(caches, "older"))
+        older = len(vector_store.select_stores(caches, "older"))
         console.print(f"\n{total}" + (f"; {older} older than another of the same images" if older else ""))
         which = "older" if older else "all"
         show_next("cache", folder, "--remove", which, why="frees disk space; computed again when needed")
@@ -67,7 +63,7 @@ def cache(
         show_next("cache", folder, why="what is left")
 
 
-def _print_cache(info: VectorStore) -> None:
+def _print_cache(info: vector_store.VectorStore) -> None:
     state = "being built" if info.is_being_built() else "interrupted: the next job continues it"
     is_complete = info.noted_rows == info.rows
     console.print(f"[bold]{escape(info.folder.name)}[/]" + ("" if is_complete else f"  [yellow]{state}[/]"))

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from rich.markup import escape
 
+from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import after_next, after_review, join_command
 from halflabel.cli.terminal import console, show_command, show_message
 from halflabel.errors import UserError
+from halflabel.filling import control
+from halflabel.filling import run as fill_run
+from halflabel.labels import labels as label_rows
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
 
-if TYPE_CHECKING:
-    from halflabel.filling.control import NothingToFill
-    from halflabel.filling.run import ControlQuestions
-    from halflabel.labels.labels import Labels
-
 
 def find_answers_or_ask(
-    asking: ControlQuestions, given: Labels | None, again: Sequence[str | Path], *, from_file: bool
-) -> Labels | None:
+    asking: fill_run.ControlQuestions, given: label_rows.Labels | None, again: Sequence[str | Path], *, from_file: bool
+) -> label_rows.Labels | None:
     """Return the answers to the control questions; if there are too few, write questions and print how to answer.
 
     All answers `from_file` count. `again` are options of the command that fills.
     """
-    from halflabel.cli.progress import Bar
-    from halflabel.filling.control import NothingToFill
-    from halflabel.filling.run import unlearned_answers
-
     asked = asking.asked()
     answers = given if from_file or given is None else asking.answers_among(given)
     random = None if answers is None else answers.select(answers.weight != 0)
-    if random is not None and not len(unlearned_answers(random, asking.run.read_labels())):
+    if random is not None and not len(fill_run.unlearned_answers(random, asking.run.read_labels())):
         console.print(
             "The run has learned from these answers, or their questions were chosen: they cannot show how often "
             "its fills are wrong."
@@ -46,7 +41,7 @@ def find_answers_or_ask(
         try:
             with Bar("scores") as bar:
                 asking.ask(Reporter(bar, show_message))
-        except NothingToFill as error:
+        except control.NothingToFill as error:
             if answers is not None:  # nothing can be asked about the further photos
                 return answers
             if not asked:
@@ -56,17 +51,17 @@ def find_answers_or_ask(
 
 
 def _refuse(
-    asking: ControlQuestions, error: NothingToFill, again: Sequence[str | Path], answers: Labels | None
+    asking: fill_run.ControlQuestions,
+    error: control.NothingToFill,
+    again: Sequence[str | Path],
+    answers: label_rows.Labels | None,
 ) -> NoReturn:
     """Raise the error with what helps: to learn from answers, or a precision at which enough could be filled."""
-    from halflabel.filling.control import FEWEST_ANSWERS
-    from halflabel.filling.run import unlearned_answers
-
     learn = join_command("review", asking.run.folder, asking.images)
-    if answers is not None and len(unlearned_answers(answers, asking.run.read_labels())):
+    if answers is not None and len(fill_run.unlearned_answers(answers, asking.run.read_labels())):
         learn = after_review(asking.run.folder, asking.images)
     fix = f"let the model learn from answers first:  {learn}"
-    if error.count >= FEWEST_ANSWERS:
+    if error.count >= control.FEWEST_ANSWERS:
         words = ("--precision", f"{error.precision:g}", *again)
         command = join_command("fill", asking.run.folder, asking.images, *words)
         fix += f"\n   or: {command}  ({error.count} labels are probable enough for that)"
@@ -76,14 +71,12 @@ def _refuse(
     raise UserError(error.message, fix) from None
 
 
-def _show_how_to_answer(asking: ControlQuestions) -> None:
-    from halflabel.filling.control import FEWEST_ANSWERS
-    from halflabel.filling.run import unlisted_photos
+def _show_how_to_answer(asking: fill_run.ControlQuestions) -> None:
 
     number = len(asking.asked())
     enough = (
-        f"{FEWEST_ANSWERS} are enough to begin, and with more, more can be filled"
-        if number > FEWEST_ANSWERS
+        f"{control.FEWEST_ANSWERS} are enough to begin, and with more, more can be filled"
+        if number > control.FEWEST_ANSWERS
         else "all of them are needed"
     )
     console.print(
@@ -96,7 +89,7 @@ def _show_how_to_answer(asking: ControlQuestions) -> None:
             f"There are {number} questions and not {asking.count}: only about {2 * number} unknown labels were "
             "probable enough to be filled, and half of them are left to fill."
         )
-    if asking.further is None and (unlisted := len(unlisted_photos(asking.run, asking.labels, asking.images))):
+    if asking.further is None and (unlisted := len(fill_run.unlisted_photos(asking.run, asking.labels, asking.images))):
         console.print(
             f"The labels do not list {counted(unlisted, 'photo')} of the folder {escape(str(asking.images))}. Add "
             "--all-photos to ask about them and fill them too."

@@ -9,10 +9,17 @@ import typer
 
 from halflabel.cli import app
 from halflabel.cli.options import Engine, ImageFolder, SharedOptions, check_image_folder, takes_training_options
+from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import show_message, show_next, show_written
 from halflabel.errors import UserError
+from halflabel.features import embed as feature_files
+from halflabel.fitting import assembly as assemblies
+from halflabel.fitting.config import Config
+from halflabel.images import decode, sources
+from halflabel.labels import names as label_names
 from halflabel.system.format import counted
 from halflabel.system.ray_engine import use_engine
+from halflabel.system.remote import local_folder
 from halflabel.system.reporter import Reporter
 
 
@@ -36,28 +43,19 @@ def embed(
     Example: halflabel train labels.csv features/
     """
     check_image_folder(images)
-    from halflabel.cli.progress import Bar
-    from halflabel.features.embed import write_features
-    from halflabel.fitting.assembly import Assembly
-    from halflabel.fitting.config import Config
-    from halflabel.images.decode import find_images
-    from halflabel.images.sources import Images
-    from halflabel.labels.names import Names
-    from halflabel.system.remote import local_folder
-
     config = Config.from_options({"workers": 2, **training})
-    assembly = Assembly(config)
+    assembly = assemblies.Assembly(config)
     backbone = assembly.make_backbone()
     size = config.size or backbone.preprocess.size
     folder = local_folder(images)
-    if not (paths := find_images(folder)):
+    if not (paths := decode.find_images(folder)):
         raise UserError(f"{images} holds no images", "name the folder with the image files, or a pack")
-    names = Names(path.relative_to(folder).as_posix() for path in paths)
-    source = Images(paths, names, config.views(backbone), workers=config.workers, max_bad=1.0)
+    names = label_names.Names(path.relative_to(folder).as_posix() for path in paths)
+    source = sources.Images(paths, names, config.views(backbone), workers=config.workers, max_bad=1.0)
     made_by = {"backbone": config.backbone, "size": size, "resize": config.resize, "channels": config.channels}
     with Bar("features") as bar, use_engine(engine):
         reporter = Reporter(bar, show_message)
         options: dict[str, Any] = {"device": assembly.device, "force": force, "reporter": reporter}
-        count, bad = write_features(backbone, source, out, made_by, **options)
+        count, bad = feature_files.write_features(backbone, source, out, made_by, **options)
     show_written(out, f": {counted(count, 'image')}, {bad} of them unreadable; {backbone.channels} numbers each")
     show_next("train", "labels.csv", out)

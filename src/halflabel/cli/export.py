@@ -13,6 +13,10 @@ from halflabel.cli import app
 from halflabel.cli.options import Force, PositivesPerImage, RunArgument, Threshold, check_free, check_needs
 from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
+from halflabel.runs import folder as run_folder
+from halflabel.runs import predictor as predictors
+from halflabel.runs.export import hub as hub_export
+from halflabel.runs.export import onnx as onnx_export
 from halflabel.system.format import counted
 
 
@@ -51,16 +55,10 @@ def onnx(
     check_free(out, force)
     if out.suffix != ".onnx":
         raise UserError(f"{out.name} does not end in .onnx", "name the file model.onnx")
-    from halflabel.runs.folder import model_kind
-
-    if model_kind(run) == "onnx":
+    if run_folder.model_kind(run) == "onnx":
         raise UserError("RUN is already an ONNX file", "name the run, or the folder that was exported for the Hub")
-
-    from halflabel.runs.export.onnx import export_onnx
-    from halflabel.runs.predictor import open_model
-
-    predictor = open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
-    parity = export_onnx(predictor, out)
+    predictor = predictors.open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
+    parity = onnx_export.export_onnx(predictor, out)
     view = predictor.views["plain"]
     sides = "height, width" if getattr(view, "resize", "") == "keep" else f"{view.size}, {view.size}"
     show_written(out, f": images (batch, 3, {sides}) uint8 → logits, probabilities (batch, {len(predictor.classes)})")
@@ -90,16 +88,10 @@ def hub(
     Example: halflabel export hub runs/first --out birds --push me/birds
     """
     check_needs("--push USER/NAME", {"--private": private and push is None})
-    from halflabel.runs.folder import RunFolder
-
-    opened = RunFolder.open(run)
-
-    from halflabel.runs.export.hub import FILES, export_hub
-    from halflabel.runs.export.hub import push as upload
-
-    export_hub(opened, out, force=force, threshold=threshold, positives_per_image=positives_per_image)
-    show_written(out, f": {', '.join(FILES)}")
+    opened = run_folder.RunFolder.open(run)
+    hub_export.export_hub(opened, out, force=force, threshold=threshold, positives_per_image=positives_per_image)
+    show_written(out, f": {', '.join(hub_export.FILES)}")
     if push is not None:
-        console.print(f"Uploaded to {escape(upload(out, push, private=private))}")
+        console.print(f"Uploaded to {escape(hub_export.push(out, push, private=private))}")
     else:
         show_next("predict", out, "PHOTO.jpg")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.text import Text
 
 from halflabel.cli import app
+from halflabel.cli.control import find_answers_or_ask
 from halflabel.cli.options import (
     Engine,
     Force,
@@ -22,6 +23,7 @@ from halflabel.cli.options import (
     takes_label_options,
     words_of,
 )
+from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import after_report, after_review, join_command, remember_fill
 from halflabel.cli.terminal import (
     ABSENT,
@@ -37,15 +39,16 @@ from halflabel.cli.terminal import (
     show_rest,
 )
 from halflabel.errors import UserError
+from halflabel.filling import plan as fill_plan
+from halflabel.filling import run as fill_run
+from halflabel.filling import undo
+from halflabel.images import decode
+from halflabel.labels import labels as label_rows
+from halflabel.runs import folder as run_folder
 from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
 from halflabel.system.ray_engine import use_engine
 from halflabel.system.reporter import Reporter
-
-if TYPE_CHECKING:
-    from halflabel.filling.plan import FillCounts, FillPlan
-    from halflabel.labels.labels import Labels
-    from halflabel.runs.folder import RunFolder
 
 Folds = Annotated[
     int | None,
@@ -135,13 +138,11 @@ def fill(
     check_needs("--undo FILE", {"--source": source is not None, "--retract": retract})
     if run is None or images is None:
         raise UserError("RUN and IMAGES are missing", "halflabel fill runs/first photos/")
-    from halflabel.cli.control import find_answers_or_ask
-    from halflabel.filling.run import ControlQuestions, has_only_positives, unlisted_photos
-    from halflabel.runs.folder import RunFolder
-
-    opened = RunFolder.open(run)
+    opened = run_folder.RunFolder.open(run)
     path = _output_file(opened, out, labels, force)
-    _check_inputs(images, rules)
+    check_image_folder(images)
+    if rules is not None and not rules.is_file():
+        raise UserError(f"{rules} does not exist", "check the path")
     rows = read(labels).rows if labels is not None else None
     flags = {"--all-photos": all_photos, "--assume-random": assume_random, "--only-filled": not complete}
     again = _repeated_words(read, labels, rules, confidence, flags)
@@ -153,9 +154,9 @@ def fill(
     options: dict[str, Any] = {"labels": rows, "rules": rules, "folds": folds, "precision": precision}
     options |= {"assume_random": assume_random, "all_photos": all_photos, "confidence": confidence, "answers": people}
     with use_engine(engine):
-        if not assume_random and has_only_positives(opened, rows):
-            further = unlisted_photos(opened, rows, images) if all_photos else None
-            asking = ControlQuestions(opened, images, rows, further, precision, control)
+        if not assume_random and fill_run.has_only_positives(opened, rows):
+            further = fill_run.unlisted_photos(opened, rows, images) if all_photos else None
+            asking = fill_run.ControlQuestions(opened, images, rows, further, precision, control)
             of_control = find_answers_or_ask(asking, people, [*named, *again], from_file=answers is not None)
             if of_control is None:
                 return
@@ -179,27 +180,23 @@ def _repeated_words(
     return words + [flag for flag, is_set in flags.items() if is_set]
 
 
-def _fill(run: RunFolder, images: Path, path: Path, complete: bool, **options: Any) -> tuple[FillPlan, FillCounts]:
+def _fill(
+    run: run_folder.RunFolder, images: Path, path: Path, complete: bool, **options: Any
+) -> tuple[fill_plan.FillPlan, fill_plan.FillCounts]:
     """Fill labels and write them to a file, after the known ones if `complete`; `options` are those of `fill`."""
-    from halflabel.cli.progress import Bar
-    from halflabel.filling import fill as fill_labels
-    from halflabel.filling import write_filled
-
     with Bar("features") as bar, Bar("decides") as deciding:
-        plan = fill_labels(run, images, **options, reporter=Reporter(bar, show_message), plan_progress=deciding)
+        plan = fill_run.fill(run, images, **options, reporter=Reporter(bar, show_message), plan_progress=deciding)
     known = run.read_rows() if options["labels"] is None else options["labels"]
     with Bar("writes") as writing:
         more = {"base": known if complete else None, "answers": options["answers"], "progress": writing}
-        return plan, distributed.run_on_main(lambda: write_filled(plan, path, **more))
+        return plan, distributed.run_on_main(lambda: fill_run.write_filled(plan, path, **more))
 
 
-def _show_photos(filling: FillPlan, images: Path, all_photos: bool, people: Labels | None) -> None:
+def _show_photos(filling: fill_plan.FillPlan, images: Path, all_photos: bool, people: label_rows.Labels | None) -> None:
     """Print how many photos were filled, or how many the labels do not name, and the answers of people that stay."""
-    from halflabel.images.decode import unlisted_images
-
     if all_photos:
         console.print(f"{counted(len(filling.images_to_fill), 'photo')}, listed in the labels or not")
-    elif missing := len(unlisted_images(list(filling.table.images), images)):
+    elif missing := len(decode.unlisted_images(list(filling.table.images), images)):
         console.print(
             f"The labels do not list {counted(missing, 'photo')} of the folder {escape(str(images))}: nothing was "
             "filled there. Add --all-photos to fill them too."
@@ -208,31 +205,21 @@ def _show_photos(filling: FillPlan, images: Path, all_photos: bool, people: Labe
         console.print(f"{counted(len(people), 'answer')} of people kept: nothing was filled there")
 
 
-def _output_file(run: RunFolder, out: Path | None, labels: Path | None, force: bool) -> Path:
+def _output_file(run: run_folder.RunFolder, out: Path | None, labels: Path | None, force: bool) -> Path:
     """Return the file for the filled labels, by default in the run, if they can be written there."""
-    from halflabel.filling.run import check_output_name
-
     if run.store is not None and out is None:
         raise UserError(f"{run.address} is not a local folder", "name the file to write with --out")
     path = out or run.filled
-    check_output_name(path)
+    fill_run.check_output_name(path)
     check_free(path, force)
     if labels is not None and path.resolve() == labels.resolve():
         raise UserError("--out is the label file itself", "write another file, then append it or use it instead")
     return path
 
 
-def _check_inputs(images: Path, rules: Path | None) -> None:
-    from halflabel.labels.formats._csv import existing_path
-
-    check_image_folder(images)
-    if rules is not None:
-        existing_path(rules)
-
-
 def _show_next_step(
-    filling: FillPlan,
-    tally: FillCounts,
+    filling: fill_plan.FillPlan,
+    tally: fill_plan.FillCounts,
     run: Path,
     images: Path,
     path: Path,
@@ -258,7 +245,7 @@ def _show_next_step(
         show_command(shlex.join(["halflabel", *map(str, words)]), "As a copy of your table of tags")
 
 
-def _show_lower_precision(filling: FillPlan, run: Path, images: Path, options: list[str | Path]) -> None:
+def _show_lower_precision(filling: fill_plan.FillPlan, run: Path, images: Path, options: list[str | Path]) -> None:
     """Print at which lower precision labels would be filled, and the commands that help, the more useful one first."""
     lower, useful = filling.lower_precisions(_USEFUL), False
     commands = {"learn": after_report(run, images)}
@@ -287,9 +274,7 @@ def _show_undo(run: str, file: str, fills: int, ruled: int) -> None:
 
 
 def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> None:
-    from halflabel.filling import undo
-
-    done = undo(path, source=source, run=str(run) if source is None and run is not None else None, retract=retract)
+    done = undo.undo(path, source=source, run=str(run) if source is None and run is not None else None, retract=retract)
     what = "retracted" if retract else "removed"
     console.print(
         f"{counted(done.rows, 'row')} {what} in [bold]{escape(str(path))}[/]: {escape(', '.join(done.sources))}"
@@ -300,7 +285,7 @@ def _undo(path: Path, source: str | None, run: Path | None, retract: bool) -> No
         )
 
 
-def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
+def _show(filling: fill_plan.FillPlan, tally: fill_plan.FillCounts, top: int) -> None:
     import numpy as np
 
     sides = (filling.present, filling.absent)
@@ -380,7 +365,7 @@ def _show(filling: FillPlan, tally: FillCounts, top: int) -> None:
         console.print(f"[yellow]warning:[/] {escape(in_shell(warning))}")
 
 
-def _class_precision(filling: FillPlan, which: int, c: int) -> str:
+def _class_precision(filling: fill_plan.FillPlan, which: int, c: int) -> str:
     side = (filling.present, filling.absent)[which]
     if not side.filled[c]:
         return "—"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -21,6 +21,7 @@ from halflabel.cli.options import (
     takes_label_options,
     words_of,
 )
+from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import free_name
 from halflabel.cli.terminal import (
     console,
@@ -36,13 +37,20 @@ from halflabel.cli.terminal import (
     show_written,
 )
 from halflabel.errors import UserError
+from halflabel.features import near_copies
+from halflabel.fitting import advice as method_advice
+from halflabel.fitting import assembly as assemblies
+from halflabel.fitting.config import Config
+from halflabel.images import decode, sources
+from halflabel.labels import audit, formats, groups
+from halflabel.labels import drop as protocols
+from halflabel.labels import labels as label_rows
+from halflabel.labels import names as label_names
+from halflabel.labels import table as tables
+from halflabel.report import labels_page
 from halflabel.system.files import cache_folder
-from halflabel.system.format import counted, printable
-
-if TYPE_CHECKING:
-    from halflabel.labels.audit import LabelImport
-    from halflabel.labels.labels import Labels
-    from halflabel.labels.table import Table
+from halflabel.system.format import counted, excel_safe, printable
+from halflabel.system.reporter import Reporter
 
 
 @app.command(cls=SharedOptions)
@@ -69,18 +77,12 @@ def inspect(
 
     Example: halflabel inspect labels.csv --minus-one absent --zero unknown
     """
-    from halflabel.fitting.advice import advise
-    from halflabel.labels.groups import suggest_groups
-    from halflabel.labels.table import top_pairs
-
     label_import = read(labels)
     table = label_import.table()
     stats = table.stats
-    advice = advise(stats)
+    advice = method_advice.advise(stats)
     if plot is not None:
-        from halflabel.report.labels_page import write_labels_page
-
-        write_labels_page(table, plot)
+        labels_page.write_labels_page(table, plot)
     if as_json:
         typer.echo(printable(json.dumps(_as_json(label_import, advice), indent=1, ensure_ascii=False)))
         return
@@ -88,9 +90,9 @@ def inspect(
     console.print()
     show_classes(stats, most=top or (30 if details else 8))
     if details:
-        show_images_and_pairs(stats, top_pairs(table, 10))
+        show_images_and_pairs(stats, tables.top_pairs(table, 10))
     show_advice(advice, all_methods=details)
-    if (pattern := suggest_groups(list(table.images))) is not None:
+    if (pattern := groups.suggest_groups(list(table.images))) is not None:
         console.print(
             f"\nImage names suggest groups (patients, cameras, bursts): if so, train with --group '{pattern}', or with "
             "a file of groups, so that scores are not judged by other images of the same group.",
@@ -103,23 +105,16 @@ def inspect(
     show_next("train", labels, images or "PHOTOS", *words_of(read), "--out", free_name(Path("runs/first")))
 
 
-def _near_copies(table: Table, images: Path) -> str | None:
+def _near_copies(table: tables.Table, images: Path) -> str | None:
     """The warning of nearly identical photos; their features are cached where `train` looks for them."""
-    from halflabel.cli.progress import Bar
-    from halflabel.features.near_copies import describe_near_copies
-    from halflabel.fitting.assembly import Assembly, pooled_features
-    from halflabel.fitting.config import Config
-    from halflabel.images.sources import open_images
-    from halflabel.system.reporter import Reporter
-
-    assembly = Assembly(config := Config())
+    assembly = assemblies.Assembly(config := Config())
     backbone = assembly.make_backbone()
     views = config.views(backbone)
-    source = open_images(table.images, images, views, max_bad=1.0)
+    source = sources.open_images(table.images, images, views, max_bad=1.0)
     cache = cache_folder(Path("runs"))
     with Bar("features") as bar:
         features = assembly.features(backbone, source, len(table.classes), cache, reporter=Reporter(bar))
-    return describe_near_copies(pooled_features(features))
+    return near_copies.describe_near_copies(assemblies.pooled_features(features))
 
 
 @app.command("import", cls=SharedOptions)
@@ -137,15 +132,11 @@ def import_labels(
 
     Example: halflabel import instances_train.json labels.csv --unlisted absent
     """
-    from halflabel.labels import formats
-
     check_free(out, force)
     label_import = read(labels)
     table = label_import.table()
     if images is not None:
-        from halflabel.images.decode import require_images
-
-        require_images(list(table.images), images)
+        decode.require_images(list(table.images), images)
     formats.write(label_import.rows, out)
     show_audit(label_import.audit, table)
     show_written(out, f": {counted(len(label_import.rows), 'row')}")
@@ -188,8 +179,6 @@ def convert(
 
     Example: halflabel convert labels.csv labels.json --to lvis
     """
-    from halflabel.labels import formats
-
     check_free(out, force)
     if to == "auto":
         to = formats.default_format(out) if into is None else "tags"
@@ -232,9 +221,6 @@ def drop(
 
     Example: halflabel drop labels.csv tenth.csv partial:share=0.1
     """
-    from halflabel.labels import drop as protocols
-    from halflabel.labels import formats
-
     name, options = protocols.parse_protocol(protocol)
     check_free(out, force)
     label_import = read(labels)
@@ -248,25 +234,19 @@ def drop(
     show_next("inspect", out)
 
 
-def _excel_safe(rows: Labels) -> Labels:
+def _excel_safe(rows: label_rows.Labels) -> label_rows.Labels:
     """The rows with names that Excel does not run as formulas."""
-    from halflabel.labels.names import Names
-    from halflabel.system.format import excel_safe
-
-    images, classes = (Names(map(excel_safe, names)) for names in (rows.images, rows.classes))
+    images, classes = (label_names.Names(map(excel_safe, names)) for names in (rows.images, rows.classes))
     return replace(rows, images=images, classes=classes, sources=tuple(map(excel_safe, rows.sources)))
 
 
-def _with_file_names(rows: Labels, folder: Path) -> Labels:
+def _with_file_names(rows: label_rows.Labels, folder: Path) -> label_rows.Labels:
     """The rows with each image named by its file, relative to the folder."""
-    from halflabel.images.decode import require_images
-    from halflabel.labels.names import Names
-
-    names = [path.relative_to(folder).as_posix() for path in require_images(list(rows.images), folder)]
-    return replace(rows, images=Names(names))
+    names = [path.relative_to(folder).as_posix() for path in decode.require_images(list(rows.images), folder)]
+    return replace(rows, images=label_names.Names(names))
 
 
-def _as_json(label_import: LabelImport, advice: Any) -> dict[str, Any]:
+def _as_json(label_import: audit.LabelImport, advice: Any) -> dict[str, Any]:
     table = label_import.table()
     stats = table.stats
     return {

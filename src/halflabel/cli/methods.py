@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -11,9 +11,9 @@ from rich.markup import escape
 from halflabel.cli import app
 from halflabel.cli.terminal import console, show_names_and_texts, show_next, show_paragraph
 from halflabel.errors import UserError
-
-if TYPE_CHECKING:
-    from halflabel.methods.base import Recipe
+from halflabel.fitting import auto
+from halflabel.methods import REGIMES, base
+from halflabel.testing import method_check
 
 _AUTO = "recommended: --method auto takes the first whose conditions the labels meet"
 
@@ -38,8 +38,6 @@ def methods(
 
     Example: halflabel methods em
     """
-    from halflabel.methods import REGIMES
-
     if check and name is None:
         raise UserError("--check needs a method", "name it: halflabel methods em --check")
     if regime is not None and regime not in REGIMES:
@@ -50,9 +48,7 @@ def methods(
     if name is not None:
         _show_checks(name) if check else _show_method(name)
         return
-    from halflabel.methods.base import recipes
-
-    suitable = [recipe for recipe in recipes().values() if regime is None or regime in recipe.serves]
+    suitable = [recipe for recipe in base.recipes().values() if regime is None or regime in recipe.serves]
     _print_group(_AUTO, _auto_rules(regime))
     for title, needs in _GROUPS.items():
         _print_group(title, [(recipe.name, recipe.summary) for recipe in suitable if _needs(recipe) == needs])
@@ -60,11 +56,9 @@ def methods(
 
 
 def _show_checks(name: str) -> None:
-    from halflabel.methods.base import recipe
-    from halflabel.testing.method_check import check_method
 
     broken = count = 0
-    for result in check_method(recipe(name)):
+    for result in method_check.check_method(base.recipe(name)):
         mark = {True: "[green]holds   [/]", False: "[red]broken  [/]", None: "[dim]left out[/]"}[result.holds]
         console.print(f"{mark}  [bold]{result.check:<16}[/] [dim]{result.seconds:5.1f} s[/]  {escape(result.detail)}")
         if result.holds is False:
@@ -84,7 +78,7 @@ _GROUPS = {
 }
 
 
-def _needs(recipe: Recipe) -> str:
+def _needs(recipe: base.Recipe) -> str:
     if "partial" not in recipe.serves:
         return "single"
     return "any" if "positives-only" in recipe.serves else "absent"
@@ -92,10 +86,8 @@ def _needs(recipe: Recipe) -> str:
 
 def _auto_rules(regime: str | None) -> list[tuple[str, str]]:
     """Return the method of each rule of `--method auto`, with the labels it is for and its options."""
-    from halflabel.fitting.auto import RULES
-
     rows = []
-    for rule in RULES:
+    for rule in auto.RULES:
         served, choice = [name for name in rule.regimes if regime in (None, name)], rule.choices[0]
         options = "".join(f" --set {name}={value}" for name, value in choice.options.items())
         if served:
@@ -113,9 +105,8 @@ def _print_group(title: str, group: list[tuple[str, str]]) -> None:
 
 
 def _show_method(name: str) -> None:
-    from halflabel.methods.base import recipe as find_recipe
 
-    recipe = find_recipe(name)
+    recipe = base.recipe(name)
     console.print(f"[bold]{recipe.name}[/]  ({escape(recipe.paper)})\n")
     # A paragraph becomes one line, which the terminal wraps; indented lines are formulas.
     for line in re.sub(r"(?<=\S)\n(?=\S)", " ", recipe.page).splitlines():

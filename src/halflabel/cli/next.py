@@ -14,6 +14,8 @@ from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import after_next
 from halflabel.cli.terminal import console, show_command, show_written
 from halflabel.errors import UserError
+from halflabel.questions import choose, next
+from halflabel.runs import folder as run_folder
 from halflabel.system.files import refuse_remote
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
@@ -55,20 +57,13 @@ def next_command(
 
     Example: halflabel next runs/first photos/ --count 500
     """
-    from halflabel.labels.formats._csv import first_line
-    from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
-    from halflabel.questions.choose import write_questions
-    from halflabel.questions.next import next_questions
-    from halflabel.runs.folder import RunFolder
-
     refuse_remote(run)
-    opened = RunFolder.open(run)
-    if out.exists() and first_line(out) != ",".join(QUESTION_COLUMNS):
-        raise UserError(f"{out} exists and is not a list of questions", "choose another --out")
+    opened = run_folder.RunFolder.open(run)
+    choose.refuse_other_content(out)
     if wrong and disagree is not None:
         raise UserError("--wrong and --disagree ask different questions", "give one of them")
     with Bar("scores") as bar:
-        chosen = next_questions(
+        chosen = next.next_questions(
             opened,
             images,
             count,
@@ -88,7 +83,7 @@ def next_command(
             "by a model that has seen their labels and rarely contradicts them: the column `why` says which"
         )
     questions = chosen.questions
-    write_questions(questions, chosen.table, out)
+    choose.write_questions(questions, chosen.table, out)
     if not questions:
         nothing = "No label looks wrong" if wrong else "Nothing is unknown: there is nothing to ask"
         console.print("They differ nowhere" if disagree is not None else nothing)

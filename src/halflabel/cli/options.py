@@ -29,9 +29,11 @@ from halflabel.fitting.config import (
     declared_options,
     parse_option,
 )
+from halflabel.labels import formats, groups
 from halflabel.labels.policy import LABEL_VALUES, Policy, forget_stated, keep_stated, policy_file, read_stated
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
+from halflabel.system.remote import local_folder
 
 if TYPE_CHECKING:
     from halflabel.labels.audit import LabelImport
@@ -305,8 +307,6 @@ def spell(name: str) -> str:
 
 def _read(values: dict[str, Any], path: Path, *, also_ignore: tuple[str, ...] = ()) -> LabelImport:
     """Read a label file by the options that were given, and by those that were stated beside it before."""
-    from halflabel.labels import formats
-
     given = {name: value for name, value in values.items() if value is not None and value not in ([], ())}
     if given.pop("forget_policy", False):
         forget_stated(path)
@@ -334,11 +334,12 @@ def _read(values: dict[str, Any], path: Path, *, also_ignore: tuple[str, ...] = 
 
 def read_grouped(read: ReadLabels, labels: Path, group: str | None) -> tuple[LabelImport, str | None]:
     """Read labels and complete --group: a column of the label file becomes FILE:COLUMN, and is not a class."""
-    from halflabel.labels.formats import can_ignore_columns
-    from halflabel.labels.groups import column_group
-
-    completed = column_group(group, labels)
-    if group is not None and completed != group and can_ignore_columns(labels, _values_of(read)["format"] or "auto"):
+    completed = groups.column_group(group, labels)
+    if (
+        group is not None
+        and completed != group
+        and formats.can_ignore_columns(labels, _values_of(read)["format"] or "auto")
+    ):
         read = partial(_read, _values_of(read), also_ignore=(group,))
     return read(labels), completed
 
@@ -393,8 +394,6 @@ def check_needs(needed: str, given: Mapping[str, bool]) -> None:
 
 def check_image_folder(*folders: Path | None) -> None:
     """Refuse a path that is not a folder, here or in an object store; None is skipped."""
-    from halflabel.system.remote import local_folder
-
     for folder in folders:
         if folder is not None:
             local_folder(folder)

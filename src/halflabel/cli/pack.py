@@ -12,8 +12,12 @@ from rich.markup import escape
 
 from halflabel.cli import app
 from halflabel.cli.options import ReadLabels, SharedOptions, check_image_folder, takes_label_options
+from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
+from halflabel.images.pack import parquet
+from halflabel.images.pack import read as pack_read
+from halflabel.images.pack import write as pack_write
 from halflabel.system.format import counted
 
 Resize = StrEnum("Resize", ["short", "squash"])
@@ -61,18 +65,11 @@ def pack(
     """
     check_image_folder(images)
     shard_bytes = _bytes(file_size)
-    from halflabel.images.pack.read import PackSettings
-
-    stored = PackSettings(size=size, resize="squash" if resize is Resize.squash else "short", quality=quality)
+    stored = pack_read.PackSettings(size=size, resize="squash" if resize is Resize.squash else "short", quality=quality)
     rows = None if labels is None else read(labels).rows
-
-    from halflabel.cli.progress import Bar
-    from halflabel.images.pack.parquet import unpacked_parquet
-    from halflabel.images.pack.write import pack_images
-
     try:
-        with Bar("packing") as bar, unpacked_parquet(images, out) as (folder, parquet_rows):
-            about = pack_images(
+        with Bar("packing") as bar, parquet.unpacked_parquet(images, out) as (folder, parquet_rows):
+            about = pack_write.pack_images(
                 folder,
                 out,
                 stored,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -28,6 +28,7 @@ from halflabel.cli.options import (
     read_grouped,
     takes_label_options,
 )
+from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import (
     console,
     first_names,
@@ -38,15 +39,15 @@ from halflabel.cli.terminal import (
     show_written,
 )
 from halflabel.errors import UserError
+from halflabel.runs import folder as run_folder
+from halflabel.runs import predict as predict_files
+from halflabel.runs import predictor as predictors
 from halflabel.system import distributed
 from halflabel.system.files import read_json, write_json
 from halflabel.system.format import counted, printable
 from halflabel.system.format import excel_safe as excel_safe_cell
 from halflabel.system.ray_engine import use_engine
 from halflabel.system.reporter import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from halflabel.runs.predict import Prediction
 
 OutputFormat = StrEnum("OutputFormat", ["table", "json", "csv"])
 
@@ -80,9 +81,7 @@ def evaluate(
 
     Example: halflabel evaluate runs/first test.csv photos/
     """
-    from halflabel.runs.folder import model_kind
-
-    model_kind(run)
+    run_folder.model_kind(run)
     check_image_folder(images)
     if out is not None and out.exists() and not force and not _is_evaluation(out):
         raise UserError(
@@ -90,11 +89,7 @@ def evaluate(
         )
     label_import, group = read_grouped(read, labels, group)
     table = label_import.table()
-
-    from halflabel.cli.progress import Bar
-    from halflabel.runs.predictor import open_model
-
-    predictor = open_model(run)
+    predictor = predictors.open_model(run)
     show_audit(label_import.audit, table)
     with Bar("scores") as bar, use_engine(engine):
         result = predictor.evaluate(
@@ -154,25 +149,22 @@ def predict(
 
     Example: halflabel predict runs/first photo.jpg holiday/ --format csv > labels.csv
     """
-    from halflabel.runs.folder import model_kind
-
-    model_kind(run)
-
-    from halflabel.cli.progress import Bar
-    from halflabel.runs.predict import list_files, predict_to_parquet, stream_predictions
-    from halflabel.runs.predictor import open_model
-
-    predictor = open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
-    files = list_files(images, (line.rstrip("\n") for line in sys.stdin), items=items)
+    run_folder.model_kind(run)
+    predictor = predictors.open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
+    files = predict_files.list_files(images, (line.rstrip("\n") for line in sys.stdin), items=items)
     options: dict[str, Any] = {"top": top, "all_scores": all_scores, "items": items}
     with Bar("scores") as bar, use_engine(engine):
         if out is not None:
-            count, bad = predict_to_parquet(predictor, files, out, force=force, **options, reporter=Reporter(bar))
+            count, bad = predict_files.predict_to_parquet(
+                predictor, files, out, force=force, **options, reporter=Reporter(bar)
+            )
         else:
             # Lines of output would break a progress bar on the same screen.
             reporter = SILENT if sys.stdout.isatty() and output_format is not OutputFormat.table else Reporter(bar)
             counts = {"count": 0, "bad": 0}
-            predictions = _count(stream_predictions(predictor, files, **options, reporter=reporter), counts)
+            predictions = _count(
+                predict_files.stream_predictions(predictor, files, **options, reporter=reporter), counts
+            )
             if output_format is OutputFormat.csv:
                 _print_csv(predictions, excel_safe_cell if excel_safe else str)
             else:
@@ -188,14 +180,16 @@ def predict(
         show_next("predict", run, "PHOTOS", "--format", "csv", why="a whole folder, for a spreadsheet")
 
 
-def _count(predictions: Iterable[Prediction], counts: dict[str, int]) -> Iterator[Prediction]:
+def _count(
+    predictions: Iterable[predict_files.Prediction], counts: dict[str, int]
+) -> Iterator[predict_files.Prediction]:
     for item in predictions:
         counts["count"] += 1
         counts["bad"] += bool(item.error)
         yield item
 
 
-def _print_json(predictions: Iterable[Prediction]) -> None:
+def _print_json(predictions: Iterable[predict_files.Prediction]) -> None:
     """Print a JSON list, each element as soon as it is there."""
     text = "["
     for item in predictions:
@@ -205,22 +199,15 @@ def _print_json(predictions: Iterable[Prediction]) -> None:
     typer.echo("\n]")
 
 
-def _print_csv(predictions: Iterable[Prediction], cell: Callable[[str], str]) -> None:
-    from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
+def _print_csv(predictions: Iterable[predict_files.Prediction], cell: Callable[[str], str]) -> None:
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     if sys.stdout.isatty():  # in a file or a pipe names stay as they are
         plain, cell = cell, lambda text: printable(plain(text))
-    writer.writerow(PREDICTION_COLUMNS)
-    for item in predictions:
-        for label in item.labels:
-            name = cell(label["class"])
-            writer.writerow([cell(item.image), name, f"{label['probability']:.6f}", int(label["present"]), ""])
-        if item.error:
-            writer.writerow([cell(item.image), "", "", "", cell(item.error)])
+    writer.writerows([cell(text) for text in row] for row in predict_files.csv_rows(predictions))
 
 
-def _print_table(predictions: Iterable[Prediction]) -> None:
+def _print_table(predictions: Iterable[predict_files.Prediction]) -> None:
     rows = plain_table("image", "labels (*: above the threshold)")
     for item in predictions:
         if item.error:

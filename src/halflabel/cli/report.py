@@ -8,9 +8,13 @@ from typing import Annotated
 import typer
 
 from halflabel.cli import app
+from halflabel.cli.progress import Bar
 from halflabel.cli.sequence import after_report
 from halflabel.cli.terminal import show_command, show_next, show_written
 from halflabel.errors import UserError
+from halflabel.filling import run as fill_run
+from halflabel.report import comparison_page, layout, run_facts, run_page, study_page
+from halflabel.runs import folder as run_folder
 from halflabel.system.files import refuse_remote
 from halflabel.system.reporter import Reporter
 
@@ -42,36 +46,28 @@ def report(
 
     Example: halflabel report runs/study
     """
-    from halflabel.cli.progress import Bar
-    from halflabel.filling.run import has_only_positives
-    from halflabel.report.layout import check_page_path, write_page
-    from halflabel.report.run_facts import experiment_kind
-    from halflabel.report.run_page import write_report
-    from halflabel.runs.folder import RunFolder
-
     if out is not None:
-        check_page_path(out)
-    kind = experiment_kind(run)
+        layout.check_page_path(out)
+    kind = run_facts.experiment_kind(run)
     if kind is not None and not (run / "config.yaml").exists():
         if images is not None:
             raise UserError(f"the page of a {kind} shows no images", "leave --images out")
-        # These modules import torch.
-        if kind == "study":
-            from halflabel.report.study_page import build_study as build
-        else:
-            from halflabel.report.comparison_page import build_comparison as build
-        page = write_page(out or run / "report.html", lambda: build(run))
+        is_study = kind == "study"
+        page = layout.write_page(
+            out or run / "report.html",
+            lambda: study_page.build_study(run) if is_study else comparison_page.build_comparison(run),
+        )
         show_written(page.path, f" ({page.size / 1000:.0f} kB)")
         return
 
     refuse_remote(run)
-    opened = RunFolder.open(run)
+    opened = run_folder.RunFolder.open(run)
     with Bar("scores") as bar:
-        page = write_report(opened, out, images=images, scan=scan, maps=maps, reporter=Reporter(bar))
+        page = run_page.write_report(opened, out, images=images, scan=scan, maps=maps, reporter=Reporter(bar))
     show_written(page.path, f" ({page.size / 1000:.0f} kB)")
     if images is None:
         show_next("report", run, "--images", "PHOTOS", why="galleries of likely missing and wrong labels")
     else:
-        only_positives = has_only_positives(opened)
+        only_positives = fill_run.has_only_positives(opened)
         why = "missing labels" if only_positives else "the questions that help the model most"
         show_command(after_report(run, images, only_positives=only_positives), why=why)

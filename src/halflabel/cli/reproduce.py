@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -17,11 +17,13 @@ from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console, plain_table, show_message, show_written
 from halflabel.errors import UserError
 from halflabel.fitting.config import COMMON
+from halflabel.papers import datasets, describe, settings, tables
+from halflabel.papers import result as paper_result
+from halflabel.papers import run as paper_run
+from halflabel.papers.figures import draw
+from halflabel.runs import folder as run_folder
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
-
-if TYPE_CHECKING:
-    from halflabel.papers.result import Reproduction, TableFigure
 
 DATA = "Data"
 
@@ -82,12 +84,10 @@ def reproduce(
 
     Example: halflabel reproduce S4-table2 data/voc2012 --dataset voc2012 --tune head --backbone efficientnet-lite0
     """
-    from halflabel.papers.tables import find_table
-
     if table is None:
         _show_tables()
         return
-    find_table(table)  # a wrong name is an error before torch is imported, which takes seconds
+    tables.find_table(table)  # a wrong name is an error before torch is imported, which takes seconds
     if data is None:
         _show_table(table)
         return
@@ -101,17 +101,13 @@ def _run_table(
     table: str, data: Path, folder: Path, training: dict[str, Any], cache: Path | None, **options: Any
 ) -> None:
     """Run the cells of a table, and print the published numbers beside the measured ones."""
-    from halflabel.papers.run import default_cache
-    from halflabel.papers.run import reproduce as run_table
-    from halflabel.papers.settings import Overrides
-
-    overrides = Overrides(**{**training, "tune": "head" if training.get("tune") == "head" else None})
-    features = cache if cache is not None else default_cache(folder)
+    overrides = settings.Overrides(**{**training, "tune": "head" if training.get("tune") == "head" else None})
+    features = cache if cache is not None else paper_run.default_cache(folder)
     if features.exists() and not features.is_dir():
         raise UserError(f"{features} is a file", "name a folder for features and models with --cache")
     with resumable_grid(folder), GridBar() as task_bar, Bar("features") as bar:
         reporter = Reporter(bar, show_message, task_bar)
-        reproduction = run_table(
+        reproduction = paper_run.reproduce(
             table, data, out=folder, overrides=overrides, cache=features, reporter=reporter, **options
         )
     _show(reproduction)
@@ -123,14 +119,12 @@ def _run_table(
 
 
 def _show_tables() -> None:
-    from halflabel.papers.datasets import DATASETS
-    from halflabel.papers.tables import TABLES, caption_of, paper_of
 
     shown = plain_table("table", "paper", "what", "data sets", "rows")
-    for table in TABLES.values():
-        sets = dict.fromkeys(DATASETS[condition.dataset].title.split(",")[0] for condition in table.conditions)
+    for table in tables.TABLES.values():
+        sets = dict.fromkeys(datasets.DATASETS[condition.dataset].title.split(",")[0] for condition in table.conditions)
         runnable = sum(row.method is not None for row in table.rows)
-        paper, what = paper_of(table.id).partition(":")[0], caption_of(table)
+        paper, what = tables.paper_of(table.id).partition(":")[0], tables.caption_of(table)
         shown.add_row(
             f"[bold]{table.id}[/]", escape(paper), escape(what), ", ".join(sets), f"{runnable} of {len(table.rows)}"
         )
@@ -142,23 +136,19 @@ def _show_tables() -> None:
 
 def _show_table(id: str) -> None:
     """Print what a table needs: its protocol, its rows and its data."""
-    from halflabel.papers.datasets import dataset_layout
-    from halflabel.papers.describe import describe_table
-    from halflabel.papers.tables import caption_of, find_table, paper_of
-
-    table, caption = find_table(id), caption_of(find_table(id))
-    console.print(f"[bold]{table.id}[/]  {escape(paper_of(id))}\n{escape(caption)}")
+    table, caption = tables.find_table(id), tables.caption_of(tables.find_table(id))
+    console.print(f"[bold]{table.id}[/]  {escape(tables.paper_of(id))}\n{escape(caption)}")
     console.print("conditions: " + escape("; ".join(condition.name for condition in table.conditions)))
     console.print("rows: " + escape("; ".join(row.name for row in table.rows if row.method)))
     for name, reason in table.skipped().items():
         console.print(f"[bright_black]skipped: {escape(name)}: {escape(reason)}[/]")
     console.print("\n[bold]protocol[/]")
-    for line in describe_table(table):
+    for line in describe.describe_table(table):
         console.print(f"  {escape(line)}")
     for note in table.notes:
         if note != caption:
             console.print(f"  {escape(note)}")
-    layouts = {each.dataset: dataset_layout(each.dataset, **each.dataset_options) for each in table.conditions}
+    layouts = {each.dataset: datasets.dataset_layout(each.dataset, **each.dataset_options) for each in table.conditions}
     for name, layout in layouts.items():
         console.print(f"\n[bold]{name}[/]: {escape(layout.source)}")
         for line in layout.tree:
@@ -166,8 +156,7 @@ def _show_table(id: str) -> None:
     console.print(f"\nNext:  halflabel reproduce {id} DATA_FOLDER")
 
 
-def _show(reproduction: Reproduction) -> None:
-    from halflabel.papers.describe import group_lines
+def _show(reproduction: paper_result.Reproduction) -> None:
 
     console.print(f"\n[bold]{reproduction.id}[/]  {escape(reproduction.paper)}\n{escape(reproduction.caption)}")
     if reproduction.on_hidden:
@@ -183,7 +172,7 @@ def _show(reproduction: Reproduction) -> None:
         _show_condition(shown, several)
     console.print()
     for title, lines in (
-        ("protocol", group_lines(reproduction.protocol, most=3)),
+        ("protocol", describe.group_lines(reproduction.protocol, most=3)),
         ("skipped", reproduction.skipped),
         ("not available", [f"{name}: {why}" for name, why in reproduction.missing.items()]),
         ("failed", reproduction.failures),
@@ -202,7 +191,7 @@ def _show(reproduction: Reproduction) -> None:
         )
 
 
-def _show_condition(figures: list[TableFigure], several: bool) -> None:
+def _show_condition(figures: list[paper_result.TableFigure], several: bool) -> None:
     comparable = any(not math.isnan(figure.difference) for figure in figures)
     is_published = any(not math.isnan(figure.published) for figure in figures)
     numbers = (*(["published"] if is_published else []), "ours", *(["difference"] if comparable else []), "seeds")
@@ -256,11 +245,8 @@ def figures(
 
     Example: halflabel figures runs/first photos/ --out figures
     """
-    from halflabel.papers.figures.draw import draw_figures
-    from halflabel.runs.folder import RunFolder
-
     with Bar("figures") as bar:
-        drawn = draw_figures(RunFolder.open(run), out, photos=photos, scan=scan, reporter=Reporter(bar))
+        drawn = draw.draw_figures(run_folder.RunFolder.open(run), out, photos=photos, scan=scan, reporter=Reporter(bar))
     for figure in drawn:
         result = f"{', '.join(path.name for path in figure.files)}." if figure.files else "skipped;"
         console.print(f"[bold]{figure.name}[/]: {escape(f'{result} {figure.remark}')}")

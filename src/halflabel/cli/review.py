@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
+from urllib.parse import quote
 
 import typer
 from rich.markup import escape
@@ -25,16 +26,22 @@ from halflabel.cli.sequence import (
 )
 from halflabel.cli.terminal import console, plain_table, show_command, show_next, show_written
 from halflabel.errors import UserError
+from halflabel.images import decode
+from halflabel.labels import answers as answer_store
+from halflabel.labels import formats
+from halflabel.labels import names as label_names
+from halflabel.questions import choose
+from halflabel.report import run_page
+from halflabel.review import live_process, live_setup, security, server
+from halflabel.review import session as review_session
+from halflabel.review import thumbnails as review_thumbnails
+from halflabel.runs import folder as run_folder
+from halflabel.runs import scores
 from halflabel.system.files import refuse_remote
 from halflabel.system.format import counted, decimal, percent
+from halflabel.system.remote import local_folder
 from halflabel.system.reporter import Reporter
-
-if TYPE_CHECKING:
-    from halflabel.labels.answers import Answer
-    from halflabel.labels.names import Names
-    from halflabel.questions.choose import Question
-    from halflabel.runs.folder import RunFolder
-    from halflabel.runs.scores import ScoredImages
+from halflabel.system.sockets import is_loopback, open_socket
 
 
 @app.command()
@@ -113,14 +120,12 @@ def review(
 
     Example: halflabel review runs/birds photos/ --classes robin,wren,blackbird
     """
-    from halflabel.runs.folder import RunFolder
-
     if classes is not None and export is None:
         _start_without_labels(run, images, classes, backbone)
     else:
         check_needs("--classes NAMES", {"--backbone": backbone is not None})
     refuse_remote(run)
-    opened = RunFolder.open(run)
+    opened = run_folder.RunFolder.open(run)
     if answers is not None and store is not None:
         raise UserError("--answers and --store name two places for the answers", "give one of them")
     place = store or answers or opened.answers
@@ -151,7 +156,7 @@ class _Access(NamedTuple):
     new_token: bool
 
 
-def _chosen_precision(run: RunFolder, given: float | None) -> float:
+def _chosen_precision(run: run_folder.RunFolder, given: float | None) -> float:
     """Return the precision of the review, and remember it for the `fill` after it if it is given."""
     words = remembered_fill(run)
     place = words.index("--precision") if "--precision" in words else len(words)
@@ -163,17 +168,14 @@ def _chosen_precision(run: RunFolder, given: float | None) -> float:
 
 def _start_without_labels(run: Path, images: Path | None, classes: str, backbone: str | None) -> None:
     """Start a run folder without labels, unless it was started before with the same classes."""
-    from halflabel.review.live_setup import read_class_names, start_without_labels
-    from halflabel.runs.folder import RunFolder
-
-    names = read_class_names(classes)
-    if RunFolder(run).is_started:
-        if list(RunFolder(run).read_labels().classes) != names:
+    names = live_setup.read_class_names(classes)
+    if run_folder.RunFolder(run).is_started:
+        if list(run_folder.RunFolder(run).read_labels().classes) != names:
             raise UserError(f"{run} was started with other classes", "leave --classes out, or name another folder")
         return
     if images is None:
         raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/ --classes {classes}")
-    start_without_labels(run, images, names, backbone)
+    live_setup.start_without_labels(run, images, names, backbone)
 
 
 def _login() -> str:
@@ -183,16 +185,14 @@ def _login() -> str:
         return "someone"
 
 
-def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, force: bool) -> None:
-    from halflabel.labels import formats
-    from halflabel.labels.answers import AnswerStore, group_by_entry, holding_answers
+def _export(run: run_folder.RunFolder, place: str | Path, out: Path, with_labels: bool, force: bool) -> None:
 
     if isinstance(place, Path) and not place.exists():
         raise UserError(
             f"there are no answers yet ({place})", f"halflabel review {shlex.quote(str(run.folder))} photos/"
         )
     labels = run.read_rows()
-    with closing(AnswerStore(place)) as store:
+    with closing(answer_store.AnswerStore(place)) as store:
         if out.exists() and not force and not store.is_export(out, labels):
             raise UserError(
                 f"{out} exists and is not an export of these answers",
@@ -200,8 +200,8 @@ def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, for
             )
         rows = store.label_rows(labels.images, labels.classes)
         current = store.current()
-    groups = list(group_by_entry(current).values())
-    unsure = sum(item.value == 0 for item in holding_answers(current))
+    groups = list(answer_store.group_by_entry(current).values())
+    unsure = sum(item.value == 0 for item in answer_store.holding_answers(current))
     present = int((rows.value > 0).sum())
     formats.write(labels.append(rows) if with_labels else rows.drop_unused_names(), out)
     content = f"{counted(len(rows), 'answer')}, {present} present and {len(rows) - present} absent"
@@ -215,11 +215,9 @@ def _export(run: RunFolder, place: str | Path, out: Path, with_labels: bool, for
         show_next("train", "--continue", run.folder, "--answers", out)
 
 
-def _show_agreement(groups: Sequence[Sequence[Answer]]) -> None:
+def _show_agreement(groups: Sequence[Sequence[answer_store.Answer]]) -> None:
     """Print how people agree who answered the same questions; nothing if there are none."""
-    from halflabel.labels.answers import expected_errors, is_conflict, measure_agreement
-
-    agreement = measure_agreement(groups)
+    agreement = answer_store.measure_agreement(groups)
     if not agreement:
         return
     table = plain_table("Do people agree?", numbers=("answered by two", "equal", "Cohen's κ"))
@@ -227,9 +225,11 @@ def _show_agreement(groups: Sequence[Sequence[Answer]]) -> None:
         kappa = "—" if item.kappa is None else decimal(item.kappa, 2)
         table.add_row(escape(label) or "[bold]all[/]", str(item.pairs), percent(item.equal, item.pairs), kappa)
     console.print(table)
-    errors = (f"{escape(who)} {percent(error, 1)}" for who, error in sorted(expected_errors(groups).items()))
+    errors = (
+        f"{escape(who)} {percent(error, 1)}" for who, error in sorted(answer_store.expected_errors(groups).items())
+    )
     console.print(f"Expected errors: {', '.join(errors)}")
-    if conflicts := sum(map(is_conflict, groups)):
+    if conflicts := sum(map(answer_store.is_conflict, groups)):
         console.print(
             f"{counted(conflicts, 'conflict is', 'conflicts are')} not settled: the answer of the more reliable person "
             "holds, or neither. Settle them on the review page, under Conflicts."
@@ -238,7 +238,6 @@ def _show_agreement(groups: Sequence[Sequence[Answer]]) -> None:
 
 def _page_address(access: _Access, port: int, token: str, label: str | None) -> str:
     """Return the address of the review page, on the class `label` if one is named."""
-    from urllib.parse import quote
 
     host = f"[{access.host}]" if ":" in access.host else access.host
     page = "" if label is None else f"&class={quote(label, safe='')}"
@@ -246,7 +245,7 @@ def _page_address(access: _Access, port: int, token: str, label: str | None) -> 
 
 
 def _serve(
-    run: RunFolder,
+    run: run_folder.RunFolder,
     images: Path,
     questions: Path | None,
     place: str | Path,
@@ -254,16 +253,6 @@ def _serve(
     precision: float,
     label: str | None,
 ) -> None:
-    from halflabel.labels.answers import AnswerStore
-    from halflabel.report.run_page import write_report
-    from halflabel.review import server
-    from halflabel.review.live_process import LiveLoop, LiveSetup, live_hindrance
-    from halflabel.review.security import Address, keep_address, read_address
-    from halflabel.review.session import ReviewSession
-    from halflabel.review.thumbnails import ClassMaps, Thumbnails
-    from halflabel.runs.scores import scored_images
-    from halflabel.system.remote import local_folder
-    from halflabel.system.sockets import is_loopback, open_socket
 
     # Scoring images may take long: mistakes are reported before.
     images = local_folder(images)
@@ -273,18 +262,18 @@ def _serve(
     if has_labels:
         run.check_finished()
     chosen, further = _read_questions(run, images, questions) if questions is not None else (None, None)
-    hindrance = live_hindrance(run)
+    hindrance = live_process.live_hindrance(run)
     is_live = chosen is None and hindrance is None
     host = access.host
     is_local = is_loopback(host)
     address_file = (place if isinstance(place, Path) else run.answers).with_suffix(".address.json")
-    last = read_address(address_file)
+    last = security.read_address(address_file)
     earlier_port = [] if last is None else [last.port]
     ports = [*earlier_port, server.PORT, 0] if access.port is None else [access.port]
     with open_socket(host, *ports) as listening, ExitStack() as stack:
         with Bar("scores") as bar:
-            scored = scored_images(run, images, Reporter(bar), further)
-        store = stack.enter_context(closing(AnswerStore(place)))
+            scored = scores.scored_images(run, images, Reporter(bar), further)
+        store = stack.enter_context(closing(answer_store.AnswerStore(place)))
         if chosen is None:
             chosen = _choose_questions(scored, place, is_live)
         if not chosen and has_labels:
@@ -295,7 +284,7 @@ def _serve(
             after = after_review(run.folder, images, place=place)
         elif has_labels:
             after = after_review(run.folder, images, is_control=for_fill, all_photos=further is not None)
-        session = ReviewSession(
+        session = review_session.ReviewSession(
             scored,
             chosen,
             store,
@@ -307,17 +296,17 @@ def _serve(
             next_command=after,
             twice=access.twice,
         )
-        thumbnails = Thumbnails(images, scored.paths)
+        thumbnails = review_thumbnails.Thumbnails(images, scored.paths)
         token = secrets.token_urlsafe(32) if last is None or access.new_token else last.token
         number = listening.getsockname()[1]
-        keep_address(address_file, Address(token, number))
+        security.keep_address(address_file, security.Address(token, number))
         if not is_local and access.tls is None:
             _warn_not_encrypted(host)
         live = None
         if is_live:
-            setup = LiveSetup(run.folder, images, precision, write_report)
-            live = stack.enter_context(closing(LiveLoop(session, setup)))
-        maps = ClassMaps(run, thumbnails) if run.weights.exists() else None
+            setup = live_process.LiveSetup(run.folder, images, precision, run_page.write_report)
+            live = stack.enter_context(closing(live_process.LiveLoop(session, setup)))
+        maps = review_thumbnails.ClassMaps(run, thumbnails) if run.weights.exists() else None
         app = server.make_app(
             session,
             thumbnails,
@@ -348,33 +337,28 @@ def _serve(
                 show_command(after)
 
 
-def _read_questions(run: RunFolder, images: Path, path: Path) -> tuple[list[Question], Names | None]:
+def _read_questions(
+    run: run_folder.RunFolder, images: Path, path: Path
+) -> tuple[list[choose.Question], label_names.Names | None]:
     """Return the questions of a file, and those of its photos that the labels of the run do not list, if any."""
-    from halflabel.images.decode import unlisted_images
-    from halflabel.labels.names import Names
-    from halflabel.questions.choose import asked_entries, read_questions
-
     rows = run.read_rows()
-    asked = list(dict.fromkeys(image for image, _ in asked_entries(path)))
+    asked = list(dict.fromkeys(image for image, _ in choose.asked_entries(path)))
     if (rows.images.index(asked) >= 0).all():
-        return read_questions(path, run.read_labels()), None
-    unlisted = set(unlisted_images(list(rows.images), images))
-    further = Names(image for image in asked if image in unlisted)
-    return read_questions(path, rows.with_images(further).training), further
+        return choose.read_questions(path, run.read_labels()), None
+    unlisted = set(decode.unlisted_images(list(rows.images), images))
+    further = label_names.Names(image for image in asked if image in unlisted)
+    return choose.read_questions(path, rows.with_images(further).training), further
 
 
-def _choose_questions(scored: ScoredImages, place: str | Path, is_live: bool) -> list[Question]:
+def _choose_questions(scored: scores.ScoredImages, place: str | Path, is_live: bool) -> list[choose.Question]:
     """Choose 200 questions that have no answer yet."""
-    from halflabel.labels.answers import answered_entries
-    from halflabel.questions.choose import choose_questions
-
-    return choose_questions(
+    return choose.choose_questions(
         scored.scores,
         scored.table,
         scored.thresholds,
         200,
         features=scored.features,
-        skip=answered_entries(place, scored.table),
+        skip=answer_store.answered_entries(place, scored.table),
         control=0.0 if is_live else 0.1,  # the live queue has its own random checks
     )
 

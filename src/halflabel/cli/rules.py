@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -12,10 +12,9 @@ from rich.text import Text
 from halflabel.cli import app
 from halflabel.cli.options import Force, LabelFile, ReadLabels, SharedOptions, check_free, takes_label_options, words_of
 from halflabel.cli.terminal import console, plain_table, show_next, show_written
+from halflabel.labels import rules as label_rules
+from halflabel.system.files import atomic_write
 from halflabel.system.format import counted, group_digits
-
-if TYPE_CHECKING:
-    from halflabel.labels.rules import RuleSuggestion
 
 _MOST_COUNTED = 500  # rules that are counted beside those shown
 
@@ -39,11 +38,10 @@ def suggest_rules(
 
     Example: halflabel rules suggest labels.csv --out rules.csv
     """
-    from halflabel.labels.rules import format_suggestions, suggest_rules
-    from halflabel.system.files import atomic_write
-
     check_free(out, force)
-    suggestions: list[RuleSuggestion] = suggest_rules(read(labels).table(), bound=bound, top=max(top, _MOST_COUNTED))
+    suggestions: list[label_rules.RuleSuggestion] = label_rules.suggest_rules(
+        read(labels).table(), bound=bound, top=max(top, _MOST_COUNTED)
+    )
     strongest, rest = suggestions[:top], suggestions[top:]
     if not strongest:
         console.print(
@@ -66,7 +64,7 @@ def suggest_rules(
         show_next("rules", "suggest", labels, *words, "--out", "rules.csv", why="a file to edit")
         return
     with atomic_write(out) as temporary:
-        temporary.write_text(format_suggestions(strongest), encoding="utf-8")
+        temporary.write_text(label_rules.format_suggestions(strongest), encoding="utf-8")
     show_written(out, ". Remove rules that do not always hold.")
     show_next("fill", "RUN", "PHOTOS", "--rules", out)
 
@@ -82,10 +80,8 @@ def check_rules(
 
     Example: halflabel rules check rules.csv labels.csv
     """
-    from halflabel.labels.rules import find_contradictions, read_rules
-
     table = read(labels).table()
-    checked = read_rules(rules, table.classes)
+    checked = label_rules.read_rules(rules, table.classes)
     implied = checked.implied.nnz - len(table.classes)
     excluded = checked.excluded.nnz // 2
     meaning = f"{counted(implied, 'implication')} and {counted(excluded, 'exclusion')}"
@@ -93,7 +89,7 @@ def check_rules(
     if checked.ignored:
         classes = counted(checked.ignored, "class of the hierarchy is", "classes of the hierarchy are")
         console.print(f"{classes} not among the labels")
-    count, examples = find_contradictions(checked, table)
+    count, examples = label_rules.find_contradictions(checked, table)
     console.print(
         f"{counted(count, 'entry', 'entries')} where known labels break them"
         + (f": {escape('; '.join(examples))}" if examples else "")

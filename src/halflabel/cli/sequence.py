@@ -10,13 +10,10 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from halflabel.errors import UserError
+from halflabel.runs import folder as run_folder
 from halflabel.system.files import read_text
-
-if TYPE_CHECKING:
-    from halflabel.runs.folder import RunFolder
 
 
 def after_train(run: Path, images: Path, *, is_continued: bool = False, all_photos: bool = False) -> str:
@@ -60,13 +57,13 @@ def after_review(
     return _fill(run, images, all_photos)
 
 
-def remember_fill(run: RunFolder, options: Sequence[str | Path]) -> None:
+def remember_fill(run: run_folder.RunFolder, options: Sequence[str | Path]) -> None:
     """Store the options of a `fill` for the next one, also of a run that continues this one; if it can be written."""
     with suppress(OSError, UserError):
         run.write_text(run.fill_options.name, shlex.join(map(str, options)) + "\n")
 
 
-def remembered_fill(run: RunFolder) -> list[str]:
+def remembered_fill(run: run_folder.RunFolder) -> list[str]:
     """Return the options of the last `fill`; empty if there was none, or if they cannot be read."""
     with suppress(UserError, ValueError):
         return shlex.split(read_text(run.fill_options, "remove it"))
@@ -75,9 +72,7 @@ def remembered_fill(run: RunFolder) -> list[str]:
 
 def _fill(run: Path, images: Path, all_photos: bool = False) -> str:
     """Return the command that fills as the last time, and overwrites nothing."""
-    from halflabel.runs.folder import RunFolder
-
-    words = remembered_fill(RunFolder(run))
+    words = remembered_fill(run_folder.RunFolder(run))
     if "--out" not in words:
         words += ["--out", "filled.csv"]
     place = words.index("--out") + 1

@@ -9,10 +9,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from halflabel import serve as server
 from halflabel.cli import app
 from halflabel.cli.options import PositivesPerImage, Threshold, check_image_folder, panel
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
+from halflabel.runs import folder as run_folder
+from halflabel.runs import predictor as predictors
 from halflabel.system.format import counted
 from halflabel.system.sockets import is_loopback, open_socket
 
@@ -65,17 +68,12 @@ def serve(
 
     Example: curl -F files=@photo.jpg http://127.0.0.1:8000/predict
     """
-    from halflabel.runs.folder import model_kind
-
     # Loading torch and the model takes seconds: mistakes are reported before.
     numbers = {"--max-mb": max_mb, "--max-megapixels": max_megapixels, "--timeout": timeout, "--wait-ms": wait_ms}
     _check_options(numbers, token)
     check_image_folder(images)
-    model_kind(model)
+    run_folder.model_kind(model)
     with open_socket(host, port) as listening:
-        from halflabel import serve as server
-        from halflabel.runs.predictor import open_model
-
         bytes_per_file = int(max_mb * 1e6)
         limits = server.Limits(
             file_bytes=bytes_per_file,
@@ -87,7 +85,7 @@ def serve(
             batch=batch,
             wait=wait_ms / 1000,
         )
-        predictor = open_model(model).deciding(threshold=threshold, positives_per_image=positives_per_image)
+        predictor = predictors.open_model(model).deciding(threshold=threshold, positives_per_image=positives_per_image)
         predictions = server.make_app(predictor, model.resolve().name, limits, images)
         address, free_port = listening.getsockname()[:2]
         _show_address(model, len(predictor.classes), address, free_port, has_token=token is not None)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -26,6 +26,7 @@ from halflabel.cli.options import (
     takes_label_options,
     takes_training_options,
 )
+from halflabel.cli.progress import Bar, TrainingBar
 from halflabel.cli.sequence import after_train
 from halflabel.cli.terminal import (
     console,
@@ -39,8 +40,18 @@ from halflabel.cli.terminal import (
     warnings_in_a_line,
 )
 from halflabel.errors import UserError
-from halflabel.fitting.config import COMMON
-from halflabel.system import distributed, signals
+from halflabel.fitting import advice as method_advice
+from halflabel.fitting import assembly as assemblies
+from halflabel.fitting import auto, callbacks
+from halflabel.fitting.config import COMMON, Config
+from halflabel.images import sources
+from halflabel.labels import labels as label_rows
+from halflabel.methods import base
+from halflabel.review import live_finish
+from halflabel.runs import folder as run_folder
+from halflabel.runs import new_run
+from halflabel.runs import resume as resuming
+from halflabel.system import distributed, gpu_memory, signals
 from halflabel.system.files import absolute_path
 from halflabel.system.format import counted
 from halflabel.system.ray_engine import use_engine
@@ -48,11 +59,6 @@ from halflabel.system.remote import local_path
 from halflabel.system.reporter import Reporter
 from halflabel.system.validate import one_of
 from halflabel.system.yaml_file import read_yaml
-
-if TYPE_CHECKING:
-    from halflabel.labels.labels import Labels
-    from halflabel.runs.folder import RunFolder
-    from halflabel.runs.resume import TrainingJob
 
 EARLIER_RUNS = "Start from an earlier run"
 
@@ -147,57 +153,43 @@ def _new_job(
     truth: Path | None,
     training: dict[str, Any],
     config_file: Path | None,
-) -> TrainingJob:
+) -> resuming.TrainingJob:
     """Read the labels and choose the configuration of a new run; nothing is written."""
-    from halflabel.runs.folder import RunFolder
-
     earlier = None if config_file is None else read_yaml(config_file, "name the config.yaml of a run")
     if earlier is not None and not is_given(ctx, "method"):
         method = str(earlier.get("method"))
         _refuse_unknown_method(method)
-    run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
+    run = distributed.run_on_main(lambda: run_folder.RunFolder.create(out or Path("runs") / method, force=force))
     label_import, training["group"] = read_grouped(read, labels, training.get("group"))
     table = label_import.table()
     show_audit(label_import.audit, table)
-
-    from halflabel.fitting.auto import choose
-    from halflabel.fitting.config import Config
-    from halflabel.methods.base import recipe
-    from halflabel.runs.new_run import change_config, check_options, make_config
-    from halflabel.runs.resume import TrainingJob
-
     tune = training.get("tune", "head")
-    choice = choose(table.stats, tune=tune, method=None if method == "auto" else method)
+    choice = auto.choose(table.stats, tune=tune, method=None if method == "auto" else method)
     if method == "auto":
-        from halflabel.fitting.advice import describe_labels
-
-        show_paragraph(describe_labels(table.stats))
+        show_paragraph(method_advice.describe_labels(table.stats))
         show_choice(choice.method, choice.why)
-    texts, chosen = training.pop("options"), recipe(choice.method)
-    check_options(chosen, texts)
+    texts, chosen = training.pop("options"), base.recipe(choice.method)
+    new_run.check_options(chosen, texts)
     options = chosen.parse(texts)
     if earlier is None:
         training = {"solver": "auto", "workers": 2, **training}
-        config = make_config(choice, training, options, absolute_path(images))
+        config = new_run.make_config(choice, training, options, absolute_path(images))
     else:
         given = {name: value for name, value in training.items() if value is not None}
-        config = change_config(Config.from_dict(earlier), choice.method, given, options, absolute_path(images))
+        config = new_run.change_config(Config.from_dict(earlier), choice.method, given, options, absolute_path(images))
     true_labels = read(truth).table() if truth is not None else None
-    return TrainingJob(label_import.rows, images, config, run, true_labels)
+    return resuming.TrainingJob(label_import.rows, images, config, run, true_labels)
 
 
-def _show_job(job: TrainingJob, images: Path) -> None:
+def _show_job(job: resuming.TrainingJob, images: Path) -> None:
     """Print what a training would do, and the command that does it."""
-    from halflabel.fitting.assembly import Assembly
-    from halflabel.images.sources import open_images
-
     config, run = job.config, job.run
     table = job.labels.training
-    source = open_images(table.images, images, {}, max_bad=1.0)
+    source = sources.open_images(table.images, images, {}, max_bad=1.0)
     missing = f"; {counted(len(source.bad), 'image')} not found" if source.bad else ""
     console.print(f"\nImages: {counted(len(source) - len(source.bad), 'image')} found{missing}")
-    console.print(f"Training: {Assembly(config).describe(table)}", markup=False)
-    console.print(f"Backbone: {config.backbone}, on {Assembly(config).device}")
+    console.print(f"Training: {assemblies.Assembly(config).describe(table)}", markup=False)
+    console.print(f"Backbone: {config.backbone}, on {assemblies.Assembly(config).device}")
     for name, value in config.options.items():
         console.print(f"  {name}={value}", markup=False)
     console.print(f"Nothing was written. Without --dry-run, the run would be in {escape(str(run.folder))}")
@@ -205,14 +197,9 @@ def _show_job(job: TrainingJob, images: Path) -> None:
 
 def _resume(ctx: typer.Context, folder: Path, images: Path | None, loggers: list[str], engine: str) -> None:
     """Resume an interrupted run."""
-    from halflabel.runs.folder import RunFolder
-
     _check_no_other_options(ctx, "--resume", {"resume", "images", "labels", "engine", "log"})
-    run = RunFolder.open(folder)
-
-    from halflabel.runs.resume import resume_training
-
-    _run_job(resume_training(run, images), loggers, engine)
+    run = run_folder.RunFolder.open(folder)
+    _run_job(resuming.resume_training(run, images), loggers, engine)
 
 
 def _continue(
@@ -227,21 +214,15 @@ def _continue(
     engine: str,
 ) -> None:
     """Start a new run from a finished one, with more labels."""
-    from halflabel.review.live_finish import next_run_folder
-    from halflabel.runs.folder import RunFolder
-
     allowed = {"finished", "answers", "images", "labels", "out", "force", "engine", "log"}
     _check_no_other_options(
         ctx, "--continue", allowed if answers is None else allowed | {each.name for each in label_parameters()}
     )
-    finished = RunFolder.open(folder)
-    run_folder = out or next_run_folder(folder)
-    run = distributed.run_on_main(lambda: RunFolder.create(run_folder, force=force))
+    finished = run_folder.RunFolder.open(folder)
+    target = out or live_finish.next_run_folder(folder)
+    run = distributed.run_on_main(lambda: run_folder.RunFolder.create(target, force=force))
     rows = read(answers).rows if answers is not None else finished.read_answers()
-
-    from halflabel.runs.resume import continue_training
-
-    job = continue_training(finished, run, answers=rows, images=images)
+    job = resuming.continue_training(finished, run, answers=rows, images=images)
     if rows is not None:
         present, absent = (int((rows.value == value).sum()) for value in (1, -1))
         console.print(
@@ -251,17 +232,16 @@ def _continue(
     _run_job(job, loggers, engine)
 
 
-def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
+def _run_job(job: resuming.TrainingJob, loggers: list[str], engine: str) -> None:
     """Train with progress bars, then print the evaluation and the next step."""
-    from halflabel.cli.progress import Bar, TrainingBar
-    from halflabel.fitting.callbacks import Callback, CallbackList, make_loggers
-
     epoch_bar, head_bar = TrainingBar(), TrainingBar("head")
-    callback: Callback = epoch_bar
+    callback: callbacks.Callback = epoch_bar
     run, config = job.run, job.config
     if loggers and distributed.is_main():
         run.folder.mkdir(parents=True, exist_ok=True)
-        callback = CallbackList(epoch_bar, *make_loggers(loggers, run.folder.name, config.as_dict(), run.folder))
+        callback = callbacks.CallbackList(
+            epoch_bar, *callbacks.make_loggers(loggers, run.folder.name, config.as_dict(), run.folder)
+        )
     trained = "the head on cached features of" if config.tune == "head" else "all of"
     console.print(f"\nTraining {trained} {config.backbone} by [bold]{config.method}[/] in {escape(run.address)}")
 
@@ -277,14 +257,12 @@ def _run_job(job: TrainingJob, loggers: list[str], engine: str) -> None:
         show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from), all_photos=further))
 
 
-def _labels_before(job: TrainingJob) -> Labels:
+def _labels_before(job: resuming.TrainingJob) -> label_rows.Labels:
     """The labels of the run that a continued run began from."""
-    from halflabel.runs.folder import RunFolder
-
-    return RunFolder(Path(job.config.begin_from or "")).read_rows()
+    return run_folder.RunFolder(Path(job.config.begin_from or "")).read_rows()
 
 
-def _show_random_answers(job: TrainingJob) -> None:
+def _show_random_answers(job: resuming.TrainingJob) -> None:
     """Say why the figures of a continued run differ from those of the run before, where random answers came in."""
     if not job.config.begin_from:
         return
@@ -316,21 +294,19 @@ def _check_no_other_options(ctx: typer.Context, flag: str, allowed: Set[str]) ->
             raise UserError(f"{other} cannot be used with {flag}", f"leave {other} out, or start a new run")
 
 
-def _resume_hint(run: RunFolder) -> str:
+def _resume_hint(run: run_folder.RunFolder) -> str:
     command = f"resume with:  halflabel train --resume {shlex.quote(run.address)}"
     return command if run.is_started else "nothing was written"
 
 
 @contextmanager
-def _lost_processes(run: RunFolder) -> Iterator[None]:
+def _lost_processes(run: run_folder.RunFolder) -> Iterator[None]:
     """Turn the end of another process, and too little memory, into a UserError that says how to resume."""
     try:
         yield
     except RuntimeError as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's, where smaller batches do not help
-            from halflabel.system.gpu_memory import out_of_gpu_memory
-
-            raise out_of_gpu_memory("for this model") from None
+            raise gpu_memory.out_of_gpu_memory("for this model") from None
         if "DataLoader worker" in str(error):
             raise UserError(
                 "a worker process that decodes images was killed, probably because memory ran out",
@@ -342,7 +318,7 @@ def _lost_processes(run: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def _resumable(run: RunFolder) -> Iterator[None]:
+def _resumable(run: run_folder.RunFolder) -> Iterator[None]:
     """On Ctrl-C and SIGTERM, print one line on how to resume, and exit with the usual code."""
     try:
         with signals.handle_signals(), _lost_processes(run):
@@ -360,6 +336,4 @@ def _resumable(run: RunFolder) -> Iterator[None]:
 
 def _refuse_unknown_method(method: str) -> None:
     """Raise if no method has this name; torch is imported only where a method is named."""
-    from halflabel.methods.base import recipe
-
-    recipe(method)
+    base.recipe(method)

@@ -6,10 +6,3 @@ thresholds.py  thresholds per class that reach the precision; warnings where kno
 control.py     positives only: fills that rest on control answers, or on an assumption
 undo.py        `undo`: remove filled rows from a file
 """
-
-from __future__ import annotations
-
-from halflabel.filling.run import fill, write_filled
-from halflabel.filling.undo import undo
-
-__all__ = ["fill", "undo", "write_filled"]

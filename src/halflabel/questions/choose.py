@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.evaluation.calibration import has_as_many_negatives
 from halflabel.evaluation.scores import image_blocks
+from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
 from halflabel.labels.labels import WEIGHT_COLUMN
 from halflabel.labels.table import Table
@@ -380,6 +381,12 @@ def open_blocks(
         in_block = answered[slice(*np.searchsorted(answered[:, 0], (index[0], index[-1] + 1)))]
         unknown[in_block[:, 0] - index[0], in_block[:, 1]] = False
         yield index, block, unknown
+
+
+def refuse_other_content(path: Path) -> None:
+    """Refuse to overwrite a file that is not a list of questions."""
+    if path.exists() and first_line(path) != ",".join(QUESTION_COLUMNS):
+        raise UserError(f"{path} exists and is not a list of questions", "choose another ‹out›")
 
 
 def write_questions(questions: Sequence[Question], table: Table, path: str | Path) -> None:

@@ -52,8 +52,7 @@ def finish_review(
     The settings stay; a review that started without labels learns as it did meanwhile. `step` receives a description
     of each step.
     """
-    from halflabel.filling import fill, write_filled
-    from halflabel.filling.run import has_only_positives
+    from halflabel.filling.run import fill, has_only_positives, write_filled
     from halflabel.fitting.config import Config
     from halflabel.review.live import unknown_weight
     from halflabel.runs.train import train

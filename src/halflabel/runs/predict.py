@@ -37,6 +37,16 @@ class Prediction(NamedTuple):
     error: str = ""
 
 
+def csv_rows(predictions: Iterable[Prediction]) -> Iterator[Sequence[str]]:
+    """Yield the header, and one row for each label and for each image that could not be read."""
+    yield PREDICTION_COLUMNS
+    for item in predictions:
+        for label in item.labels:
+            yield item.image, label["class"], f"{label['probability']:.6f}", str(int(label["present"])), ""
+        if item.error:
+            yield item.image, "", "", "", item.error
+
+
 class FileList(NamedTuple):
     """The images to predict, and the images that a pack could not store, with the reason."""
 

@@ -1,0 +1,362 @@
+"""The steps of the demo, with its picture of decisions and its table of three readings of the same labels."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from rich.markup import escape
+from torch import Tensor
+
+from halflabel.cli.demo_data import ANSWERS, DemoData, hide_labels, write_data, write_labels
+from halflabel.cli.progress import Bar
+from halflabel.cli.terminal import console, plain_table, show_paragraph
+from halflabel.evaluation.decisions import Decisions
+from halflabel.evaluation.evaluate import evaluate
+from halflabel.evaluation.scores import Scores
+from halflabel.features.heads import Head
+from halflabel.filling.run import fill, write_filled
+from halflabel.fitting.assembly import Assembly, pooled_features
+from halflabel.fitting.auto import choose
+from halflabel.fitting.config import Config
+from halflabel.fitting.fit import Inputs
+from halflabel.fitting.fit import fit as fit_head
+from halflabel.images.sources import open_images
+from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
+from halflabel.papers.datasets import birds
+from halflabel.questions.choose import write_questions
+from halflabel.questions.next import next_questions
+from halflabel.report.run_page import write_report
+from halflabel.runs import new_run
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.predictor import Predictor
+from halflabel.system.files import atomic_write, cache_folder
+from halflabel.system.format import counted, group_digits, percent, points
+from halflabel.system.reporter import SILENT, Reporter
+
+PRECISION = 0.9  # of filled labels
+QUESTIONS = 20
+PHOTOS = 4  # in the picture
+_WIDTH = 75  # columns of a command
+
+NAIVE = "not labelled = absent"
+AUTO = "halflabel: not labelled = unknown"
+COMPLETE = "all labels known (the limit)"
+
+_PHOTO, _GAP, _LINE = 185, 12, 27  # pixels; four photos are 800 wide
+_RIGHT, _WRONG, _INK, _PALE = (24, 128, 84), (190, 48, 40), (32, 36, 40), (226, 230, 233)
+
+
+def show_story(folder: Path, *, most: int | None, seeds: int) -> None:
+    """Run and print all steps; `most` limits the number of photos."""
+    show_paragraph("Every step is followed by its command. To repeat a step by hand, add --force where it writes.")
+    data = write_data(folder, most=most)
+    _show_labels(data)
+    first, bench = _train(data)
+    before = bench.evaluate_run(first.model)
+    _show_test(data, first, before)
+    _decide(data, bench, first)
+    _fill(data, first)
+    _ask(data, bench, first, before)
+    _report(data, first)
+    _compare(data, bench, seeds, before)
+    show_paragraph("\nNow with your own labels:")
+    _command("inspect", "LABELS.csv")
+
+
+def _step(number: int, title: str) -> None:
+    show_paragraph(f"\n[bold]{number}. {title}[/]")
+
+
+def _command(*words: str | Path) -> None:
+    """Print a command that the reader can copy, over several lines if it is long; every option here has a value."""
+    lines = ["halflabel"]
+    for part in re.findall(r"--\S+ \S+|\S+", shlex.join(map(str, words))):
+        if len(lines[-1]) + len(part) < _WIDTH:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"    {part}")
+    console.print("  [cyan]" + escape(" \\\n  ".join(lines)) + "[/]")
+
+
+def _show_labels(data: DemoData) -> None:
+    _step(1, f"{len(data.known)} photos of birds, with a few labels each")
+    classes = data.known.classes
+    known, present = data.known.known, int((data.known.value > 0).sum())
+    unknown = data.known.shape[0] * len(classes) - known
+    show_paragraph(
+        f"For each photo, somebody answered {ANSWERS} of {len(classes)} questions such as "
+        f'"{classes[0]}?": {group_digits(present)} times yes, '
+        f"{group_digits(known - present)} times no. The other {group_digits(unknown)} labels are [bold]unknown[/], "
+        "which is not the same as absent."
+    )
+    _command("inspect", data.labels)
+
+
+def _train(data: DemoData) -> tuple[new_run.TrainedRun, TestBench]:
+    _step(2, "Train")
+    show_paragraph(
+        "A pretrained network describes every photo once, then a linear classifier is fitted to the known labels. "
+        "There is nothing to set."
+    )
+    runs = data.folder / "runs"
+    _command("train", data.labels, data.photos, "--out", runs / "first")
+    with Bar("photos") as bar, Bar("fits", "fits") as fits:
+        run = new_run.train_run(data.labels, data.photos, runs / "first", force=True, reporter=Reporter(bar, fits=fits))
+        return run, TestBench.open(data, run.model.config, cache_folder(runs), Reporter(bar))
+
+
+def _show_test(data: DemoData, run: new_run.TrainedRun, result: Result) -> None:
+    show_paragraph(
+        f"On {len(data.test)} photos that were set aside: [bold]mAP {points(result.mAP)}[/] (are photos that show a "
+        f"class ranked first?) and [bold]F1 {points(result.f1)}[/] (are the decisions right?). 100 is perfect."
+    )
+    _command("evaluate", run.folder, data.test_labels, data.photos)
+
+
+def _decide(data: DemoData, bench: TestBench, run: new_run.TrainedRun) -> None:
+    photos = _decided_photos(data, bench, run)
+    _step(3, "Decide what new photos show")
+    show_paragraph(
+        f"{len(photos)} of the photos that were set aside, one from each quarter: from the fewest mistakes to the "
+        "most. A class is called present if its probability reaches the threshold of the class."
+    )
+    _command("predict", run.folder, *(photo.path for photo in photos))
+    picture = data.folder / "decisions.jpg"
+    write_grid(photos, picture, birds.CREDIT)
+    for photo in photos:
+        shown = (each.text if each.is_right else f"[red]{each.text}[/]" for each in photo.decisions)
+        show_paragraph(f"{photo.path.name}  {', '.join(shown)}")
+    show_paragraph(f"As a picture, with mistakes in red: [bold]{escape(str(picture))}[/]")
+
+
+def _decided_photos(data: DemoData, bench: TestBench, run: new_run.TrainedRun) -> list[DecidedPhoto]:
+    """Return test photos that show two classes or more: one from each quarter of them, ordered by mistakes.
+
+    The decisions of a photo are the classes that are called present or that were missed, most probable first.
+    """
+    scores, is_present = bench.test_scores(run.model), data.test.dense() > 0
+    mistakes = ((scores >= run.model.thresholds).numpy() != is_present).sum(1)
+    order = sorted((number for number, row in enumerate(is_present) if row.sum() >= 2), key=mistakes.__getitem__)
+    photos = []
+    for number in dict.fromkeys(order[(2 * part + 1) * len(order) // (2 * PHOTOS)] for part in range(PHOTOS)):
+        shows = dict(zip(data.test.classes, is_present[number].tolist(), strict=True))
+        decisions = [
+            Decision(each["class"], each["probability"], each["present"], shows[each["class"]])
+            for each in run.model.labels(scores[number], every=True)
+        ]
+        shown = [each for each in decisions if each.is_called or each.is_present]
+        photos.append(DecidedPhoto(data.photos / data.test.images[number], shown))
+    return photos
+
+
+def _fill(data: DemoData, run: new_run.TrainedRun) -> None:
+    _step(4, f"Fill in unknown labels, so that {100 * PRECISION:g} % of them are right")
+    path = data.folder / "filled.csv"
+    _command("fill", run.folder, data.photos, "--precision", f"{PRECISION:g}", "--out", path)
+    plan = fill(run.folder, data.photos, precision=PRECISION)
+    unknown = int(write_filled(plan, path, base=RunFolder.open(run.folder).read_rows()).unknown.sum())
+    rows = plan.rows()
+    right = data.truth.dense()[rows.image, rows.column] == rows.value
+    show_paragraph(
+        f"{group_digits(len(rows))} of {group_digits(len(rows) + unknown)} are filled; where it is not sure enough, "
+        "the label stays unknown. The hidden true labels say:"
+    )
+    for word, value in (("present", 1), ("absent", -1)):
+        hits, count = int(right[rows.value == value].sum()), int((rows.value == value).sum())
+        if not count:
+            show_paragraph(f"  filled {word}: none, because too few labels are known to promise this precision")
+            continue
+        line = f"  filled {word}: {group_digits(hits)} of {group_digits(count)} right ({percent(hits, count)})"
+        if hits < PRECISION * count:
+            kept = f"{100 * plan.options.confidence:g} % of all cases"
+            line += f"; the promise is kept in {kept}, and this is one of the others"
+        show_paragraph(line)
+
+
+def _ask(data: DemoData, bench: TestBench, run: new_run.TrainedRun, before: Result) -> None:
+    _step(5, f"Ask the {QUESTIONS} questions that are worth most")
+    questions, answers = data.folder / "questions.csv", data.folder / "answers.csv"
+    second = run.folder.with_name("second")
+    _command("next", run.folder, data.photos, "--count", str(QUESTIONS), "--out", questions)
+    _command("train", "--continue", run.folder, "--answers", answers, "--out", second)
+    chosen = next_questions(run.folder, data.photos, QUESTIONS)
+    write_questions(chosen.questions, chosen.table, questions)
+    image, column = (np.array([item[part] for item in chosen.questions]) for part in (0, 1))
+    truth = data.truth.dense()
+    value = truth[image, column]
+    table = Table.from_entries(data.truth.images, data.truth.classes, image, column, value)
+    write_labels(table, answers)
+    after = bench.evaluate_run(new_run.continue_run(run.folder, second, answers=answers, force=True).model)
+    by_chance = QUESTIONS * float((truth[data.known.dense() == 0] > 0).mean())
+    yes = int((value > 0).sum())
+    gains = after.mAP - before.mAP >= 0.0005
+    show_paragraph(
+        f"Answered by the true labels, {yes} of {len(value)} are yes; of random questions it would be "
+        f"{by_chance:.0f}. Trained with these answers, mAP "
+        + (f"rises from {points(before.mAP)} to {points(after.mAP)}." if gains else _no_gain(before, after, data))
+    )
+
+
+def _no_gain(before: Result, after: Result, data: DemoData) -> str:
+    share = percent(QUESTIONS, data.known.known)
+    return (
+        f"is {points(after.mAP)} after {points(before.mAP)}: these are only {share} more labels, and the number varies "
+        "by a point or two. In practice ask some hundred."
+    )
+
+
+def _report(data: DemoData, run: new_run.TrainedRun) -> None:
+    _step(6, "Look at it, and answer the questions yourself")
+    _command("report", run.folder, "--images", data.photos)
+    page = write_report(RunFolder.open(run.folder), images=data.photos)
+    show_paragraph(f"Open [bold]{escape(str(page.path))}[/]: classes, likely mistakes, likely missing labels.")
+    _command("review", run.folder, data.photos, "--questions", data.folder / "questions.csv")
+    show_paragraph("This command opens a page that asks the questions; the keys y and n answer.")
+
+
+def _compare(data: DemoData, bench: TestBench, seeds: int, first: Result) -> None:
+    show_paragraph("\n[bold]Why not simply read “not labelled” as “absent”?[/]")
+    rows = plain_table("training labels", numbers=("mAP on test photos", "F1 on test photos"))
+    with Bar("fits", "fits") as bar:
+        bar(0, 3 * seeds)
+        for number, reading in enumerate((NAIVE, AUTO, COMPLETE)):
+            results = []
+            for seed in range(seeds):
+                results.append(first if (reading, seed) == (AUTO, 0) else bench.measure(reading, seed))
+                bar(number * seeds + seed + 1, 3 * seeds)
+            rows.add_row(reading, *(_mean_and_spread(values) for values in zip(*results, strict=True)))
+    missed = int((data.truth.value > 0).sum() - (data.known.value > 0).sum())
+    show_paragraph(
+        f"Because it would teach the model {group_digits(missed)} wrong labels: the present ones that nobody was asked "
+        f"about. Mean {'± standard deviation ' if seeds > 1 else ''}over {counted(seeds, 'random choice')} of the "
+        "known labels:"
+    )
+    console.print(rows)
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    return points(mean(values)) + (f" ± {points(stdev(values))}" if len(values) > 1 else "")
+
+
+class Result(NamedTuple):
+    """Metrics on the test photos."""
+
+    mAP: float
+    f1: float  # micro F1: all decisions together
+
+
+@dataclass(frozen=True)
+class TestBench:
+    """Cached features of training and test photos, by which heads are fitted and evaluated in seconds."""
+
+    data: DemoData
+    training: Inputs
+    test: Tensor  # (M, D)
+
+    @classmethod
+    def open(cls, data: DemoData, config: Config, cache: Path, reporter: Reporter = SILENT) -> TestBench:
+        """Read the features that a run uses from its cache; compute those that the cache does not have."""
+        assembly = Assembly(config)
+        backbone = assembly.make_backbone()
+        views = config.views(backbone)
+        training, test = (
+            assembly.features(
+                backbone, open_images(table.images, data.photos, views), len(table.classes), cache, reporter=reporter
+            )
+            for table in (data.truth, data.test)
+        )
+        return cls(data, Inputs(lambda: training, backbone), pooled_features(test))
+
+    def measure(self, reading: str, seed: int) -> Result:
+        """Fit a head as `halflabel train` does, to the labels that a reading takes for known, and evaluate it."""
+        table = self.data.truth if reading == COMPLETE else hide_labels(self.data.truth, seed=seed)
+        if reading == NAIVE:
+            table = _unknown_as_absent(table)
+        config = new_run.make_config(choose(table.stats), {"solver": "auto", "seed": seed}, {}, "")
+        fitted = fit_head(Labels.of(table), self.training, config)
+        assert fitted.scores is not None
+        return self._evaluate(fitted.model.head, evaluate(fitted.scores, table, resamples=0)[0])
+
+    def evaluate_run(self, predictor: Predictor) -> Result:
+        """Evaluate a run on the test photos, as `halflabel evaluate` does."""
+        return self._evaluate(predictor.model.head, Decisions(predictor.calibration, predictor.thresholds))
+
+    @torch.no_grad()
+    def test_scores(self, predictor: Predictor) -> Tensor:
+        """Return the calibrated probabilities (M, C) of the test photos."""
+        logits: Tensor = predictor.model.head(self.test).logits
+        return predictor.calibration.scores(logits)
+
+    @torch.no_grad()
+    def _evaluate(self, head: Head, decisions: Decisions) -> Result:
+        test = self.data.test
+        scores = Scores.held_out(test.images, test.classes, head(self.test).logits.numpy())
+        overall = evaluate(scores, test, decisions=decisions, resamples=0)[1].overall
+        return Result(overall["mAP"], overall["micro_f1"])
+
+
+def _unknown_as_absent(table: Table) -> Table:
+    values = np.where(table.dense() > 0, 1, -1).astype(np.int8)
+    return Table.from_dense(values, table.images, table.classes)
+
+
+class Decision(NamedTuple):
+    """A class that was called present, or that is present and was missed."""
+
+    name: str
+    probability: float
+    is_called: bool
+    is_present: bool
+
+    @property
+    def is_right(self) -> bool:
+        return self.is_called == self.is_present
+
+    @property
+    def text(self) -> str:
+        """The class and its probability, with a word on a mistake.
+
+        >>> Decision("sky", 0.31, False, True).text
+        'sky 0.31 missed'
+        """
+        mistake = "" if self.is_right else " wrong" if self.is_called else " missed"
+        return f"{self.name} {self.probability:.2f}{mistake}"
+
+
+class DecidedPhoto(NamedTuple):
+    """A photo and its decisions, most probable first."""
+
+    path: Path
+    decisions: Sequence[Decision]
+
+
+def write_grid(photos: Sequence[DecidedPhoto], path: Path, credit: str) -> None:
+    """Write photos side by side as one JPEG, decisions below them, with a credit line."""
+    lines = max((len(photo.decisions) for photo in photos), default=0)
+    width = len(photos) * (_PHOTO + _GAP) + _GAP
+    picture = Image.new("RGB", (width, _GAP + _PHOTO + 8 + lines * _LINE + 30), "white")
+    draw = ImageDraw.Draw(picture)
+    font, small = ImageFont.load_default(16), ImageFont.load_default(13)
+    for number, photo in enumerate(photos):
+        left = _GAP + number * (_PHOTO + _GAP)
+        with Image.open(photo.path) as opened:
+            picture.paste(opened.convert("RGB").resize((_PHOTO, _PHOTO), Image.Resampling.LANCZOS), (left, _GAP))
+        for row, decision in enumerate(photo.decisions):
+            top = _GAP + _PHOTO + 8 + row * _LINE
+            colour = _RIGHT if decision.is_right else _WRONG
+            draw.text((left, top), decision.text, _INK if decision.is_right else _WRONG, font)
+            draw.rectangle((left, top + 20, left + _PHOTO - 1, top + 22), _PALE)
+            draw.rectangle((left, top + 20, left + round(decision.probability * (_PHOTO - 1)), top + 22), colour)
+    draw.text((_GAP, picture.height - 22), credit, (110, 116, 122), small)
+    with atomic_write(path) as temporary:
+        picture.save(temporary, "JPEG", quality=90)
