@@ -55,9 +55,10 @@ def test_ctrl_c_during_an_import_prints_one_line(
         except KeyboardInterrupt as error:
             raise RuntimeError("Error calling __set_name__") from error
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+    with monkeypatch.context() as patch:
         patch.setattr("halflabel.cli.app", wrapped)
-        main()
+        with pytest.raises(SystemExit) as end:
+            main()
     assert end.value.code == 130
     assert capsys.readouterr().err == "Stopped\n"
 
