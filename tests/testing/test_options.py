@@ -42,7 +42,12 @@ TABLES = {"softmax": np.where(ONE > 0, 1, -1), "em": FEW_ABSENT, "em-apl": FEW_A
 # What must hold besides, so that an option can count with so few images, classes and epochs.
 NARROW = {"warm": 1, "width": 16, "rank": 16}
 CONTEXT: dict[str, dict[str, Any]] = {name: {**NARROW, "every": 2} for name in ("sarb", "sarb*", "hst")}
-CONTEXT |= {"sst": NARROW, "ssgrl": NARROW, "taught": {"teacher": "TEACHER"}, "csl": {"topk": 0, "prior_threshold": 0.6}}
+CONTEXT |= {
+    "sst": NARROW,
+    "ssgrl": NARROW,
+    "taught": {"teacher": "TEACHER"},
+    "csl": {"topk": 0, "prior_threshold": 0.6},
+}
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("plcl", "block"): {"strategy": "b"},
     ("plcl", "ensemble"): {"strategy": "d"},

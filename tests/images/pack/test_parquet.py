@@ -87,3 +87,15 @@ def test_the_package_datasets_reads_a_pack(tmp_path: Path) -> None:
         number = 7 * int(sample["__key__"][6:11]) + int(Path(sample["__key__"]).name)
         assert np.array_equal(np.asarray(sample["jpg"]), pixels(number))
         assert sorted(sample["json"]["labels"]) == sorted(NAMES[tag] for tag in TAGS[number])
+
+
+def test_the_number_minus_one_is_no_label(tmp_path: Path) -> None:
+    labels = [-1, 2, None] + [0] * (N - 3)
+    write_parquet(tmp_path / "hf", "label", labels, CLASS)
+    pack_words = ["pack", str(tmp_path / "hf"), str(tmp_path / "p"), "--workers", "0"]
+    assert CliRunner().invoke(app, pack_words).exit_code == 0
+    table = formats.read(tmp_path / "p", unlisted="absent").rows.training
+    assert set(table.classes) == {"dog", "bär"}
+    rows = table.dense()
+    assert not rows.sum(1).any()  # one of two classes, or nothing known
+    assert (~rows.any(1)).sum() == 2

@@ -370,3 +370,9 @@ def test_two_columns_of_one_role_are_asked_about(file: Path, header: str) -> Non
     with pytest.raises(LabelError, match="both") as refusal:
         formats.read(file)
     assert f"‹ignore={second}›" in refusal.value.fix
+
+
+def test_an_underscore_is_not_part_of_a_number(file: Path) -> None:
+    file.write_text(HEADER + "a.jpg,dog,1,x,1_0\n")
+    with pytest.raises(LabelError, match="not a number"):
+        formats.read(file)

@@ -238,3 +238,9 @@ def test_no_bytes_bring_it_down(tmp_path: Path, golden: Path) -> None:
             fault = error
         assert fault is None or fault.fix
     assert 0 < read < 80
+
+
+def test_blank_lines_above_the_header(tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    file.write_text("\n\n" + HEADER + "a,verification,/m/1,1\nb,verification,/m/1,0\n")
+    assert open_images.read(file, Policy()).rows.training.dense().tolist() == [[1], [-1]]

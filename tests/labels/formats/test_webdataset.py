@@ -86,3 +86,16 @@ def test_round_trip_of_any_rows(data: st.DataObject, tmp_path_factory: pytest.Te
         assert "no image has labels" in label_error(webdataset.read, path).message
         return
     assert told(webdataset.read(path, Policy()).rows) == told(rows)
+
+
+def test_the_number_minus_one_is_no_class(tmp_path: Path) -> None:
+    path = pack(tmp_path / "pack", {"labels": [0, 3]}, {"labels": -1}, {"labels": [-1]}, {"labels": []})
+    read = webdataset.read(path, Policy(unlisted="absent"))
+    assert list(read.rows.classes) == ["0", "3"]
+    assert read.rows.training.dense().tolist() == [[1, 1], [0, 0], [0, 0], [-1, -1]]
+    assert ("-1", "unknown", 2) in read.audit.value_counts
+
+
+def test_one_value_per_class_is_refused(tmp_path: Path) -> None:
+    path = pack(tmp_path / "pack", {"labels": [0, 1, 1]}, {"labels": [1, 0, 0]})
+    assert "one value per class" in label_error(webdataset.read, path, Policy(unlisted="absent")).message

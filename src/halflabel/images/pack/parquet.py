@@ -102,7 +102,7 @@ def _write_tar(path: Path, stem: str, tar: IO[bytes]) -> None:
                 if data and ending is not None:
                     key = f"{stem}/{number:08d}"
                     append_to_tar(tar, f"{key}.{ending}", data)
-                    if label_column is not None:
+                    if label_column is not None and row[label_column] is not None:
                         labels = {"labels": _labels(row[label_column], names)}
                         append_to_tar(tar, f"{key}.json", json.dumps(labels, ensure_ascii=False).encode())
                 number += 1
@@ -131,6 +131,11 @@ def _class_names(schema: Any, column: str | None) -> list[str] | None:
         return None
 
 
-def _labels(value: Any, names: list[str] | None) -> list[str]:
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    return [names[item] if names is not None and isinstance(item, int) else str(item) for item in values]
+def _labels(value: Any, names: list[str] | None) -> list[str | int]:
+    """The classes of an image; the number -1, which means that it has no label, stays a number."""
+    values = value if isinstance(value, list) else [value]
+    if names is None:
+        return [item if item == -1 else str(item) for item in values]
+    if numbers := [item for item in values if isinstance(item, int) and not -1 <= item < len(names)]:
+        raise UserError(f"there is no class number {numbers[0]}: {len(names)} are named", "write the file again")
+    return [names[item] if isinstance(item, int) and item >= 0 else item for item in values]

@@ -122,6 +122,11 @@ def _wide_encoding(beginning: bytes) -> str | None:
     return next((name for mark, name in _WIDE_ENCODINGS.items() if beginning.startswith(mark)), None)
 
 
+def parse_float(text: str) -> float:
+    """The number in a text; ValueError also for 1_0, which Python reads as 10."""
+    return float(text.replace("_", "?"))
+
+
 def detect_delimiter(line: str) -> str:
     """The delimiter (comma, semicolon, tab or bar) that is most frequent outside quotes.
 
@@ -363,7 +368,7 @@ class CsvTable:
 
     def _number(self, name: str, row: int, cell: str) -> float:
         try:
-            return float(cell.strip() or "nan")
+            return parse_float(cell.strip() or "nan")
         except ValueError:
             message = f"{name} {cell!r:.60} is not a number"
             raise self.error(message, "use a number or blank", row=row, column=name) from None
@@ -564,7 +569,7 @@ def _may_be_values(name: str, texts: set[str]) -> bool:
 def _number(text: str) -> float | None:
     """The finite number in a cell, also as a percentage or with a decimal comma."""
     try:
-        number = float(text.removesuffix("%").replace(",", "."))
+        number = parse_float(text.removesuffix("%").replace(",", "."))
     except ValueError:
         return None
     return number if math.isfinite(number) else None

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import check_quotes, csv_fault, existing_path, first_line, read_records
+from halflabel.labels.formats._csv import (
+    check_quotes,
+    csv_fault,
+    existing_path,
+    first_line,
+    parse_float,
+    read_records,
+)
 from halflabel.labels.labels import Labels, too_many_sources
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -115,12 +122,13 @@ def _blocks(path: Path) -> Iterator[dict[str, Any]]:
     import pyarrow.csv as pa_csv
 
     check_quotes(path, ",")
-    header = [name.strip() for name in next(read_records(path, ","), (1, []))[1]]
+    line, record = next(read_records(path, ","), (1, []))  # blank lines may be above the header
+    header = [name.strip() for name in record]
     for name in REQUIRED_COLUMNS:
         if header.count(name) != 1:
             problem = f"there is no column {name!r}" if name not in header else f"the column {name!r} occurs twice"
             columns = ", ".join(map(repr, header[:12]))
-            raise LabelError(f"{problem}; found: {columns}", f"the header must be {','.join(COLUMNS)}", path, line=1)
+            raise LabelError(f"{problem}; found: {columns}", f"the header must be {','.join(COLUMNS)}", path, line=line)
     # Columns get their numbers as names, so that no name can collide with Arrow's handling of headers.
     place = {name: str(header.index(name)) for name in COLUMNS if name in header}
     text = pa.dictionary(pa.int32(), pa.string())
@@ -130,7 +138,7 @@ def _blocks(path: Path) -> Iterator[dict[str, Any]]:
             path,
             pa_csv.ReadOptions(
                 column_names=[str(number) for number in range(len(header))],
-                skip_rows_after_names=1,
+                skip_rows_after_names=line,
                 block_size=1 << 24,
             ),
             pa_csv.ParseOptions(newlines_in_values=False),
@@ -164,7 +172,7 @@ def _fault(path: Path, error: Exception) -> LabelError:
 
 def _number(text: str) -> float:
     try:
-        return float(text) if text == text.strip() and "_" not in text else math.nan
+        return parse_float(text) if text == text.strip() else math.nan
     except ValueError:
         return math.nan
 

@@ -2,7 +2,8 @@
 
 KEY.json may hold the lists that `halflabel pack --labels` writes (`labels`, `absent`, and their scores and sources), a
 list `labels`, `tags`, `classes` or `categories`, or a bare list. KEY.cls holds one class, as a number or a name.
-KEY.txt holds one class per line, or several separated by commas.
+KEY.txt holds one class per line, or several separated by commas. The number -1 means that the image has no label, as in
+Hugging Face datasets: nothing is known of it, as of an image without such a file.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ CANNOT_WRITE = ("WebDataset tars hold images too", "write both: halflabel pack I
 _LISTS = {"labels": 1, "absent": -1}
 _LABEL_FILES = ("json", "cls", "txt")  # in order of preference
 _MAX_BYTES = 1 << 24  # of the labels of one image
+_NO_LABEL = "-1"
 
 
 def sniff(path: Path) -> bool:
@@ -49,18 +51,26 @@ def read(path: Path, policy: Policy) -> LabelImport:
         raise LabelError("there are no tars", "name the folder with the .tar files", path)
     entries = Entries("webdataset", path)
     says_absent = False
+    complete = set()
     for image, place, data in _samples(tars):
         node = Node({}, path / place)
         if place:
-            node = Node(_read_record(data, node), node.path)
+            record, is_labelled = _read_record(data, node)
+            node = Node(record, node.path)
+        image = node[IMAGE_COLUMN].name() if IMAGE_COLUMN in node.value else image
         says_absent |= "absent" in node.value
-        _add_lists(entries, node[IMAGE_COLUMN].name() if IMAGE_COLUMN in node.value else image, node)
+        _add_lists(entries, image, node)
+        if place and not is_labelled:
+            entries.add(image, "", None, _NO_LABEL)
+        elif node.value.get("labels") or node.value.get("absent", place):  # two empty lists know nothing
+            complete.add(image)
     if not entries.classes:
         fix = "name the file with the labels, or write KEY.json with a list called labels"
         raise LabelError("no image has labels in .json, .cls or .txt", fix, path)
     if not says_absent:
         require_unlisted(policy, "the lists say present and nothing says absent", path)
-    return entries.read(policy)
+    entries.audit.note_count(len(entries.images) - len(complete), "images have no label: nothing is known of them")
+    return entries.read(policy, complete=complete)
 
 
 def _add_lists(entries: Entries, image: str, node: Node) -> None:
@@ -121,30 +131,34 @@ def _samples(tars: list[Path]) -> Iterator[tuple[str, str, bytes]]:
             yield image, f"{tars[members.tar[at]].name}: {names[at]}", data
 
 
-def _read_record(data: bytes, node: Node) -> Record:
-    """Return the content of a label file as a record with the list `labels`; `node` stands for the file."""
+def _read_record(data: bytes, node: Node) -> tuple[Record, bool]:
+    """Return the content of a label file as a record with the list `labels`, and False if it is the number -1.
+
+    `node` stands for the file.
+    """
     kind = node.path.suffix.lower()
     try:
         text = data.decode("utf-8").strip()
         if kind != ".json":
-            return {"labels": _classes(text) if kind == ".txt" else [text] if text else []}
+            names = _classes(text) if kind == ".txt" else [text] if text else []
+            return {"labels": [name for name in names if name != _NO_LABEL]}, _NO_LABEL not in names
         content = parse_json(text)
     except DuplicateKey as error:
         raise node.error(f"the key {error.key!r} occurs twice", "write it once") from None
     except (ValueError, RecursionError):
         raise node.error(f"this is not {'JSON' if kind == '.json' else 'UTF-8 text'}", "write it again") from None
-    if isinstance(content, dict):
-        labels: Any = next((content[name] for name in LIST_COLUMNS if name in content), [])
-        return {**content, "labels": _names(labels)}
-    return {"labels": _names(content)}
-
-
-def _names(labels: Any) -> Any:
-    """Class names of a list of names or numbers, of one of them, or of a text with commas."""
+    record = content if isinstance(content, dict) else {"labels": content}
+    labels: Any = next((record[name] for name in LIST_COLUMNS if name in record), [])
     if isinstance(labels, str):
-        return _classes(labels)
+        return {**record, "labels": _classes(labels)}, True
     items = labels if isinstance(labels, list) else [labels]
-    return [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in items]
+    is_number = [isinstance(item, int) and not isinstance(item, bool) for item in items]
+    if all(is_number) and len(set(items)) < len(items) and set(items) <= {-1, 0, 1}:
+        message = "the list holds one value per class, not the names of classes"
+        raise node.error(message, "write the names of the classes that are present")
+    names = [str(item) if number else item for item, number in zip(items, is_number, strict=True)]
+    is_labelled = not any(number and item == -1 for item, number in zip(items, is_number, strict=True))
+    return {**record, "labels": names if is_labelled else []}, is_labelled
 
 
 def _classes(text: str) -> list[str]:
