@@ -15,6 +15,7 @@ __all__ = [
     "UserError",
     "WrongHead",
     "error_summary",
+    "hide_secrets",
     "in_python",
     "missing_package",
     "write_options",
@@ -23,7 +24,22 @@ __all__ = [
 _MAX_LENGTH = 2000  # characters; a name in a damaged file may have millions
 
 _OPTION = re.compile("‹([a-z_]+)(?:=(.*?))?›", re.DOTALL)
+# The name and password of an address, and a password among the parameters of a connection.
+_SECRETS = re.compile(
+    r"(?<=://)(?:[^\s/:@]*:(?!\d+(?:[/?\s'\"]|$))\S*@|[^\s/@]*@)|(?<=password=)(?:'[^']*'|[^\s&]+)", re.IGNORECASE
+)
 _TABLES = ("values", "where")  # options whose values are NAME=VALUE
+
+
+def hide_secrets(text: str) -> str:
+    """A text without the names and passwords in its addresses.
+
+    >>> hide_secrets("postgresql://ann:p/a@s@db.example/photos, https://example.org:8000/a@b.jpg")
+    'postgresql://db.example/photos, https://example.org:8000/a@b.jpg'
+    >>> hide_secrets("host=db password=secret user=ann")
+    'host=db password= user=ann'
+    """
+    return _SECRETS.sub("", text)
 
 
 def write_options(text: str, write: Callable[[str, str | None], str]) -> str:
@@ -57,7 +73,7 @@ class UserError(Exception):
     """An error that the user can fix: `message` says what is wrong, `fix` what to do."""
 
     def __init__(self, message: str, fix: str = "") -> None:
-        message, fix = _shorten(message), _shorten(fix)
+        message, fix = hide_secrets(_shorten(message)), hide_secrets(_shorten(fix))
         super().__init__(message, fix)
         self.message = message
         self.fix = fix

@@ -16,6 +16,7 @@ from halflabel.labels.answers import (
     is_conflict,
     measure_agreement,
 )
+from halflabel.errors import UserError
 from halflabel.labels.names import Names
 
 
@@ -101,3 +102,31 @@ def test_an_entry_that_was_drawn_at_random_stays_a_control(tmp_path) -> None:
     store.undo(["k4"], "ann")
     assert len(store.label_rows(images, classes)) == 1
     store.close()
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "sqlite", "http"])
+def test_only_postgresql_is_known_by_an_address(scheme, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refusal:
+        AnswerStore(f"{scheme}://ann:s/e@cret@db/photos")
+    assert "cret" not in str(refusal.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "POSTGRESQL", "postgresql+psycopg2", "postgres"])
+def test_a_password_is_never_shown(scheme, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("psycopg")
+    with pytest.raises(UserError) as refusal:
+        AnswerStore(f"{scheme}://ann:s%2Fe%40cret@127.0.0.1:1/photos")
+    assert "cret" not in str(refusal.value)
+    assert "restore" not in refusal.value.fix
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("password", ["s@cret", "s/cret", "s%cret", "%zzcret"])
+def test_a_password_that_divides_the_address_is_refused_without_showing_it(password) -> None:
+    with pytest.raises(UserError) as refusal:
+        AnswerStore(f"postgresql://ann:{password}@127.0.0.1:1/photos")
+    assert "cret" not in str(refusal.value)
+    assert "%40" in refusal.value.fix

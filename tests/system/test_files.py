@@ -87,3 +87,11 @@ def test_json_keeps_unicode_and_bytes_that_are_not_utf8(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", {"ä": odd})
     assert (tmp_path / "x.json").read_bytes() == '{\n "ä": "ph\\udcff"\n}\n'.encode()
     assert read_json(tmp_path / "x.json", "again") == {"ä": odd}
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match="pipe or a device"), atomic_write(pipe):
+        pass
+    assert pipe.is_fifo()

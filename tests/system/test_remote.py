@@ -232,3 +232,12 @@ def test_processes_share_the_copies(server: S3Server) -> None:
 
 def _read_one(number: int) -> None:
     open_pack(local_folder("s3://bucket/pack")).read(number)
+
+
+def test_a_password_is_in_no_name_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFLABEL_CACHE", str(tmp_path))
+    monkeypatch.setattr(remote, "_ATTEMPTS", 1)
+    with pytest.raises(UserError) as refusal:
+        remote.local_path("http://ann:s3cret@127.0.0.1:1/photos/a.jpg")
+    assert "s3cret" not in str(refusal.value)
+    assert not [path for path in tmp_path.rglob("*") if "s3cret" in str(path)]

@@ -50,6 +50,7 @@ CREATE INDEX IF NOT EXISTS answer_entry ON answer (image, class);
 _COLUMNS = "key, image, class, value, score, why, inclusion, who, at, run"  # in the order of `Answer`
 _VERSION = 2
 _OTHER_PLACE = "restore a copy, or name another place: ‹answers› or ‹store›"
+_START_DATABASE = "check that the database runs and its address is right, then run the same command again"
 
 SETTLED = "settled"  # why of an answer that ends a conflict
 _ERROR = 0.05  # of a reviewer before any question was answered twice
@@ -101,10 +102,14 @@ class AnswerStore:
         except UserError:
             raise
         except Exception as error:  # a damaged file may hold any value
-            raise UserError(f"{self.name} cannot be used for answers ({_first_line(error)})", _OTHER_PLACE) from None
+            raise UserError(f"{self.name} cannot be used for answers ({_first_line(error)})", self._fix) from None
         if version != _VERSION:
             self.close()
             raise UserError(f"{self.name} was written by another version of halflabel", "use that version")
+
+    @property
+    def _fix(self) -> str:
+        return _START_DATABASE if "://" in self.name else _OTHER_PLACE
 
     def close(self) -> None:
         self._db.close()
@@ -140,7 +145,7 @@ class AnswerStore:
         except self._db.errors as error:
             if "check constraint" in str(error).lower():
                 raise  # the caller passed an invalid value; the database is fine
-            fix = "free space on its disk" if "disk is full" in str(error) else _OTHER_PLACE
+            fix = "free space on its disk" if "disk is full" in str(error) else self._fix
             raise UserError(f"{self.name} cannot be used for answers ({_first_line(error)})", fix) from None
 
     def current(self, entry: tuple[str, str] | None = None) -> list[Answer]:

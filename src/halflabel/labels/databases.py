@@ -12,16 +12,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from halflabel.errors import missing_package
+from halflabel.errors import UserError, hide_secrets, missing_package
 
-_POSTGRESQL = ("postgresql://", "postgres://")
+# Also as SQLAlchemy writes them, with the name of a driver.
+_POSTGRESQL = re.compile(r"postgres(?:ql)?(?:\+\w+)?://", re.IGNORECASE)
 _LOCK = 0x68616C66  # number of the advisory lock that a writer holds
 Values = Sequence[object]
 
 
 def open_database(place: str | Path) -> _SQLite | _PostgreSQL:
     """Open a PostgreSQL database by its URL, or else a SQLite file, which is created."""
-    return _PostgreSQL(place) if isinstance(place, str) and place.startswith(_POSTGRESQL) else _SQLite(Path(place))
+    if "://" not in str(place):
+        return _SQLite(Path(place))
+    if not _POSTGRESQL.match(str(place)):
+        kind = str(place).partition("://")[0]
+        raise UserError(f"answers cannot be stored in {kind}://", "give postgresql://USER@HOST/DATABASE, or a file")
+    url = _POSTGRESQL.sub("postgresql://", str(place), count=1)
+    user = url.removeprefix("postgresql://").rpartition("@")[0]
+    if re.search("[@/?#]|%(?![0-9a-fA-F]{2})", user):  # the driver would take a part of the password for the host
+        fix = "write @ as %40, / as %2F, ? as %3F, # as %23 and % as %25"
+        raise UserError("the name or the password in the address holds a character that divides addresses", fix)
+    return _PostgreSQL(url)
 
 
 def database_name(place: str | Path) -> str:
@@ -30,7 +41,7 @@ def database_name(place: str | Path) -> str:
     >>> database_name("postgresql://ann:secret@db.example/photos?sslmode=require")
     'postgresql://db.example/photos'
     """
-    return re.sub(r"(?<=://)[^@/]*@", "", str(place)).partition("?")[0] if "://" in str(place) else str(place)
+    return hide_secrets(str(place)).partition("?")[0] if "://" in str(place) else str(place)
 
 
 class _SQLite:

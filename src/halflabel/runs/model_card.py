@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halflabel.evaluation.scores import MEASURED_ON, Kind
+from halflabel.system.format import markdown
 
 if TYPE_CHECKING:
     from halflabel.evaluation.evaluate import Evaluation
@@ -53,7 +54,7 @@ def model_card(config: Mapping[str, Any], trained: str, evaluation: Evaluation, 
         ("negative", [row["class"] for row in not_evaluated if row["present"] and not row["absent"]]),
     ):
         if classes:
-            shown = ", ".join(classes[:20]) + (" …" if len(classes) > 20 else "")
+            shown = ", ".join(map(markdown, classes[:20])) + (" …" if len(classes) > 20 else "")
             lines += [
                 "",
                 f"Not evaluated, because the {images} have no known {missing}: {shown}.",

@@ -202,6 +202,8 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     try:
         if path.is_dir():
             raise UserError(f"{path} is a folder", "name a file to write")
+        if path.exists() and not path.is_file():  # a name for a device or a pipe would be replaced by a file
+            raise UserError(f"{path} is a pipe or a device", "name a file to write")
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 
@@ -19,6 +20,15 @@ def points(value: float, digits: int = 1, *, signed: bool = False) -> str:
         return "—"
     rounded = round(100 * float(value), digits) + 0.0  # + 0.0 turns −0.0 into 0.0
     return f"{rounded:{'+' if signed and rounded else ''}.{digits}f}".replace("-", "−")
+
+
+def markdown(name: str) -> str:
+    r"""Format a name as plain text in Markdown, also in a cell of a table: no HTML, no link, no emphasis.
+
+    >>> print(markdown("<b>dog|cat</b> ![x](http://y)"))
+    &lt;b&gt;dog\|cat&lt;/b&gt; !\[x\](http://y)
+    """
+    return re.sub(r"([\\`*|\[\]])", r"\\\1", " ".join(html.escape(name, quote=False).split()))
 
 
 def decimal(value: float, digits: int = 3) -> str:

@@ -22,7 +22,7 @@ from zlib import crc32
 
 from filelock import FileLock
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, hide_secrets
 from halflabel.system.files import DISK_FULL, read_json, remote_url, write_json
 
 _PACKAGES = {"s3": "halflabel[cloud]", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
@@ -122,7 +122,7 @@ def _list(files: Any, url: str, root: str) -> _Files:
 
 def _place(url: str) -> Path:
     """The path in the cache: the address, so that names of images may repeat the end of it."""
-    address, _, query = url.partition("?")
+    address, _, query = hide_secrets(url).partition("?")
     scheme, _, rest = address.partition("://")
     parts = [part for part in rest.split("/") if part]
     if not parts or ".." in parts:
@@ -203,13 +203,14 @@ def _update(
     missing = [name for name in wanted if not is_current(name)]
     copied = {name: before[name] for name in wanted.keys() - set(missing)}
     try:
-        with _progress(f"copying {url}") as progress, ThreadPoolExecutor(_THREADS) as pool:
+        with _progress(f"copying {hide_secrets(url)}") as progress, ThreadPoolExecutor(_THREADS) as pool:
             for done, (name, _) in enumerate(zip(missing, pool.map(fetch, missing), strict=True), 1):
                 copied[name] = wanted[name]
                 progress(done, len(missing))
     finally:  # an interrupted copy is continued
         place.mkdir(parents=True, exist_ok=True)
         write_json(note, {"url": url, "files": copied, "in_place": in_place or {}})
+        note.chmod(0o600)  # the address may hold a password
     for name in before.keys() - wanted.keys():
         (place / name).unlink(missing_ok=True)
 

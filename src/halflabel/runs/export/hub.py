@@ -12,7 +12,7 @@ from halflabel.evaluation.scores import MEASURED_ON
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.folder_integrity import verify_checksum
 from halflabel.system.files import atomic_write, write_json
-from halflabel.system.format import decimal, points
+from halflabel.system.format import decimal, markdown, points
 
 if TYPE_CHECKING:
     from halflabel.evaluation.scores import Kind
@@ -138,8 +138,9 @@ def _per_class(run: RunFolder) -> list[str]:
     for row in rows[:_MAX_CLASSES]:
         value, low, high, threshold = (_number(row.get(key)) for key in ("AP", "AP_low", "AP_high", "threshold"))
         shown = points(value) if value != value else f"{points(value)} ({points(low)} – {points(high)})"
-        name = row["class"].replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {name} | {shown} | {decimal(threshold)} | {row['present']} | {row['absent']} |")
+        lines.append(
+            f"| {markdown(row['class'])} | {shown} | {decimal(threshold)} | {row['present']} | {row['absent']} |"
+        )
     if len(rows) > _MAX_CLASSES:
         lines.append(f"\n{len(rows) - _MAX_CLASSES} more classes are in config.json.")
     return ["\n".join(lines)]
