@@ -51,12 +51,14 @@ __all__ = ["HalfLabelClassifier"]
 _MAX_BAD = 0.01  # the share of unreadable images that is too much to train on
 _EPOCHS = 20  # of the solver sgd
 _CHOICES = {
+    "names": ("auto", "on", "off"),
     "schedule": ("cosine", "step", "constant"),
     "solver": ("auto", "lbfgs", "sgd"),
     "zero": ("auto", "unknown", "absent"),
 }
+_OF_SGD = ("epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule")
 # parameters that are options of `halflabel train`
-_OPTIONS = ("backbone", "size", "solver", "epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule", "seed")
+_OPTIONS = ("backbone", "names", "size", "solver", "seed", *_OF_SGD)
 
 
 @dataclass(eq=False, repr=False)
@@ -94,10 +96,12 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `epochs` (None: 20) of batches; "auto" is lbfgs for at least 20 rows where the method allows it and no parameter of
     sgd (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`, `schedule`) differs from its default. `lr` and
     `weight_decay` None are the method's defaults, meant for a backbone's features, so a few columns of numbers may want
-    a higher `lr`; sgd holds out a fifth of the rows, which choose the epoch; `size` is the side in pixels to which
-    images are resized, None the backbone's own; `threshold` is the least probability called present, "auto" that of the
-    best expected F1 by scores of rows that the head was not fitted to; `cache` is a folder that keeps features for the
-    next call, None keeps none. The same data, parameters and `seed` give the same classifier: `halflabel.train`'s.
+    a higher `lr`; sgd holds out a fifth of the rows, which choose the epoch; `names` "off" does not start from what the
+    names of the classes mean to the backbone, as "auto" does where the extra halflabel[names] is installed; `size` is
+    the side in pixels to which images are resized, None the backbone's own; `threshold` is the least probability called
+    present, "auto" that of the best expected F1 by scores of rows that the head was not fitted to; `cache` is a folder
+    that keeps features for the next call, None keeps none. The same data, parameters and `seed` give the same
+    classifier: `halflabel.train`'s.
 
     A pickled classifier holds its weights and names the code: where it is loaded, a method and a head of your own must
     be there to import, or in a file that HALFLABEL_PLUGINS names, at the same place.
@@ -119,6 +123,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     _: KW_ONLY
     options: Mapping[str, Any] | None = None
     backbone: str = DEFAULT
+    names: Literal["auto", "on", "off"] = "auto"
     size: int | None = None
     solver: Literal["auto", "lbfgs", "sgd"] = "auto"
     epochs: int | None = None
@@ -167,6 +172,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             groups=None if images is None else group_numbers(images.keys, len(table)),
             of_backbone=backbone is not None or self.backbone.startswith("features-"),
             channels=channels,
+            likeness=assembly.likeness(backbone, table.classes, self.cache),
         )
         watch = Watch(callback=_EpochPrinter() if self.verbose else None)
         with _restore_generators(assembly.device):

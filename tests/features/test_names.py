@@ -1,23 +1,27 @@
 """Scores from class names: cleaning, likeness to ImageNet classes, and the module that heads and ONNX files hold."""
 
+import re
 import sys
-import types
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from halflabel.errors import UserError
+from halflabel.features import names as names_module
 from halflabel.features.names import (
     NameScores,
     clean_name,
     imagenet_descriptions,
     leaning,
+    likeness_for,
     likeness_of_names,
     sentence_encoder,
 )
 from halflabel.labels.table import Table
 from halflabel.methods.parts.label_vectors import label_vectors
+from halflabel.system.reporter import Reporter
 
 
 @pytest.mark.parametrize(
@@ -55,11 +59,14 @@ def letters(texts):
 def test_likeness_is_a_softmax_of_cosines_and_descriptions_replace_names():
     likeness = likeness_of_names(["goldfish", "neck_3"], letters, {"neck_3": ["a goldfish", "bow tie"]})
     vectors = letters([*imagenet_descriptions(), "goldfish", "a goldfish", "bow tie"]).astype(float)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    expected = np.exp(vectors[1000:] @ vectors[:1000].T / 0.05)
-    expected /= expected.sum(1, keepdims=True)
-    np.testing.assert_allclose(likeness[0], expected[0], rtol=1e-5)
-    np.testing.assert_allclose(likeness[1], expected[1:].mean(0), rtol=1e-5)
+    imagenet, (goldfish, *sentences) = np.split(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), [1000])
+    neck = sum(sentences) / np.linalg.norm(sum(sentences))
+    first, second = goldfish @ imagenet.T, neck @ imagenet.T
+    for row, own, other in ((likeness[0], first, second), (likeness[1], second, first)):
+        expected = np.exp((own - other / 2 / 2) / 0.05)
+        np.testing.assert_allclose(row, expected / expected.sum(), rtol=1e-5)
+    alone = np.exp(first / 0.05)
+    np.testing.assert_allclose(likeness_of_names(["goldfish"], letters)[0], alone / alone.sum(), rtol=1e-5)
     np.testing.assert_allclose(likeness.sum(1), 1, rtol=1e-5)
     sharp = np.eye(1000)[[1]] * 0.75 + 0.00025
     assert leaning(sharp, 2) == ["goldfish 0.75, tench 0.00"]
@@ -121,7 +128,7 @@ def test_the_package_of_sentence_encoders_is_optional(monkeypatch):
             assert not show_progress_bar
             return np.ones((len(texts), 2))
 
-    monkeypatch.setitem(sys.modules, "sentence_transformers", types.SimpleNamespace(SentenceTransformer=Fake))
+    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Fake))
     assert sentence_encoder("mini")(["a"]).tolist() == [[1, 1]]
     with pytest.raises(UserError, match="no text encoder 'maxi'"):
         sentence_encoder("maxi")
@@ -137,3 +144,77 @@ def test_the_sentence_encoder_of_the_extra_leans_on_what_a_name_means():
     assert sofa.startswith("studio couch")
     assert aeroplane.startswith(("airliner", "warplane"))
     assert "dog" in dog or "hound" in dog or "Pembroke" in dog
+
+
+class Imagenet(torch.nn.Module):
+    """What `likeness_for` asks of a backbone."""
+
+    name = "resnet"
+    classifier = torch.zeros(1000, 4), torch.zeros(1000)
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """Messages of `likeness_for`, with an encoder that counts letters and the texts that it encoded."""
+    monkeypatch.setattr(names_module, "find_spec", lambda package: package)
+    monkeypatch.setattr(names_module, "_encoded", {})
+    encoded = []
+
+    def encode(texts):
+        encoded.append(len(texts))
+        return letters(texts)
+
+    monkeypatch.setattr(names_module, "sentence_encoder", lambda: encode)
+    return SimpleNamespace(messages=[], encoded=encoded)
+
+
+def ask(lines, classes=("goldfish", "sofa"), backbone=Imagenet, **options):
+    return likeness_for(list(classes), backbone, reporter=Reporter(message=lines.messages.append), **options)
+
+
+def test_vectors_are_kept_in_the_cache(lines, tmp_path, monkeypatch):
+    first = ask(lines, folder=tmp_path)
+    assert lines.messages == [
+        "class names, compared with the classes of ImageNet: goldfish is like "
+        + ", sofa is like ".join(leaning(first, 1))
+    ]
+    assert lines.encoded == [2, 1000]
+    monkeypatch.setattr(names_module, "_encoded", {})
+    np.testing.assert_array_equal(ask(lines, folder=tmp_path), first)
+    assert lines.encoded == [2, 1000]
+    for path in tmp_path.rglob("*.npy"):
+        path.write_bytes(b"damaged")
+    monkeypatch.setattr(names_module, "_encoded", {})
+    np.testing.assert_array_equal(ask(lines, folder=tmp_path), first)
+
+
+def test_what_hinders_names_is_one_line_or_an_error(lines, monkeypatch):
+    assert ask(lines, ["0", "class_7"[5:]]) is None
+    assert ask(lines, use="off") is None
+    assert lines.messages == []
+    assert ask(lines, backbone=SimpleNamespace(name="tiny", classifier=None)) is None
+    assert "where few labels are known: tiny gives no probabilities of ImageNet classes" in lines.messages.pop()
+    monkeypatch.setattr(names_module, "find_spec", lambda package: None)
+    assert ask(lines) is None
+    assert lines.messages.pop().endswith("not installed. pip install 'halflabel[names]'")
+    with pytest.raises(UserError, match="not installed"):
+        ask(lines, use="on")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("neck-3: bow tie", "describes 'neck-3', which is not a class. Fix: did you mean 'neck_3'?"),
+        ("neck_3: [1, 2]", "has no sentence for 'neck_3'"),
+        ("neck_3: ''", "has no sentence for 'neck_3'"),
+        ("- bow tie", "does not hold settings"),
+    ],
+)
+def test_descriptions_that_fit_no_class_are_refused(lines, tmp_path, text, message):
+    path = tmp_path / "names.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        ask(lines, ["neck_3"], descriptions=str(path))
+    path.write_text("neck_3: bow tie")
+    described = ask(lines, ["neck_3"], descriptions=str(path))
+    np.testing.assert_allclose(described, likeness_of_names(["bow tie"], letters))

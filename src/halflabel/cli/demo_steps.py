@@ -275,7 +275,8 @@ class TestBench:
             )
             for table in (data.truth, data.test)
         )
-        return cls(data, Inputs(lambda: training, backbone), pooled_features(test))
+        likeness = assembly.likeness(backbone, data.truth.classes, cache)
+        return cls(data, Inputs(lambda: training, backbone, likeness=likeness), pooled_features(test))
 
     def measure(self, reading: str, seed: int) -> Result:
         """Fit a head as `halflabel train` does, to the labels that a reading takes for known, and evaluate it."""

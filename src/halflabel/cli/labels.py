@@ -32,6 +32,7 @@ from halflabel.cli.terminal import (
     show_counts,
     show_images_and_pairs,
     show_message,
+    show_names,
     show_next,
     show_paragraph,
     show_written,
@@ -40,6 +41,7 @@ from halflabel.errors import UserError
 from halflabel.features import near_copies
 from halflabel.fitting import advice as method_advice
 from halflabel.fitting import assembly as assemblies
+from halflabel.fitting import fit as fitting
 from halflabel.fitting.config import Config
 from halflabel.images import decode, sources
 from halflabel.labels import audit, formats, groups
@@ -66,7 +68,10 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
     images: Annotated[
         Path | None,
-        typer.Option(help="Also look for nearly identical photos in this folder, by features that train uses again."),
+        typer.Option(
+            help="Also look in this folder for nearly identical photos, and at what class names alone are worth, by "
+            "features that train uses again."
+        ),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -98,15 +103,15 @@ def inspect(
             "a file of groups, so that scores are not judged by other images of the same group.",
             markup=False,
         )
-    if images is not None and (warning := _near_copies(table, images)) is not None:
-        show_message(f"\n{warning}")
+    if images is not None:
+        _show_photos(table, images, details)
     if plot is not None:
         show_written(plot)
     show_next("train", labels, images or "PHOTOS", *words_of(read), "--out", free_name(Path("runs/first")))
 
 
-def _near_copies(table: tables.Table, images: Path) -> str | None:
-    """The warning of nearly identical photos; their features are cached where `train` looks for them."""
+def _show_photos(table: tables.Table, images: Path, details: bool) -> None:
+    """Warn of nearly identical photos, and print what class names say; features are cached where `train` looks."""
     assembly = assemblies.Assembly(config := Config())
     backbone = assembly.make_backbone()
     views = config.views(backbone)
@@ -114,7 +119,14 @@ def _near_copies(table: tables.Table, images: Path) -> str | None:
     cache = cache_folder(Path("runs"))
     with Bar("features") as bar:
         features = assembly.features(backbone, source, len(table.classes), cache, reporter=Reporter(bar))
-    return near_copies.describe_near_copies(assemblies.pooled_features(features))
+        likeness = assembly.likeness(backbone, table.classes, cache, Reporter(message=show_message))
+    if (warning := near_copies.describe_near_copies(assemblies.pooled_features(features))) is not None:
+        show_message(f"\n{warning}")
+    alone = fitting.Inputs(lambda: features, backbone, likeness=likeness).measure_names(table)
+    if alone is not None and likeness is not None:
+        show_message(method_advice.describe_names(alone))
+        if details:
+            show_names(method_advice.names_rows(alone, likeness))
 
 
 @app.command("import", cls=SharedOptions)

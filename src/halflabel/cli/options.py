@@ -222,10 +222,10 @@ def _parameter(name: str, kind: Any, group: str, help: str, metavar: str | None 
 # Training options with a flag, by command: those that the documentation uses. All others are reached by --set.
 _FLAGS = {
     "train": (
-        "seed backbone tune weights size resize group uncertain positives_per_image max_bad solver epochs batch_size "
-        "lr precision compile deterministic save_every workers hold views_on decode_on"
+        "seed backbone names descriptions tune weights size resize group uncertain positives_per_image max_bad solver "
+        "epochs batch_size lr precision compile deterministic save_every workers hold views_on decode_on"
     ),
-    "compare": "backbone tune group uncertain",
+    "compare": "backbone names tune group uncertain",
     "study": "backbone tune group uncertain",
     "reproduce": "backbone tune",
     "embed": "backbone size workers",

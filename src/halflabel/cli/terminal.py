@@ -197,6 +197,14 @@ def show_rest(classes: int, shown: int) -> None:
         console.print(f"  … and {rest} (--top {classes} shows all)")
 
 
+def show_names(names: list[tuple[str, str, float]]) -> None:
+    """Print per class what its name is most like among the classes of ImageNet, and the AP of the name alone."""
+    rows = plain_table("class", "most like", numbers=("AP",), left=1, right=1)
+    for name, like, precision in names:
+        rows.add_row(Text(name), Text(like), points(precision))
+    console.print(rows)
+
+
 def show_images_and_pairs(stats: Stats, pairs: list[Pair]) -> None:
     """Print labels per image, and classes that occur together."""
     _show_histogram("positives per image", stats.positives_per_image.tolist())

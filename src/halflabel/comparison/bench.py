@@ -293,7 +293,13 @@ class Bench:
         # Features are not timed: otherwise the first task that needs them would pay for all.
         try:
             parts = self.sources.features(assembly) if cached else self.sources.pictures
-            inputs = Inputs(lambda: self.sources.features(assembly).rest, backbone, lambda: parts.rest, self.groups)
+            inputs = Inputs(
+                lambda: self.sources.features(assembly).rest,
+                backbone,
+                lambda: parts.rest,
+                self.groups,
+                likeness=self.sources.likeness,
+            )
             if assembly.config.linear_init:
                 _ = inputs.features
         except UserError as error:

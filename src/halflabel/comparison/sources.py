@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.comparison.data import ExperimentData
@@ -56,6 +57,11 @@ class ExperimentSources:
     @cached_property
     def backbone(self) -> Backbone:
         return Assembly(self.config).make_backbone(pretrained=self.pretrained)
+
+    @cached_property
+    def likeness(self) -> NDArray[np.float32] | None:
+        """How like the names of the classes are to those of ImageNet; None where names are not used."""
+        return Assembly(self.config).likeness(self.backbone, self.data.table.classes, self.cache, self.reporter)
 
     @cached_property
     def raw(self) -> list[Images | Arrays]:

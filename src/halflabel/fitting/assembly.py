@@ -19,16 +19,18 @@ from halflabel.features.backbones import Backbone, build_backbone
 from halflabel.features.embed import checked_features
 from halflabel.features.feature_cache import cache_features, copies_for
 from halflabel.features.heads import Head, pool
+from halflabel.features.names import likeness_for
 from halflabel.fitting.config import Config
 from halflabel.fitting.crossfit import FOLDS
 from halflabel.fitting.device import choose_device
 from halflabel.images.items import Items, pool_items
 from halflabel.images.sources import Arrays, Features, Images, Source, Subset
 from halflabel.images.stored_features import StoredFeatures
+from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.labels.uncertain import decide_uncertain
 from halflabel.methods.base import Method, Recipe, recipe, seeded
-from halflabel.system import memory
+from halflabel.system import distributed, memory
 from halflabel.system.reporter import SILENT, Reporter
 
 LARGEST_SOLVE = 2 * 10**8  # entries (images × classes) up to which the solver holds all scores at once
@@ -98,6 +100,15 @@ class Assembly:
     def training_table(self, table: Table) -> Table:
         """Return the labels to train on: uncertain ones as the configuration states."""
         return decide_uncertain(table, self.config.uncertain)
+
+    def likeness(
+        self, backbone: Backbone | None, classes: Names, folder: str | Path | None, reporter: Reporter = SILENT
+    ) -> NDArray[np.float32] | None:
+        """Return how like the names of the classes are to those of ImageNet, for `Inputs`; None to use no names."""
+        if backbone is None:
+            return None
+        use, described, place = self.config.names, self.config.descriptions, None if folder is None else Path(folder)
+        return distributed.run_on_main(lambda: likeness_for(list(classes), backbone, use, described, place, reporter))
 
     def feature_kind(self, channels: int, classes: int) -> tuple[bool, int]:
         """Return whether the head needs maps instead of pooled features, and the number of strong views to cache."""

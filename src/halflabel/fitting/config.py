@@ -182,6 +182,24 @@ class Config:
     weights: Annotated[
         str | None, Option("A local file with the backbone's weights.", MODEL, WITH_EMBED, is_path=True)
     ] = None
+    names: Annotated[
+        Literal["auto", "on", "off"],
+        Option(
+            "Start from what the class names mean to a backbone that knows the classes of ImageNet; it needs the extra "
+            "halflabel[names]. auto: where that is possible.",
+            MODEL,
+            EXPERIMENTS,
+        ),
+    ] = "auto"
+    descriptions: Annotated[
+        str | None,
+        Option(
+            "A YAML file with a sentence, or a list of them, in place of the names of some classes.",
+            MODEL,
+            EXPERIMENTS,
+            is_path=True,
+        ),
+    ] = None
     begin_from: Annotated[
         str | None, Option("A finished run whose weights training starts from.", MODEL, is_path=True)
     ] = None

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import NoReadableImage, UserError
-from halflabel.evaluation.evaluate import ValidationMetric
+from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, measure
 from halflabel.evaluation.ranking import ranking_quality
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import Backbone
 from halflabel.features.heads import Head, Model
+from halflabel.features.names import NameScores
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly, pooled_features, solver_hindrance
 from halflabel.fitting.callbacks import Callback, EpochLog
@@ -57,6 +58,7 @@ class Inputs:
     """The images of the labels, in their order: cached features, computed when they are first needed, and views.
 
     `of_backbone` False is for features that are any numbers. Images of one of the `groups` (N,) stay together.
+    `likeness` (C, K) compares the names of the classes with those that the backbone was pretrained with.
     """
 
     make_features: Callable[[], Source]
@@ -66,6 +68,7 @@ class Inputs:
     of_backbone: bool = True
     channels: int = 0  # of the features, where there is no backbone
     device: str = "cpu"  # where a linear head is fitted
+    likeness: NDArray[np.float32] | None = None
 
     @cached_property
     def features(self) -> Source:
@@ -77,6 +80,21 @@ class Inputs:
         classifier = None if self.backbone is None else self.backbone.classifier
         features = pooled_features(self.features)
         return Basis.of(features, classifier, of_backbone=self.of_backbone, device=self.device)
+
+    @cached_property
+    def names(self) -> NameScores | None:
+        """Scores of the classes from their names; None without their likeness, or a classifier of the backbone."""
+        classifier = None if self.backbone is None else self.backbone.classifier
+        if self.likeness is None or classifier is None:
+            return None
+        return NameScores.fit(classifier, self.likeness, pooled_features(self.features))
+
+    def measure_names(self, table: Table) -> Evaluation | None:
+        """Measure the scores from class names alone on known labels of the images; None without names."""
+        if self.names is None:
+            return None
+        logits, known = self.names.score(pooled_features(self.features)), torch.from_numpy(table.dense())
+        return measure(logits, known, table.classes, groups=self.groups)
 
     @cached_property
     def images(self) -> Source | None:

@@ -135,6 +135,7 @@ def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides
     return Config(
         backbone=effective["backbone"],
         weights=overrides.weights,
+        names="off",  # the papers had none
         size=effective.get("size"),
         resize=effective.get("resize", "squash"),
         tune=effective.get("tune", "all"),

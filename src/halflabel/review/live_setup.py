@@ -58,7 +58,11 @@ def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveRevi
     views = config.views(backbone)
     source = open_images(table.images, images, views, workers=config.workers, max_bad=1.0)
     features = assembly.features(backbone, source, len(table.classes), run.cache, for_training=False)
-    inputs = Inputs(lambda: features, backbone, groups=group_images(config.group, table.images, source))
+    groups, likeness = (
+        group_images(config.group, table.images, source),
+        assembly.likeness(backbone, table.classes, run.cache),
+    )
+    inputs = Inputs(lambda: features, backbone, groups=groups, likeness=likeness)
     return LiveReview(
         LiveModel(inputs, config, from_nothing=not table.known),
         labels,

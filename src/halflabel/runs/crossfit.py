@@ -38,7 +38,8 @@ def fit_again(
     source = open_images(names, images, views, workers=config.workers, max_bad=1.0, also_in=trained_on)
     features = assembly.features(backbone, source, len(labels.classes), run.cache, reporter=reporter)
     reporter.message(f"training the head in {folds} folds")
-    inputs = Inputs(lambda: features, backbone, groups=group_images(config.group, names, source))
+    groups, likeness = group_images(config.group, names, source), assembly.likeness(backbone, labels.classes, run.cache)
+    inputs = Inputs(lambda: features, backbone, groups=groups, likeness=likeness)
     scores = fit(labels, inputs, config, folds=folds, watch=Watch(reporter)).scores
     assert scores is not None
     return scores

@@ -54,6 +54,7 @@ _RESULT_FILES = (
     "log.jsonl",
     "log.csv",
     "metrics.json",
+    "names.csv",
     "per_label.csv",
     "scores.parquet",
     "thresholds.json",

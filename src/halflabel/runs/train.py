@@ -20,6 +20,7 @@ from halflabel.evaluation.registry import check_own_metrics
 from halflabel.evaluation.scores import MEASURED_ON, Scores
 from halflabel.features.heads import Model
 from halflabel.features.near_copies import describe_near_copies
+from halflabel.fitting.advice import describe_names, names_rows
 from halflabel.fitting.assembly import Assembly, pooled_features
 from halflabel.fitting.callbacks import Callback, CallbackList, EpochLog
 from halflabel.fitting.checkpoint import load_state, save_tensors
@@ -176,10 +177,13 @@ class _Job:
             raise UserError("‹tune=all› needs images, not features", "name the folder of the images, or leave it out")
         self.groups = group_images(self.config.group, self.table.images, self.source, self.reporter)
 
+    @property
+    def cache_folder(self) -> Path:
+        return self.cache if self.cache is not None else self.run.cache
+
     def features(self) -> Features:
-        folder = self.cache if self.cache is not None else self.run.cache
         features = self.assembly.features(
-            self.backbone, self.source, len(self.table.classes), folder, reporter=self.reporter
+            self.backbone, self.source, len(self.table.classes), self.cache_folder, reporter=self.reporter
         )
         may_hint = self.config.group is None and features.values.ndim == 2
         if may_hint and (warning := describe_near_copies(pooled_features(features))) is not None:
@@ -222,7 +226,13 @@ def _fit(job: _Job, init_callback: Callback | None) -> Fit:
         job.resume,
         job.truth,
     )
-    inputs = Inputs(job.features, job.backbone, partial(_training_source, job), job.groups)
+    likeness = job.assembly.likeness(job.backbone, job.table.classes, job.cache_folder, reporter)
+    inputs = Inputs(job.features, job.backbone, partial(_training_source, job), job.groups, likeness=likeness)
+    if config.tune == "head" and (alone := inputs.measure_names(job.evaluation_table)) is not None:
+        assert likeness is not None
+        run.write_csv("names.csv", ("class", "most like", "AP of the name"), names_rows(alone, likeness))
+        if line := describe_names(alone):
+            reporter.message(line)
     fitted = fit(job.labels, inputs, config, part=part, begin=begin, watch=watch)
     if fitted.crossfit is not None:
         reporter.message(fitted.crossfit.choice)
