@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
+from halflabel.errors import UserError
 from halflabel.labels.answers import (
     SETTLED,
     Answer,
@@ -16,7 +17,6 @@ from halflabel.labels.answers import (
     is_conflict,
     measure_agreement,
 )
-from halflabel.errors import UserError
 from halflabel.labels.names import Names
 
 
