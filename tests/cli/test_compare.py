@@ -42,7 +42,7 @@ def test_help_teaches() -> None:
     for part in ("Example: halflabel compare", "--methods auto", "--shares 0.1,0.3,1", "--budget", "hidden"):
         assert part in text
     assert "compare" in run("--help").stdout
-    assert all("solver=" in run(command, "--set", "help", "L", ".").stdout for command in ("train", "compare", "study"))
+    assert all("solver=" in run(command, "--set", "help").stdout for command in ("train", "compare", "study"))
 
 
 def test_a_comparison_is_shown_and_taken_up_again(data: Path, tmp_path: Path) -> None:

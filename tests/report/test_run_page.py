@@ -326,7 +326,8 @@ def test_a_solver_run_shows_strengths_and_no_epochs(solver_run: Any, tmp_path: P
     from halflabel.report.training_section import training_section
 
     log = solver_run.run.read_log()
-    section = str(training_section(log))
+    assert training_section([{**log[0], "strength": 0.0}]) is None  # nothing was chosen
+    section = str(training_section([*log, {**log[0], "strength": 3 * log[0]["strength"]}]))
     assert "L-BFGS" in section
     assert "not a finite number" not in section
     assert "epoch" not in section

@@ -211,9 +211,11 @@ def label_parameters() -> list[inspect.Parameter]:
     return [*parameters, _parameter("forget_policy", bool, READING, forget)]
 
 
-def _parameter(name: str, kind: Any, group: str, help: str, metavar: str | None = None) -> inspect.Parameter:
+def _parameter(
+    name: str, kind: Any, group: str, help: str, metavar: str | None = None, **more: Any
+) -> inspect.Parameter:
     flags = f"{spell(name)}/--no-{spell(name)[2:]}" if kind is bool and group != READING else spell(name)
-    option = typer.Option(flags, help=help, metavar=metavar, rich_help_panel=group, show_default=False)
+    option = typer.Option(flags, help=help, metavar=metavar, rich_help_panel=group, show_default=False, **more)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
@@ -248,15 +250,20 @@ def _training_parameters(command: str) -> list[inspect.Parameter]:
     ]
     more = "another option of training or of the method" if command == "train" else "another option of training"
     text = f"Set {more}, such as clip=1; may be repeated. `halflabel {command} --set help` lists them."
-    return [*parameters, _parameter("set", list[str], COMMON, text, "NAME=VALUE")]
+
+    def show(texts: list[str] | None) -> list[str] | None:
+        if "help" in (texts or ()):
+            _list_options(command)
+            raise typer.Exit
+        return texts
+
+    # Eager: the list is shown although the arguments are missing.
+    return [*parameters, _parameter("set", list[str], COMMON, text, "NAME=VALUE", callback=show, is_eager=True)]
 
 
 def _given(command: str, values: dict[str, Any]) -> dict[str, Any]:
     """The training options that were given, by a flag or by --set; paths become absolute."""
     texts = values.pop("set") or []  # `values` is a copy
-    if "help" in texts:
-        _list_options(command)
-        raise typer.Exit
     declared = training_options(command)
     given = {name: parse_option(name, str(value)) for name, value in values.items() if value is not None}
     of_method: dict[str, str] = {}

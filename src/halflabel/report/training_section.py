@@ -25,11 +25,11 @@ _RATES = {
 
 
 def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
-    """Draw the log of a run over its epochs; None where no epoch is finished."""
+    """Draw the log of a run: over its epochs, or the strengths that were tried; None where there is nothing to see."""
     if not log:
         return None
     if any("strength" in line for line in log):
-        return _strength_section(log)
+        return _strength_section(log) if len(log) > 1 else None
     loss = _column(log, "loss")
     assumed = any("assumed_mAP" in line for line in log)
     validation = _column(log, "assumed_mAP" if assumed else "mAP")
