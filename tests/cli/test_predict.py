@@ -112,7 +112,7 @@ def test_predict_as_table_json_and_csv_from_files_folders_and_stdin(trained: Pat
     assert len({row["image"] for row in rows}) == 48
     assert all(0 <= float(row["probability"]) <= 1 and row["present"] in "01" for row in rows)
     names = f"{photo}\n\n{data / 'images' / 'train-000001.png'}\n"
-    piped = json.loads(done("predict", trained, "-", "--format", "json", stdin=names))
+    piped = json.loads(done("predict", trained, "-", "--format", "json", stdin=names.replace("\n", "\r\n")))
     assert [Path(item["image"]).name for item in piped] == ["train-000003.png", "train-000001.png"]
     alone = json.loads(done("predict", trained, photo, "--format", "json"))
     chances = [[label["probability"] for label in item["labels"]] for item in (piped[0], alone[0])]

@@ -340,6 +340,14 @@ def test_locate_in_order_of_certainty(tmp_path: Path) -> None:
     }
 
 
+def test_accents_of_one_character_or_two_are_the_same_name(tmp_path: Path) -> None:
+    composed, two = "caf\u00e9.jpg", "cafe\u0301.jpg"
+    touch(tmp_path, f"a/{two}", f"b/{composed}", f"b/{two}")
+    with pytest.warns(UserWarning, match="1 image names and their files differ in Unicode form"):
+        found = locate_images([f"a/{composed}", f"b/{composed}", "b/other.jpg"], tmp_path)
+    assert found == [tmp_path / "a" / two, tmp_path / "b" / composed, None]
+
+
 def test_locate_walks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, *(f"{number % 7}/{number}.jpg" for number in range(50)))
     walks = []

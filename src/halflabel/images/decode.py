@@ -6,6 +6,7 @@ import io
 import os
 import stat
 import struct
+import unicodedata
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -426,4 +427,14 @@ def match_names(names: Sequence[str], files: Sequence[str], tail: tuple[str, ...
                     return match
         return None
 
-    return [find(name) for name in names]
+    found = [find(name) for name in names]
+    missing = [number for number, path in enumerate(found) if path is None]
+    wanted = [unicodedata.normalize("NFC", names[number]) for number in missing]
+    composed = {unicodedata.normalize("NFC", path): path for path in files} if missing else {}
+    if missing and (composed.keys() != exact or wanted != [names[number] for number in missing]):
+        matches = dict(zip(missing, match_names(wanted, sorted(composed), tail), strict=True))
+        if again := {number: composed[path] for number, path in matches.items() if path is not None}:
+            example = ascii(names[next(iter(again))])
+            warnings.warn(f"{len(again)} image names and their files differ in Unicode form: {example}", stacklevel=2)
+            found = [again.get(number, path) for number, path in enumerate(found)]
+    return found

@@ -45,14 +45,14 @@ class Quarantine:
                 f"see {self.path or 'bad_images.csv'}, or raise ‹max_bad›",
             )
 
-    def check_missing(self, total: int, limit: float, folder: Path) -> None:
+    def check_missing(self, total: int, limit: float, folder: Path, lack: str = "file") -> None:
         """Raise TooManyBadImages before any file is opened, when all images so far are those without a file."""
         bad = len(self.rows)
         if bad > limit * total:
             examples = ", ".join(repr(image) for image, _, _ in self.rows[:3])
             see_list = f"see {self.path}; " if self.path else ""
             raise TooManyBadImages(
-                f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) have no file in {folder}, over the limit "
+                f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) have no {lack} in {folder}, over the limit "
                 f"of {100 * limit:.3g} %: {examples}{' …' if bad > 3 else ''}",
                 f"{see_list}check the folder, leave those images out of the label file, or add "
                 f"‹max_bad={math.ceil(100 * bad / total) / 100:g}›",

@@ -285,12 +285,14 @@ class Images:
         if self._note(number, path, reason):
             self.quarantine.check(len(self), self.max_bad, so_far=True)
 
-    def mark_missing(self, numbers: Iterable[int], folder: Path, reason: str = "no such file") -> None:
+    def mark_missing(
+        self, numbers: Iterable[int], folder: Path, reason: str = "no such file", lack: str = "file"
+    ) -> None:
         """Add all images without a file before any is opened; too many raise TooManyBadImages and are listed."""
         for number in numbers:
             self._note(number, self.paths[number], reason)
         try:
-            self.quarantine.check_missing(len(self), self.max_bad, folder)
+            self.quarantine.check_missing(len(self), self.max_bad, folder, lack)
         except TooManyBadImages:
             if distributed.is_main():
                 self.quarantine.write()

@@ -43,7 +43,7 @@ class StoredFeatures(Images):
         values, has_features = _read_values(names, folder, self.about["dimensions"])
         if not has_features.any():
             raise none_found_error(names, folder)
-        self.mark_missing(np.flatnonzero(~has_features).tolist(), folder, "no features")
+        self.mark_missing(np.flatnonzero(~has_features).tolist(), folder, "no features", "finite features")
         self.features = Features(values, names, np.flatnonzero(~has_features).tolist())
 
     def __len__(self) -> int:

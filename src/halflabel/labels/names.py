@@ -17,7 +17,7 @@ from halflabel.system.rng import hash_names
 
 _CHUNK = 1 << 16
 _MANY = 1_000_000  # names
-_INVISIBLE = "[\u00ad\u200b-\u200f\u2060\ufeff]"
+_INVISIBLE = "[\u00ad\u200b-\u200f\u2060\ufe0e\ufe0f\ufeff]"
 
 
 class Names:
@@ -87,6 +87,8 @@ class Names:
         True
         >>> Names(["dog ", "cat", " dog"]).look_alikes(), Names(["dog", "Dog"]).look_alikes(ignore_case=True)
         (('dog ', ' dog'), ('dog', 'Dog'))
+        >>> Names(["❤", "❤\\ufe0f"]).look_alikes() is None
+        False
         """
         parts = (self.array.slice(first, _MANY) for first in range(0, len(self.array), _MANY))
         if all(_visible(part, ignore_case).equals(part) for part in parts):

@@ -69,7 +69,7 @@ def list_files(images: Sequence[str | Path], stdin: Iterable[str] = (), *, items
             return FileList([Path(name) for name in stored_names(folder)], {}, folder)
         for path in map(Path, images):
             if str(path) == "-":
-                files.paths.extend(Path(line) for line in stdin if line.strip())
+                files.paths.extend(Path(line.rstrip("\r\n")) for line in stdin if line.strip())
             elif (path := local_path(path)).is_dir() and not items:
                 files.paths.extend(find_images(path))
                 files.unpacked.update(images_not_packed(path))
