@@ -74,7 +74,7 @@ def test_selection_by_hidden_labels_is_marked(data: Path, tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     assert "Chosen by hidden labels" in result.stdout
     assert "16 images, with separate labels" in result.stdout
-    assert json.loads((tmp_path / "comparison.json").read_text())["selected_on_hidden_truth"] is True
+    assert json.loads((tmp_path / "comparison.json").read_text())["select"] == "hidden"
 
 
 def test_failures_and_what_was_left_out_are_shown(data: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from digit_scenes import scenes
 
-from halflabel.comparison import Comparison, compare
+from halflabel.comparison import Trials, compare
 from halflabel.comparison.bench import Bench, Trained
 from halflabel.comparison.grid import Task
 from halflabel.fitting.config import Config, Settings
@@ -40,10 +40,10 @@ def config() -> Config:
 
 
 @pytest.fixture
-def go(digits: Digits, config: Config, cache: Path, tmp_path: Path) -> Callable[..., Comparison]:
+def go(digits: Digits, config: Config, cache: Path, tmp_path: Path) -> Callable[..., Trials]:
     """Compare methods in the folder `out`; by default two of them, without a search, with two seeds."""
 
-    def call(out: str = "out", names: Any = ("bn-bce", "em"), **more: Any) -> Comparison:
+    def call(out: str = "out", names: Any = ("bn-bce", "em"), **more: Any) -> Trials:
         options = {
             **digits._asdict(),
             "config": config,

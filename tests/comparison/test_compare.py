@@ -16,7 +16,7 @@ import torch
 from digit_scenes import scenes, write_folder
 
 from halflabel import metrics
-from halflabel.comparison import Comparison
+from halflabel.comparison import Trials
 from halflabel.comparison.bench import Bench, Trained
 from halflabel.comparison.grid import Candidate, LabelMask, Task
 from halflabel.comparison.store import Store
@@ -79,10 +79,10 @@ def parts_of(out: Path) -> dict[str, str]:
         return {row["image"]: row["part"] for row in csv.DictReader(file)}
 
 
-def same(first: Comparison, second: Comparison) -> bool:
+def same(first: Trials, second: Trials) -> bool:
     """Equal in all but time and memory."""
 
-    def comparable(comparison: Comparison) -> Any:
+    def comparable(comparison: Trials) -> Any:
         content = comparison.to_json()
         return [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in content["rows"]], {
             k: v for k, v in content.items() if k not in ("rows", "memory_is")
@@ -109,7 +109,7 @@ def test_the_grid_is_complete_and_written(go: Any, tmp_path: Path, trained: list
         assert line["selected_on"] == "known labels"
         assert float(line["seconds"]) > 0
         assert line["method"] == row.method
-    assert content["selected_on_hidden_truth"] is False
+    assert content["select"] == "known"
     assert content["protocol"] == list(fitted.protocol)
     assert [row.known for row in fitted.rows] == pytest.approx([0.5, 0.5, 1, 1], abs=0.01)
 
@@ -306,7 +306,7 @@ def test_selecting_by_hidden_labels_is_optional_and_reported(
     assert any("CHOSEN ON HIDDEN TRUTH" in line for line in fitted.protocol)
     assert not any("HIDDEN TRUTH" in line for line in honest.protocol)
     assert {row.selected_on for row in fitted.rows} == {"hidden truth"}
-    assert json.loads((tmp_path / "hidden" / "comparison.json").read_text())["selected_on_hidden_truth"] is True
+    assert json.loads((tmp_path / "hidden" / "comparison.json").read_text())["select"] == "hidden"
 
 
 def test_with_positives_only_unknown_counts_as_absent_for_selection(go: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from halflabel.comparison.conclusions import conclude_comparison
 from halflabel.comparison.grid import Task
-from halflabel.comparison.result import ComparisonRow
+from halflabel.comparison.result import Row
 
 
 def test_naive_reading_and_full_labels_are_trained_as_references(go: Any, trained: list[Task]) -> None:
@@ -38,12 +38,12 @@ def test_references_are_not_trained_twice(go: Any, trained: list[Task]) -> None:
     }
 
 
-def row(method: str, behind: float = 0.0, half: float = 0.01, labels: str = "10 %", role: str = "") -> ComparisonRow:
+def row(method: str, behind: float = 0.0, half: float = 0.01, labels: str = "10 %", role: str = "") -> Row:
     ends = (behind - half, behind + half) if behind else (0.0, 0.0)
     numbers = {"mAP_low": 0.6, "mAP_high": 0.8, "behind": behind, "behind_low": ends[0], "behind_high": ends[1]}
     zeros = dict.fromkeys(["seed_sd", "validation", "seconds", "memory", "CF1", "CF1_sd", "OF1", "OF1_sd"], 0.0)
-    zeros |= dict.fromkeys(["lr", "tried", "to_try", "kept"], 0.0) | {"known": 1.0}
-    return ComparisonRow(
+    zeros |= dict.fromkeys(["lr", "tried", "to_try"], 0.0) | {"known": 1.0}
+    return Row(
         labels,
         method,
         mAP=0.7 + behind,
@@ -79,9 +79,7 @@ def row(method: str, behind: float = 0.0, half: float = 0.01, labels: str = "10 
         ),
     ],
 )
-def test_the_conclusion_names_the_best_method_its_lead_and_interval(
-    rows: list[ComparisonRow], parts: list[str]
-) -> None:
+def test_the_conclusion_names_the_best_method_its_lead_and_interval(rows: list[Row], parts: list[str]) -> None:
     (sentence,) = conclude_comparison(rows)
     for part in parts:
         assert part in sentence

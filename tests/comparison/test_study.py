@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from digit_scenes import write_folder
@@ -22,20 +23,17 @@ from halflabel.comparison import compare, learning_curve
 from halflabel.comparison.bench import Bench, Trained
 from halflabel.comparison.conclusions import conclude, conclude_growth, describe_control
 from halflabel.comparison.grid import Task
-from halflabel.comparison.learning_curve import Backtest, Extrapolation, extrapolate, fit_law
-from halflabel.comparison.result import Interval, TaskScore
+from halflabel.comparison.learning_curve import extrapolate, fit_law
+from halflabel.comparison.result import Backtest, Gap, Growth, Interval, TaskScore
 from halflabel.comparison.shared_start import OutOfTime
-from halflabel.comparison.store import Store
 from halflabel.comparison.study import grow, study
-from halflabel.comparison.study_result import Gap
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
 from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
-from halflabel.report.comparison_facts import read_comparison
-from halflabel.report.run_facts import experiment_kind
+from halflabel.report.run_facts import is_comparison
 from halflabel.system.rng import uniform
 
 SETTINGS = ("size=32", "workers=0", "device=cpu", "epochs=1")
@@ -78,12 +76,14 @@ def test_four_strategies_spend_the_same_budget(
         return original(model, method, source, known, settings, **more)
 
     monkeypatch.setattr("halflabel.fitting.fit.fit_epochs", fit)
-    result = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
-    places = {(point.strategy, point.share) for point in result.points if point.strategy != "noisy+"}
-    assert places == {
-        *((name, share) for name in ("partial", "dense") for share in (0.25, 0.75, 1.0)),
-        *(("noisy", share) for share in (0.75, 1.0)),  # below one half labels say the opposite
-    }
+    options: dict[str, Any] = {"budgets": (0.25, 0.75, 1), "seeds": 2, "lr": 0.05, "config": CONFIG, "cache": cache}
+    result = study(table, images, out=tmp_path, **options)
+    assert [(row.strategy, row.share) for row in result.rows if row.strategy != "noisy+"] == [
+        *(("partial", share) for share in (0.25, 0.75)),
+        ("", 1.0),
+        *(("dense", share) for share in (0.25, 0.75)),
+        ("noisy", 0.75),  # below one half labels say the opposite
+    ]
     assert len(trained) == 2 * 7  # all labels are one run for all strategies
     # The labels are those of the protocols, on the images that are not for the test, and as many are clean.
     rest = table.subset(np.flatnonzero(assign_parts(table, (0.8, 0.2)) == 0))
@@ -95,38 +95,38 @@ def test_four_strategies_spend_the_same_budget(
     for name, share in (("25 %", 0.25), ("dense:share=0.25", 0.25), ("noisy:share=0.25", 0.75)):
         clean = (by_task[name, 0].dense() == truth).mean()
         assert clean == pytest.approx(share, abs=0.03)
-    (plus,) = [point for point in result.points if point.strategy == "noisy+"]
+    plus = result.rows[-1]
     assert plus.share == pytest.approx((by_task["noisy+", 0].dense() == truth).mean())
-    # A point is the mean over seeds of the mAP of the scores that are kept.
+    # A row is the mean over seeds of the mAP of the scores that are kept.
     test = table.subset(np.flatnonzero(assign_parts(table, (0.8, 0.2)) == 1)).dense()
     stored_logits = [np.load(path) for path in sorted((tmp_path / "tasks").glob("bn-bce-25_-seed*.npy"))]
-    assert len(stored_logits) == 2
-    point = next(point for point in result.points if (point.strategy, point.share) == ("partial", 0.25))
-    assert point.mAP == pytest.approx(
-        np.mean([metrics.mean_average_precision(scores, test) for scores in stored_logits])
-    )
-    assert point.low <= point.mAP <= point.high
-    assert point.labels == by_task["25 %", 0].known
-    with open(tmp_path / "study.csv", newline="") as file:
-        assert len(list(csv.DictReader(file))) == len(result.points)
-    for step in result.steps:
-        more, less = (
-            next(
-                scores.per_seed for scores in result.points if (scores.strategy, scores.share) == (step.strategy, share)
-            )
-            for share in (step.share, step.other_share)
-        )
+    values = [metrics.mean_average_precision(scores, test) for scores in stored_logits]
+    row = result.rows[0]
+    assert row.per_seed == pytest.approx(values)
+    assert row.mAP == pytest.approx(np.mean(values))
+    assert row.mAP_low <= row.mAP <= row.mAP_high
+    assert row.known_labels == by_task["25 %", 0].known
+    assert sum(row.is_best for row in result.rows) == 1
+    with open(tmp_path / "comparison.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(result.rows)
+    stored = pq.read_table(tmp_path / "trials.parquet").to_pylist()
+    assert len(stored) == 2 * len(result.rows)
+    assert [run["mAP"] for run in stored[:2]] == pytest.approx(values)
+    steps = [gap for gap in result.gaps if gap.is_step]
+    mAP = {(row.strategy, row.share): row.per_seed for row in result.rows}
+    for step in steps:
+        more, less = (mAP.get((step.strategy, share), mAP["", 1.0]) for share in (step.share, step.other_share))
         assert step.difference == pytest.approx(np.mean(more) - np.mean(less))
         assert step.low <= step.difference <= step.high
-    assert {(step.strategy, step.other_share, step.share) for step in result.steps} == {
+    assert {(step.strategy, step.other_share, step.share) for step in steps} == {
         (name, *pair) for name in ("partial", "dense") for pair in ((0.25, 0.75), (0.75, 1.0))
     }
-    gaps = {(gap.share, gap.other, gap.other_share) for gap in result.gaps if gap.other != "noisy+"}
+    gaps = {(gap.share, gap.other, gap.other_share) for gap in result.gaps if not gap.is_step and gap.other != "noisy+"}
     assert gaps == {(0.25, "dense", 0.25), (0.75, "dense", 0.75), (0.25, "noisy", 0.75), (0.75, "noisy", 0.75)}
     trained.clear()
-    repeated = study(table, images, out=tmp_path, budgets=(0.25, 0.75, 1), seeds=2, lr=0.05, config=CONFIG, cache=cache)
+    repeated = study(table, images, out=tmp_path, **options)
     assert not trained
-    assert repeated == result
+    assert repeated.to_json() == result.to_json()
 
 
 def test_only_fully_labelled_images_are_studied(painted: Any, cache: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_intervals_do_not_change_with_numpy() -> None:
 def test_advice_follows_the_interval() -> None:
     def advice(low: float, high: float, backtest: Backtest | None = None) -> str:
         gain = Interval((low + high) / 2, low, high)
-        return conclude_growth(Extrapolation((1.0, 0.1, 0.5), (), gain, backtest), 1.0)
+        return conclude_growth(Growth((1.0, 0.1, 0.5), (), gain, backtest))
 
     assert "expected to give +0.50 (+0.20 to +0.80) points of mAP" in advice(0.002, 0.008)
     assert "Stop" in advice(0.002, 0.008)
@@ -269,27 +269,30 @@ def test_growth_is_measured_on_nested_shares_with_a_control(
     result = grow(known, images, out=tmp_path, shares=shares, seeds=2, lr=0.05, config=CONFIG, cache=cache)
     assert len(trained) == 2 * 7
     assert {task.label_mask.name for task in trained} >= {"all", "12.5 %", "dense:share=0.125"}
-    assert result.gain.low <= result.gain.mean <= result.gain.high
-    a, b, c = result.law
-    assert result.gain.mean == pytest.approx(b * (1 - 2.0**-c))
-    assert [times for times, *_ in result.ahead] == [1.1, 1.25, 1.5, 2.0]
-    assert result.ahead[-1] == (2.0, *result.gain)
-    for times, mean, low, high in result.ahead:
+    growth = result.growth
+    assert growth is not None
+    assert growth.gain.low <= growth.gain.mean <= growth.gain.high
+    a, b, c = growth.law
+    assert growth.gain.mean == pytest.approx(b * (1 - 2.0**-c))
+    assert [times for times, *_ in growth.ahead] == [1.1, 1.25, 1.5, 2.0]
+    assert growth.ahead[-1] == (2.0, *growth.gain)
+    for times, mean, low, high in growth.ahead:
         assert mean == pytest.approx(b * (1 - times**-c))
         assert low <= mean <= high
-    assert [(step.strategy, step.other_share, step.share) for step in result.steps] == [
-        (name, *pair) for name in ("whole images", "random labels") for pair in itertools.pairwise(shares)
-    ]
+    assert {(step.strategy, step.other_share, step.share) for step in result.gaps if step.is_step} == {
+        (name, *pair) for name in ("dense", "partial") for pair in itertools.pairwise(shares)
+    }
     assert a <= 1
-    assert result.curve[-1][0] == pytest.approx(2.0)
-    assert result.backtest is not None
-    assert result.advice.startswith("Doubling the labels is expected to give")
-    assert result.control.startswith("Control: as many labels drawn at random over all images")
+    assert growth.curve[-1][0] == pytest.approx(2.0)
+    assert growth.backtest is not None
+    advice, control = result.conclusions
+    assert advice.startswith("Doubling the labels is expected to give")
+    assert control.startswith("Control: as many labels drawn at random over all images")
     late = grow(known, images, out=tmp_path / "b", shares=shares, seeds=1, config=CONFIG, cache=cache, budget=1e-9)
-    assert late.left_out == 7
-    assert math.isnan(late.gain.mean)
-    assert "Too few runs" in late.advice
-    assert late.control == ""
+    assert sum(left.runs for left in late.left_out) == 7
+    assert late.growth is not None
+    assert math.isnan(late.growth.gain.mean)
+    assert late.conclusions == ("Too few runs are finished for a curve: give it more time.",)
     with pytest.raises(UserError, match="three shares"):
         grow(known, images, out=tmp_path / "c", shares=(0.5, 1), config=CONFIG)
 
@@ -311,42 +314,23 @@ def test_the_curve_is_fitted_to_the_same_seeds_at_all_shares(
 
     monkeypatch.setattr(Bench, "train", train)
     cut = grow(table, images, out=tmp_path / "cut", seeds=2, **options)
-    assert sorted(len(point.per_seed) for point in cut.points) == [1, 1, 1, 1, 2, 2]
-    assert {point.seeds for point in cut.points} == {1}
-    assert (cut.law, cut.gain) == (single_seed.law, single_seed.gain)
-    assert [point.mAP for point in cut.points] == [point.mAP for point in single_seed.points]
-    assert any("2 further runs are left out" in line for line in cut.protocol)
+    assert sorted(len(row.per_seed) for row in cut.rows) == [1, 1, 1, 2, 2]
+    assert {row.seeds for row in cut.rows} == {1}
+    assert cut.growth == single_seed.growth
+    assert [row.mAP for row in cut.rows] == [row.mAP for row in single_seed.rows]
+    assert any("further finished seeds are listed and not used" in line for line in cut.protocol)
     assert any("too narrow" in line for line in cut.protocol), "only one seed counts"
 
 
-def test_a_study_and_a_comparison_do_not_share_a_folder(painted: Any, cache: Path, tmp_path: Path) -> None:
+def test_a_folder_keeps_results_of_one_kind_of_training(painted: Any, cache: Path, tmp_path: Path) -> None:
     images, table = painted
-    options: dict[str, Any] = {
-        "budgets": (0.5,),
-        "strategies": ["partial"],
-        "seeds": 1,
-        "config": CONFIG,
-        "cache": cache,
-    }
-    study(table, images, out=tmp_path / "a", **options)
-    place = tmp_path / "a" / "config.json"
-    assert json.loads(place.read_text())["what"] == "study"
-    assert experiment_kind(tmp_path / "a") == "study"
-    comparison = compare(table, images, ["bce"], out=tmp_path / "b", seeds=1, search="none", config=Config(**SMALL))
-    assert comparison.rows
-    with pytest.raises(UserError, match="something other than a comparison"):
-        compare(table, images, ["bce"], out=tmp_path / "a", seeds=1, config=Config(**SMALL))
-    with pytest.raises(UserError, match="something other than a study"):
-        study(table, images, out=tmp_path / "b", **options)
-    with pytest.raises(UserError, match="comparison"):
-        read_comparison(tmp_path / "a")
-    assert study(table, images, out=tmp_path / "a", **options).points
-    # --force clears all of it.
-    late = study(table, images, out=tmp_path / "a", force=True, budget=1e-9, **{**options, "budgets": (0.25,)})
-    assert not late.points
-    assert json.loads(place.read_text())["what"] == "study"
-    Store(tmp_path / "a", "study").start({"other": 1}, force=True)
-    assert not list((tmp_path / "a").glob("study.*"))
+    options: dict[str, Any] = {"strategies": ["partial"], "seeds": 1, "config": CONFIG, "cache": cache}
+    study(table, images, out=tmp_path, budgets=(0.5,), **options)
+    assert is_comparison(tmp_path)
+    with pytest.raises(UserError, match=r"results with other settings: held out was 0\.0, is 0\.2"):
+        compare(table, images, ["bce"], out=tmp_path, seeds=1, config=Config(**SMALL))
+    late = study(table, images, out=tmp_path, budgets=(0.25,), force=True, budget=1e-9, **options)
+    assert not late.rows
 
 
 def test_no_conclusion_without_a_finished_run(tmp_path: Path) -> None:
@@ -364,22 +348,16 @@ def test_no_conclusion_without_a_finished_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:learning from unknown entries never starts")  # in one epoch
-def test_the_command_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_study(tmp_path: Path) -> None:
     write_folder(tmp_path, 40, size=32)
     data = [tmp_path / "train.csv", tmp_path / "images"]
-    for words in (["study", "a b.csv"], ["study", "a b.csv"], ["study", "a b.csv", "--seeds", "2", "--force"]):
-        monkeypatch.setattr("sys.argv", ["halflabel", *words])
-        result = run("study", *data, *TINY, "--budgets", "0.5,1", "--out", tmp_path / "out", "--method", "auto")
-        assert result.exit_code == 0, result.output
-    # Each command is stored once, without --force.
-    commands = [["halflabel", "study", "a b.csv"], ["halflabel", "study", "a b.csv", "--seeds", "2"]]
-    assert json.loads((tmp_path / "out" / "study.json").read_text())["commands"] == commands
+    result = run("study", *data, *TINY, "--budgets", "0.5,1", "--out", tmp_path / "out", "--method", "auto")
+    assert result.exit_code == 0, result.output
     assert f"halflabel report {tmp_path / 'out'}" in result.stdout
     text = " ".join(result.stdout.split())
     for part in ("partial", "dense", "noisy+", "test mAP (95 %)", "With the same number of clean labels", "auto:"):
         assert part in text
-    content = json.loads((tmp_path / "out" / "study.json").read_text())
-    assert content["conclusions"]
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["conclusions"]
     grown = run("study", *data, *TINY, "--grow", "--budgets", "0.25,0.5,1", "--out", tmp_path / "grow")
     assert grown.exit_code == 0, grown.output
     assert "Doubling the labels is expected to give" in grown.stdout

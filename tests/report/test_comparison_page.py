@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from halflabel import metrics
 from halflabel.cli import app
 from halflabel.comparison import compare
+from halflabel.comparison.study import grow, study
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import formats
@@ -27,7 +28,7 @@ from halflabel.labels.table import Table
 from halflabel.report.comparison_facts import class_gaps, read_comparison
 from halflabel.report.comparison_page import build_comparison
 from halflabel.report.layout import write_page
-from halflabel.report.run_facts import experiment_kind
+from halflabel.report.run_facts import is_comparison
 from halflabel.system.format import points
 
 
@@ -53,6 +54,22 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small study and a small learning curve; read only."""
+    place = tmp_path_factory.mktemp("studies")
+    rng = np.random.default_rng(0)
+    labels = rng.choice([-1, 1], size=(120, 3))
+    pictures = np.clip(128 + 25 * labels[:, :, None, None] + rng.normal(0, 60, (120, 3, 32, 32)), 0, 255)
+    table = Table.from_dense(labels, [f"{i:03d}" for i in range(120)], ["red", "green", "blue"])
+    config = Config(held_out=0.0, backbone="tiny", size=32, settings=Settings(epochs=4, batch_size=16, device="cpu"))
+    how: dict[str, Any] = {"seeds": 2, "lr": 0.05, "config": config, "cache": place / "cache"}
+    images = torch.from_numpy(pictures.astype(np.uint8))
+    study(table, images, out=place / "study", budgets=(0.25, 0.75, 1), **how)
+    grow(table, images, out=place / "growth", shares=(0.125, 0.25, 0.5, 1), **how)
+    return place
+
+
 def keep_test(folder: Path, table: Table) -> None:
     with open(folder / "split.csv", newline="") as file:
         names = [row["image"] for row in csv.DictReader(file) if row["part"] == "test"]
@@ -63,9 +80,9 @@ def keep_test(folder: Path, table: Table) -> None:
 def edited(comparison: Path, tmp_path: Path) -> Callable[..., Path]:
     """A copy whose comparison.json has other things in it."""
 
-    def edit(change: Callable[[dict[str, Any]], None] = lambda content: None) -> Path:
+    def edit(change: Callable[[dict[str, Any]], None] = lambda content: None, of: Path = comparison) -> Path:
         folder = tmp_path / "edited"
-        shutil.copytree(comparison, folder)
+        shutil.copytree(of, folder)
         content = json.loads((folder / "comparison.json").read_text())
         change(content)
         (folder / "comparison.json").write_text(json.dumps(content))
@@ -108,8 +125,8 @@ def test_the_page_begins_with_the_answer_and_compares_the_best_with_the_naive_re
     text = build_comparison(comparison)
     header = check(text).text.partition("Methods")[0]
     facts = read_comparison(comparison)
-    assert all(conclusion in header for conclusion in facts.conclusions)
-    for rows in facts.panels:
+    assert all(conclusion in header for conclusion in facts.trials.conclusions)
+    for rows in facts.trials.panels:
         for naive in (row for row in rows[1:] if row.role == "naive"):
             assert f"{rows[0].method} against an, labels: {naive.labels}" in text
     assert text.index("<summary>The whole protocol") > text.index("Class by class")
@@ -135,7 +152,8 @@ def test_a_method_from_which_nothing_is_hidden_ends_each_table(edited: Callable[
 def test_ties_with_the_best_are_marked(edited: Callable[..., Path], high: float, near: bool) -> None:
     def change(content: dict[str, Any]) -> None:
         for row in content["rows"]:
-            row |= {"behind": -0.1, "behind_low": -0.3, "behind_high": high}
+            if row["behind_low"]:
+                row |= {"behind": -0.1, "behind_low": -0.3, "behind_high": high}
 
     text = build_comparison(edited(change))
     rows = re.findall(r"−10.00( ≈)?<br>", text)
@@ -157,7 +175,7 @@ def test_one_seed_says_nothing_about_the_spread_over_seeds(edited: Callable[...,
 
 def test_hidden_truth_is_shouted(edited: Callable[..., Path]) -> None:
     def change(content: dict[str, Any]) -> None:
-        content["selected_on_hidden_truth"] = True
+        content["select"] = "hidden"
         for row in content["rows"]:
             row["selected_on"] = "hidden truth"
 
@@ -178,7 +196,7 @@ def test_awkward_content_stays_text(edited: Callable[..., Path]) -> None:
         rest[0] |= {"seed_sd": None, "seeds": 1, "per_seed": [0.2], "validation": None}
         content["failures"].append({"labels": HOSTILE, "method": HOSTILE, "what": "seed 1", "reason": "x" * 5000})
         content["left_out"].append({"labels": "30 %", "method": HOSTILE, "runs": 1200, "seeds": [1, 2]})
-        content["auto"][HOSTILE] = "because <b>"
+        content["chosen_by"][HOSTILE] = "because <b>"
 
     text = build_comparison(edited(change))
     page = check(text)
@@ -192,7 +210,14 @@ def test_many_methods_and_labels_stay_bounded(edited: Callable[..., Path]) -> No
     def change(content: dict[str, Any]) -> None:
         first = content["rows"][0]
         content["rows"] = [
-            {**first, "method": f"method {m}", "labels": f"{share} %", "kept": share / 100, "mAP": 0.5 - m / 200}
+            {
+                **first,
+                "method": f"method {m}",
+                "labels": f"{share} %",
+                "share": share / 100,
+                "strategy": "partial",
+                "mAP": 0.5 - m / 200,
+            }
             for share in range(1, 9)
             for m in range(40)
         ]
@@ -200,13 +225,13 @@ def test_many_methods_and_labels_stay_bounded(edited: Callable[..., Path]) -> No
     page = check(build_comparison(edited(change)))
     assert "6 of 8 sets of labels are drawn" in page.text
     assert "24 of 40 methods are drawn" in page.text
-    assert "6 of 40 methods are drawn" in page.text
+    assert "6 of 40 curves are drawn" in page.text
 
 
 def test_class_differences_are_those_of_the_runs(comparison: Path, edited: Callable[..., Path]) -> None:
     folder = edited()
     facts = read_comparison(folder)
-    first, second = facts.panels[0][:2]
+    first, second = facts.trials.panels[0][:2]
     # Runs of settings that were not chosen, one of them with the same rate.
     for path in list((folder / "tasks").glob("*.json")):
         task = json.loads(path.read_text())
@@ -259,7 +284,7 @@ def test_runs_that_two_candidates_share_are_found(edited: Callable[..., Path]) -
         one["method"] = "em:alpha=0.0500"
 
     facts = read_comparison(edited(change))
-    rows = {row.method: row for row in facts.panels[0]}
+    rows = {row.method: row for row in facts.trials.panels[0]}
     assert class_gaps(facts, rows["em:alpha=0.0500"], rows["bn-bce"])
     assert class_gaps(facts, rows["em:alpha=0.0500"], rows["em:alpha=0.0500"]) == []
 
@@ -289,7 +314,7 @@ def test_command_takes_runs_and_comparisons(comparison: Path, tmp_path: Path) ->
     result = CliRunner().invoke(app, ["report", str(comparison), "--out", str(out)])
     assert result.exit_code == 0, result.output
     assert "<h1>first · comparison</h1>" in out.read_text()
-    assert experiment_kind(comparison) == "comparison"
+    assert is_comparison(comparison)
     for words, messages in (
         ([str(comparison), "--images", str(tmp_path)], "shows no images"),
         ([str(comparison), "--out", str(tmp_path / "x.pdf")], "end it in .html"),
@@ -299,7 +324,7 @@ def test_command_takes_runs_and_comparisons(comparison: Path, tmp_path: Path) ->
         assert (result.exit_code, messages in result.stderr) == (2, True), result.output
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"rows": []}', '{"rows": [{"method": 1}]}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"rows": {}}', '{"rows": [{"method": 1}]}'])
 def test_damaged_or_unfinished_comparisons_are_refused(edited: Callable[..., Path], content: str) -> None:
     folder = edited()
     (folder / "comparison.json").write_text(content)
@@ -349,3 +374,69 @@ def test_no_folder_is_on_the_page(comparison: Path, tmp_path: Path) -> None:
     assert "sst:vectors=glove.txt:vector_size=50" in page.text
     assert "'g.txt' is gone" in page.text
     assert "secret" not in page.text
+
+
+def section_of(text: str, name: str) -> str:
+    (found,) = re.findall(rf'<section id="{name}".*?</section>', text, re.S)
+    return " ".join(re.sub(r"<[^>]+>", " ", found).split())
+
+
+def signed(value: float) -> str:
+    return points(value, 2, signed=True)
+
+
+@pytest.mark.parametrize("kind", ["study", "growth"])
+def test_the_page_of_a_study_ranks_sets_of_labels(studies: Path, kind: str) -> None:
+    text = build_comparison(studies / kind)
+    page, shown = check(text), section_of(text, "methods")
+    content = json.loads((studies / kind / "comparison.json").read_text())
+    for row in content["rows"]:
+        name = f"{row['strategy'] or 'all'} {100 * row['share']:.3g} %"
+        assert f"{name} {points(row['mAP'])} {points(row['mAP_low'])} – {points(row['mAP_high'])}" in shown
+    for gap in content["gaps"]:
+        assert f"{signed(gap['difference'])} ({signed(gap['low'])} to {signed(gap['high'])})" in text
+    for sentence in (*content["conclusions"], *content["protocol"]):
+        assert " ".join(sentence.split()) in page.text
+    assert f"{kind} · {'annotation study' if kind == 'study' else 'learning curve'}" in page.text
+    assert "some labels of every image" in page.text
+    assert ('stroke-dasharray="4 3"' in text) == (kind == "growth"), "the law"
+    assert 'href="#classes"' not in text
+    assert str(studies) not in text
+
+
+def test_the_page_says_what_more_labels_bring(studies: Path, edited: Callable[..., Path]) -> None:
+    gains = [[1.1, 0.005, 0.001, 0.009], [1.5, 0.02, 0.005, 0.03], [2.0, 0.04, 0.01, 0.06]]
+    folder = edited(lambda content: content["growth"].update(ahead=gains, worth=1.0), studies / "growth")
+    (now,) = (
+        row["known_labels"] for row in json.loads((folder / "comparison.json").read_text())["rows"] if row["share"] == 1
+    )
+    shown = section_of(build_comparison(folder), "more")
+    for times, gain, low, high, verdict in (
+        (0.1, 0.005, 0.001, 0.009, "no"),
+        (0.5, 0.02, 0.005, 0.03, "≈"),
+        (1, 0.04, 0.01, 0.06, "yes"),
+    ):
+        more = round(times * now)
+        interval = f"{signed(gain)} {signed(low)} to {signed(high)}"
+        assert f"{100 * times:g} % more {more} {interval} {signed(1000 * gain / more)} {verdict}" in shown
+
+
+def test_the_page_of_an_unfinished_learning_curve(studies: Path, edited: Callable[..., Path]) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["growth"] = {"law": [None] * 3, "gain": [None] * 3, "curve": [], "ahead": [], "backtest": None}
+        content |= {"gaps": [], "rows": content["rows"][:1], "conclusions": ["Too few runs are finished for a curve."]}
+
+    page = check(build_comparison(edited(change, studies / "growth")))
+    assert "Too few runs are finished for a curve" in page.text
+
+
+def test_half_wrong_labels_do_not_flatten_the_others(studies: Path, edited: Callable[..., Path]) -> None:
+    def change(content: dict[str, Any]) -> None:
+        for row in content["rows"]:
+            low = row["strategy"] == "noisy"
+            row |= {"mAP": 0.1 if low else 0.8, "mAP_low": 0.05 if low else 0.75, "mAP_high": 0.15 if low else 0.85}
+
+    text = build_comparison(edited(change, studies / "study"))
+    (chart,) = re.findall(r'<section id="shares".*?</section>', text, re.S)
+    assert "below the chart: noisy 75 %: 10.0" in chart
+    assert min(float(tick) for tick in re.findall(r'text-anchor="end">([\d.]+)</text>', chart)) > 50

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import textwrap
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from halflabel.cli import app
 from halflabel.cli.grid import (
     EVALUATION,
-    UNLIMITED_WIDTH,
     Budget,
     GridBar,
     TestImages,
@@ -25,7 +22,6 @@ from halflabel.cli.grid import (
     grid_config,
     no_result_error,
     parse_shares,
-    print_table,
     resumable_grid,
     show_how_to_resume,
     split_words,
@@ -44,6 +40,7 @@ from halflabel.cli.options import (
     takes_training_options,
 )
 from halflabel.cli.terminal import (
+    SafeConsole,
     console,
     plain_table,
     show_audit,
@@ -54,12 +51,13 @@ from halflabel.cli.terminal import (
 )
 from halflabel.evaluation.registry import shown_metrics
 from halflabel.fitting.config import COMMON
-from halflabel.system.format import counted, points
+from halflabel.system.format import counted, group_digits, points
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
-    from halflabel.comparison import Comparison, ComparisonRow
+    from halflabel.comparison import Row, Trials
 
+UNLIMITED_WIDTH = 10_000  # columns
 Select = StrEnum("Select", ["known", "hidden"])
 Search = StrEnum("Search", ["small", "none"])
 
@@ -161,7 +159,7 @@ def compare(
             force=force,
             reporter=Reporter(bar, show_message, task_bar),
         )
-    _show_result(result, out)
+    show_result(result, out)
     _show_next_step(ctx, result, labels, images)
     show_next("report", out, why="the comparison as a page")
 
@@ -174,17 +172,17 @@ def _check_methods(methods: str) -> None:
             recipe(name.partition(":")[0])  # an unknown name is an error before the label file is read
 
 
-def _show_result(result: Comparison, out: Path) -> None:
-    """Print the comparison and how to resume it; without a finished run, raise."""
-    show_comparison(result)
+def show_result(result: Trials, out: Path) -> None:
+    """Print the result and how to resume it; without a finished run, raise."""
+    show_trials(result)
     if result.left_out:
         show_how_to_resume(result.waiting)
     if not result.rows:
         raise no_result_error(result.waiting, bool(result.left_out))
-    show_written(out, ": comparison.csv, comparison.json")
+    show_written(out, ": comparison.csv, comparison.json, trials.parquet")
 
 
-def _show_next_step(ctx: typer.Context, result: Comparison, labels: Path, images: Path) -> None:
+def _show_next_step(ctx: typer.Context, result: Trials, labels: Path, images: Path) -> None:
     """Print the command that trains the best method."""
     best = next((row for row in result.rows if row.labels == "all" and row.role != "oracle"), None)
     if best is None:
@@ -210,45 +208,39 @@ def _shared_options(ctx: typer.Context) -> list[str]:
     return words
 
 
-def show_comparison(comparison: Comparison) -> None:
-    """Print the table, the failures, the runs that are left, and the protocol."""
+def show_trials(trials: Trials) -> None:
+    """Print the table, the failures, the runs that are left, the protocol and the conclusions."""
     console.print()
-    if comparison.select == "hidden":
+    if trials.select == "hidden":
         console.print("[bold red]Chosen by hidden labels:[/] better than what is possible without them.\n")
-    if comparison.rows:
-        table = _wide_table(comparison)
-        unlimited = console.options.update(width=UNLIMITED_WIDTH)
-        if console.is_terminal and console.measure(table, options=unlimited).maximum > console.width:
-            _show_narrow(comparison)
-        else:
-            print_table(table)
-        unsure = [row for row in comparison.rows if "≈" in _difference(row, row is comparison.best(row.labels))]
+    if trials.rows:
+        for rows in trials.panels:
+            _show_panel(trials, rows)
+        unsure = [row for row in trials.rows if "≈" in _difference(row)]
         if unsure:
             few = any(row.seeds == 2 for row in unsure)
             more = "; more than 2 seeds narrow the interval"
             show_paragraph(f"[bright_black]≈: not significantly different from the best{more if few else ''}[/]")
-        if comparison.memory_kind:
-            show_paragraph(
-                f"[bright_black]memory: {comparison.memory_kind} during a run; tried: settings, with seed 0[/]"
-            )
-    for failure in comparison.failures:
+        if trials.memory_kind:
+            show_paragraph(f"[bright_black]memory: {trials.memory_kind} during a run; tried: settings, with seed 0[/]")
+    for failure in trials.failures:
         what = failure.method if failure.what == "all" else failure.what
         console.print(f"[red]failed:[/] {escape(what)} (labels {escape(failure.labels)}): {escape(failure.reason)}")
-    if comparison.left_out:
-        parts = [f"{left.method} at {left.labels}: {left.runs}" for left in comparison.left_out]
-        runs = sum(left.runs for left in comparison.left_out)
+    if trials.left_out:
+        parts = [f"{left.method} at {left.labels}: {left.runs}" for left in trials.left_out]
+        runs = sum(left.runs for left in trials.left_out)
         console.print(f"[yellow]not run within the time limit:[/] {counted(runs, 'run')} ({escape('; '.join(parts))})")
-    for sentence in comparison.protocol:
+    for sentence in trials.protocol:
         show_paragraph(f"[bright_black]{escape(sentence)}[/]")
-    for sentence in comparison.conclusions:
+    for sentence in trials.conclusions if trials.rows else ():
         show_paragraph(f"[bold]{escape(sentence)}[/]")
 
 
-def _cells(row: ComparisonRow, best: bool) -> dict[str, str]:
+def _cells(row: Row) -> dict[str, str]:
     """The cells of a row by column title."""
     return {
         "test mAP (95 %)": f"{points(row.mAP)} ({points(row.mAP_low)} – {points(row.mAP_high)})",
-        "to the best (95 %)": "—" if row.role == "oracle" else _difference(row, best),
+        "to the best (95 %)": "—" if row.role == "oracle" else _difference(row),
         "± seeds": points(row.seed_sd),
         "CF1": _with_spread(row.CF1, row.CF1_sd),
         "OF1": _with_spread(row.OF1, row.OF1_sd),
@@ -259,6 +251,7 @@ def _cells(row: ComparisonRow, best: bool) -> dict[str, str]:
         "lr": f"{row.lr:.2g}" if row.solver == "sgd" else "—",
         "options": " ".join(f"{name}={value}" for name, value in row.options.items()) or "—",
         "tried": str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}",
+        "known": group_digits(row.known_labels),
     }
 
 
@@ -266,53 +259,30 @@ def _with_spread(value: float, spread: float) -> str:
     return points(value) if math.isnan(spread) else f"{points(value)} ± {points(spread)}"
 
 
-def _method_name(row: ComparisonRow) -> str:
-    return f"{row.method} ({row.reference})" if row.reference else row.method
+def _show_panel(trials: Trials, rows: Sequence[Row]) -> None:
+    """Print one line per row, with as many columns as a terminal has room for; in a file or a pipe, with all."""
+    kinds = ("labels", "method") if trials.kind == "comparison" else ("method", "labels")
+    console.print(f"[bold]{kinds[0]} {escape(trials.names(rows[0])[0])}[/]")
+    columns = {title: [_cells(row)[title] for row in rows] for title in _cells(rows[0])}
+    for count in range(len(columns), 1, -1):
+        table = plain_table(kinds[1], numbers=list(columns)[:count])
+        for number, row in enumerate(rows):
+            reference = f" ({row.reference})" if row.reference else ""
+            cells = [escape(values[number]) for values in list(columns.values())[:count]]
+            table.add_row(f"[bold]{escape(trials.names(row)[1] + reference)}[/]", *cells)
+        width = console.measure(table, options=console.options.update(width=UNLIMITED_WIDTH)).maximum
+        if not console.is_terminal or width <= console.width:
+            break
+    terminal = console.is_terminal
+    SafeConsole(file=console.file, width=UNLIMITED_WIDTH, highlight=False, force_terminal=terminal).print(table)
+    if missing := list(columns)[count:]:
+        show_paragraph(f"[bright_black]In a wider terminal, and in the files: {', '.join(missing)}[/]")
 
 
-def _wide_table(comparison: Comparison) -> Table:
-    """A table with one line per row."""
-    shown = [_cells(row, row is comparison.best(row.labels)) for row in comparison.rows]
-    table = plain_table()
-    for title in ("labels", "method", *shown[0]):
-        table.add_column(title, justify="left" if title in ("labels", "method", "options") else "right", no_wrap=True)
-    before = ""
-    for row, cells in zip(comparison.rows, shown, strict=True):
-        if row.labels != before and before:
-            table.add_row()
-        first = row.labels if row.labels != before else ""
-        table.add_row(escape(first), f"[bold]{escape(_method_name(row))}[/]", *map(escape, cells.values()))
-        before = row.labels
-    return table
-
-
-def _show_narrow(comparison: Comparison) -> None:
-    """Print two lines per row: a table that is too wide would be cut."""
-    shown = [_cells(row, row is comparison.best(row.labels)) for row in comparison.rows]
-    first = list(shown[0])[:2]
-    widths = [max(len(title), *(len(cells[title]) for cells in shown)) for title in first]
-    name = max(len(_method_name(row)) for row in comparison.rows)
-    before = ""
-    for row, cells in zip(comparison.rows, shown, strict=True):
-        if row.labels != before:
-            console.print(f"{'' if not before else chr(10)}[bold]labels {escape(row.labels)}[/]")
-            heads = "  ".join(title.rjust(width) for title, width in zip(first, widths, strict=True))
-            console.print(f"  [bold]{'method'.ljust(name)}  {heads}[/]")
-        before = row.labels
-        figures = "  ".join(cells[title].rjust(width) for title, width in zip(first, widths, strict=True))
-        console.print(f"  [bold]{escape(_method_name(row).ljust(name))}[/]  {escape(figures)}")
-        rest = [f"{title} {value}" for title, value in cells.items() if title not in first and value != "—"]
-        # A line break inside a cell would part a number from its spread: textwrap does not break at these spaces.
-        text = ", ".join(cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in rest)
-        for line in textwrap.wrap(text, console.width - 4, break_long_words=False):
-            console.print(Text("    " + line.replace("\N{NO-BREAK SPACE}", " "), "bright_black"))
-
-
-def _difference(row: ComparisonRow, best: bool) -> str:
-    if best:
+def _difference(row: Row) -> str:
+    if row.is_best:
         return "best"
     if math.isnan(row.behind):
         return "—"
     mean, low, high = (points(gap, 2, signed=True) for gap in (row.behind, row.behind_low, row.behind_high))
-    value = f"{mean} ({low} to {high})"
-    return value if row.behind_high < 0 else f"{value} ≈"
+    return f"{mean} ({low} to {high})" + " ≈" * row.is_tie

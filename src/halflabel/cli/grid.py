@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
 from halflabel.cli.options import panel
-from halflabel.cli.terminal import SafeConsole, console, warnings_in_a_line
+from halflabel.cli.terminal import console, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.config import COMMON
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from halflabel.fitting.config import Config
 
 
-UNLIMITED_WIDTH = 10_000  # columns
 EVALUATION = "Evaluation"
 
 Budget = Annotated[str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", show_default=False, metavar="TIME")]
@@ -112,14 +110,6 @@ def resumable_grid(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(f"Stopped; finished runs are in {folder}: the same command resumes", err=True)
         raise typer.Exit(130) from None
-
-
-def print_table(table: Table) -> None:
-    """Print a table; in a file or a pipe, at its full width."""
-    if console.is_terminal:
-        console.print(table)
-    else:
-        SafeConsole(file=console.file, width=UNLIMITED_WIDTH, highlight=False).print(table)
 
 
 def show_how_to_resume(waiting: tuple[int, int] | None) -> None:

@@ -13,7 +13,7 @@ from halflabel.cli.sequence import after_report
 from halflabel.cli.terminal import show_command, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.filling import run as fill_run
-from halflabel.report import comparison_page, layout, run_facts, run_page, study_page
+from halflabel.report import comparison_page, layout, run_facts, run_page
 from halflabel.runs import folder as run_folder
 from halflabel.system.files import refuse_remote
 from halflabel.system.reporter import Reporter
@@ -48,15 +48,10 @@ def report(
     """
     if out is not None:
         layout.check_page_path(out)
-    kind = run_facts.experiment_kind(run)
-    if kind is not None and not (run / "config.yaml").exists():
+    if run_facts.is_comparison(run) and not (run / "config.yaml").exists():
         if images is not None:
-            raise UserError(f"the page of a {kind} shows no images", "leave --images out")
-        is_study = kind == "study"
-        page = layout.write_page(
-            out or run / "report.html",
-            lambda: study_page.build_study(run) if is_study else comparison_page.build_comparison(run),
-        )
+            raise UserError("the page of a comparison or study shows no images", "leave --images out")
+        page = layout.write_page(out or run / "report.html", lambda: comparison_page.build_comparison(run))
         show_written(page.path, f" ({page.size / 1000:.0f} kB)")
         return
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from rich.markup import escape
+from typing import Annotated, Any
 
 from halflabel.cli import app
+from halflabel.cli.compare import show_result
 from halflabel.cli.grid import (
     Budget,
     GridBar,
@@ -16,12 +14,8 @@ from halflabel.cli.grid import (
     TestLabels,
     TestShare,
     grid_config,
-    no_result_error,
     parse_shares,
-    print_table,
-    rerun_command,
     resumable_grid,
-    show_how_to_resume,
     split_words,
 )
 from halflabel.cli.options import (
@@ -35,13 +29,9 @@ from halflabel.cli.options import (
     takes_label_options,
     takes_training_options,
 )
-from halflabel.cli.terminal import console, plain_table, show_audit, show_message, show_next, show_written
+from halflabel.cli.terminal import show_audit, show_message, show_next
 from halflabel.fitting.config import COMMON
-from halflabel.system.format import counted, group_digits, points
 from halflabel.system.reporter import Reporter
-
-if TYPE_CHECKING:
-    from halflabel.comparison.study_result import Growth, Study
 
 
 @app.command(cls=GroupedCommand)
@@ -99,22 +89,20 @@ def study(
     from halflabel.comparison import study as studies
 
     folder = out if out is not None else Path("runs") / ("growth" if grow else "study")
-    options: dict[str, Any] = {
-        "out": folder,
-        "method": method,
-        "seeds": seeds,
-        "test": test_rows,
-        "test_images": test_images,
-        "test_share": test_share,
-        "budget": budget,
-        "lr": training.get("lr"),
-        "config": grid_config({"held_out": 0.0, **training}, len(table), held_out=training.get("held_out") or None),
-        "force": force,
-        "command": shlex.split(rerun_command()),
-    }
     with resumable_grid(folder), GridBar() as task_bar, Bar("features") as bar:
-        options |= {"reporter": Reporter(bar, show_message, task_bar)}
-        result: Study | Growth
+        options: dict[str, Any] = {
+            "out": folder,
+            "method": method,
+            "seeds": seeds,
+            "test": test_rows,
+            "test_images": test_images,
+            "test_share": test_share,
+            "budget": budget,
+            "lr": training.get("lr"),
+            "config": grid_config({"held_out": 0.0, **training}, len(table), held_out=training.get("held_out") or None),
+            "force": force,
+            "reporter": Reporter(bar, show_message, task_bar),
+        }
         if grow:
             result = studies.grow(label_import.rows, images, shares=shares or studies.GROWTH, worth=worth, **options)
         else:
@@ -122,44 +110,5 @@ def study(
             result = studies.study(
                 label_import.rows, images, budgets=shares or studies.BUDGETS, strategies=names, **options
             )
-    _show(result)
-    if result.left_out:
-        show_how_to_resume(result.waiting)
-    if not result.points:
-        raise no_result_error(result.waiting, result.left_out > 0)
-    show_written(folder, ": study.csv, study.json")
+    show_result(result, folder)
     show_next("report", folder)
-
-
-def _show(study: Study | Growth) -> None:
-    console.print()
-    rows = plain_table("strategy", numbers=("clean labels", "known to training", "test mAP (95 %)", "seeds"))
-    before = ""
-    for point in study.points:
-        rows.add_row(
-            f"[bold]{escape(point.strategy)}[/]" if point.strategy != before else "",
-            f"{100 * point.share:.3g} %",
-            group_digits(point.labels),
-            f"{points(point.mAP)} ({points(point.low)} – {points(point.high)})",
-            str(point.seeds) + (f" + {further}" if (further := len(point.per_seed) - point.seeds) else ""),
-        )
-        before = point.strategy
-    if study.points:
-        print_table(rows)
-    for line in study.failures:
-        console.print(f"[red]failed:[/] {escape(line)}")
-    if study.left_out:
-        console.print(f"[yellow]not run within the time limit:[/] {counted(study.left_out, 'run')}")
-    if not study.points:
-        return
-    from halflabel.comparison.study_result import Growth
-
-    if isinstance(study, Growth):
-        console.print(f"\n[bold]{escape(study.advice)}[/]")
-        if study.control:
-            console.print(escape(study.control))
-    else:
-        for line in study.conclusions:
-            console.print(f"[bold]{escape(line)}[/]")
-    for line in study.protocol:
-        console.print(f"[bright_black]{escape(line)}[/]")

@@ -1,13 +1,12 @@
-"""Experiments: several methods × seeds × label masks on one data set, evaluated alike.
+"""Trials: several methods × seeds × sets of labels on one data set, evaluated alike.
 
-compare.py         `compare`: which method is best for these labels
+compare.py         `compare`: which method is best for these labels; and what every kind of trials runs
 study.py           `study` and `grow`: how to spend labels, and whether more labels pay
-study_result.py    points, paired differences and files of a study
-conclusions.py     sentences that the intervals of a comparison or study support
+conclusions.py     sentences that the intervals of the result support
 learning_curve.py  the power law of `grow`
 grid.py            candidates, label masks, tasks, and the order in which they are run
 run_grid.py        runs the tasks within a time budget, skipping finished ones
-setup.py           options that all experiments share
+setup.py           options that all trials share
 data.py            training, test and validation images; model-made labels are left out
 sources.py         the images and their features, opened once
 bench.py           trains one task on the data, as `train` would
@@ -16,13 +15,12 @@ store.py           the folder with the finished tasks
 source_digest.py   digest of the code of a method: what was edited is trained again
 result.py          intervals, paired differences and the table
 protocol.py        how the numbers were obtained, in sentences
-meter.py           seconds and memory
 """
 
 from __future__ import annotations
 
 from halflabel.comparison.compare import compare
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Task
-from halflabel.comparison.result import Comparison, ComparisonRow
+from halflabel.comparison.result import Row, Trials
 
-__all__ = ["Candidate", "Comparison", "ComparisonRow", "Grid", "LabelMask", "Task", "compare"]
+__all__ = ["Candidate", "Grid", "LabelMask", "Row", "Task", "Trials", "compare"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import math
 import resource
 import shutil
 import sys
@@ -59,7 +60,7 @@ class Meter:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.seconds, self.memory, self.kind = 0.0, 0, ""
+        self.seconds, self.memory, self.kind = 0.0, math.nan, ""
 
     def __enter__(self) -> Meter:
         if self.device == "cuda":
@@ -71,11 +72,11 @@ class Meter:
     def __exit__(self, *_: object) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
-            self.memory, self.kind = int(torch.cuda.max_memory_allocated()), "peak allocated on the GPU"
+            self.memory, self.kind = float(torch.cuda.max_memory_allocated()), "peak allocated on the GPU"
         else:
             unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux KiB
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            self.memory, self.kind = peak * unit, "peak resident memory of the process so far"
+            self.memory, self.kind = float(peak * unit), "peak resident memory of the process so far"
         self.seconds = time.perf_counter() - self._started
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack, get_args
+from typing import Any, Unpack, get_args
 
 from torch import Tensor
 
 from halflabel.comparison.bench import Bench, Select
 from halflabel.comparison.conclusions import conclude_comparison
 from halflabel.comparison.data import choosing_labels, without_model_labels
-from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Search, Task
-from halflabel.comparison.protocol import describe_comparison
-from halflabel.comparison.result import Comparison, Failure, LeftOut, TaskScorer, summarise
+from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Results, Search, Task
+from halflabel.comparison.protocol import describe_trials
+from halflabel.comparison.result import Failure, Kind, LeftOut, TaskScorer, Trials, summarise
 from halflabel.comparison.run_grid import run_grid
 from halflabel.comparison.setup import ExperimentOptions, make_bench, open_store
+from halflabel.comparison.store import Store
 from halflabel.errors import UserError, in_python
 from halflabel.fitting.auto import short_list, suited
 from halflabel.labels.labels import Labels
@@ -39,7 +40,7 @@ def compare(
     search: Search = "small",
     references: bool = True,
     **options: Unpack[ExperimentOptions],
-) -> Comparison:
+) -> Trials:
     """Train every method with every seed and label mask, and evaluate all on the same test images.
 
     Labels made by a model are left out: they are never used for evaluation. `methods` are names, with options as in
@@ -54,15 +55,53 @@ def compare(
     Calling again with the same folder `out` continues. Methods, shares and seeds may then be added; everything else
     has to be the same.
     """
-    out = Path(out)
     label_masks = _label_masks(shares, protocols)
     _check(select, search, label_masks)
     table = without_model_labels(labels, options.get("reporter", SILENT))
-    bench = make_bench(table, images, out, options, select=select, choosing=choosing_labels(labels))
+    bench = make_bench(table, images, Path(out), options, select=select, choosing=choosing_labels(labels))
     if search == "none" and options.get("lr") is None:  # each training chooses its rate, as `train` does
         bench.config = replace(bench.config, choose_lr=True)
     if not 0 < bench.config.held_out < 1:
         raise UserError("without validation images no epoch can be selected", "use ‹held_out=0.2›")
+    finished = run_trials(bench, methods, label_masks, out, options, seeds, search=search, references=references)
+    return finished.save(conclusions=conclude_comparison(finished.trials.rows))
+
+
+@dataclass
+class FinishedTrials:
+    """What was run, and its result without conclusions."""
+
+    bench: Bench
+    grid: Grid
+    outcomes: Results
+    scorer: TaskScorer
+    store: Store
+    trials: Trials
+
+    def save(self, notes: Sequence[str] = (), **more: Any) -> Trials:
+        """Complete the result, whose protocol begins with `notes`, and write it."""
+        protocol = describe_trials(self.grid, self.bench, self.scorer, self.trials)
+        trials = replace(self.trials, protocol=(*notes, *protocol), **more)
+        lines = trials.csv_lines()
+        self.store.write_csv("comparison.csv", list(lines[0]) if lines else [], [list(line.values()) for line in lines])
+        self.store.write_table(trials.table)
+        self.store.write_json("comparison.json", trials.to_json())
+        return trials
+
+
+def run_trials(
+    bench: Bench,
+    methods: str | Sequence[str],
+    label_masks: Sequence[LabelMask],
+    out: str | Path,
+    options: ExperimentOptions,
+    seeds: int,
+    *,
+    search: Search = "none",
+    references: bool = False,
+    kind: Kind = "comparison",
+) -> FinishedTrials:
+    """Train methods × label masks × seeds, as far as these are not finished, and summarise them."""
     candidates, reasons = _candidates(methods, options.get("lr"), bench, label_masks)
     for name, reason in reasons.items():
         bench.reporter.message(f"auto: {name}: {reason}")
@@ -70,8 +109,8 @@ def compare(
     unfit = {(c, mask): reason for c, reason in unsolved.items() for mask in label_masks}
     unfit |= _unfit(candidates, label_masks, bench)
     further = _references(candidates, label_masks, bench, options.get("lr")) if references else ()
-    grid = Grid(candidates, label_masks, seeds, search, frozenset(unfit), further)
-    store = open_store(out, "comparison", bench, options)
+    grid = Grid(candidates, tuple(label_masks), seeds, search, frozenset(unfit), further)
+    store = open_store(Path(out), bench, options)
     store.write_csv("split.csv", ["image", "part", "group"], _split(bench))
     store.write_test(bench.test)
     try:
@@ -86,24 +125,14 @@ def compare(
         if outcome.error
     ]
     scorer = TaskScorer(bench, store)
-    result = summarise(
-        grid,
-        outcomes,
-        scorer,
-        bench,
+    trials = replace(
+        summarise(grid, outcomes, scorer, bench, kind),
         failures=tuple(failures),
         left_out=_left_out(not_run),
         chosen_by=reasons,
         waiting=bench.sources.unfinished_features,
     )
-    result = replace(
-        result,
-        conclusions=conclude_comparison(result.rows),
-        protocol=tuple(describe_comparison(grid, bench, scorer, result.rows)),
-    )
-    store.write_csv("comparison.csv", result.columns, [list(line.values()) for line in result.table()])
-    store.write_json("comparison.json", result.to_json())
-    return result
+    return FinishedTrials(bench, grid, outcomes, scorer, store, trials)
 
 
 def _label_masks(shares: Sequence[float], protocols: Sequence[str]) -> tuple[LabelMask, ...]:

@@ -10,9 +10,7 @@ from halflabel.system.format import points
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from halflabel.comparison.learning_curve import Extrapolation
-    from halflabel.comparison.result import ComparisonRow, Interval
-    from halflabel.comparison.study_result import Gap, Point
+    from halflabel.comparison.result import Gap, Growth, Interval, Row
 
 MEANING = {
     "partial": "some labels of every image",
@@ -20,14 +18,6 @@ MEANING = {
     "noisy": "all labels, some wrong",
     "noisy+": "one positive per image, all else negative",
 }
-
-
-def points_below_chart(points: Sequence[Point]) -> list[Point]:
-    """Return points to mention but not to draw: far below all others, they would compress the chart."""
-    others = [point for point in points if point.strategy != "noisy"]
-    low = min((point.low for point in others), default=0.0)
-    floor = low - 0.1 * (max((point.high for point in others), default=low) - low)
-    return [point for point in points if point.mAP < floor]
 
 
 def conclude(gaps: Sequence[Gap]) -> list[str]:
@@ -84,9 +74,9 @@ def _points(value: float) -> str:
     return points(value, 2, signed=True)
 
 
-def conclude_growth(law: Extrapolation, worth: float) -> str:
-    """Return the expected gain of twice the labels, and whether it reaches `worth` points."""
-    gain, backtest = law.gain, law.backtest
+def conclude_growth(law: Growth) -> str:
+    """Return the expected gain of twice the labels, and whether it is worth it."""
+    gain, backtest, worth = law.gain, law.backtest, law.worth
     if math.isnan(gain.mean):
         return "Too few runs are finished for a curve: give it more time."
     advice = f"Doubling the labels is expected to give {_between(gain)} points of mAP"
@@ -130,10 +120,10 @@ def describe_control(gaps: Sequence[Gap]) -> str:
     return text + (differing or " There is no significant difference.")
 
 
-def conclude_comparison(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
+def conclude_comparison(rows: Sequence[Row]) -> tuple[str, ...]:
     """Return for each set of labels which method is best, by how much, and whether that may be chance."""
     oracle = next((row for row in rows if row.role == "oracle"), None)
-    ranked: dict[str, list[ComparisonRow]] = {}
+    ranked: dict[str, list[Row]] = {}
     for row in rows:
         if row.role != "oracle":
             ranked.setdefault(row.labels, []).append(row)
@@ -142,7 +132,7 @@ def conclude_comparison(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
     )
 
 
-def _best_method(rows: Sequence[ComparisonRow]) -> str:
+def _best_method(rows: Sequence[Row]) -> str:
     """Return a sentence on the best of the rows, which are ordered."""
     best = rows[0]
     others = [row for row in rows[1:] if not math.isnan(row.behind)]
@@ -162,7 +152,7 @@ def _best_method(rows: Sequence[ComparisonRow]) -> str:
     )
 
 
-def _references(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) -> str:
+def _references(rows: Sequence[Row], oracle: Row | None) -> str:
     """Return sentences on the naive reading and on full labels, where these were trained."""
     naive = next((row for row in rows if row.role == "naive"), None)
     text = ""
@@ -176,6 +166,6 @@ def _references(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) -> 
     return text
 
 
-def _lead_interval(row: ComparisonRow) -> str:
+def _lead_interval(row: Row) -> str:
     """The interval of the lead of the best method over this one."""
     return f"(95 %: {points(-row.behind_high, 2, signed=True)} to {points(-row.behind_low, 2, signed=True)})"

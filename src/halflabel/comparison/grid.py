@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
+import numpy as np
+
 from halflabel.errors import UserError
 from halflabel.fitting.auto import Choice
 from halflabel.labels import drop
@@ -22,6 +24,7 @@ from halflabel.methods.base import recipe
 Options = tuple[tuple[str, Any], ...]
 Search = Literal["small", "none"]
 
+GROWING = ("partial", "dense")  # protocols that keep a share of the labels: of every image, or of some images
 NAIVE = "an"  # the method that takes every unknown label as absent
 _RATES = (1 / 3, 3.0)  # tried besides the learning rate of the method
 
@@ -103,15 +106,17 @@ class LabelMask:
         if not self.protocol:
             return "all"
         if self.protocol == "partial" and len(self.options) == 1:
-            return f"{100 * self.kept:g} %"
+            return f"{100 * dict(self.options)['share']:g} %"
         return ":".join([self.protocol, *(f"{name}={value}" for name, value in self.options)])
 
-    @property
-    def kept(self) -> float:
-        """The share of the labels of each image that is kept, for the protocol "partial"; else NaN."""
-        if not self.protocol:
-            return 1.0
-        return float(dict(self.options)["share"]) if self.protocol == "partial" else math.nan
+    def clean(self, table: Table) -> float:
+        """Return the share of the labels that stay known and correct; NaN for protocols without such a share."""
+        options = dict(self.options)
+        if self.protocol == "noisy+":
+            return float(np.mean(self.apply(table, 0).value == table.value))
+        if self.protocol == "noisy":
+            return float(round(1 - options["share"], 9))
+        return 1.0 if not self.protocol else float(options["share"]) if self.protocol in GROWING else math.nan
 
     def apply(self, table: Table, seed: int) -> Table:
         return drop.apply(self.protocol, table, seed=seed, **dict(self.options)) if self.protocol else table
@@ -158,7 +163,7 @@ class Outcome:
     known: float = math.nan  # the share of the training entries that are known
     seconds: float = 0.0  # of all epochs, validation included
     wall: float = 0.0  # with everything before and after the epochs
-    memory: int | None = None  # bytes
+    memory: float = math.nan  # bytes
     memory_kind: str = ""
     log: tuple[Mapping[str, Any], ...] = ()
     strength: float = math.nan  # of the solver lbfgs, chosen by out-of-fold scores

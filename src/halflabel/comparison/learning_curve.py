@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.comparison.result import Interval, TaskScore
+from halflabel.comparison.result import Backtest, Growth, Interval, TaskScore
 from halflabel.system.rng import uniform
 
 _EXPONENTS = np.geomspace(0.05, 3.0, 48)
@@ -28,31 +28,7 @@ class Law(NamedTuple):
         return np.asarray(self.a - self.b * share**-self.c)
 
 
-class Backtest(NamedTuple):
-    """The gain of the last doubling as predicted from the smaller shares, and as measured.
-
-    The interval is a prediction interval: it includes the noise of the measurement.
-    """
-
-    foretold: Interval
-    measured: float
-
-    @property
-    def held(self) -> bool:
-        return self.foretold.low <= self.measured <= self.foretold.high
-
-
-class Extrapolation(NamedTuple):
-    """The fitted power law, and the expected gain of more labels."""
-
-    law: tuple[float, float, float]  # a, b, c
-    curve: tuple[tuple[float, float, float, float], ...]  # share, fitted mAP, low, high; up to twice the labels
-    gain: Interval  # of twice the labels, in mAP
-    backtest: Backtest | None
-    ahead: tuple[tuple[float, float, float, float], ...] = ()  # factor of the labels, gain, low, high
-
-
-def extrapolate(scores: Mapping[float, Mapping[int, TaskScore]]) -> Extrapolation:
+def extrapolate(scores: Mapping[float, Mapping[int, TaskScore]], worth: float = 1.0) -> Growth:
     """Fit the power law to share -> seed -> score, with 1.0 (all labels) among the shares; predict twice the labels.
 
     The interval comes from resampled curves: the bootstrap of the test images, and noise with the pooled spread over
@@ -75,12 +51,13 @@ def extrapolate(scores: Mapping[float, Mapping[int, TaskScore]]) -> Extrapolatio
         (point, *_interval(law.at(point), laws.at(point))) for point in np.geomspace(share.min(), 2.0, 40).tolist()
     ]
     ahead = {factor: _interval(law.at(factor) - law.at(1.0), laws.at(factor) - laws.at(1.0)) for factor in _AHEAD}
-    return Extrapolation(
+    return Growth(
         (float(law.a[0]), float(law.b[0]), float(law.c[0])),
         tuple(curve),
         ahead[2.0],
         backtest,
         tuple((factor, *gain) for factor, gain in ahead.items()),
+        worth,
     )
 
 

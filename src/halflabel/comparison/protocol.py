@@ -1,4 +1,4 @@
-"""How the numbers of a comparison were obtained, in sentences."""
+"""How the numbers of trials were obtained, in sentences."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.grid import Grid
-from halflabel.comparison.result import RESAMPLES, ComparisonRow, TaskScorer
+from halflabel.comparison.result import RESAMPLES, Row, TaskScorer, Trials
 
 
-def describe_comparison(grid: Grid, bench: Bench, scorer: TaskScorer, rows: Sequence[ComparisonRow]) -> list[str]:
+def describe_trials(grid: Grid, bench: Bench, scorer: TaskScorer, trials: Trials) -> list[str]:
     """Return sentences that describe how the numbers were obtained."""
+    rows = trials.rows
     test, known = bench.test, int((scorer.labels != 0).sum())
     source = "with separate labels" if bench.data.has_own_test else "a part of the images that is never trained on"
     lines = [
@@ -26,7 +27,7 @@ def describe_comparison(grid: Grid, bench: Bench, scorer: TaskScorer, rows: Sequ
     if further := [row for row in rows if row.unused_seeds]:
         named = [f"{row.method} at {row.labels}: {row.unused_seeds}" for row in further]
         lines.append(
-            "Ranked by the seeds that all methods have finished with those labels; further finished seeds are listed "
+            "Ranked by the seeds that all have finished that are ranked together; further finished seeds are listed "
             f"and not used: {', '.join(named)}."
         )
     if apart := [f"{row.method} at {row.labels}" for row in rows if math.isnan(row.behind)]:
@@ -44,7 +45,7 @@ def describe_comparison(grid: Grid, bench: Bench, scorer: TaskScorer, rows: Sequ
     return lines
 
 
-def _describe_selection(grid: Grid, bench: Bench, rows: Sequence[ComparisonRow]) -> list[str]:
+def _describe_selection(grid: Grid, bench: Bench, rows: Sequence[Row]) -> list[str]:
     """Return sentences on how strengths, epochs and settings were chosen."""
     solvers = {candidate.solver for candidate, _ in grid.pairs}
     is_hidden, lines = bench.select == "hidden", list[str]()
@@ -60,10 +61,13 @@ def _describe_selection(grid: Grid, bench: Bench, rows: Sequence[ComparisonRow])
     if "sgd" in solvers:
         share = f"{100 * bench.config.held_out:g} %"
         which = "The other methods" if "lbfgs" in solvers else "The methods"
-        lines.append(
-            f"{warning}{which} were trained in batches; epochs and settings were selected by mAP on the validation "
-            f"images ({share} of those not for the test), {labels}."
+        selected = (
+            f"epochs and settings were selected by mAP on the validation images ({share} of those not for the test), "
+            f"{labels}"
+            if bench.config.held_out
+            else "the last epoch is evaluated"
         )
+        lines.append(f"{warning}{which} were trained in batches; {selected}.")
         if bench.config.tune == "all" and bench.config.solver != "sgd":
             lines.append("Their heads were fitted again by L-BFGS where that ranks the validation images better.")
     if is_hidden:

@@ -1,15 +1,17 @@
-"""The result of a comparison: means, intervals over images and seeds together, and paired differences."""
+"""The result of trials: means, intervals over images and seeds together, and paired differences."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 
 from halflabel import metrics
 from halflabel.comparison.bench import Bench
@@ -31,47 +33,50 @@ _F1 = ("CF1", "OF1")
 K = TypeVar("K")
 
 
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # JSON has no NaN
+
+
 @dataclass(frozen=True)
-class ComparisonRow:
+class Row:
     """One row of the table: a method with one label mask.
 
-    mAP is the mean over the seeds that all methods with that label mask have finished, and so are all values but
-    `seed_sd` and `per_seed`; `behind` is the mean paired difference to the best method (≤ 0, and 0 for the best itself;
+    mAP is the mean over the seeds that all rows of a panel (`Trials.panels`) have finished, and so are all values but
+    `seed_sd` and `per_seed`; `behind` is the mean paired difference to the best row (≤ 0, and 0 for the best itself;
     NaN without a common seed). Intervals are 95 %.
     """
 
     labels: str
     method: str
-    mAP: float
-    mAP_low: float
-    mAP_high: float
-    behind: float
-    behind_low: float
-    behind_high: float
+    mAP: Number
+    mAP_low: Number
+    mAP_high: Number
+    behind: Number
+    behind_low: Number
+    behind_high: Number
     seeds: int  # number of seeds in the means
-    seed_sd: float  # over all its finished seeds; NaN for a single one
-    validation: float  # the metric that epochs and settings were selected by, mean over seeds
+    seed_sd: Number  # over all its finished seeds; NaN for a single one
+    validation: Number  # the metric that epochs and settings were selected by, mean over seeds
     selected_on: str
-    seconds: float  # of training a run, mean over seeds
-    memory: float  # peak in bytes, median over seeds; NaN if not measured
-    CF1: float  # F1 of the decisions at the run's thresholds, means of classes; mean over seeds
-    CF1_sd: float  # over all finished seeds, as seed_sd
-    OF1: float  # the same over all entries together
-    OF1_sd: float
+    seconds: Number  # of training a run, mean over seeds
+    memory: Number  # peak in bytes, median over seeds; NaN if not measured
+    CF1: Number  # F1 of the decisions at the run's thresholds, means of classes; mean over seeds
+    CF1_sd: Number  # over all finished seeds, as seed_sd
+    OF1: Number  # the same over all entries together
+    OF1_sd: Number
     solver: str  # lbfgs or sgd
-    lr: float  # 0 for lbfgs
+    lr: Number  # 0 for lbfgs
     options: Mapping[str, Any]
     tried: int  # number of settings that were tried with seed 0
     to_try: int  # number of settings to try
-    known: float  # the share of the training entries that are known
+    known: Number  # the share of the training entries that are known
     rate_at_edge: bool  # whether the selected learning rate is the highest or lowest that was tried
-    kept: float  # the share of the labels of each image that is kept, for such label masks; else NaN
-    per_seed: tuple[float, ...] = ()  # all its finished seeds
-    best_epochs: tuple[int, ...] = ()
+    strategy: str = ""  # the protocol that hides labels or makes them wrong; "" for all labels as they are
+    share: Number = math.nan  # of the labels that are known and correct, for protocols with a share
+    known_labels: int = 0  # known to training with the first seed, right or wrong
+    per_seed: tuple[Number, ...] = ()  # all its finished seeds
     judged_by: tuple[int, ...] = ()  # the seeds in the means
     runs: tuple[str, ...] = ()  # their files in tasks/
-    strengths: tuple[float, ...] = ()  # of the regularisation, chosen for each of these seeds; none for sgd
-    own_metrics: Mapping[str, float] = field(default_factory=dict)  # those of plugins, means over seeds
+    own_metrics: Mapping[str, Number] = field(default_factory=dict)  # those of plugins, means over seeds
     role: str = ""  # "naive": unknown is taken as absent; "oracle": no label is hidden from it
 
     @property
@@ -82,8 +87,18 @@ class ComparisonRow:
 
     @property
     def unused_seeds(self) -> int:
-        """The number of finished seeds that another method has not finished, which are not in the means."""
+        """The number of finished seeds that another row has not finished, which are not in the means."""
         return max(len(self.per_seed) - self.seeds, 0)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the other rows of its panel are compared with this one."""
+        return self.behind_low == self.behind_high == 0
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether the paired interval of the difference to the best row includes 0."""
+        return not self.behind_high < 0
 
 
 class Failure(NamedTuple):
@@ -104,11 +119,20 @@ class LeftOut(NamedTuple):
     seeds: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The result: rows by label mask and decreasing mAP, failures, runs not started, and the protocol."""
+Kind = Literal["comparison", "annotation study", "learning curve"]
 
-    rows: tuple[ComparisonRow, ...]
+
+@dataclass(frozen=True)
+class Trials:
+    """The result of label masks × methods × seeds: rows, failures, runs not started, and the protocol.
+
+    A comparison ranks the methods with each set of labels; a study ranks the sets of labels of one method.
+    """
+
+    rows: tuple[Row, ...]
+    kind: Kind = "comparison"
+    gaps: tuple[Gap, ...] = ()  # between the sets of labels of a study
+    growth: Growth | None = None  # of a learning curve
     failures: tuple[Failure, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     protocol: tuple[str, ...] = ()
@@ -116,49 +140,99 @@ class Comparison:
     memory_kind: str = ""
     chosen_by: Mapping[str, str] = field(default_factory=dict)  # the reason for each method of `auto`
     waiting: tuple[int, int] | None = None  # (images with features, images in all) if the budget ended before training
-    conclusions: tuple[str, ...] = ()  # which method is best, by how much and how surely, for each set of labels
+    conclusions: tuple[str, ...] = ()  # what is best, by how much and how surely
+    table: Any = None  # Arrow table of all finished runs behind the rows; not in the JSON file
 
-    def table(self) -> list[dict[str, Any]]:
+    @property
+    def panels(self) -> list[list[Row]]:
+        """The rows that are ranked together: the methods of each set of labels, or the sets of labels of a study."""
+        panels: dict[str, list[Row]] = {}
+        for row in self.rows:
+            panels.setdefault(row.labels if self.kind == "comparison" else row.method, []).append(row)
+        return list(panels.values())
+
+    def names(self, row: Row) -> tuple[str, str]:
+        """Return the name of a row's panel, and its own: of a study, the strategy with the share of clean labels."""
+        if self.kind == "comparison":
+            return row.labels, row.method
+        return row.method, f"{row.strategy or 'all'} {100 * row.share:.3g} %"
+
+    def csv_lines(self) -> list[dict[str, Any]]:
         """Return one flat dictionary per row, as in the CSV file; fractions, seconds, bytes."""
         lines = []
         for row in self.rows:
             line = asdict(row)
-            line["own_metrics"] = " ".join(f"{name}={value:.6g}" for name, value in row.own_metrics.items())
-            line["options"] = " ".join(f"{name}={value}" for name, value in row.options.items())
-            for name in ("per_seed", "best_epochs", "judged_by", "strengths"):
-                line[name] = " ".join(f"{value:.6g}" for value in getattr(row, name))
-            line["runs"] = " ".join(row.runs)
-            lines.append(line)
+            for name in ("own_metrics", "options"):
+                line[name] = " ".join(f"{key}={value}" for key, value in line[name].items())
+            lines.append({name: " ".join(map(str, v)) if isinstance(v, tuple) else v for name, v in line.items()})
         return lines
 
-    def best(self, labels: str) -> ComparisonRow:
-        """Return the row with the highest mean test mAP for one label mask."""
-        return next(row for row in self.rows if row.labels == labels)
-
     def to_json(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        content = {
-            "conclusions": self.conclusions,
-            "protocol": self.protocol,
-            "selected_on_hidden_truth": self.select == "hidden",
-            "memory_is": self.memory_kind,
-            "rows": [asdict(row) for row in self.rows],
-            "failures": [failure._asdict() for failure in self.failures],
-            "left_out": [left._asdict() for left in self.left_out],
-            "auto": dict(self.chosen_by),
-        }
+        """Return everything but the Arrow table as JSON values."""
+        content = asdict(replace(self, table=None))
+        del content["table"]
+        for name in ("failures", "left_out"):
+            content[name] = [each._asdict() for each in getattr(self, name)]
         values: dict[str, Any] = to_json_value(content)
         return values
 
-    @property
-    def columns(self) -> list[str]:
-        return [column.name for column in fields(ComparisonRow)]
-
 
 class Interval(NamedTuple):
-    mean: float
-    low: float
-    high: float
+    mean: Number
+    low: Number
+    high: Number
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Test mAP with one set of labels minus that with another, paired by seed and test image, 95 % interval."""
+
+    strategy: str
+    share: Number
+    other: str
+    other_share: Number
+    difference: Number
+    low: Number
+    high: Number
+
+    @property
+    def better(self) -> bool:
+        return self.low > 0
+
+    @property
+    def worse(self) -> bool:
+        return self.high < 0
+
+    @property
+    def is_step(self) -> bool:
+        """Whether this is the gain of more labels of the same kind."""
+        return self.strategy == self.other
+
+
+class Backtest(NamedTuple):
+    """The gain of the last doubling as predicted from the smaller shares, and as measured.
+
+    The interval is a prediction interval: it includes the noise of the measurement.
+    """
+
+    foretold: Interval
+    measured: Number
+
+    @property
+    def held(self) -> bool:
+        return self.foretold.low <= self.measured <= self.foretold.high
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The power law that is fitted to a learning curve, and the expected gain of more labels."""
+
+    law: tuple[Number, Number, Number]  # a, b, c
+    curve: tuple[tuple[Number, Number, Number, Number], ...]  # share, fitted mAP, low, high; up to twice the labels
+    gain: Interval  # of twice the labels, in mAP
+    backtest: Backtest | None
+    ahead: tuple[tuple[Number, Number, Number, Number], ...] = ()  # factor of the labels, gain, low, high
+    worth: float = 1.0  # the gain, in points of mAP, that is worth twice the labels
 
 
 def interval(values: NDArray[np.float64], replicates: NDArray[np.float64], positives: float) -> Interval:
@@ -243,39 +317,79 @@ def common_seeds(seeds_of: Mapping[K, Collection[int]]) -> tuple[int, ...]:
     return tuple(sorted(common))
 
 
-def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, **details: Any) -> Comparison:
-    """Return the table of all finished cells, best first by the common seeds; methods without a common seed last."""
-    rows: list[ComparisonRow] = []
-    for label_mask in dict.fromkeys(mask for _, mask in grid.pairs):
-        tasks = {c: grid.finished(c, mask, outcomes) for c, mask in grid.pairs if mask == label_mask}
-        finished = {candidate: by_seed for candidate, by_seed in tasks.items() if by_seed}
-        scored = {
-            candidate: {seed: scorer(task, outcomes[task]) for seed, task in by_seed.items()}
-            for candidate, by_seed in finished.items()
-        }
+Pair = tuple[Candidate, LabelMask]
+
+
+def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, kind: Kind = "comparison") -> Trials:
+    """Return the rows of all finished pairs, and the table of their runs.
+
+    The methods of a comparison are in order, best first by the common seeds; those without a common seed are last.
+    """
+    panels: dict[Any, list[Pair]] = {}
+    for pair in grid.pairs:
+        panels.setdefault(pair[1] if kind == "comparison" else pair[0].name, []).append(pair)
+    rows: list[Row] = []
+    records: list[dict[str, Any]] = []
+    for panel in panels.values():
+        scored = {pair: scores for pair in panel if (scores := scorer.scores(grid, pair, outcomes))}
         common = set(common_seeds(scored))
-        judged_by = {c: sorted(common & set(scored[c])) or sorted(scored[c]) for c in scored}
-        apart = {c for c in scored if not common & set(scored[c])}
-        means = {c: float(np.mean([scored[c][seed].mAP for seed in judged_by[c]])) for c in scored}
-        ordered = sorted(scored, key=lambda c: (c in apart, -means[c]))
-        best = scored[ordered[0]] if ordered else {}
-        for c in ordered:
-            rows.append(_row(grid, outcomes, bench, (c, label_mask), finished[c], scored[c], judged_by[c], best))
+        judged_by = {pair: sorted(common & set(scored[pair])) or sorted(scored[pair]) for pair in scored}
+        means = {pair: float(np.mean([scored[pair][seed].mAP for seed in judged_by[pair]])) for pair in scored}
+        ranked = sorted(scored, key=lambda pair: (not common & set(scored[pair]), -means[pair]))
+        best = scored[ranked[0]] if ranked else {}
+        for pair in ranked if kind == "comparison" else scored:
+            runs = _records(grid, outcomes, bench, pair, scored[pair])
+            rows.append(_row(grid, outcomes, bench, pair, runs, scored[pair], judged_by[pair], best))
+            records += runs.values()
     kinds = {outcome.memory_kind for outcome in outcomes.values() if outcome.memory_kind}
-    return Comparison(tuple(rows), select=bench.select, memory_kind=" or ".join(sorted(kinds)), **details)
+    table = pa.Table.from_pylist(records)
+    return Trials(tuple(rows), kind, select=bench.select, memory_kind=" or ".join(sorted(kinds)), table=table)
+
+
+def _records(
+    grid: Grid, outcomes: Results, bench: Bench, pair: Pair, scored: Mapping[int, TaskScore]
+) -> dict[int, dict[str, Any]]:
+    """Return what is known of each finished run of a pair, by seed."""
+    (candidate, mask), tasks = pair, grid.finished(*pair, outcomes)
+    about = {
+        "labels": mask.name,
+        "strategy": mask.protocol,
+        "share": mask.clean(bench.rest),
+        "method": candidate.name,
+        "solver": candidate.solver,
+    }
+    return {
+        seed: {
+            **about,
+            "seed": seed,
+            "lr": task.lr,
+            "options": ":".join(f"{name}={value}" for name, value in task.options),
+            "mAP": scored[seed].mAP,
+            **dict.fromkeys(_F1, math.nan),
+            **scored[seed].metrics,
+            "validation": outcomes[task].select,
+            "known": outcomes[task].known,
+            "best_epoch": outcomes[task].best_epoch,
+            "strength": outcomes[task].strength,
+            "seconds": outcomes[task].seconds,
+            "memory": outcomes[task].memory,
+            "run": task.key,
+        }
+        for seed, task in tasks.items()
+    }
 
 
 def _row(
     grid: Grid,
-    all_outcomes: Results,
+    outcomes: Results,
     bench: Bench,
-    pair: tuple[Candidate, LabelMask],
-    tasks: Mapping[int, Task],
+    pair: Pair,
+    runs: Mapping[int, dict[str, Any]],
     scored: Mapping[int, TaskScore],
     seeds: Sequence[int],
     best: Mapping[int, TaskScore],
-) -> ComparisonRow:
-    candidate, label_mask = pair
+) -> Row:
+    (candidate, mask), tasks = pair, grid.finished(*pair, outcomes)
     mean = mean_interval([scored[seed] for seed in seeds])
     if scored is best:
         behind = Interval(0.0, 0.0, 0.0)
@@ -283,18 +397,18 @@ def _row(
         behind = paired_interval([scored[seed] for seed in seeds], [best[seed] for seed in seeds])
     else:
         behind = Interval(math.nan, math.nan, math.nan)
-    values = [score.mAP for score in scored.values()]
+    first, run = next(iter(tasks.values())), next(iter(runs.values()))
     own = list(own_functions())
-    decided = {
-        name: {seed: score.metrics.get(name, math.nan) for seed, score in scored.items()} for name in (*_F1, *own)
-    }
-    means = {name: float(np.mean([by_seed[seed] for seed in seeds])) for name, by_seed in decided.items()}
-    outcomes: list[Outcome] = [all_outcomes[tasks[seed]] for seed in seeds]
-    first = next(iter(tasks.values()))
-    memory = [outcome.memory for outcome in outcomes if outcome.memory is not None]
-    return ComparisonRow(
-        labels=label_mask.name,
-        method=candidate.name,
+
+    def mean_of(*names: str) -> dict[str, Any]:
+        return {name: float(np.mean([runs[seed][name] for seed in seeds])) for name in names}
+
+    def spread(name: str) -> float:
+        """The standard deviation over seeds; NaN for a single one."""
+        return float(np.std([run[name] for run in runs.values()], ddof=1)) if len(runs) > 1 else math.nan
+
+    return Row(
+        **{name: run[name] for name in ("labels", "method", "strategy", "share", "solver", "lr")},
         mAP=mean.mean,
         mAP_low=mean.low,
         mAP_high=mean.high,
@@ -302,36 +416,23 @@ def _row(
         behind_low=behind.low,
         behind_high=behind.high,
         seeds=len(seeds),
-        seed_sd=_spread(values),
-        validation=float(np.mean([outcome.select for outcome in outcomes])),
-        selected_on=_selected_on(bench, label_mask, outcomes),
-        seconds=float(np.mean([outcome.seconds for outcome in outcomes])),
-        memory=float(np.median(memory)) if memory else math.nan,
-        CF1=means["CF1"],
-        CF1_sd=_spread(decided["CF1"].values()),
-        OF1=means["OF1"],
-        OF1_sd=_spread(decided["OF1"].values()),
-        solver=candidate.solver,
-        lr=first.lr,
+        seed_sd=spread("mAP"),
+        **mean_of("validation", "seconds", "known", *_F1),
+        selected_on=_selected_on(bench, mask, [outcomes[tasks[seed]] for seed in seeds]),
+        memory=float(np.median([runs[seed]["memory"] for seed in seeds])),
+        CF1_sd=spread("CF1"),
+        OF1_sd=spread("OF1"),
         options=_key_options(candidate, first),
-        tried=len(grid.tried(candidate, label_mask, all_outcomes)),
+        tried=len(grid.tried(candidate, mask, outcomes)),
         to_try=grid.runs(candidate) - grid.seeds + 1,
-        known=float(np.mean([outcome.known for outcome in outcomes])),
         rate_at_edge=first.lr != candidate.lr,
-        kept=label_mask.kept,
-        per_seed=tuple(values),
-        best_epochs=tuple(all_outcomes[task].best_epoch for task in tasks.values()),
+        known_labels=mask.apply(bench.rest, 0).known,
+        per_seed=tuple(score.mAP for score in scored.values()),
         judged_by=tuple(seeds),
         runs=tuple(tasks[seed].key for seed in seeds),
-        strengths=tuple(outcome.strength for outcome in outcomes if candidate.solver == "lbfgs"),
-        own_metrics={name: means[name] for name in own},
+        own_metrics=mean_of(*own),
         role=candidate.role or ("naive" if candidate.method == NAIVE else ""),
     )
-
-
-def _spread(values: Collection[float]) -> float:
-    """Return the standard deviation over seeds; NaN for a single one."""
-    return float(np.std(list(values), ddof=1)) if len(values) > 1 else math.nan
 
 
 def _key_options(candidate: Candidate, task: Task) -> dict[str, Any]:
@@ -377,6 +478,10 @@ class TaskScorer:
             decided = self._decide(array, outcome.decisions) if outcome.decisions else {}
             self._scores[task.key] = TaskScore(boot.mean, boot.replicates.double().numpy(), positives, decided)
         return self._scores[task.key]
+
+    def scores(self, grid: Grid, pair: Pair, outcomes: Results) -> dict[int, TaskScore]:
+        """Return the scores of the finished seeds of a pair."""
+        return {seed: self(task, outcomes[task]) for seed, task in grid.finished(*pair, outcomes).items()}
 
     def _decide(self, logits: NDArray[np.float32], stored: Mapping[str, Any]) -> dict[str, float]:
         """Return the F1 of the decisions of a run, and the metrics of plugins."""

@@ -13,7 +13,7 @@ from halflabel import __version__
 from halflabel.comparison.bench import Bench, Select
 from halflabel.comparison.data import split_data, without_model_labels
 from halflabel.comparison.grid import deadline_of
-from halflabel.comparison.store import Store, What
+from halflabel.comparison.store import Store
 from halflabel.errors import UserError
 from halflabel.evaluation.registry import check_own_metrics
 from halflabel.fitting.auto import epochs_for
@@ -90,10 +90,10 @@ def make_bench(
     )
 
 
-def open_store(out: Path, what: What, bench: Bench, options: ExperimentOptions) -> Store:
+def open_store(out: Path, bench: Bench, options: ExperimentOptions) -> Store:
     """Open the images, then the folder of results, which is refused if it was made with other settings."""
     bench.open()
-    store = Store(out, what)
+    store = Store(out)
     identity: dict[str, Any] = {"halflabel": __version__, "test_share": options.get("test_share", _TEST_SHARE)}
     store.start({**identity, **bench.identity()}, force=options.get("force", False))
     return store

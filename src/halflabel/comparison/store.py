@@ -1,4 +1,4 @@
-"""The folder of a comparison or study, with one file per finished task. Only this module knows its file names."""
+"""The folder of a comparison or study, with the files of each finished task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,16 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.system.files import atomic_write, read_json, to_json_value, write_csv, write_json
 
-What = Literal["comparison", "study"]
-
-_STUDY = ("study.csv", "study.json")
+_WHAT = "comparison"  # in config.json
+_FILES = [
+    "comparison.csv",
+    "comparison.json",
+    "trials.parquet",
+    "split.csv",
+    "bad_images.csv",
+    "test.parquet",
+    "report.html",
+]
 _FLOATS = tuple(column.name for column in fields(Outcome) if column.type == "float")  # null in JSON: not a number
 _REASONS = {
     "resolved_options": "an option of {} has another default now",
@@ -45,12 +52,11 @@ class Store:
     split.csv          which images are for the test      tasks/KEY.npy    its logits of the test images, float32
     comparison.csv     the table                          unfinished/      checkpoints of the running task
     comparison.json    the table and its details          bad_images.csv
-    test.parquet       the test labels, for the page of the comparison
-    study.csv, study.json   instead of comparison.* in the folder of a study
+    trials.parquet     all finished runs behind it        test.parquet     the test labels, for the page
     """
 
-    def __init__(self, folder: Path, what: What = "comparison") -> None:
-        self.folder, self.what = folder, what
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def start(self, identity: Mapping[str, Any], *, force: bool = False) -> bool:
         """Create the folder or continue in it; returns True if it existed.
@@ -66,28 +72,20 @@ class Store:
         if path.exists():
             stored = self._read_config()
             if not force:
-                _check_same(self.folder, self.what, stored, wanted)
+                _check_same(self.folder, stored, wanted)
                 return True
             # The new settings are written last, so that an interruption leaves the old ones.
             for name in ("tasks", "unfinished"):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
-            for name in (
-                "comparison.csv",
-                "comparison.json",
-                "split.csv",
-                "bad_images.csv",
-                "test.parquet",
-                "report.html",
-                *_STUDY,
-            ):
+            for name in (*_FILES, "report.html"):
                 (self.folder / name).unlink(missing_ok=True)
-        write_json(path, {"what": self.what, **wanted})
+        write_json(path, {"what": _WHAT, **wanted})
         return False
 
     def _read_config(self) -> dict[str, Any]:
         content = read_json(self.folder / "config.json", "choose another ‹out›")
-        if not isinstance(content, dict) or content.pop("what", None) != self.what:
-            raise UserError(f"{self.folder} holds something other than a {self.what}", "choose another ‹out›")
+        if not isinstance(content, dict) or content.pop("what", None) != _WHAT:
+            raise UserError(f"{self.folder} holds something other than a comparison or study", "choose another ‹out›")
         return content
 
     def read(self, task: Task, shape: tuple[int, int]) -> StoredRun:
@@ -142,6 +140,13 @@ class Store:
     def write_json(self, name: str, content: Any) -> None:
         write_json(self.folder / name, content)
 
+    def write_table(self, table: Any) -> None:
+        """Write the Arrow table of the finished runs."""
+        import pyarrow.parquet as pq
+
+        with atomic_write(self.folder / "trials.parquet") as temporary:
+            pq.write_table(table, temporary)
+
     def write_test(self, table: Table) -> None:
         """Write the test labels, which are the same for all tasks, unless they are already written."""
         from halflabel.labels import formats
@@ -166,12 +171,12 @@ def _made_by(task: Task) -> dict[str, Any]:
     }
 
 
-def _check_same(folder: Path, what: str, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _check_same(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     changed = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
     if changed:
         named = ", ".join(_change(name, stored.get(name), wanted.get(name)) for name in changed)
         raise UserError(
-            f"{folder} holds a {what} with other settings: {named}",
+            f"{folder} holds results with other settings: {named}",
             "give the same options, choose another ‹out›, or add ‹force› to start again",
         )
 

@@ -1,52 +1,40 @@
-"""Read everything that the page of a comparison shows from its folder, and compare two methods class by class."""
+"""Read everything that the page of a comparison or study shows, and compare two rows class by class."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from halflabel import metrics
-from halflabel.comparison.result import RESAMPLES, ComparisonRow, Failure, Interval, LeftOut, difference
+from halflabel.comparison.result import RESAMPLES, Interval, Row, Trials, difference
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
-from halflabel.report.layout import nan_for_null, read_experiment
 from halflabel.runs.redact import shown_name, shown_options, without_folders
 
 
 @dataclass(frozen=True, eq=False)
 class ComparisonFacts:
-    """One comparison; `test` holds the labels of the test images."""
+    """One comparison or study, without folder names of this machine; `test` holds the labels of the test images."""
 
     folder: Path
     config: dict[str, Any]
-    rows: tuple[ComparisonRow, ...]
-    oracle: ComparisonRow | None  # no label is hidden from it; not among the rows
-    conclusions: tuple[str, ...]
-    failures: tuple[Failure, ...]
-    left_out: tuple[LeftOut, ...]
-    protocol: tuple[str, ...]
-    hidden_truth: bool
-    memory_kind: str
-    chosen_by: Mapping[str, str]
+    trials: Trials
+    oracle: Row | None  # no label is hidden from it; not among the rows
     test: Table
-
-    @property
-    def panels(self) -> list[list[ComparisonRow]]:
-        """The rows of each set of labels, best method first."""
-        names = dict.fromkeys(row.labels for row in self.rows)
-        return [[row for row in self.rows if row.labels == name] for name in names]
 
     @property
     def caution(self) -> str:
         """The warning at every number that was chosen by hidden labels; empty where none was."""
-        return "CHOSEN ON HIDDEN TRUTH: too good for anyone who lacks those labels." if self.hidden_truth else ""
+        is_hidden = self.trials.select == "hidden"
+        return "CHOSEN ON HIDDEN TRUTH: too good for anyone who lacks those labels." if is_hidden else ""
 
 
 class ClassGap(NamedTuple):
@@ -58,46 +46,35 @@ class ClassGap(NamedTuple):
 
 
 def read_comparison(folder: Path) -> ComparisonFacts:
-    """Read the folder that `halflabel compare` wrote."""
-    return read_experiment(folder, "comparison", "compare", lambda *parts: _facts(folder, *parts))
+    """Read the folder that `halflabel compare` or `halflabel study` wrote."""
+    path, fix = folder / "comparison.json", "run the same command again: it resumes"
+    if not path.exists():
+        raise UserError(f"{folder} has no {path.name}: it was stopped before its end", fix)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content = _without_folders(json.loads(path.read_text(encoding="utf-8")))
+        trials = TypeAdapter(Trials).validate_python(content)
+        config.pop("what")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error})", fix) from None
+    rows = tuple(row for row in trials.rows if row.role != "oracle")
+    if not rows:
+        raise UserError(f"{folder} has no finished run", fix)
+    oracle = next((row for row in trials.rows if row.role == "oracle"), None)
+    test = _read_test(folder, config.get("test labels"))
+    return ComparisonFacts(folder, config, replace(trials, rows=rows), oracle, test)
 
 
-def _facts(folder: Path, config: dict[str, Any], content: Mapping[str, Any]) -> ComparisonFacts:
-    rows = tuple(_row(row) for row in content["rows"])
-    return ComparisonFacts(
-        folder=folder,
-        config=config,
-        rows=tuple(row for row in rows if row.role != "oracle"),
-        oracle=next((row for row in rows if row.role == "oracle"), None),
-        conclusions=tuple(without_folders(str(line)) for line in content["conclusions"]),
-        failures=tuple(_failure(Failure(**failure)) for failure in content["failures"]),
-        left_out=tuple(_left_out(runs) for runs in content["left_out"]),
-        protocol=tuple(map(str, content["protocol"])),
-        hidden_truth=bool(content["selected_on_hidden_truth"]),
-        memory_kind=str(content["memory_is"]),
-        chosen_by=dict(content["auto"]),
-        test=_read_test(folder, config.get("test labels")),
-    )
-
-
-def _row(content: Mapping[str, Any]) -> ComparisonRow:
-    values = nan_for_null(ComparisonRow, content)
-    tuples = ("per_seed", "best_epochs", "judged_by", "runs", "strengths")
-    values |= {name: tuple(values[name]) for name in tuples}
-    return ComparisonRow(
-        **{**values, "method": shown_name(values["method"]), "options": shown_options(values["options"])}
-    )
-
-
-def _failure(failure: Failure) -> Failure:
-    """Remove folder names from a failure."""
-    shown = shown_name(failure.method)
-    what = failure.what.replace(failure.method, shown)
-    return failure._replace(method=shown, what=what, reason=without_folders(failure.reason))
-
-
-def _left_out(content: Mapping[str, Any]) -> LeftOut:
-    return LeftOut(**{**content, "method": shown_name(content["method"]), "seeds": tuple(content["seeds"])})
+def _without_folders(value: Any, name: str = "") -> Any:
+    """Remove folder names from all texts of a JSON value."""
+    if isinstance(value, dict):
+        value = shown_options(value) if name == "options" else value
+        return {key: _without_folders(item, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_folders(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    return shown_name(value) if name == "method" else without_folders(value)
 
 
 def _read_test(folder: Path, digest: str | None) -> Table:
@@ -113,9 +90,7 @@ def _read_test(folder: Path, digest: str | None) -> Table:
     return table
 
 
-def class_gaps(
-    facts: ComparisonFacts, first: ComparisonRow, second: ComparisonRow, most: int = 8
-) -> list[ClassGap] | None:
+def class_gaps(facts: ComparisonFacts, first: Row, second: Row, most: int = 8) -> list[ClassGap] | None:
     """Return the classes in which two methods differ most, gains of the first method first: at most `most` per side.
 
     None where the folder has no finished runs of both methods with the same seed. AP is the mean over common seeds; the
@@ -162,7 +137,7 @@ def _read_groups(folder: Path, images: int) -> NDArray[np.int64]:
     return np.array(groups) if len(groups) == images else np.arange(images)
 
 
-def _tasks(facts: ComparisonFacts, row: ComparisonRow) -> dict[int, Path]:
+def _tasks(facts: ComparisonFacts, row: Row) -> dict[int, Path]:
     """Return the files with the test logits of the runs behind a row, by seed."""
     paths = {seed: facts.folder / "tasks" / f"{run}.npy" for seed, run in zip(row.judged_by, row.runs, strict=True)}
     return {seed: path for seed, path in paths.items() if path.exists()}

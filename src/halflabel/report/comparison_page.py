@@ -1,14 +1,16 @@
-"""The HTML page of a comparison: which method is best with how many labels, at what cost, and how certain that is."""
+"""The HTML page of a comparison or study: which method or labels are best, at what cost, and how certain that is."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from halflabel.comparison.result import ComparisonRow
+from halflabel.comparison.conclusions import MEANING, verdict
+from halflabel.comparison.result import Gap, Interval, Row
 from halflabel.evaluation.registry import shown_metrics
 from halflabel.report import svg
 from halflabel.report.comparison_facts import ComparisonFacts, class_gaps, read_comparison
@@ -47,43 +49,45 @@ _LINKS = {
     "methods": "Methods",
     "classes": "Classes",
     "shares": "Labels",
+    "differences": "Differences",
+    "more": "More labels",
     "missing": "Missing",
     "judged": "Protocol",
 }
 
 
 def build_comparison(folder: Path) -> str:
-    """Return the page of a comparison as HTML text. It holds no folder names of this machine."""
+    """Return the page of a comparison or study as HTML text. It holds no folder names of this machine."""
     facts = read_comparison(folder)
-    parts = (_methods, _classes, _shares, _missing, _protocol)
+    parts = (_methods, _classes, _shares, _differences, _more_labels, _missing, _protocol)
     shown = [part for build in parts if (part := build(facts)) is not None]
-    title = f"{shorten(facts.folder.resolve().name, 60)} · comparison"
+    title = f"{shorten(facts.folder.resolve().name, 60)} · {facts.trials.kind}"
     header = el(
         "header",
         el("h1", title),
         el("p", el("b", facts.caution), class_="warn", role="note") if facts.caution else None,
-        *(el("p", sentence, class_="found") for sentence in facts.conclusions),
+        *(el("p", sentence, class_="found") for sentence in facts.trials.conclusions),
         el("p", _subtitle(facts), class_="muted"),
     )
-    footer = comparison_footer(
-        facts.config, "the methods were compared", ("entry", "AP", "mAP", "95 % interval", "epoch")
-    )
+    footer = comparison_footer(facts.config, ("entry", "AP", "mAP", "95 % interval", "epoch"))
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown), footer])
 
 
 def _subtitle(facts: ComparisonFacts) -> str:
-    methods = len({row.method for row in facts.rows})
+    rows = facts.trials.rows
     return (
-        f"{counted(methods, 'method')}, {counted(len(facts.panels), 'set of labels', 'sets of labels')}, up to "
-        f"{counted(max(row.seeds for row in facts.rows), 'seed')}; {training_summary(facts.config)}"
+        f"{counted(len({row.method for row in rows}), 'method')}, "
+        f"{counted(len({row.labels for row in rows}), 'set of labels', 'sets of labels')}, up to "
+        f"{counted(max(row.seeds for row in rows), 'seed')}; {training_summary(facts.config)}"
     )
 
 
-def _few_seeds_note(rows: Sequence[ComparisonRow]) -> str:
+def _few_seeds_note(rows: Sequence[Row]) -> str:
     """Return a caution where intervals of differences come from few seeds; otherwise empty."""
-    if any(row.seeds == 1 for row in rows[1:]):
+    others = [row for row in rows if not row.is_best]
+    if any(row.seeds == 1 for row in others):
         return ONE_SEED
-    return FEW_SEEDS if any(row.seeds < ENOUGH_SEEDS and _is_tie(row) for row in rows[1:]) else ""
+    return FEW_SEEDS if any(row.seeds < ENOUGH_SEEDS and row.is_tie for row in others) else ""
 
 
 def _protocol(facts: ComparisonFacts) -> Html:
@@ -93,15 +97,16 @@ def _protocol(facts: ComparisonFacts) -> Html:
         "known labels": "on the labels left known of images that are not for the test",
         "known positives": "on the positives left known of images that are not for the test, unknown counted as absent",
     }
-    kinds = dict.fromkeys(row.selected_on for row in facts.rows)
+    kinds = dict.fromkeys(row.selected_on for row in facts.trials.rows)
     where = {
-        kind: ", ".join(dict.fromkeys(row.labels for row in facts.rows if row.selected_on == kind)) for kind in kinds
+        kind: ", ".join(dict.fromkeys(row.labels for row in facts.trials.rows if row.selected_on == kind))
+        for kind in kinds
     }
     chosen = "; ".join(
         selection.get(kind, kind) + (f" (labels: {where[kind]})" if len(kinds) > 1 else "") for kind in kinds
     )
     intro = "Strengths, epochs and hyper-parameters were chosen "
-    reasons = [el("li", el("b", shorten(name, 60)), f": {reason}") for name, reason in facts.chosen_by.items()]
+    reasons = [el("li", el("b", shorten(name, 60)), f": {reason}") for name, reason in facts.trials.chosen_by.items()]
     return section(
         "judged",
         "How it was measured",
@@ -109,7 +114,7 @@ def _protocol(facts: ComparisonFacts) -> Html:
         el(
             "details",
             el("summary", "The whole protocol"),
-            el("ul", *(el("li", _emphasised(sentence)) for sentence in facts.protocol), class_="notes"),
+            el("ul", *(el("li", _emphasised(sentence)) for sentence in facts.trials.protocol), class_="notes"),
             join([el("h3", "Why these methods"), el("ul", *reasons, class_="notes")]) if reasons else None,
         ),
     )
@@ -127,27 +132,30 @@ def _with_caution(facts: ComparisonFacts, sentence: str) -> str:
 def _methods(facts: ComparisonFacts) -> Html:
     """Return the table of each set of labels, with charts of mAP and of the differences to the best method."""
     tables: list[object] = []
-    for rows in facts.panels:
-        known = percent(rows[0].known, 1) if math.isfinite(rows[0].known) else "—"
-        share = el("span", f"({known} of entries known)", class_="muted")
-        tables += [el("h3", f"Labels: {shorten(rows[0].labels, 60)} ", share), _method_table(rows, facts.oracle)]
-    charts = [chart for rows in facts.panels[:PANELS] for chart in _method_charts(rows)]
+    panels = facts.trials.panels
+    for rows in panels:
+        known = f"({percent(rows[0].known, 1)} of entries known)" if math.isfinite(rows[0].known) else ""
+        note = el("span", known, class_="muted") if facts.trials.kind == "comparison" else None
+        tables += [el("h3", f"{_panel_title(facts, rows)} ", note), _method_table(facts, rows)]
+    charts = [chart for rows in panels[:PANELS] for chart in _method_charts(facts, rows)]
     notes = (
-        "Small numbers are 95 % intervals. To the best: the mean difference of mAP, paired by image and by seed; ≈ "
-        "marks a method that is not significantly worse than the best, which does not mean that it is as good. "
-        + "".join(f"{note} " for note in dict.fromkeys(map(_few_seeds_note, facts.panels)) if note)
-        + "Seeds: those that all methods have finished with the same labels, by which they are ranked; "
+        "Small numbers are 95 % intervals. A percentage in a name is the share of labels that are known and correct; "
+        "known: the number known to training with the first seed, right or wrong. To the best: the mean difference of "
+        "mAP, paired by image and by seed; ≈ marks a row that is not significantly worse than the best, which does not "
+        "mean that it is as good. "
+        + "".join(f"{note} " for note in dict.fromkeys(map(_few_seeds_note, panels)) if note)
+        + "Seeds: those that all rows of a table have finished, by which they are ranked; "
         "+ further seeds, which are not used. A seed decides which labels are hidden, which images validate, and how "
         "the head starts. CF1, OF1: F1 of the decisions at the run's own thresholds, averaged over classes and "
         "of all entries, ± standard deviation over seeds. Seconds: training of one run, without the features. "
-        + (f"Memory: {facts.memory_kind} during a run. " if facts.memory_kind else "")
+        + (f"Memory: {facts.trials.memory_kind} during a run. " if facts.trials.memory_kind else "")
         + "Chosen: learning rate (lbfgs has none) and options that were best on validation with seed 0, of the number "
         "tried; ↥ marks a learning rate at the edge of the range. Validation: mAP of out-of-fold scores (lbfgs) or on "
         "validation images, and the labels it used."
     )
     return section(
         "methods",
-        "The methods",
+        "The methods" if facts.trials.kind == "comparison" else "The sets of labels",
         *tables,
         el(
             "details",
@@ -155,8 +163,10 @@ def _methods(facts: ComparisonFacts) -> Html:
             el("p", notes, class_="muted"),
             _method_summaries(facts),
         ),
-        truncation_note(PANELS, len(facts.panels), "are drawn; the tables hold all", thing="sets of labels"),
-        truncation_note(CHART_ROWS, max(map(len, facts.panels)), "are drawn; the tables hold all", thing="methods"),
+        truncation_note(PANELS, len(panels), "are drawn; the tables hold all", thing="sets of labels"),
+        truncation_note(
+            CHART_ROWS, max(map(len, facts.trials.panels)), "are drawn; the tables hold all", thing="methods"
+        ),
         el("div", *charts, class_="grid two"),
         on=_with_caution(
             facts, "All on the same test images, mean over seeds, 95 % intervals from images and seeds together."
@@ -164,36 +174,36 @@ def _methods(facts: ComparisonFacts) -> Html:
     )
 
 
-def _is_tie(row: ComparisonRow) -> bool:
-    """Whether the paired interval of the difference to the best method includes 0."""
-    return math.isnan(row.behind_high) or row.behind_high >= 0
+def _panel_title(facts: ComparisonFacts, rows: Sequence[Row]) -> str:
+    kind = "Labels" if facts.trials.kind == "comparison" else "Method"
+    return f"{kind}: {shorten(facts.trials.names(rows[0])[0], 60)}"
 
 
-def _method_table(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) -> Html:
-    """Return the table of one set of labels, best method first, the method from which no label is hidden last."""
-    titles = ["method", "mAP", "to the best", "CF1", "OF1", "seeds", "s/run", "memory", "chosen", "tried", "validation"]
+def _method_table(facts: ComparisonFacts, rows: Sequence[Row]) -> Html:
+    """Return the table of a panel; the method from which no label is hidden is last."""
     metrics = list(dict.fromkeys(name for row in rows for name in row.own_metrics))
-    titles[5:5] = [shown.title for shown in shown_metrics(dict.fromkeys(metrics, 0.0))]
+    own = [shown.title for shown in shown_metrics(dict.fromkeys(metrics, 0.0))]
+    first = "method" if facts.trials.kind == "comparison" else "labels"
+    titles = [first, "mAP", "to the best", "CF1", "OF1", *own, "seeds", "s/run", "memory", "chosen", "tried"]
+    titles += ["validation", "known"]
     lines = []
-    for row in (*rows, oracle) if oracle is not None else rows:
-        best, is_ranked = row is rows[0], row is not oracle
+    for row in (*rows, *([facts.oracle] if facts.oracle is not None else [])):
+        is_ranked = row is not facts.oracle
         options = ", ".join(f"{name} {value}" for name, value in row.options.items())
         rate = f"{row.lr:.2g}{' ↥' if row.rate_at_edge else ''}" if row.solver == "sgd" else row.solver
-        behind = signed_points(row.behind) + (" ≈" if _is_tie(row) else "")
-        behind = "best" if best else behind if is_ranked else "—"
+        behind, interval = signed_points(row.behind) + (" ≈" if row.is_tie else ""), ""
+        if row.is_best or not is_ranked:
+            behind = "best" if is_ranked else "—"
+        elif not math.isnan(row.behind):
+            interval = signed_interval(row.behind_low, row.behind_high)
         memory = "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB" if row.memory >= 2**20 else "< 1 MB"
-        tried = str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}"
-        interval = signed_interval(row.behind_low, row.behind_high)
+        reference = el("small", f" {row.reference}", class_="muted") if row.reference else None
         lines.append(
             el(
                 "tr",
-                name_cell(row.method, 40, el("small", f" {row.reference}", class_="muted") if row.reference else None),
+                name_cell(facts.trials.names(row)[1], 40, reference),
                 cell_with_note(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
-                cell_with_note(
-                    0.0 if best else row.behind if is_ranked else math.nan,
-                    behind,
-                    "" if best or not is_ranked or math.isnan(row.behind) else interval,
-                ),
+                cell_with_note(row.behind if is_ranked else math.nan, behind, interval),
                 *(
                     cell_with_note(value, points(value), "" if math.isnan(spread) else f"± {points(spread)}")
                     for value, spread in ((row.CF1, row.CF1_sd), (row.OF1, row.OF1_sd))
@@ -207,41 +217,44 @@ def _method_table(rows: Sequence[ComparisonRow], oracle: ComparisonRow | None) -
                 cell(row.seconds, f"{row.seconds:.3g}"),
                 cell(row.memory, memory),
                 cell_with_note(row.lr, rate, shorten(options, 40)),
-                cell(row.tried, tried),
+                cell(row.tried, str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}"),
                 cell_with_note(row.validation, points(row.validation), row.selected_on),
+                cell(row.known_labels, count(row.known_labels)),
             )
         )
-    return scroll_table(titles, lines, f"Methods with labels {shorten(rows[0].labels, 60)}", sortable=True)
+    return scroll_table(titles, lines, _panel_title(facts, rows), sortable=True)
 
 
-def _method_charts(rows: Sequence[ComparisonRow]) -> list[Html]:
-    """Draw mAP of the methods on one set of labels, and their paired differences to the best."""
-    shown, labels = rows[:CHART_ROWS], rows[0].labels
-    names = [row.method for row in shown]
+def _method_charts(facts: ComparisonFacts, rows: Sequence[Row]) -> list[Html]:
+    """Draw mAP of the rows of a panel, and their paired differences to the best."""
+    shown, title = rows[:CHART_ROWS], _panel_title(facts, rows)
+    best = next((row for row in shown if row.is_best), shown[0])
+    names = [facts.trials.names(row)[1] for row in shown]
     value, low, high = (np.array([getattr(row, key) for row in shown]) for key in ("mAP", "mAP_low", "mAP_high"))
-    alt = f"Test mAP with labels {labels}: {name_list(names)}, from {points(value[0])} to {points(value[-1])}"
+    alt = f"Test mAP, {title}: {name_list(names)}, from {points(value[0])} to {points(value[-1])}"
     per_seed = [np.array(row.per_seed) for row in shown]
-    chart = svg.interval_chart(names, value, low, high, alt=alt, reference=value[0], dots=per_seed)
-    title = f"mAP, labels: {shorten(labels, 30)}"
-    figures = [figure(chart, title, "dots: one seed each; across: their mean; bar: 95 % interval; line: the best")]
-    keys = ("behind", "behind_low", "behind_high")
-    value, low, high = (np.array([getattr(row, key) for row in shown[1:]]) for key in keys)
-    finite = np.isfinite(value)
-    if finite.any():
-        alt = f"Paired differences to {names[0]} with labels {labels}: {name_list(names[1:])}"
-        compared = [name for name, is_finite in zip(names[1:], finite, strict=True) if is_finite]
-        differences = (value[finite], low[finite], high[finite])
-        chart = svg.interval_chart(compared, *differences, alt=alt, reference=0.0, differences=True)
+    chart = svg.interval_chart(names, value, low, high, alt=alt, reference=best.mAP, dots=per_seed)
+    note = "dots: one seed each; across: their mean; bar: 95 % interval; line: the best"
+    figures = [figure(chart, f"mAP, {shorten(title, 40)}", note)]
+    compared = [row for row in shown if not row.is_best and math.isfinite(row.behind)]
+    if compared:
+        keys = ("behind", "behind_low", "behind_high")
+        names, best_name = [facts.trials.names(row)[1] for row in compared], facts.trials.names(best)[1]
+        alt = f"Paired differences to {best_name}, {title}: {name_list(names)}"
+        differences = (np.array([getattr(row, key) for row in compared]) for key in keys)
+        chart = svg.interval_chart(names, *differences, alt=alt, reference=0.0, differences=True)
         note = "paired by image and seed; an interval that reaches the line is not significantly worse than the best"
-        title = f"Difference to {shorten(names[0], 24)}, labels: {shorten(labels, 20)}"
+        title = f"Difference to {shorten(best_name, 24)}, {shorten(title, 30)}"
         figures.append(figure(chart, title, ". ".join(filter(None, (note, _few_seeds_note(rows))))))
     return figures
 
 
 def _method_summaries(facts: ComparisonFacts) -> Html | None:
-    """Say what each method does, in a sentence."""
-    names = list(dict.fromkeys(row.method for row in facts.rows))[:CHART_ROWS]
+    """Say what each method and each way to spend labels is, in a sentence."""
+    rows = facts.trials.rows
+    names = list(dict.fromkeys(row.method for row in rows))[:CHART_ROWS]
     summaries = [(name, method_summary(name.partition(":")[0])) for name in names]
+    summaries += [(name, text) for name, text in MEANING.items() if any(row.strategy == name for row in rows)]
     lines = [el("div", el("dt", shorten(name, 40)), el("dd", summary)) for name, summary in summaries if summary]
     return el("dl", *lines, class_="words") if lines else None
 
@@ -252,43 +265,133 @@ def _missing(facts: ComparisonFacts) -> Html | None:
     def line(what: str, labels: str, text: str) -> Html:
         return el("li", el("b", shorten(what, 100)), f" (labels {shorten(labels, 60)}): {shorten(text, 400)}")
 
-    failed = [line(f.method if f.what == "all" else f.what, f.labels, f.reason) for f in facts.failures]
+    failed = [line(f.method if f.what == "all" else f.what, f.labels, f.reason) for f in facts.trials.failures]
     waiting = [
         line(left.method, left.labels, f"{count(left.runs)} runs, seeds {', '.join(map(str, left.seeds))}")
-        for left in facts.left_out[:60]
+        for left in facts.trials.left_out[:60]
     ]
-    return missing_runs(failed, sum(left.runs for left in facts.left_out), waiting)
+    return missing_runs(failed, sum(left.runs for left in facts.trials.left_out), waiting)
 
 
 def _shares(facts: ComparisonFacts) -> Html | None:
-    """Draw mAP against the share of labels kept; None where only one share was compared."""
-    rows = [row for row in facts.rows if math.isfinite(row.kept)]
-    if len({row.kept for row in rows}) < 2:
-        return None
-    means: dict[str, list[float]] = {}
+    """Draw mAP against the share of clean labels, and the law of a learning curve; None for a single share."""
+    rows, growth = [row for row in facts.trials.rows if math.isfinite(row.share)], facts.trials.growth
+    curves: dict[str, list[Row]] = {}
+    strategies = dict.fromkeys(row.strategy for row in rows if row.strategy)
     for row in rows:
-        means.setdefault(row.method, []).append(row.mAP)
-    # Methods with the most shares first, then by mean mAP: means over different shares cannot be compared.
-    ranked = sorted(means, key=lambda name: (-len(means[name]), -float(np.mean(means[name]))))
+        for strategy in [row.strategy] if row.strategy else strategies:  # all labels end each curve
+            name = row.method if len(strategies) < 2 else f"{row.method}, {strategy}"
+            curves.setdefault(name if facts.trials.kind == "comparison" else strategy, []).append(row)
+    if len({row.share for row in rows}) < 2:
+        return None
+    # Those with the most shares first, then by mean mAP: means over different shares cannot be compared.
+    ranked = sorted(curves, key=lambda name: (-len(curves[name]), -float(np.mean([row.mAP for row in curves[name]]))))
+    below = _below_chart([row for name in ranked[:CURVES] for row in curves[name]])
     lines = {}
     for name in ranked[:CURVES]:
-        line = sorted((row for row in rows if row.method == name), key=lambda row: row.kept)
-        lines[name] = np.array([(100 * row.kept, row.mAP, row.mAP_low, row.mAP_high) for row in line])
+        line = sorted((row for row in curves[name] if row not in below), key=lambda row: row.share)
+        if line:
+            lines[name] = np.array([(round(100 * row.share, 2), row.mAP, row.mAP_low, row.mAP_high) for row in line])
+    options: dict[str, Any] = {}
+    note = "".join(f"; below the chart: {facts.trials.names(row)[1]}: {points(row.mAP)}" for row in below)
+    if growth is not None and growth.curve:
+        fit = [np.array(part) for part in zip(*growth.curve, strict=True)]
+        ticks = sorted({round(100 * row.share, 2) for row in rows} | {200.0})
+        options = {"fit": [100 * fit[0], *fit[1:]], "ticks": ticks, "mark": (100.0, "all labels")}
+        note += "; dashed: the fitted power law, shaded: its 95 % interval"
     return section(
         "shares",
         "How many labels it takes",
         truncation_note(
-            len(lines), len(ranked), "are drawn: those on most shares, and the best of these", thing="methods"
+            len(lines), len(ranked), "are drawn: those on most shares, and the best of these", thing="curves"
         ),
-        el("div", share_chart("mAP by share of labels", lines, "% of each image's labels kept"), class_="grid"),
-        on=_with_caution(facts, "Test mAP; labels were hidden from training and validation only."),
+        el(
+            "div",
+            share_chart("mAP by share of labels", lines, "% of labels that are known and correct", note, **options),
+            class_="grid",
+        ),
+        on=_with_caution(facts, "Test mAP; labels were hidden or corrupted in training and validation only."),
+    )
+
+
+def _below_chart(rows: Sequence[Row]) -> list[Row]:
+    """Return rows with wrong labels that are far below all others: they would compress the chart."""
+    others = [row for row in rows if row.strategy != "noisy"]
+    low = min((row.mAP_low for row in others), default=0.0)
+    floor = low - 0.1 * (max((row.mAP_high for row in others), default=low) - low)
+    return [row for row in rows if row.strategy == "noisy" and row.mAP < floor]
+
+
+def _differences(facts: ComparisonFacts) -> Html | None:
+    """Draw the paired differences between the sets of labels of a study."""
+    groups: dict[str, list[Gap]] = {}
+    for gap in facts.trials.gaps:
+        # Every share is compared with the noisy labels; otherwise both sides have the same share.
+        wrong = f", {100 * (1 - gap.other_share):.3g} % wrong" if gap.other in ("noisy", "noisy+") else ""
+        title = f"{shorten(gap.strategy, 30)} less {shorten(gap.other, 30)}{wrong}"
+        groups.setdefault(f"{gap.strategy}: more less fewer labels" if gap.is_step else title, []).append(gap)
+    if not groups:
+        return None
+    charts = []
+    for title, group in groups.items():
+        names = [f"{100 * gap.other_share:.3g} → " * gap.is_step + f"{100 * gap.share:.3g} %" for gap in group]
+        value, low, high = (np.array([getattr(gap, key) for gap in group]) for key in ("difference", "low", "high"))
+        alt = ", ".join(f"{signed_points(gap.difference)} at {name}" for name, gap in zip(names, group, strict=True))
+        chart = svg.interval_chart(names, value, low, high, alt=f"{title}: {alt}", reference=0.0, differences=True)
+        charts.append(figure(chart, title))
+    notes = (
+        "Right of the line the first is better. Where the interval reaches it, the difference is not significant, "
+        f"which does not mean that both are equally good. {counted(len(facts.trials.gaps), 'difference')} tested: of "
+        "twenty that do not exist, about one would seem significant."
+    )
+    return section(
+        "differences",
+        "The differences",
+        el("p", notes, class_="muted"),
+        el("div", *charts, class_="grid"),
+        on="Points of mAP, paired by image and by seed, 95 % intervals; percentages are shares of clean labels.",
+    )
+
+
+def _more_labels(facts: ComparisonFacts) -> Html | None:
+    """Show what more labels are expected to give."""
+    growth, now = facts.trials.growth, next((row.known_labels for row in facts.trials.rows if not row.strategy), 0)
+    if growth is None or not now or not growth.ahead:
+        return None
+    rows = []
+    for times, *gain in growth.ahead:
+        expected, more = Interval(*gain), round((times - 1) * now)
+        interval = signed_interval(expected.low, expected.high)
+        per_1000 = 1000 * expected.mean / more if more else math.nan
+        rows.append(
+            el(
+                "tr",
+                name_cell(f"{100 * (times - 1):.3g} % more"),
+                cell(more, count(more)),
+                cell_with_note(expected.mean, signed_points(expected.mean), interval),
+                cell(per_1000, signed_points(per_1000)),
+                el("td", {"yes": "yes", "no": "no", "open": "≈"}[verdict(expected, growth.worth)]),
+            )
+        )
+    titles = ["labels", "number", "expected gain", "per 1000 labels", "worth it?"]
+    notes = (
+        f"Training knows {count(now)} labels now; twice as many are {count(now)} more, of similar images labelled in "
+        f"the same way. Worth it: {growth.worth:g} point{'s' * (growth.worth != 1)} of mAP or more, as set with "
+        "--worth; ≈ where the interval includes that number, so that it is uncertain."
+    )
+    return section(
+        "more",
+        "What more labels give",
+        el("p", notes),
+        scroll_table(titles, rows, "Expected gain of more labels"),
+        on="Counted in labels: one class in one image, labelled present or absent.",
     )
 
 
 def _classes(facts: ComparisonFacts) -> Html | None:
     """Compare the best method of each set of labels with the naive reading, or the next, where they differ most."""
-    pairs = [rows for rows in facts.panels[:PANELS] if len(rows) > 1]
-    if not pairs:
+    pairs = [rows for rows in facts.trials.panels[:PANELS] if len(rows) > 1]
+    if not pairs or facts.trials.kind != "comparison":
         return None
     parts: list[object] = []
     for rows in pairs:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -47,29 +44,6 @@ class WrittenPage(NamedTuple):
 
     path: Path
     size: int  # bytes
-
-
-def read_experiment(folder: Path, kind: str, command: str, read: Callable[[Any, Any], T]) -> T:
-    """Return what `read` makes of the settings and results of a comparison or a study."""
-    path, fix = folder / f"{kind}.json", f"run the same `halflabel {command}` command again: it resumes"
-    if not path.exists():
-        raise UserError(f"{folder} has no {path.name}: the {kind} was stopped before its end", fix)
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        content = json.loads(path.read_text(encoding="utf-8"))
-        facts = read({key: value for key, value in config.items() if key != "what"}, content)
-        results = content["rows" if kind == "comparison" else "points"]
-        if all(result.get("role") == "oracle" for result in results):
-            raise UserError(f"{folder} has no finished run", fix)
-        return facts
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error})", fix) from None
-
-
-def nan_for_null(kind: type[Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass from JSON, where null stands for a number that is not finite."""
-    numbers = {field.name for field in dataclasses.fields(kind) if field.type == "float"}
-    return {name: math.nan if value is None and name in numbers else value for name, value in content.items()}
 
 
 def write_page(path: Path, build: Callable[[], str]) -> WrittenPage:
@@ -253,8 +227,8 @@ def settings_table(config: dict[str, Any], env: dict[str, Any]) -> Html:
     )
 
 
-def comparison_footer(config: dict[str, Any], done: str, words: Sequence[str]) -> Html:
+def comparison_footer(config: dict[str, Any], words: Sequence[str]) -> Html:
     """Return the footer of a comparison's or a study's page: glossary, settings, version and page size."""
     version = config.get("halflabel", "?")
-    line = el("p", f"Made by halflabel; {done} by version {version}. This file: ", PAGE_SIZE, ".")
+    line = el("p", f"Made by halflabel; trained by version {version}. This file: ", PAGE_SIZE, ".")
     return el("footer", glossary(words), settings_table(config, {"halflabel": version}), line)

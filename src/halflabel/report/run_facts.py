@@ -106,14 +106,13 @@ def read_run_facts(run: RunFolder) -> RunFacts:
     )
 
 
-def experiment_kind(folder: Path) -> str | None:
-    """Return "comparison" or "study" for a folder that `compare` or `study` wrote; None for other folders."""
+def is_comparison(folder: Path) -> bool:
+    """Return whether `compare` or `study` wrote a folder."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    kind = config.get("what") if isinstance(config, dict) else None
-    return kind if kind in ("comparison", "study") else None
+        return False
+    return isinstance(config, dict) and config.get("what") == "comparison"
 
 
 def _read_held_out(run: RunFolder, table: Table) -> HeldOutResults | None:

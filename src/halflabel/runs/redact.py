@@ -1,11 +1,10 @@
-"""Remove folders from settings, names and commands before they go into pages and exported models."""
+"""Remove folders from settings, and names before they go into pages and exported models."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any
 
@@ -66,20 +65,6 @@ def shown_name(name: str) -> str:
     ('sst:vectors=glove.txt:vector_size=50', 'em:alpha=0.05')
     """
     return _VALUE.sub(lambda match: _last_part(match[0]), name)
-
-
-def shown_command(words: Sequence[str]) -> str:
-    """Return a command line; paths are reduced to their file names.
-
-    >>> shown_command(["halflabel", "study", "/home/me/my labels.csv", "photos/", "--weights=/home/me/w.pt"])
-    "halflabel study 'my labels.csv' photos --weights=w.pt"
-    """
-
-    def shown(word: str) -> str:
-        flag, mark, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        return flag + mark + _last_part(shown_name(value))
-
-    return shlex.join(map(shown, words))
 
 
 def without_folders(text: str) -> str:
