@@ -107,7 +107,7 @@ class Person:
         inputs = Inputs(lambda: features)
         vars(inputs)["basis"] = Basis.of(self.train, self.classifier)
         settings = Settings(seed=seed, device="cpu")
-        config = Config(method="n-ls" if start == "single" else "wan", solver="lbfgs", settings=settings)
+        config = Config(method="n-ls" if start == "single" else "wan", fit="linear", settings=settings)
         rows = Labels.of(self.known.from_dense(labels, *map(list, self.names)))
         return LiveReview(LiveModel(inputs, config, from_nothing=start == "nothing"), rows, seed=seed)
 

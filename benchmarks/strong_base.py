@@ -177,7 +177,7 @@ class Bench:
             logits = model.cpu().eval()(transform(self.test)).logits
         quality = round(100 * float(metrics.mean_average_precision(logits, self.truth)), 2)
         seconds = round(time.perf_counter() - begun, 1)
-        row = {"regime": regime, "seed": seed, "method": name, "solver": "sgd", "mAP": quality}
+        row = {"regime": regime, "seed": seed, "method": name, "fit": "batches", "mAP": quality}
         return row | {"epoch": fitted.best_epoch, "seconds": seconds}
 
 

@@ -20,7 +20,7 @@ def main(images: int = 1000, epochs: int = 20) -> None:
     for share in (1.0, 0.3, 0.1):
         # Hidden labels become NaN, so 0 can only mean absent. Without any NaN that must be stated.
         known = np.where(random.random(y_train.shape) < share, y_train, np.nan)
-        classifier = HalfLabelClassifier("bn-bce", epochs=epochs, lr=0.01, zero="absent")
+        classifier = HalfLabelClassifier("bn-bce", fit_by="batches", epochs=epochs, lr=0.01, zero="absent")
         pipeline = make_pipeline(StandardScaler(), classifier).fit(X_train, known)
         print(f"  {100 * np.mean(~np.isnan(known)):5.1f} % of the labels known: {pipeline.score(X_test, y_test):.3f}")
 

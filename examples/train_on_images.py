@@ -20,7 +20,7 @@ def main(images: int = 400, backbone: str = "efficientnet-lite0") -> None:
         print(f"{len(files)} images to train on, {len(test_files)} to test on; test mAP:")
 
         for text, table in (("all labels known", truth), ("30 % of them", drop.partial(truth, 0.3, seed=0))):
-            classifier = HalfLabelClassifier("bn-bce", backbone=backbone, size=96, lr=0.01, cache=folder / "features")
+            classifier = HalfLabelClassifier("bn-bce", backbone=backbone, size=96, cache=folder / "features")
             classifier.fit(files, table)
             print(f"  {text}: {classifier.score(test_files, test):.3f}")
 

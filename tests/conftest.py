@@ -132,7 +132,7 @@ def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
         method="bn-bce",
         backbone="tiny",
         size=32,
-        solver="lbfgs",
+        fit="linear",
         l2_strength=1e-4,
         settings=Settings(device="cpu"),
         images=str(images),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,11 +42,12 @@ def folder(pictures: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_train_from_a_file_then_ask_and_continue(table: halflabel.Table, folder: Path, tmp_path: Path) -> None:
     halflabel.write_labels(table, tmp_path / "labels.csv")
-    run = halflabel.train(tmp_path / "labels.csv", str(folder), tmp_path / "first", **TINY, epochs=3, lr=0.01)
+    how: Any = {"fit": "batches", "epochs": 3, "lr": 0.01}
+    run = halflabel.train(tmp_path / "labels.csv", str(folder), tmp_path / "first", **TINY, **how)
     assert run.folder == tmp_path / "first"
     assert list(run.model.classes) == CLASSES
     assert run.model.config.settings.epochs == 3
-    assert run.model.config.solver == "sgd"
+    assert run.model.config.fit == "batches"
     assert run.evaluation is not None
     assert run.evaluation.overall["images"] > 0
     assert halflabel.evaluate(run.folder, table, folder).overall["images"] == 30
@@ -74,7 +76,7 @@ def _answer_file(folder: Path, image: str, name: str, value: int) -> Path:
 def test_train_on_arrays_by_the_solver(table: halflabel.Table, pictures: np.ndarray, tmp_path: Path) -> None:
     run = halflabel.train(table, torch.from_numpy(pictures), tmp_path / "run", "bn-bce", **TINY)
     assert run.model.config.method == "bn-bce"
-    assert run.model.config.solver == "auto"
+    assert run.model.config.fit == "auto"
     assert run.evaluation is not None
     assert run.evaluation.overall["images"] == 30  # out-of-fold scores of every image
     with pytest.raises(UserError, match="already holds a run"):
@@ -84,7 +86,7 @@ def test_train_on_arrays_by_the_solver(table: halflabel.Table, pictures: np.ndar
 def test_options_of_the_method_are_passed_on_and_unknown_ones_refused(
     table: halflabel.Table, folder: Path, tmp_path: Path
 ) -> None:
-    run = halflabel.train(table, folder, tmp_path / "run", "em", **TINY, alpha=0.1, epochs=1)
+    run = halflabel.train(table, folder, tmp_path / "run", "em", **TINY, alpha=0.1, fit="batches", epochs=1)
     assert run.model.config.options == {"alpha": 0.1}
     with pytest.raises(UserError, match="option 'alhpa'") as error:
         halflabel.train(table, folder, tmp_path / "other", "em", **TINY, alhpa=0.1)

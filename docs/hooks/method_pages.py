@@ -76,7 +76,7 @@ def _index(methods: dict[str, Recipe] | Any) -> str:
     ]
     text += ["", *_recommended()]
     for title, meaning, belongs in _GROUPS:
-        text += ["", f"## {title}", "", meaning, "", "| method | what it does | solver | loss |", "|---|---|---|---|"]
+        text += ["", f"## {title}", "", meaning, "", "| method | what it does | linear | loss |", "|---|---|---|---|"]
         for name, recipe in methods.items():
             if belongs(recipe):
                 solver, module = (_yes(value) for value in (_is_solved(recipe), not _loss_refusal(recipe)))
@@ -102,8 +102,8 @@ def _page(recipe: Recipe, methods: Any, results: str) -> str:
     facts = [
         ("Paper", recipe.paper),
         ("Learns from", ", ".join(recipe.serves) + " labels"),
-        ("Solver on a frozen backbone", "L-BFGS" if _is_solved(recipe) else "epochs of batches (sgd)"),
-        ("Defaults of sgd", f"`lr={recipe.lr:g} weight_decay={recipe.weight_decay:g}`"),
+        ("Fit on a frozen backbone", "linear (L-BFGS)" if _is_solved(recipe) else "in batches"),
+        ("Defaults in batches", f"`lr={recipe.lr:g} weight_decay={recipe.weight_decay:g}`"),
         ("`halflabel.loss`", f"no: it {refusal}" if refusal else f'`halflabel.loss("{recipe.name}")`'),
     ]
     header, *others = (f"| {name} | {value} |" for name, value in facts)

@@ -49,16 +49,16 @@ from halflabel.system.reporter import SILENT, Reporter
 __all__ = ["HalfLabelClassifier"]
 
 _MAX_BAD = 0.01  # the share of unreadable images that is too much to train on
-_EPOCHS = 20  # of the solver sgd
+_EPOCHS = 20  # of batches
 _CHOICES = {
     "names": ("auto", "on", "off"),
     "schedule": ("cosine", "step", "constant"),
-    "solver": ("auto", "lbfgs", "sgd"),
+    "fit_by": ("auto", "linear", "batches"),
     "zero": ("auto", "unknown", "absent"),
 }
-_OF_SGD = ("epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule")
+_OF_BATCHES = ("epochs", "batch_size", "lr", "weight_decay", "optimizer", "schedule")
 # parameters that are options of `halflabel train`
-_OPTIONS = ("backbone", "names", "size", "solver", "seed", *_OF_SGD)
+_OPTIONS = ("backbone", "names", "size", "seed", *_OF_BATCHES)
 
 
 @dataclass(eq=False, repr=False)
@@ -91,12 +91,12 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters: `method` is a method's name, "auto" to choose one by the labels, or for one of your own the function
     under `@method` or its Recipe. With `n_jobs`, a function or Recipe is sent to the other processes; a name must be
-    one of the package or of the files that HALFLABEL_PLUGINS lists. `options` are the method's own. `solver` "lbfgs"
-    fits the head on all rows at once, with the regularisation that gives the best out-of-fold scores; "sgd" trains in
-    `epochs` (None: 20) of batches; "auto" is lbfgs for at least 20 rows where the method allows it and no parameter of
-    sgd (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`, `schedule`) differs from its default. `lr` and
+    one of the package or of the files that HALFLABEL_PLUGINS lists. `options` are the method's own. `fit_by` "linear"
+    fits the head on all rows at once, with the regularisation that gives the best out-of-fold scores; "batches" trains
+    in `epochs` (None: 20) of batches; "auto" is linear for at least 20 rows where the method allows it, and then
+    refuses parameters of batches (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`, `schedule`). `lr` and
     `weight_decay` None are the method's defaults, meant for a backbone's features, so a few columns of numbers may want
-    a higher `lr`; sgd holds out a fifth of the rows, which choose the epoch; `names` "off" does not start from what the
+    a higher `lr`; batches hold out a fifth of the rows, which choose the epoch; `names` "off" does not start from what the
     names of the classes mean to the backbone, as "auto" does where the extra halflabel[names] is installed; `size` is
     the side in pixels to which images are resized, None the backbone's own; `threshold` is the least probability called
     present, "auto" that of the best expected F1 by scores of rows that the head was not fitted to; `cache` is a folder
@@ -110,7 +110,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     y, "auto" where y had no 0, None for y (N,); `calibration_`, from logits to probabilities;
     `thresholds_` (C,); `model_`, backbone (None for features) and head; `log_`, one line per epoch, or per strength of
     regularisation; `oof_logits_` (N, C), the logits
-    of the training rows by models that did not see their labels, None for sgd; for features also
+    of the training rows by models that did not see their labels, None in batches; for features also
     `n_features_in_` and, where X names its columns, `feature_names_in_`.
 
     >>> X = np.array([[-2.0], [-1.0], [1.0], [2.0]])
@@ -125,7 +125,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     backbone: str = DEFAULT
     names: Literal["auto", "on", "off"] = "auto"
     size: int | None = None
-    solver: Literal["auto", "lbfgs", "sgd"] = "auto"
+    fit_by: Literal["auto", "linear", "batches"] = "auto"
     epochs: int | None = None
     batch_size: int = 32
     lr: float | None = None
@@ -262,8 +262,11 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         choice = choose(table.stats) if is_auto else Choice("", settings={"epochs": _EPOCHS})
         chosen = recipe(choice.method or self.method)
         training = {name: getattr(self, name) for name in _OPTIONS}
-        training["device"] = choose_device(self.device)
-        return Assembly(make_config(choice, training, self.options or {}, given_recipe=chosen), chosen)
+        given = [name for name, value in training.items() if value != getattr(type(self), name)]
+        training |= {"device": choose_device(self.device), "fit": self.fit_by}
+        assembly = Assembly(make_config(choice, training, self.options or {}, given_recipe=chosen), chosen)
+        assembly.check_fit(given, table, "fit_by")
+        return assembly
 
     def _logits(self, X: Any) -> Tensor:
         check_is_fitted(self)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from halflabel.cli import app, main
 
 TINY = ["--backbone", "tiny", "--set", "size=32", "--set", "workers=0", "--set", "device=cpu"]
+BATCHES = ["--fit", "batches", "--epochs"]
 
 
 MAIN = [sys.executable, "-c", "from halflabel.cli import main; main()"]

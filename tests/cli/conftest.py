@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import TINY, done
+from command_line import BATCHES, TINY, done
 from digit_scenes import write_folder
 
 
@@ -20,5 +20,5 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "first"
-    done("train", data / "train.csv", data / "images", "--out", out, "--epochs", "2", *TINY)
+    done("train", data / "train.csv", data / "images", "--out", out, *BATCHES, "2", *TINY)
     return out

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import BATCHES
 from digit_scenes import write_folder
 from typer.testing import CliRunner
 
@@ -45,7 +46,7 @@ def test_training_from_it_is_training_from_the_rows(data: Path, tmp_path: Path, 
     binary = tmp_path / "train.labels"
     done("convert", data / "train.csv", binary)
     early = ["--set", "apl_from=1"] if method == "em-apl" else []
-    options = ["--method", method, *early, "--epochs", "3", "--backbone", "tiny", "--size", "32", "--workers", "0"]
+    options = ["--method", method, *early, *BATCHES, "3", "--backbone", "tiny", "--size", "32", "--workers", "0"]
     for labels, out in ((data / "train.csv", "a"), (binary, "b")):
         done("train", labels, data / "images", "--out", tmp_path / out, "--set", "device=cpu", *options)
     lines = [(tmp_path / out / "log.jsonl").read_text().splitlines() for out in "ab"]

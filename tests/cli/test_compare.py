@@ -17,7 +17,7 @@ from halflabel.comparison.bench import Bench
 from halflabel.comparison.shared_start import OutOfTime
 from halflabel.comparison.sources import ExperimentSources
 
-SETTINGS = ("size=32", "workers=0", "device=cpu", "epochs=1")
+SETTINGS = ("size=32", "workers=0", "device=cpu", "fit=batches", "epochs=1")
 TINY = ["--backbone", "tiny", "--no-references", "--search", "none", *(f"--set={each}" for each in SETTINGS)]
 
 
@@ -42,7 +42,7 @@ def test_help_teaches() -> None:
     for part in ("Example: halflabel compare", "--methods auto", "--shares 0.1,0.3,1", "--budget", "hidden"):
         assert part in text
     assert "compare" in run("--help").stdout
-    assert all("solver=" in run(command, "--set", "help").stdout for command in ("train", "compare", "study"))
+    assert all("fit=" in run(command, "--set", "help").stdout for command in ("train", "compare", "study"))
 
 
 def test_a_comparison_is_shown_and_taken_up_again(data: Path, tmp_path: Path) -> None:
@@ -135,7 +135,8 @@ def test_next_trains_what_was_compared(data: Path, tmp_path: Path) -> None:
 
 
 def test_without_options_of_batches_the_solver_is_used(data: Path, tmp_path: Path) -> None:
-    options = ["--methods", "bn-bce", "--seeds", "1", *(word for word in TINY if word != "--set=epochs=1")]
+    linear = [word for word in TINY if word not in ("--set=epochs=1", "--set=fit=batches")]
+    options = ["--methods", "bn-bce", "--seeds", "1", *linear]
     result = run("compare", data / "train.csv", data / "images", "--out", tmp_path, *options)
     assert result.exit_code == 0, result.output
     (row,) = json.loads((tmp_path / "comparison.json").read_text())["rows"]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command_line import TINY, flat
+from command_line import BATCHES, TINY, flat
 from digit_scenes import write_folder
 
 WEB = ("fastapi", "uvicorn", "python_multipart")
@@ -52,7 +52,7 @@ print(json.dumps(results))
 
 def test_training_needs_no_extra_and_other_commands_name_theirs(tmp_path: Path) -> None:
     write_folder(tmp_path, 40, size=32)
-    train = ["train", "train.csv", "images", "--out", "run", "--epochs", "1", "--zero", "absent", "--method", "bce"]
+    train = ["train", "train.csv", "images", "--out", "run", *BATCHES, "1", "--zero", "absent", "--method", "bce"]
     commands = [((*WEB, "matplotlib"), [*train, *TINY]), *(((package,), words) for package, _, words in CASES)]
     process = subprocess.run(
         [sys.executable, "-c", SCRIPT],

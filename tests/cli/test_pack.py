@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import BATCHES
 from digit_scenes import write_folder
 from PIL import Image
 from typer.testing import CliRunner, Result
@@ -66,7 +67,7 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
     done("drop", data / "train.csv", data / "some.csv", "partial:share=0.6")
     for images in ("images", "pack"):
-        done("train", data / "some.csv", data / images, "--out", out / images / "run", "--epochs", "3", *TINY)
+        done("train", data / "some.csv", data / images, "--out", out / images / "run", *BATCHES, "3", *TINY)
     return out
 
 
@@ -177,6 +178,8 @@ def test_fill_next_report_and_compare_take_a_pack(data: Path, runs: Path, tmp_pa
         "bce",
         "--seeds",
         "1",
+        "--set",
+        "fit=batches",
         "--set",
         "epochs=1",
         "--out",

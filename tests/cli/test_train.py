@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import TINY, CommandProcess, done, flat, refused, run
+from command_line import BATCHES, TINY, CommandProcess, done, flat, refused, run
 from digit_scenes import write_folder
 
 from halflabel.runs.folder import RunFolder
@@ -49,7 +49,7 @@ def test_unsuitable_labels_are_refused_before_a_run_is_written(tmp_path: Path, d
 def test_train_shows_epochs_and_writes_a_run(data: Path, tmp_path: Path) -> None:
     text = done(
         "train", "--set=alpha=0.1", "--method", "em", data / "train.csv", data / "images", "--out", tmp_path / "run",
-        "--epochs", "2", *TINY,
+        *BATCHES, "2", *TINY,
     )  # fmt: skip
     assert "epoch   1/2" in text
     assert "epoch   2/2" in text
@@ -70,7 +70,7 @@ def test_train_shows_epochs_and_writes_a_run(data: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("tune", ["head", "all"])
 def test_train_with_nothing_held_out(data: Path, tmp_path: Path, tune: str) -> None:
     text = done(
-        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--set", "held_out=0",
+        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", *BATCHES, "1", "--set", "held_out=0",
         "--tune", tune, *TINY,
     )  # fmt: skip
     assert "mAP" not in text
@@ -78,7 +78,7 @@ def test_train_with_nothing_held_out(data: Path, tmp_path: Path, tune: str) -> N
 
 
 def test_a_second_run_in_the_same_folder_needs_force(data: Path, tmp_path: Path) -> None:
-    words = ["train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY]
+    words = ["train", data / "train.csv", data / "images", "--out", tmp_path / "run", *BATCHES, "1", *TINY]
     done(*words)
     before = (tmp_path / "run" / "best.safetensors").read_bytes()
     assert "already holds a run" in refused(*words)
@@ -102,7 +102,7 @@ def test_a_resumed_run_keeps_its_settings(trained: Path, data: Path) -> None:
 def test_resuming_with_changed_labels_is_refused(data: Path, tmp_path: Path) -> None:
     from halflabel.labels import formats
 
-    done("train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY)
+    done("train", data / "train.csv", data / "images", "--out", tmp_path / "run", *BATCHES, "1", *TINY)
     other = formats.read(data / "train.csv").table().subset(range(40))
     formats.write(other, tmp_path / "run" / "labels.parquet")
     assert "labels.parquet is damaged" in refused("train", "--resume", tmp_path / "run")
@@ -130,7 +130,7 @@ def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path
 
 
 def test_images_without_a_file_are_counted_before_a_run_begins(data: Path, tmp_path: Path) -> None:
-    words = ["train", tmp_path / "labels.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", *TINY]
+    words = ["train", tmp_path / "labels.csv", data / "images", "--out", tmp_path / "run", *BATCHES, "1", *TINY]
     words += ["--method", "bn-bce"]
     more = "".join(f"gone-{number},{'01'[number % 2]},1,,\n" for number in range(20))
     done("import", data / "train.csv", tmp_path / "labels.csv")
@@ -155,7 +155,7 @@ def test_too_many_broken_images_leave_a_folder_that_can_be_started_again(data: P
     write_folder(tmp_path, 48)
     for number in range(10):
         (tmp_path / "images" / f"train-{number:06}.png").write_bytes(b"no picture")
-    words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", "--epochs", "1"]
+    words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", *BATCHES, "1"]
     words += ["--tune", tune, "--set", "linear_init=0", *TINY]
     error = refused(*words)
     assert f"see {tmp_path / 'run' / 'bad_images.csv'}, or raise --max-bad" in error
@@ -165,7 +165,7 @@ def test_too_many_broken_images_leave_a_folder_that_can_be_started_again(data: P
 
 def test_one_image_holds_nothing_out_and_prints_a_note(data: Path, tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("image,a,b\ntrain-000000.png,1,0\n")
-    words = [tmp_path / "one.csv", data / "images", "--epochs", "1", *TINY]
+    words = [tmp_path / "one.csv", data / "images", *BATCHES, "1", *TINY]
     messages = "too few images to hold any out: nothing is measured"
     assert messages in done("train", *words, "--out", tmp_path / "run")
     assert messages not in done("train", *words, "--out", tmp_path / "asked", "--set", "held_out=0")
@@ -200,7 +200,7 @@ def test_interrupted_training_prints_how_to_resume(
     from halflabel.cli.progress import TrainingBar
 
     out = tmp_path / "the run"
-    words = ["train", data / "train.csv", data / "images", "--epochs", "2", *TINY]  # as those of `trained`
+    words = ["train", data / "train.csv", data / "images", *BATCHES, "2", *TINY]  # as those of `trained`
     before = signal.getsignal(signal.SIGTERM)
     ends = TrainingBar.on_epoch_end
 
@@ -277,7 +277,7 @@ def test_auto_prints_its_choice_and_the_run_records_it(tmp_path: Path, data: Pat
 
 def test_continue_adds_answers_to_the_labels_of_the_run(tmp_path: Path, data: Path) -> None:
     first = tmp_path / "first"
-    begun = ["--method", "bn-bce", "--epochs", "2", "--out", first, *TINY]
+    begun = ["--method", "bn-bce", *BATCHES, "2", "--out", first, *TINY]
     assert run("train", data / "train.csv", data / "images", *begun).exit_code == 0
     labels = RunFolder.open(first).read_labels()
     image, name = labels.images[0], labels.classes[1]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_line import TINY, done, flat, refused
+from command_line import BATCHES, TINY, done, flat, refused
 
 from halflabel.runs.folder import RunFolder
 
@@ -16,7 +16,9 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(data: Path, tmp_path: Path)
     text = flat(done(*words, "--method", "em", "--set", "alpha=0.3"))
     for part in ("48 images found", "by L-BFGS on vectors, backbone frozen", "tiny, on cpu", "alpha=0.3", "runs/new"):
         assert part in text
-    assert "2 epochs of batches" in flat(done(*words, "--epochs", "2"))
+    refusal = refused(*words, "--epochs", "2")
+    assert "--epochs counts in batches, not in a linear fit fix: add --fit batches, or leave --epochs out" in refusal
+    assert "2 epochs of batches" in flat(done(*words, *BATCHES, "2"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -30,7 +32,7 @@ def test_a_dry_run_counts_images_that_are_not_there(tmp_path: Path, data: Path) 
 
 def test_the_config_of_a_run_is_read_back(data: Path, tmp_path: Path) -> None:
     place = ["train", data / "train.csv", data / "images", "--out"]
-    done(*place, tmp_path / "a", "--method", "em", "--set", "alpha=0.3", "--epochs", "2", "--seed", "5", *TINY)
+    done(*place, tmp_path / "a", "--method", "em", "--set", "alpha=0.3", *BATCHES, "2", "--seed", "5", *TINY)
     first = RunFolder(tmp_path / "a").read_config()
     done(*place, tmp_path / "b", "--config", tmp_path / "a" / "config.yaml")
     assert RunFolder(tmp_path / "b").read_config() == first

@@ -30,7 +30,7 @@ def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str 
     candidates = tuple(map(Candidate.parse, strengths))
     grid = Grid(candidates, (LabelMask.share(0.5), LabelMask()), 3, "none")
     test = Table.from_dense(LABELS)
-    config = SimpleNamespace(held_out=0.2, group=None, tune="head", solver="auto")
+    config = SimpleNamespace(held_out=0.2, group=None, tune="head", fit="auto")
     data = SimpleNamespace(has_own_test=False, test_groups=None)
     bench: Any = SimpleNamespace(test=test, rest=test, select=select, data=data, config=config, describe=str)
     store, outcomes = Store(folder), {}

@@ -34,7 +34,7 @@ HALF = LabelMask.share(0.5)
 
 @pytest.fixture(scope="session")
 def auto(config: Config) -> Config:
-    return dataclasses.replace(config, solver="auto")
+    return dataclasses.replace(config, fit="auto")
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ def test_a_task_has_the_scores_of_a_run_of_train(
 
     data, run = bench.data, RunFolder(tmp_path / "run")
     settings = Settings(seed=1, device="cpu")
-    config = Config(method=method, backbone="tiny", size=32, solver="auto", settings=settings)
+    config = Config(method=method, backbone="tiny", size=32, fit="auto", settings=settings)
     train(HALF.apply(data.rest, 1), digits.images[torch.from_numpy(data.inside)], config, run)
     predictor = Predictor.from_run(run)
     test = Arrays(digits.images[torch.from_numpy(data.outside)], data.test.images, predictor.views)
@@ -70,10 +70,10 @@ def test_a_task_has_the_scores_of_a_run_of_train(
 def test_methods_that_need_batches_use_sgd(digits: Any, auto: Config, cache: Path) -> None:
     bench = Bench(split_data(digits.table, digits.images), auto, cache)
     assert bench.choose_solver(Candidate.parse("wsabie")).solver == "sgd"
-    in_batches = dataclasses.replace(auto, solver="sgd")
+    in_batches = dataclasses.replace(auto, fit="batches")
     assert Bench(bench.data, in_batches, cache).choose_solver(Candidate.parse("em")).solver == "sgd"
     with pytest.raises(UserError, match="wsabie needs batches"):
-        Bench(bench.data, dataclasses.replace(auto, solver="lbfgs"), cache).choose_solver(Candidate.parse("wsabie"))
+        Bench(bench.data, dataclasses.replace(auto, fit="linear"), cache).choose_solver(Candidate.parse("wsabie"))
 
 
 def test_no_image_is_held_out_and_no_rate_is_searched(
@@ -101,7 +101,7 @@ def test_a_given_learning_rate_chooses_sgd(go: Any, auto: Config) -> None:
 
 
 def test_a_method_that_the_solver_cannot_fit_is_listed(go: Any, quick: Config) -> None:
-    fitted = go(names=["bn-bce", "wsabie"], config=dataclasses.replace(quick, solver="lbfgs"), shares=[0.5], seeds=1)
+    fitted = go(names=["bn-bce", "wsabie"], config=dataclasses.replace(quick, fit="linear"), shares=[0.5], seeds=1)
     assert [row.method for row in fitted.rows] == ["bn-bce"]
     ((labels, method, scope, reason),) = fitted.failures
     assert (labels, method, scope) == ("50 %", "wsabie", "all")

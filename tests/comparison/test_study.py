@@ -36,7 +36,7 @@ from halflabel.labels.table import Table
 from halflabel.report.run_facts import is_comparison
 from halflabel.system.rng import uniform
 
-SETTINGS = ("size=32", "workers=0", "device=cpu", "epochs=1")
+SETTINGS = ("size=32", "workers=0", "device=cpu", "fit=batches", "epochs=1")
 TINY = ["--backbone", "tiny", "--seeds", "1", *(f"--set={each}" for each in SETTINGS)]
 
 

@@ -269,7 +269,7 @@ def commands(folder: Path) -> list[list[str]]:
     ]
 
 
-QUICK = ["--max-bad", "0.1", "--workers", "0", "--set", "device=cpu", "--batch-size", "8", "--lr", "0.01"]
+QUICK = ["--max-bad", "0.1", "--workers", "0", "--set", "device=cpu", "--fit=batches", "--batch-size", "8", "--lr=0.01"]
 
 
 def broken_off(folder: Path) -> list[str]:

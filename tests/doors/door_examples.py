@@ -186,6 +186,7 @@ def compare(task: Task) -> Logits:
 def fit_estimator(task: Task) -> tuple[halflabel.HalfLabelClassifier, Any]:
     """Return the fitted estimator and its X of the test images."""
     material, options = task.material, dict(task.options)
+    options |= {"fit_by": options.pop("fit", "auto")}
     images, test = material.features or (
         [material.folder / place / f"{name}.png" for name in table.images]
         for place, table in (("images", material.truth), ("test", material.test))

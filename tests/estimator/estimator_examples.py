@@ -13,7 +13,7 @@ NAN = np.nan
 
 
 def make(**parameters: Any) -> HalfLabelClassifier:
-    return HalfLabelClassifier(**{"epochs": 4, "lr": 0.3, "device": "cpu", **parameters})
+    return HalfLabelClassifier(**{"fit_by": "batches", "epochs": 4, "lr": 0.3, "device": "cpu", **parameters})
 
 
 def half_labelled(seed: int = 0, known: float = 0.5) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -24,7 +24,7 @@ def half_labelled(seed: int = 0, known: float = 0.5) -> tuple[NDArray[Any], NDAr
     return X, truth, np.where(random.random(truth.shape) < known, truth, 0)
 
 
-# The solver lbfgs
+# A linear fit
 
 
 def solved(**parameters: Any) -> HalfLabelClassifier:

@@ -284,7 +284,7 @@ def test_learning_rates_are_the_methods_unless_given(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "choose", lambda stats: Choice("bn-bce", settings={"lr": 0.5, "epochs": 80}))
     chosen = settings(method="auto")
     assert (chosen.lr, chosen.epochs) == (0.5, 80)
-    explicit = settings(method="auto", lr=0.0, weight_decay=0.0)
+    explicit = settings(method="auto", fit_by="batches", lr=0.0, weight_decay=0.0)
     assert (explicit.lr, explicit.weight_decay, explicit.epochs) == (0.0, 0.0, 80)
 
 
@@ -297,7 +297,7 @@ def test_learning_rates_are_the_methods_unless_given(monkeypatch: pytest.MonkeyP
         ({"optimizer": "lion"}, "optimizer cannot be .lion."),
         ({"zero": "absnt"}, "zero='absnt'"),
         ({"threshold": 1.5}, "is not a threshold"),
-        ({"solver": "newton"}, "solver='newton'"),
+        ({"fit_by": "newton"}, "fit_by='newton'"),
         ({"device": "gpu"}, "'gpu' is not a device"),
         ({"threshold": "best"}, "is not a threshold"),
     ],

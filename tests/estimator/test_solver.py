@@ -1,4 +1,4 @@
-"""HalfLabelClassifier with the solver lbfgs."""
+"""HalfLabelClassifier with a linear fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_solver_learns_from_half_of_the_labels() -> None:
     assert not np.isnan(model.oof_logits_).any()
     unpickled = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(model.predict_proba(X), unpickled.predict_proba(X))
-    np.testing.assert_array_equal(solved(solver="lbfgs").fit(X, y).predict_proba(X), model.predict_proba(X))
+    np.testing.assert_array_equal(solved(fit_by="linear").fit(X, y).predict_proba(X), model.predict_proba(X))
 
 
 def test_the_solver_uses_the_size_of_features() -> None:
@@ -46,11 +46,13 @@ def test_thresholds_of_the_solver_are_fitted_on_out_of_fold_scores() -> None:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"epochs": 2}, {"lr": 0.1}, {"batch_size": 16}, {"optimizer": "adam"}, {"schedule": "step"}, {"solver": "sgd"}],
+    [{"epochs": 2}, {"lr": 0.1}, {"batch_size": 16}, {"optimizer": "adam"}, {"schedule": "step"}],
 )
-def test_a_parameter_of_sgd_chooses_sgd(parameters: dict[str, Any]) -> None:
+def test_a_parameter_of_batches_needs_them(parameters: dict[str, Any]) -> None:
     X, _, y = half_labelled()
-    model = solved(**parameters).fit(X, y)
+    with pytest.raises(UserError, match=f"{next(iter(parameters))} counts in batches, not in a linear fit.*fit_by="):
+        solved(**parameters).fit(X, y)
+    model = solved(fit_by="batches", **parameters).fit(X, y)
     assert isinstance(model.model_.head, Linear)
     assert model.oof_logits_ is None
     assert len(model.log_) == parameters.get("epochs", 20)
@@ -60,10 +62,10 @@ def test_the_solver_is_left_out_where_it_cannot_be_used() -> None:
     X, truth, y = half_labelled()
     assert solved().fit(X[:19], y[:19]).oof_logits_ is None
     assert solved().fit(X, truth[:, 0]).score(X, truth[:, 0]) > 0.85
-    with pytest.raises(UserError, match="lbfgs cannot be used: 19 images are too few"):
-        solved(solver="lbfgs").fit(X[:19], y[:19])
-    with pytest.raises(UserError, match="lbfgs cannot be used: role needs"):
-        solved(solver="lbfgs", method="role").fit(X, np.where(y > 0, 1.0, NAN))
+    with pytest.raises(UserError, match="a linear fit is not possible: 19 images are too few"):
+        solved(fit_by="linear").fit(X[:19], y[:19])
+    with pytest.raises(UserError, match="a linear fit is not possible: role needs"):
+        solved(fit_by="linear", method="role").fit(X, np.where(y > 0, 1.0, NAN))
 
 
 def test_the_method_may_be_chosen_by_the_labels() -> None:
@@ -71,8 +73,8 @@ def test_the_method_may_be_chosen_by_the_labels() -> None:
     for labels, method in ((truth, "an-ls"), (np.where(truth > 0, 1.0, NAN), "n-ls")):
         expected = solved(method=method).fit(X, labels).predict_proba(X)
         np.testing.assert_array_equal(solved(method="auto").fit(X, labels).predict_proba(X), expected)
-    assert len(solved(method="auto", solver="sgd").fit(X, y).log_) == 80
-    assert len(solved(method="auto", epochs=5).fit(X, y).log_) == 5
+    assert len(solved(method="auto", fit_by="batches").fit(X, y).log_) == 80
+    assert len(solved(method="auto", fit_by="batches", epochs=5).fit(X, y).log_) == 5
 
 
 def test_verbose_prints_the_choices_of_the_solver(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ def test_earlier_model_labels_are_not_used_for_evaluation(
     formats.write(rows, tmp_path / "labels.csv")
     shown = done(
         "train", tmp_path / "labels.csv", pictures / "images", "--method", "bn-bce", "--backbone", "tiny", "--size",
-        "32", "--epochs", "1", "--set", "device=cpu", "--workers", "0", "--out", tmp_path / "run",
+        "32", "--fit", "batches", "--epochs", "1", "--set", "device=cpu", "--workers", "0", "--out", tmp_path / "run",
     )  # fmt: skip
     assert f"{actual.sum()} of {digits.known} labels were made by a model" in shown
     judged = []

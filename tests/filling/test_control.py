@@ -174,7 +174,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
     names = sorted(path.name for path in (folder / "images").iterdir())
     table = drop.single_positive(Table.from_dense(truth, names, CLASSES))
     settings = Settings(device="cpu")
-    config = Config(method="wan", backbone="tiny", size=32, solver="lbfgs", l2_strength=1e-3, settings=settings)
+    config = Config(method="wan", backbone="tiny", size=32, fit="linear", l2_strength=1e-3, settings=settings)
     run = RunFolder(folder / "runs" / "first")
     train(table, folder / "images", config, run)
     run.write_calibration(Calibration(6.0, 9.0, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))
@@ -326,5 +326,5 @@ def test_what_cannot_work_is_refused_before_anything_is_scored(
     with pytest.raises(UserError, match="include negatives"):
         fill(run, images, labels=full, assume_random=True)
     run.stored_scores.unlink()
-    with pytest.raises(UserError, match="lbfgs"):
+    with pytest.raises(UserError, match="linear"):
         ControlQuestions(run, images).ask()

@@ -92,7 +92,7 @@ def test_a_solver_run_is_fitted_again_by_the_solver(
 ) -> None:
     run, images = RunFolder(tmp_path / "run"), pictures / "images"
     settings = Settings(device="cpu")
-    train(digits, images, Config("bn-bce", backbone="tiny", size=32, solver="auto", settings=settings), run)
+    train(digits, images, Config("bn-bce", backbone="tiny", size=32, fit="auto", settings=settings), run)
     stored = run.scores(digits.images, images)
     monkeypatch.setattr(fitting, "fit_epochs", None)  # epochs of batches would call it
     again = fit_again(run, images, Labels.of(digits))

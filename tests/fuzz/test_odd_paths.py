@@ -147,6 +147,8 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
         "tiny",
         "--size",
         "32",
+        "--fit",
+        "batches",
         "--epochs",
         "1",
     ]

@@ -113,7 +113,7 @@ def test_a_run_learns_from_a_band_beyond_rgb(tmp_path: Path) -> None:
         values[4] += 100 * (label > 0)
         np.save(folder / f"{name}.npy", values.astype(np.uint8))
     assert all(locate_images(names, folder))
-    config = Config(method="bce", backbone="tiny", size=32, channels=5, solver="auto", settings=Settings(device="cpu"))
+    config = Config(method="bce", backbone="tiny", size=32, channels=5, fit="auto", settings=Settings(device="cpu"))
     run = RunFolder(tmp_path / "run")
     evaluation = train(Table.from_dense(labels, names, ["x"]), folder, config, run)
     assert evaluation is not None

@@ -23,7 +23,7 @@ from halflabel.runs.train import train
 
 LABELS = np.random.default_rng(1).choice([-1, 1], (40, 1))
 NAMES = [f"item{number}" for number in range(40)]
-CONFIG = Config(method="bce", backbone="tiny", size=32, solver="auto", settings=Settings(device="cpu"))
+CONFIG = Config(method="bce", backbone="tiny", size=32, fit="auto", settings=Settings(device="cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from halflabel.images.views import Strong, make_views
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 
-TINY = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--set", "device=cpu", "--batch-size", "16"]
+TINY = ["--backbone", "tiny", "--size", "32", "--workers=0", "--set=device=cpu", "--fit=batches", "--batch-size=16"]
 SRCR = ["--method", "srcr", "--epochs", "1", "--set", "copies=1"]
 GENTLE = ["--set", "strong_ops=1", "--set", "strong_magnitude=3", "--set", "cutout=0.1"]
 

@@ -79,7 +79,7 @@ def test_a_watermark_of_each_patient_is_worth_nothing_with_groups() -> None:
     share = float((labels > 0).mean())
     quality = {}
     for group in (None, "^(p[0-9]+)_"):
-        config = Config(method="bce", solver="lbfgs", l2_strength=1e-3, group=group)
+        config = Config(method="bce", fit="linear", l2_strength=1e-3, group=group)
         groups = group_numbers(image_groups(group, table.images), len(names))
         inputs = Inputs(lambda: Features(features, table.images), groups=groups)
         fitted = fit(Labels.of(table), inputs, config).scores

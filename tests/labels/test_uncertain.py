@@ -179,7 +179,7 @@ def test_readings_change_the_training_and_not_the_evaluation() -> None:
     value = np.where((truth > 0) & (generator.random(200) < 0.5), UNCERTAIN, truth)
     index = np.arange(200)
     table = Table.from_entries(Names.numbered(200), Names(["x"]), index, 0 * index, value)
-    config = Config(method="bce", solver="lbfgs", l2_strength=1e-2, similar=False)
+    config = Config(method="bce", fit="linear", l2_strength=1e-2, similar=False)
     mean = {}
     for reading in ("ignore", "present", "absent", "soft"):
         inputs = Inputs(lambda: Features(features, table.images), of_backbone=False)

@@ -27,6 +27,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         folder / "images",
         "--out",
         folder / "run",
+        "--fit",
+        "batches",
         "--epochs",
         "3",
         "--lr",

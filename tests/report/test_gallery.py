@@ -124,7 +124,7 @@ def test_a_run_of_positives_shows_the_photos_of_its_questions(tmp_path: Path) ->
     table = drop.single_positive(Table.from_dense(scenes(40, size=32).labels, names, CLASSES))
     (tmp_path / "images" / names[3]).unlink()  # a photo without a file has no score, and no other trouble
     run = RunFolder(tmp_path / "run")
-    shape = {"backbone": "tiny", "size": 32, "solver": "lbfgs", "l2_strength": 1e-3, "max_bad": 0.1}
+    shape = {"backbone": "tiny", "size": 32, "fit": "linear", "l2_strength": 1e-3, "max_bad": 0.1}
     train(table, tmp_path / "images", Config(method="wan", settings=Settings(device="cpu"), **shape), run)
     text = build_page(run, images=tmp_path / "images")
     asked = text.partition('<div id="questions"')[2].partition("<div id=")[0]

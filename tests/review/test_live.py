@@ -43,7 +43,7 @@ def rows_of(labels: np.ndarray) -> Labels:
 
 def live_model(features: torch.Tensor, method: str = "wan", **more: Any) -> LiveModel:
     inputs = Inputs(lambda: Features(features, Names.numbered(len(features)), bad_rows(features)), of_backbone=False)
-    config = Config(method=method, solver="lbfgs", settings=Settings(device="cpu"), **more)
+    config = Config(method=method, fit="linear", settings=Settings(device="cpu"), **more)
     return LiveModel(inputs, config, from_nothing=method == "wan")
 
 

@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     names = sorted(path.name for path in (folder / "images").iterdir())
     table = drop.single_positive(Table.from_dense(scenes(80, size=32).labels, names, CLASSES))
     config = Config(
-        method="n-ls", backbone="tiny", size=32, solver="lbfgs", l2_strength=1e-3, settings=Settings(device="cpu")
+        method="n-ls", backbone="tiny", size=32, fit="linear", l2_strength=1e-3, settings=Settings(device="cpu")
     )
     run = RunFolder(folder / "runs" / "first")
     train(table, folder / "images", config, run)

@@ -24,7 +24,7 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 
-CONFIG = Config(method="bce", backbone="tiny", size=64, resize="keep", solver="auto", settings=Settings(device="cpu"))
+CONFIG = Config(method="bce", backbone="tiny", size=64, resize="keep", fit="auto", settings=Settings(device="cpu"))
 QUICK = Settings(epochs=1, batch_size=16, device="cpu")
 SHAPES = [(60, 80), (80, 60), (70, 70), (50, 100), (90, 60)]  # height, width
 

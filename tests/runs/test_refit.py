@@ -13,7 +13,6 @@ import torch
 from halflabel.features.heads import Linear, NormalisedLinear
 from halflabel.fitting.config import Config, Settings
 from halflabel.fitting.refit import Refit, refit_head
-from halflabel.fitting.solver_choice import choose_solver
 from halflabel.images.sources import Arrays
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
@@ -24,7 +23,7 @@ from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 
 SETTINGS = Settings(epochs=1, batch_size=16, lr=1e-5, device="cpu")  # the tuned head learns next to nothing
-CONFIG = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, tune="all", solver="auto", settings=SETTINGS)
+CONFIG = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, tune="all", fit="auto", settings=SETTINGS)
 
 
 def paint(count: int = 48) -> tuple[torch.Tensor, Table]:
@@ -101,14 +100,9 @@ def test_the_tuned_head_is_kept_where_it_ranks_held_out_images_as_well(
     assert not run.tuned_head.exists()
 
 
-def test_the_solver_sgd_keeps_the_tuned_head(tmp_path: Path) -> None:
-    run = go(tmp_path / "run", dataclasses.replace(CONFIG, solver="sgd"))
+def test_batches_alone_keep_the_tuned_head(tmp_path: Path) -> None:
+    run = go(tmp_path / "run", dataclasses.replace(CONFIG, fit="batches"))
     assert isinstance(Predictor.from_run(run).model.head, Linear)
-
-
-def test_epochs_do_not_choose_sgd_where_the_network_is_tuned() -> None:
-    assert choose_solver({"solver": "auto", "tune": "all", "epochs": 3}) == "auto"
-    assert choose_solver({"solver": "auto", "tune": "head", "epochs": 3}) == "sgd"
 
 
 def test_labels_of_held_out_images_are_not_fitted() -> None:

@@ -111,7 +111,7 @@ def train(method: Recipe, way: str, options: dict[str, Any], files: dict[str, st
         made.relabel.group = files["GROUPS"]
     torch.manual_seed(0)
     method.check_way(options, way)
-    if way == "lbfgs":
+    if way == "linear":
         solver = LinearSolver(made, VECTORS, table)
         solver.fit(1e-3)
         return [solver.weight, solver.bias]
@@ -150,7 +150,7 @@ def changes(before: list[Tensor], after: list[Tensor]) -> bool:
 
 
 def ways() -> list[tuple[str, str]]:
-    solved = [(each.name, "lbfgs") for each in recipes().values() if each.make().is_linear_loss]
+    solved = [(each.name, "linear") for each in recipes().values() if each.make().is_linear_loss]
     return [*solved, *((each.name, "batches") for each in recipes().values())]
 
 

@@ -283,7 +283,7 @@ class TestBench:
         table = self.data.truth if reading == COMPLETE else hide_labels(self.data.truth, seed=seed)
         if reading == NAIVE:
             table = _unknown_as_absent(table)
-        config = new_run.make_config(choose(table.stats), {"solver": "auto", "seed": seed}, {}, "")
+        config = new_run.make_config(choose(table.stats), {"seed": seed}, {}, "")
         fitted = fit_head(Labels.of(table), self.training, config)
         assert fitted.scores is not None
         return self._evaluate(fitted.model.head, evaluate(fitted.scores, table, resamples=0)[0])

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -18,14 +19,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 from halflabel.cli.options import panel
 from halflabel.cli.terminal import console, warnings_in_a_line
 from halflabel.errors import UserError
+from halflabel.fitting import assembly, auto
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.config import COMMON
+from halflabel.fitting.config import COMMON, Config
 from halflabel.system.format import duration, group_digits, points
 
 if TYPE_CHECKING:
     from halflabel.comparison import Task
     from halflabel.comparison.grid import Outcome
-    from halflabel.fitting.config import Config
 
 
 EVALUATION = "Evaluation"
@@ -122,20 +123,13 @@ def show_how_to_resume(waiting: tuple[int, int] | None) -> None:
     console.print(f"To resume:  {escape(rerun_command())}")
 
 
-def grid_config(training: dict[str, Any], images: int, **for_solver: Any) -> Config:
-    """Return the configuration that all runs share, from the training options; `lr` is not part of it.
-
-    `for_solver` replaces options in the choice of the solver.
-    """
-    from halflabel.fitting.auto import epochs_for
-    from halflabel.fitting.config import Config
-    from halflabel.fitting.solver_choice import choose_solver
-
-    training = {"solver": "auto", "workers": 2, "epochs": None, "tune": "head", **training}
-    solver = choose_solver({**training, **for_solver})
-    epochs = training["epochs"] or epochs_for(images, training["tune"])
-    options = {**training, "solver": solver, "epochs": epochs, "lr": None}
-    return Config.from_options(options)
+def grid_config(training: dict[str, Any], images: int, **defaults: Any) -> Config:
+    """Return the configuration that all runs share, from the training options; `lr` is not part of it."""
+    config = Config.from_options({"fit": "auto", "workers": 2, **defaults, **training, "lr": None})
+    if config.tune == "head" and config.fit != "batches":
+        assembly.refuse_options_of_batches(training)
+    epochs = training.get("epochs") or auto.epochs_for(images, config.tune)
+    return replace(config, settings=replace(config.settings, epochs=epochs))
 
 
 def no_result_error(waiting: tuple[int, int] | None, out_of_time: bool) -> UserError:

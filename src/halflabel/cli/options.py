@@ -224,7 +224,7 @@ def _parameter(
 # Training options with a flag, by command: those that the documentation uses. All others are reached by --set.
 _FLAGS = {
     "train": (
-        "seed backbone names descriptions tune weights size resize group uncertain positives_per_image max_bad solver "
+        "seed backbone names descriptions tune weights size resize group uncertain positives_per_image max_bad fit "
         "epochs batch_size lr precision compile deterministic save_every workers hold views_on decode_on"
     ),
     "compare": "backbone names tune group uncertain",

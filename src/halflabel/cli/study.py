@@ -99,7 +99,7 @@ def study(
             "test_share": test_share,
             "budget": budget,
             "lr": training.get("lr"),
-            "config": grid_config({"held_out": 0.0, **training}, len(table), held_out=training.get("held_out") or None),
+            "config": grid_config(training, len(table), held_out=0.0),
             "force": force,
             "reporter": Reporter(bar, show_message, task_bar),
         }

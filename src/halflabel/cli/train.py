@@ -93,7 +93,7 @@ def train(
         panel(
             EARLIER_RUNS,
             "Start a new run (default: RUN-2) from the labels and settings of a finished run and the answers of "
-            "`review`; with sgd also from its weights.",
+            "`review`; in batches also from its weights.",
             "--continue",
             metavar="RUN",
         ),
@@ -172,11 +172,12 @@ def _new_job(
     new_run.check_options(chosen, texts)
     options = chosen.parse(texts)
     if earlier is None:
-        training = {"solver": "auto", "workers": 2, **training}
+        training = {"workers": 2, **training}
         config = new_run.make_config(choice, training, options, absolute_path(images))
     else:
         given = {name: value for name, value in training.items() if value is not None}
         config = new_run.change_config(Config.from_dict(earlier), choice.method, given, options, absolute_path(images))
+    assemblies.Assembly(config).check_fit(training, table)
     true_labels = read(truth).table() if truth is not None else None
     return resuming.TrainingJob(label_import.rows, images, config, run, true_labels)
 

@@ -55,6 +55,9 @@ Select = Literal["known", "hidden"]
 _NOT_SHARED = ("method", "options", "lr", "weight_decay", "seed", "save_every", "workers", "max_bad")
 
 
+_FITS: dict[str, Literal["linear", "batches"]] = {"lbfgs": "linear", "sgd": "batches"}
+
+
 class Meter:
     """Seconds and peak memory of a block: memory allocated on the GPU, or on a CPU the peak of the whole process."""
 
@@ -251,7 +254,7 @@ class Bench:
                 linear_init=own_epochs and (self.config.linear_init or own_epochs),
                 method=candidate.method,
                 options=dict(task.options),
-                solver=self.config.solver if self.config.tune == "all" else candidate.solver,
+                fit=self.config.fit if self.config.tune == "all" else _FITS[candidate.solver],
                 uncertain=candidate.uncertain or self.config.uncertain,
                 settings=settings,
             )

@@ -68,7 +68,7 @@ def _describe_selection(grid: Grid, bench: Bench, rows: Sequence[Row]) -> list[s
             else "the last epoch is evaluated"
         )
         lines.append(f"{warning}{which} were trained in batches; {selected}.")
-        if bench.config.tune == "all" and bench.config.solver != "sgd":
+        if bench.config.tune == "all" and bench.config.fit != "batches":
             lines.append("Their heads were fitted again by L-BFGS where that ranks the validation images better.")
     if is_hidden:
         lines.append("Without the hidden labels the selection would be worse, so the numbers are optimistic.")

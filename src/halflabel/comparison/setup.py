@@ -53,7 +53,7 @@ def make_bench(
     """Check the options, split the data and return the bench; labels made by a model are removed from the test labels.
 
     Without a config: a head on the bundled backbone, fitted as `train` does; for methods that need batches, with epochs
-    by the number of images and the share `held_out`. A given learning rate is a choice of sgd.
+    by the number of images and the share `held_out`. A given learning rate is a choice of batches.
     """
     check_own_metrics()
     deadline = deadline_of(options.get("budget"))
@@ -64,11 +64,11 @@ def make_bench(
     if lr is not None and not 0 < lr < math.inf:
         raise UserError(f"the learning rate {lr:g} cannot be used", "use ‹lr=0.001›, or leave it to the method")
     if config is None:
-        config = Config(held_out=held_out, solver="auto")
+        config = Config(held_out=held_out, fit="auto")
         epochs = epochs_for(len(table), config.tune)
         config = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=epochs))
-    if lr is not None and config.solver == "auto" and config.tune == "head":
-        config = dataclasses.replace(config, solver="sgd")
+    if lr is not None and config.fit == "auto" and config.tune == "head":
+        config = dataclasses.replace(config, fit="batches")
     reporter = options.get("reporter", SILENT)
     data = split_data(
         table,

@@ -226,7 +226,7 @@ def _check_probabilities(run: RunFolder, folds: int | None) -> None:
     if not run.is_calibrated or (is_frozen and run.score_kind != "out-of-fold"):
         raise UserError(
             f"{run.folder} has no out-of-fold scores, on which probabilities from positives only rest",
-            "train with ‹solver=lbfgs›",
+            "train with ‹fit=linear›",
         )
 
 

@@ -5,6 +5,7 @@ Used by `train`, cross-fitting, comparisons and the estimator, so that a configu
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,7 @@ from halflabel.features.embed import checked_features
 from halflabel.features.feature_cache import cache_features, copies_for
 from halflabel.features.heads import Head, pool
 from halflabel.features.names import likeness_for
-from halflabel.fitting.config import Config
+from halflabel.fitting.config import OPTIONS_OF_BATCHES, Config
 from halflabel.fitting.crossfit import FOLDS
 from halflabel.fitting.device import choose_device
 from halflabel.images.items import Items, pool_items
@@ -76,13 +77,18 @@ class Assembly:
     def uses_solver(self, table: Table) -> bool:
         """Return whether L-BFGS fits the head: on a frozen backbone, for methods and tables that allow it."""
         config = self.config
-        if config.solver == "sgd":
+        if config.fit == "batches":
             return False
         hindrance = "the whole network is tuned" if config.tune == "all" else None
         hindrance = hindrance or solver_hindrance(self.make_method(), config.method, table)
-        if hindrance is not None and config.solver == "lbfgs":
-            raise UserError(f"the solver lbfgs cannot be used: {hindrance}", "use the solver auto or sgd")
+        if hindrance is not None and config.fit == "linear":
+            raise UserError(f"a linear fit is not possible: {hindrance}", "use ‹fit=auto› or ‹fit=batches›")
         return hindrance is None
+
+    def check_fit(self, given: Collection[str], table: Table, option: str = "fit") -> None:
+        """Refuse given options that a linear fit would leave out; `option` is the name of the one that chooses it."""
+        if self.uses_solver(table):
+            refuse_options_of_batches(given, option)
 
     def describe(self, table: Table) -> str:
         """Return in one line what is trained: head, labels, and how it is fitted."""
@@ -146,6 +152,14 @@ class Assembly:
             reporter=reporter,
         )
         return pool_items(source, features) if isinstance(source, Items) else features
+
+
+def refuse_options_of_batches(given: Collection[str], option: str = "fit") -> None:
+    """Raise if one of these options counts only in batches."""
+    if idle := [name for name in OPTIONS_OF_BATCHES if name in given]:
+        raise UserError(
+            f"‹{idle[0]}› counts in batches, not in a linear fit", f"add ‹{option}=batches›, or leave ‹{idle[0]}› out"
+        )
 
 
 def solver_hindrance(method: Method, name: str, table: Table) -> str | None:

@@ -234,22 +234,21 @@ class Config:
             EVERY_COMMAND,
         ),
     ] = "head"
-    solver: Annotated[
-        Literal["auto", "lbfgs", "sgd"],
+    fit: Annotated[
+        Literal["auto", "linear", "batches"],
         Option(
-            "lbfgs: fit the head on all images at once, with out-of-fold scores instead of held-out images; sgd: in "
-            "epochs of batches; auto: lbfgs where the backbone is frozen, the method allows it and no option of sgd, "
-            "such as --epochs or --lr, is given. After --tune all, auto fits the head again by lbfgs and keeps the "
-            "better one; sgd does not.",
+            "linear: fit the head on all images at once by L-BFGS, with out-of-fold scores instead of held-out images; "
+            "batches: in epochs of batches; auto: linear where the backbone is frozen and the method allows it. After "
+            "--tune all, auto fits the head again by L-BFGS and keeps the better one; batches does not.",
             OPTIMIZATION,
             EXPERIMENTS,
             command_default="auto",
         ),
-    ] = "sgd"
+    ] = "batches"
     l2_strength: Annotated[
         Annotated[float | None, Ge(0)],
         Option(
-            "With the solver lbfgs: strength of the L2 regularisation.",
+            "In a linear fit: strength of the L2 regularisation.",
             OPTIMIZATION,
             decided_by="by out-of-fold scores of known labels",
         ),
@@ -257,7 +256,7 @@ class Config:
     similar: Annotated[
         bool,
         Option(
-            "With the solver lbfgs: mix in the labels of similar training images, unless out-of-fold scores are worse.",
+            "In a linear fit: mix in the labels of similar training images, unless out-of-fold scores are worse.",
             OPTIMIZATION,
         ),
     ] = True
@@ -299,9 +298,7 @@ class Config:
     ] = 0.5
     held_out: Annotated[
         Annotated[float, Ge(0), Le(0.9)],
-        Option(
-            "Share of the images held out for validation; a choice of sgd.", OPTIMIZATION, EXPERIMENTS, decided_by="0.2"
-        ),
+        Option("Share of the images held out for validation, in batches.", OPTIMIZATION, EXPERIMENTS, decided_by="0.2"),
     ] = 0.2
     group: Annotated[
         str | None,
@@ -399,6 +396,11 @@ class Config:
         return make_views(self.size or preprocess.size, resize, preprocess.interpolation, preprocess.crop_pct, **strong)
 
 
+# Options that only training in batches uses.
+OPTIONS_OF_BATCHES = (
+    *("epochs", "lr", "held_out", "batch_size", "optimizer", "weight_decay", "schedule", "warmup", "ema", "clip"),
+    *("accumulate", "patience", "save_every", "precision", "begin_from", "mirror"),
+)
 STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")
 
 

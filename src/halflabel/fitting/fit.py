@@ -200,7 +200,7 @@ def _fit_linear(
     """Fit a linear head by L-BFGS to all images, with out-of-fold scores."""
     config, table = assembly.config, labels.training
     choosing = labels.choosing if choosing is None else choosing
-    assembly.recipe.check_way(config.options, "lbfgs")
+    assembly.recipe.check_way(config.options, "linear")
     fitted = crossfit(
         inputs.basis,
         assembly.training_table(table),
@@ -415,11 +415,11 @@ class _Batches:
     def _refit(self, tuned: Model, source: Source) -> Refit | None:
         """Fit the head of a tuned network again by L-BFGS; None if that ranks the held-out images no better.
 
-        None also with the solver sgd, with mirror images, which have features of their own, where L-BFGS cannot fit the
+        None also with fit=batches, with mirror images, which have features of their own, where L-BFGS cannot fit the
         method, and where the head changes the features.
         """
         config, reporter, device = self.config, self.watch.reporter, self.assembly.device
-        if config.solver == "sgd" or config.mirror or tuned.backbone is None:
+        if config.fit == "batches" or config.mirror or tuned.backbone is None:
             return None
         if solver_hindrance(self.assembly.make_method(), config.method, self.table) is not None:
             return None

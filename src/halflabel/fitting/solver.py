@@ -166,7 +166,7 @@ class LinearSolver:
         begins = self.method.begins()
         if begins is not None and (problem := begins.problem(self.rounds, "round")):
             earlier = f"a smaller ‹{begins.option}›, or " if begins.option else ""
-            raise UserError(f"{problem} of L-BFGS", f"use {earlier}‹solver=sgd› ‹epochs={begins.first}›")
+            raise UserError(f"{problem} of L-BFGS", f"use {earlier}‹fit=batches› ‹epochs={begins.first}›")
         self.method.start(self.table, self.model)
         self.method.to(self.features.device)
         for epoch in range(1, self.rounds + 1):

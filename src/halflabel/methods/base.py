@@ -49,8 +49,8 @@ _COUNTS: dict[Any, str] = {  # by name too: annotations are text in modules that
     "EpochList": "list",
 }
 WAYS = {  # of training, with words for messages
-    "lbfgs": "by L-BFGS",
-    "batches": "in batches on a frozen backbone (‹solver=sgd›)",
+    "linear": "in a linear fit",
+    "batches": "in batches on a frozen backbone (‹fit=batches›)",
     "network": "with the whole network (‹tune=all›)",
 }
 VIEWS = ("plain", "weak", "strong")  # the kinds of views that image sources can make

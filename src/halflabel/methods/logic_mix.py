@@ -25,7 +25,7 @@ def logic_mix(members: int = 2, weight: float = 1.0, unknown: str = "auto") -> M
     """Besides each image the model learns the mean of it and of other images, whose labels are joined by OR.
 
     Use it with --tune all, where photos are mixed and the mixtures keep a network from memorising few photos. On a
-    frozen backbone it mixes cached features; it is then trained in batches (--solver sgd).
+    frozen backbone it mixes cached features; it is then trained in batches (--fit batches).
 
         x̃ = mean of x_1 … x_k,   ỹ = y_1 OR … OR y_k:   1 if any is 1, absent if all are absent, else unknown
         L = L_BCE(x, y) + weight · L_BCE(x̃, ỹ),   each divided by the number of labels used

@@ -126,7 +126,6 @@ def _override(
 
 def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides) -> Config:
     names = {field.name for field in fields(Settings)}
-    is_frozen_here = effective.get("tune") == "head" != cell.config.get("tune")
     settings = Settings(
         **{name: value for name, value in effective.items() if name in names},
         device=overrides.device,
@@ -139,8 +138,6 @@ def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides
         size=effective.get("size"),
         resize=effective.get("resize", "squash"),
         tune=effective.get("tune", "all"),
-        # As the paper trains; L-BFGS only for frozen features in place of a network that the paper tunes.
-        solver=Config.solver if is_frozen_here else "sgd",
         linear_init=effective.get("linear_init", 0),
         linear_lr=effective.get("linear_lr"),
         crop=cell.condition.training.weak_view.get("least", Config.crop),

@@ -201,7 +201,7 @@ def training_summary(config: Mapping[str, Any]) -> str:
     """Return what all runs of a comparison or a study have in common, in words."""
     tuned = "linear heads on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
     epochs = f"{config.get('epochs', '?')} epochs"
-    if config.get("solver") in ("auto", "lbfgs") and config.get("tune") == "head":
+    if config.get("fit") in ("auto", "linear") and config.get("tune") == "head":
         epochs = f"L-BFGS, or {epochs} for methods that need batches"
     return f"{config.get('backbone', '?')}, {image_size(config)}, {tuned}; {epochs}"
 

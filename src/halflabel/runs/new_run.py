@@ -17,9 +17,9 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.evaluation.evaluate import Evaluation
 from halflabel.features.embed import config_of_features
+from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.auto import Choice, choose
 from halflabel.fitting.config import Config, declared_options
-from halflabel.fitting.solver_choice import choose_solver
 from halflabel.images.stored_features import describe_features, holds_features
 from halflabel.labels.formats import read
 from halflabel.labels.labels import Labels
@@ -75,9 +75,9 @@ def train_run(
     choice = choose(stats, tune=options.get("tune", "head"), method=None if method == "auto" else recipe(method).name)
     training = {name: value for name, value in options.items() if name in declared_options()}
     method_options = {name: value for name, value in options.items() if name not in training}
-    training.setdefault("solver", "auto")
     config = make_config(choice, training, method_options, "" if isinstance(folder, Tensor) else absolute_path(folder))
     check_options(recipe(config.method), config.options)
+    Assembly(config).check_fit(training, rows.training)
     run = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
     return _open(run, train(rows, folder, config, run, reporter=reporter))
 
@@ -122,13 +122,14 @@ def make_config(
     """Return the configuration of a new run, or of an estimator.
 
     The given `training` options come first (None: not given), then those of the choice for the labels, then the
-    defaults of the method. `options` are those of the method. The solver must be among the training options. Features
-    in place of images decide the backbone and its options.
+    defaults of the method. `options` are those of the method. Features in place of images decide the backbone
+    and its options.
     """
     chosen = given_recipe or recipe(choice.method)
     set_options = {name: value for name, value in training.items() if value is not None}
     return Config.from_options(
         {
+            "fit": "auto",
             "lr": chosen.lr,
             "choose_lr": training.get("lr") is None and "lr" not in choice.settings,
             "weight_decay": chosen.weight_decay,
@@ -136,7 +137,6 @@ def make_config(
             **choice.settings,
             **choice.config,
             **set_options,
-            "solver": choose_solver(training),
             "method": chosen.name,
             "options": {**choice.options, **options},
             "images": images,
@@ -156,9 +156,8 @@ def change_config(
     values = {**vars(earlier.settings), **vars(earlier), **given}
     values.pop("settings")
     values |= _options_of_features(images)
-    solver = choose_solver({"solver": earlier.solver, "tune": earlier.tune, **given})
     return Config.from_options(
-        {**values, "solver": solver, "method": method, "options": {**earlier_options, **options}, "images": images}
+        {**values, "method": method, "options": {**earlier_options, **options}, "images": images}
     )
 
 

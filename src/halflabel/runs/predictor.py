@@ -250,7 +250,7 @@ class Predictor:
             if scores is None or scores.kind != "out-of-fold":
                 raise UserError(
                     "positives per image, and a threshold by precision or recall, need the out-of-fold scores of a run",
-                    "name a run that was fitted by the solver lbfgs, or state the probability to decide by",
+                    "name a run with a linear fit, or state the probability to decide by",
                 )
         if positives_per_image is not None:
             assert scores is not None

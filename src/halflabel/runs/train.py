@@ -58,8 +58,8 @@ def train(
 ) -> Evaluation | None:
     """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 images, and write the run folder.
 
-    Labels made by a model are trained on, but never used for evaluation. With the solver lbfgs every image is
-    evaluated by its out-of-fold scores, with sgd a share of the images is held out. `truth` holds labels of the same
+    Labels made by a model are trained on, but never used for evaluation. In a linear fit every image is
+    evaluated by its out-of-fold scores; in batches a share of the images is held out. `truth` holds labels of the same
     images that the method must not see: the log says how many of its guesses are right. `init_callback` is called in
     the epochs of the linear init, in place of `reporter.callback`. Returns the evaluation, if anything was held out.
     Of several processes only the first one writes.
