@@ -137,5 +137,5 @@ def test_copies_and_missing_images(place: Path) -> None:
 def test_vectors_that_are_not_finite_are_called_so(tmp_path: Path) -> None:
     vectors = [[1.0, 2.0], [float("nan"), 0.0]]
     pq.write_table(pa.table({"image": ["a", "b"], "features": vectors}), tmp_path / "part-0.parquet")
-    with pytest.raises(UserError, match="1 of 2 images .* have no finite features"):
+    with pytest.raises(UserError, match=r"1 of 2 images .* have no finite features"):
         StoredFeatures(Names(["a", "b"]), tmp_path, {})

@@ -51,9 +51,10 @@ class Quarantine:
         if bad > limit * total:
             examples = ", ".join(repr(image) for image, _, _ in self.rows[:3])
             see_list = f"see {self.path}; " if self.path else ""
+            share = f"{100 * bad / max(total, 1):.3g} %"
             raise TooManyBadImages(
-                f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) have no {lack} in {folder}, over the limit "
-                f"of {100 * limit:.3g} %: {examples}{' …' if bad > 3 else ''}",
+                f"{bad} of {total} images ({share}) have no {lack} in {folder}, over the limit of {100 * limit:.3g} %: "
+                f"{examples}{' …' if bad > 3 else ''}",
                 f"{see_list}check the folder, leave those images out of the label file, or add "
                 f"‹max_bad={math.ceil(100 * bad / total) / 100:g}›",
             )
