@@ -169,7 +169,8 @@ def convert(
     into: Annotated[
         Path | None,
         typer.Option(
-            help="tags: write a copy of this table of tags, with its own columns and order, and the tags of LABELS."
+            help="Write a copy of this table, of tags, with a column per class or a row per label, and add the labels "
+            "that it lacks; all else stays."
         ),
     ] = None,
     image_url: Annotated[str | None, typer.Option(help="label-studio: the URL before the image paths.")] = None,
@@ -193,15 +194,20 @@ def convert(
     """
     check_free(out, force)
     if to == "auto":
-        to = formats.default_format(out) if into is None else "tags"
+        to = formats.default_format(out)
     label_import = read(labels)
     rows = label_import.rows if images is None else _with_file_names(label_import.rows, images)
     options: dict[str, Any] = {"without_sources": without_sources, "without_uncertain": without_uncertain}
-    options |= {name: value for name, value in (("image_url", image_url), ("into", into)) if value is not None}
+    options |= {name: value for name, value in (("image_url", image_url),) if value is not None}
     if excel_safe:
         if to not in ("long", "wide", "tags") or out.suffix == ".parquet":
             raise UserError(f"--excel-safe is for CSV files, not for {out.name} as {to}", "leave --excel-safe out")
         rows = _excel_safe(rows)
+    if into is not None:
+        added = formats.add_to_table(rows, into, out, without_sources=without_sources)
+        show_audit(label_import.audit, label_import.table())
+        show_written(out, f": {'; '.join(added.lines())}")
+        return
     formats.write(rows, out, format=to, **options)
     show_audit(label_import.audit, label_import.table())
     show_written(out, f" as {to}")
@@ -209,7 +215,7 @@ def convert(
         config = escape(str(out.with_suffix(".config.xml")))
         console.print(f"First paste {config} into the labelling interface of the project, as code.")
     else:
-        show_next("inspect", out, *(("--unlisted", "unknown") if into is not None else ()))
+        show_next("inspect", out)
 
 
 @app.command(cls=SharedOptions)

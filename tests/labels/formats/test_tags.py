@@ -130,8 +130,8 @@ def test_spellings_of_a_tag_are_one_class_if_asked_for(file: Path, tmp_path: Pat
     if unlisted == "unknown":
         rows = imported.rows
         filled = rows.append(Labels.build(rows.images, rows.classes, *np.array([[2], [1], [1]])))
-        formats.write(filled, tmp_path / "out.csv", format="tags", into=file)
-        assert (tmp_path / "out.csv").read_text().splitlines()[3] == "c.jpg,Dog; Cat"  # as it was written
+        formats.add_to_table(filled, file, tmp_path / "out.csv")
+        assert (tmp_path / "out.csv").read_text().splitlines()[3] == "c.jpg,Dog;Cat"  # as it was written
 
 
 @pytest.mark.parametrize(
@@ -375,26 +375,3 @@ def test_names_that_look_the_same_are_noted(file: Path) -> None:
     for first, second in (("café", "cafe\u0301"), ("dog", "dog\u200b"), ("dog", "\ufeffdog")):
         notes = made(file, f"image,tags\na.jpg,{first}\nb.jpg,{second}\n").audit.notes
         assert any("nearly the same" in note and ascii(second) in note for note in notes)
-
-
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        (
-            'photo,by,keywords\nb.jpg,"Bo, Jr.",sky; dog\na.jpg,Ann,\n',
-            'photo,by,keywords,absent\nb.jpg,"Bo, Jr.",sky; dog,\na.jpg,Ann,dog; cat,sky\nnew.jpg,,cat,\n',
-        ),
-        (
-            "\ufeffphoto;tags;by\nb.jpg;#sky #dog;Bo\na.jpg;;Ann\n",
-            "\ufeffphoto;tags;by;absent\nb.jpg;#sky #dog;Bo;\na.jpg;#dog #cat;Ann;#sky\nnew.jpg;#cat;;\n",
-        ),
-    ],
-)
-def test_tags_are_written_into_a_copy_of_a_table(tmp_path: Path, table: str, expected: str) -> None:
-    (tmp_path / "mine.csv").write_text(table, encoding="utf-8")
-    images, classes = ["a.jpg", "b.jpg", "new.jpg"], ["dog", "cat", "sky"]
-    labels = Labels.from_table(Table.from_dense([[1, 1, -1], [1, 0, 1], [0, 1, 0]], images, classes))
-    formats.write(labels, tmp_path / "out.csv", format="tags", into=tmp_path / "mine.csv")
-    assert (tmp_path / "out.csv").read_text(encoding="utf-8") == expected
-    back = formats.read(tmp_path / "out.csv", Policy(unlisted="unknown")).table()
-    assert back.known == labels.training.known

@@ -13,8 +13,9 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow.compute as pc
 
 from halflabel.errors import LabelError, UserError
@@ -31,6 +32,9 @@ from halflabel.labels.policy import Policy, combine_stated, forget_stated
 from halflabel.labels.table import Table
 from halflabel.system.plugin_sources import remember
 from halflabel.system.remote import local_path
+
+if TYPE_CHECKING:
+    from halflabel.labels.formats._into import Added
 
 # Name -> description for users. Formats are detected in this order: specific ones before general ones.
 FORMATS = {
@@ -163,6 +167,30 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
 def can_ignore_columns(path: Path, format: str = "auto") -> bool:
     """Whether the format of a label file takes the option to ignore a column."""
     return "ignore" in _module(detect_format(path) if format == "auto" else format).USES
+
+
+def add_to_table(
+    labels: Labels | Table, table: str | Path, path: str | Path, *, without_sources: bool = False
+) -> Added:
+    """Write a copy of a table of tags, with a column per class or with a row per label, with the labels that it lacks.
+
+    Nothing is removed from it. A form that cannot hold sources and scores raises UserError, as `write` does.
+    """
+    from halflabel.labels.formats._into import KINDS, add_to_copy
+
+    stated = combine_stated(Path(table), {})
+    kind = stated.pop("format", None) or detect_format(Path(table))
+    if kind in ("long", "wide") and "tag_column" in stated:
+        kind = "tags"
+    if kind not in KINDS or Path(table).suffix == ".parquet":
+        fix = "name a CSV file of tags, with a column per class, or with a row per label"
+        raise UserError(f"{table} is no table that labels can be added to ({kind})", fix)
+    rows = drop_uncertain(Labels.of(labels), kind, accepted=True)
+    if not without_sources:
+        check_provenance(rows, np.zeros(len(rows), bool), kind)
+    added = add_to_copy(rows, Path(table), Path(path), kind, Policy(**stated))
+    forget_stated(Path(path))
+    return added
 
 
 def written_formats() -> list[str]:

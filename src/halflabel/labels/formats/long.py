@@ -114,7 +114,7 @@ def sniff(path: Path) -> bool:
 
 def has_values(header: list[str]) -> bool:
     """Whether a file is long by its header alone: image, class and value, and at most a few other columns."""
-    return _is_long_header(header) and "value" in _roles(header, None)
+    return _is_long_header(header) and "value" in find_roles(header, None)
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
@@ -127,7 +127,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
         raise LabelError(*own_output, path)
     sheet.check_columns(policy.ignore)
     header = [name for name in sheet.header if name not in policy.ignore]
-    roles = _roles(header, policy.image_column)
+    roles = find_roles(header, policy.image_column)
     sheet.check_columns(role for role in ("image", "class") if role not in roles)
     for role in ("class", "value"):
         fitting = [name for name in header if name.lower() in _ALIASES[role]]
@@ -202,10 +202,10 @@ def write(rows: Labels, path: Path) -> None:
 
 
 def _is_long_header(header: list[str]) -> bool:
-    return {"image", "class"} <= set(_roles(header, None)) and len(header) <= _MOST_COLUMNS
+    return {"image", "class"} <= set(find_roles(header, None)) and len(header) <= _MOST_COLUMNS
 
 
-def _roles(header: list[str], image_column: str | None) -> dict[str, str]:
+def find_roles(header: list[str], image_column: str | None) -> dict[str, str]:
     """The column for each role; the image column that the user stated has priority."""
     lower = {name.lower(): name for name in reversed(header)}
     first = {role: next((alias for alias in aliases if alias in lower), None) for role, aliases in _ALIASES.items()}

@@ -9,8 +9,6 @@ null and None.
 from __future__ import annotations
 
 import ast
-import codecs
-import csv
 import json
 import re
 from pathlib import Path
@@ -40,7 +38,6 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy, shorten_cell
 from halflabel.system.files import atomic_write
 
-OPTIONS = ("into",)
 USES = ("unlisted", "image_column", "tag_column", "ignore", "where", "separator", "encoding", "merge_names")
 keeps_provenance = keeps_no_provenance
 
@@ -49,7 +46,7 @@ LIST_COLUMNS = ("tags", "labels", "classes", "categories", "keywords", "hashtags
 _SINGULAR_NAMES = ("tag", "label", "class", "category", "class_name", "label_name")  # lists only with --format tags
 
 # The names that --separator accepts, as regular expressions.
-_NAMED_SEPARATORS = {"none": "", "space": r"\s+", "newline": r"[\r\n]+", "tab": r"\t", "#": r"[\s,;|#]+"}
+NAMED_SEPARATORS = {"none": "", "space": r"\s+", "newline": r"[\r\n]+", "tab": r"\t", "#": r"[\s,;|#]+"}
 
 _HASHTAGS = r"^#[^\s#,;|]+([\s,;|]*#[^\s#,;|]+)*[\s,;|]*$"
 _BRACKETS = r"""(?s)^(\[.*\]|\(\s*['"].*\)|\{\s*['"].*\})$"""  # lists, tuples and sets
@@ -70,23 +67,12 @@ _NO_LIST = ("nan", "none", "null", "na", "n/a", "<na>")
 _VALUE_CELLS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
 
 
-class _Splitting(NamedTuple):
+class Splitting(NamedTuple):
     """How cells are split: the separator and its description for the audit; or each cell is a list in brackets."""
 
     separator: str  # a regular expression; "": a cell is one tag
     description: str
     is_bracketed: bool = False
-
-    def join(self, tags: list[str]) -> str:
-        """Write tags as one cell that is split in this way; a comma separates them if nothing did before."""
-        if self.is_bracketed:
-            return json.dumps(tags, ensure_ascii=False) if tags else ""
-        if self.separator == _NAMED_SEPARATORS["#"]:
-            return " ".join(f"#{tag}" for tag in tags)
-        if self.separator == _NAMED_SEPARATORS["newline"]:
-            return "\n".join(tags)
-        mark = next((mark for mark in ",;|" if re.escape(mark) == self.separator), ",")
-        return f"{mark} ".join(tags)
 
 
 def sniff(path: Path) -> bool:
@@ -123,7 +109,7 @@ def sniff(path: Path) -> bool:
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the lists: a tag is present, and repeats count once; `unlisted` must be stated."""
     sheet, audit = CsvTable(path, encoding=policy.encoding), Audit("tags", [str(path)])
-    image_column, lists = _find_columns(sheet, policy)
+    image_column, lists = find_columns(sheet, policy)
     sheet.select(policy.where, audit)
     names = pc.utf8_trim_whitespace(sheet.column(image_column))
     if (blank := pc.index(names, pa.scalar("", names.type)).as_py()) >= 0:
@@ -132,8 +118,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
     images, image_of = Names(coded.dictionary), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
     cells = {name: sheet.column(name) for name in lists}
-    split = _detect_splitting(pa.concat_arrays(list(cells.values())), policy)
-    parts = {name: _split_cells(column, split) for name, column in cells.items()}
+    split = detect_splitting(pa.concat_arrays(list(cells.values())), policy)
+    parts = {name: split_cells(column, split) for name, column in cells.items()}
     present = next(iter(lists))
     _refuse_values(sheet, present, parts[present][0])
     _refuse_signs(sheet, present, pc.unique(parts[present][0]))
@@ -163,10 +149,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
     return LabelImport(rows, audit)
 
 
-def write(rows: Labels, path: Path, *, into: str | Path | None = None) -> None:
+def write(rows: Labels, path: Path) -> None:
     """Write `image,tags,absent` with comma-separated lists: classes in neither list are unknown.
-
-    `into`: write a copy of this table of tags instead, with its own columns and order, and these lists.
 
     The last row of each (image, class) counts. Sources and scores are not written, and classes are read back in order
     of first appearance.
@@ -188,46 +172,10 @@ def write(rows: Labels, path: Path, *, into: str | Path | None = None) -> None:
         name: tuple([rows.classes[c] for c in rows.column[part[rows.value[part] == v]]] for v in (1, -1))
         for name, part in zip(rows.images, split_by_image(rows, holding), strict=True)
     }
-    if into is not None:
-        _write_into(Path(into), path, lists)
-        return
     with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         file.write("image,tags,absent\n")
         for name, tags in lists.items():
             file.write(csv_line([name, *map(", ".join, tags)]))
-
-
-def _write_into(table: Path, path: Path, lists: dict[str, tuple[list[str], ...]]) -> None:
-    """Write a copy of a table of tags with these lists (present, absent) in place of its own.
-
-    Other columns, the order of lines and tags, the separator of tags and the delimiter stay. Images that the table
-    does not have come last; a column `absent` is added if something is absent. Tags of a line keep their capitals.
-    """
-    sheet = CsvTable(table)
-    image_column, columns = _find_columns(sheet, Policy())
-    split = _detect_splitting(pa.concat_arrays([sheet.column(name) for name in columns]), Policy())
-    if len(columns) == 1 and any(absent for _, absent in lists.values()):
-        columns["absent"] = -1
-    header = [*sheet.header, *(name for name in columns if name not in sheet)]
-    cells = zip(*(column.to_pylist() for column in sheet.columns), strict=True)
-    lines = [dict(zip(sheet.header, line, strict=True)) for line in cells]
-    listed = {line[image_column].strip() for line in lines}
-    lines += [{image_column: name} for name in sorted(lists) if name not in listed]
-    has_mark = table.read_bytes()[:3] == codecs.BOM_UTF8  # Excel needs it to read UTF-8
-    encoding = "utf-8-sig" if has_mark else "utf-8"
-    with atomic_write(path) as temporary, open(temporary, "w", encoding=encoding, newline="") as file:
-        writer = csv.DictWriter(file, header, "", delimiter=sheet.delimiter, lineterminator="\n")
-        writer.writeheader()
-        for line in lines:
-            tags = lists.get(line[image_column].strip(), ())
-            for name, new in zip(columns, tags, strict=False):
-                cell = line.get(name, "")
-                old = dict.fromkeys(_split_cells(pa.array([cell]), split)[0].to_pylist())
-                spelling = {tag.casefold(): tag for tag in old}
-                new = [tag if tag in old else spelling.get(tag.casefold(), tag) for tag in new]
-                if set(new) != set(old):
-                    line[name] = split.join([*(tag for tag in old if tag in new), *(t for t in new if t not in old)])
-            writer.writerow(line)
 
 
 def _image_position(header: list[str], list_column: str) -> int:
@@ -237,7 +185,7 @@ def _image_position(header: list[str], list_column: str) -> int:
     return position if position is not None else int(header[0] == list_column)
 
 
-def _find_columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]:
+def find_columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]:
     """The image column, and the list columns with their value: present (1), then perhaps absent (−1)."""
     sheet.check_columns(name for name in (*policy.ignore, policy.image_column, policy.tag_column) if name is not None)
     candidates = [name for name in sheet.header if name not in (*policy.ignore, *policy.where, policy.image_column)]
@@ -259,13 +207,13 @@ def _find_columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]
     return image_column, {positive[0]: 1, **dict.fromkeys(negative, -1)}
 
 
-def _detect_splitting(cells: pa.Array, policy: Policy) -> _Splitting:
+def detect_splitting(cells: pa.Array, policy: Policy) -> Splitting:
     """How to split these cells: as stated; else as hashtags or bracketed lists; else at the usual separator."""
     if policy.separator is not None:
         if not policy.separator:
             raise UserError("‹separator› is empty", "write ‹separator=space›, newline or none, or the character")
-        separator = _NAMED_SEPARATORS.get(policy.separator, re.escape(policy.separator))
-        return _Splitting(separator, f"split at {policy.separator!r}" if separator else "one per cell")
+        separator = NAMED_SEPARATORS.get(policy.separator, re.escape(policy.separator))
+        return Splitting(separator, f"split at {policy.separator!r}" if separator else "one per cell")
     distinct = pc.utf8_trim_whitespace(pc.unique(cells))
     distinct = distinct.filter(pc.not_equal(distinct, ""))
 
@@ -273,14 +221,14 @@ def _detect_splitting(cells: pa.Array, policy: Policy) -> _Splitting:
         return len(distinct) > 0 and bool(pc.all(pc.match_substring_regex(distinct, pattern)).as_py())
 
     if all_are(_HASHTAGS):
-        return _Splitting(_NAMED_SEPARATORS["#"], "split at '#'")
+        return Splitting(NAMED_SEPARATORS["#"], "split at '#'")
     is_list = pc.match_substring_regex(distinct, _BRACKETS)
     if pc.any(is_list).as_py():
         others = distinct.filter(pc.invert(pc.or_(is_list, pc.is_in(pc.utf8_lower(distinct), pa.array(_NO_LIST)))))
         if not len(others):
             lists = distinct.filter(is_list)
             if pc.any(pc.match_substring_regex(lists, "['\"]")).as_py():
-                return _Splitting("", "lists in brackets and quotes", is_bracketed=True)
+                return Splitting("", "lists in brackets and quotes", is_bracketed=True)
             inner = pc.replace_substring_regex(lists, _AROUND_BRACKETS, "")
             return _most_frequent_separator(inner)._replace(is_bracketed=True)
         examples = [shorten_cell(cells[0].as_py()) for cells in (distinct.filter(is_list), others)]
@@ -291,7 +239,7 @@ def _detect_splitting(cells: pa.Array, policy: Policy) -> _Splitting:
     return _most_frequent_separator(distinct)
 
 
-def _most_frequent_separator(cells: pa.Array) -> _Splitting:
+def _most_frequent_separator(cells: pa.Array) -> Splitting:
     """Split at the separator that occurs in most cells; not at all if two occur in equally many."""
     counts = {mark: pc.sum(pc.match_substring(cells, mark)).as_py() or 0 for mark in ",;|"}
     largest = max(counts.values())
@@ -305,16 +253,16 @@ def _most_frequent_separator(cells: pa.Array) -> _Splitting:
             raise UserError(message, f"add ‹separator={mark}› or ‹separator=none›")
         lines = bool(pc.any(pc.match_substring_regex(cells, r"[\r\n]")).as_py())
         description = "split at line ends" if lines else "one per cell: there is no separator"
-        return _Splitting(_NAMED_SEPARATORS["newline"] if lines else "", description)
+        return Splitting(NAMED_SEPARATORS["newline"] if lines else "", description)
     if len(winners) > 1:
         marks = " and ".join(map(repr, winners))
-        return _Splitting("", f"one per cell: {marks} are equally frequent; ‹separator› chooses one")
+        return Splitting("", f"one per cell: {marks} are equally frequent; ‹separator› chooses one")
     others = " and ".join(repr(mark) for mark, count in counts.items() if count and mark != winners[0])
     description = f"split at {winners[0]!r}" + (f", and not at {others}" if others else "")
-    return _Splitting(re.escape(winners[0]), description)
+    return Splitting(re.escape(winners[0]), description)
 
 
-def _split_cells(cells: pa.Array, split: _Splitting) -> tuple[pa.Array, NDArray[np.int64]]:
+def split_cells(cells: pa.Array, split: Splitting) -> tuple[pa.Array, NDArray[np.int64]]:
     """All tags of all cells, and the row of each."""
     if split.is_bracketed:
         coded = pc.dictionary_encode(cells)

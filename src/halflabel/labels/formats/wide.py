@@ -54,7 +54,7 @@ def sniff(path: Path) -> bool:
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read a wide table: blank, NaN and ? are unknown, 1 present, 0 absent; −1 must be stated."""
     sheet, audit = CsvTable(path, encoding=policy.encoding), Audit("wide", [str(path)])
-    image_column = policy.image_column or _image_column(sheet.header)
+    image_column = policy.image_column or find_image_column(sheet.header)
     sheet.select(policy.where, audit)
     sheet.check_columns((image_column, *policy.ignore))
     not_classes = {image_column, *policy.ignore, *policy.where}
@@ -174,7 +174,7 @@ def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tup
     return problems, options
 
 
-def _image_column(header: list[str]) -> str:
+def find_image_column(header: list[str]) -> str:
     """The first column with a usual name for images, else the first column."""
     for name in header:
         if name.lower() in IMAGE_COLUMNS:
