@@ -119,7 +119,9 @@ class _Copy:
     def line(self, fields: list[str], like: str = "") -> str:
         """A record in the style of another one."""
         end = like[len(like.rstrip("\r\n")) :] if like else self.line_end
-        quoting: Literal[0, 1] = csv.QUOTE_ALL if like.startswith('"') and like.count('"') >= 2 * len(fields) else csv.QUOTE_MINIMAL
+        quoting: Literal[0, 1] = (
+            csv.QUOTE_ALL if like.startswith('"') and like.count('"') >= 2 * len(fields) else csv.QUOTE_MINIMAL
+        )
         text = io.StringIO(newline="")
         csv.writer(text, delimiter=self.sheet.delimiter, lineterminator=end, quoting=quoting).writerow(fields)
         return text.getvalue()
