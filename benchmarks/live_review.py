@@ -43,14 +43,16 @@ from halflabel.images.sources import Features
 from halflabel.labels import drop
 from halflabel.labels.answers import AnswerStore
 from halflabel.labels.labels import Labels
+from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import choose_questions
-from halflabel.review.live import LiveModel, LiveReview, unknown_weight
+from halflabel.review.live import LiveModel, LiveReview
 from halflabel.review.live_questions import EntryAnswer
 from halflabel.review.security import TOKEN_HEADER, new_token
 from halflabel.review.server import make_app, serve
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
+from halflabel.runs.from_nothing import learn_from_answers
 from halflabel.runs.scores import ScoredImages
 from halflabel.system.sockets import open_socket
 from strong_base import make_parser, read_labels, read_single
@@ -77,7 +79,7 @@ class Person:
 
     def measure(self, labels: NDArray[np.int8], start: str, seed: int, answers: list[EntryAnswer]) -> float:
         """Return the mAP on the test photos of the model that `train` fits to labels (N, C), some of them answers."""
-        weight = unknown_weight(int(np.count_nonzero(labels)), labels.size)
+        weight = learn_from_answers(Config(method="wan"), Table.from_dense(labels)).options["weight"]
         method = (lambda: recipe("n-ls").make()) if start == "single" else (lambda: recipe("wan").make(weight=weight))
         given = self.start(start, seed)
         weight_of = np.full(labels.shape, np.nan, np.float32)

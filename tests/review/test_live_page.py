@@ -67,7 +67,9 @@ def test_from_nothing_to_a_finished_run(project, browser, tmp_path) -> None:
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.goto(server.url)
         answer(page, project, 20)
-        expect(page.locator("#live-answers")).to_have_text("20 answers", timeout=PATIENCE)
+        expect(page.locator("#live-answers")).to_have_text(
+            re.compile("^20 answers; found [0-9]+ of [0-9]+ classes"), timeout=PATIENCE
+        )
         assert "of 20 when it last learned" in page.inner_text("#live-basis")  # no estimate from two random checks
         assert not page.is_visible("#live-map")
         answer(page, project, 21)  # a fit is under way

@@ -36,7 +36,7 @@ from halflabel.review import live_process, live_setup, security, server
 from halflabel.review import session as review_session
 from halflabel.review import thumbnails as review_thumbnails
 from halflabel.runs import folder as run_folder
-from halflabel.runs import scores
+from halflabel.runs import from_nothing, scores
 from halflabel.system.files import refuse_remote
 from halflabel.system.format import counted, decimal, percent
 from halflabel.system.remote import local_folder
@@ -168,7 +168,7 @@ def _chosen_precision(run: run_folder.RunFolder, given: float | None) -> float:
 
 def _start_without_labels(run: Path, images: Path | None, classes: str, backbone: str | None) -> None:
     """Start a run folder without labels, unless it was started before with the same classes."""
-    names = live_setup.read_class_names(classes)
+    names = from_nothing.read_class_names(classes)
     if run_folder.RunFolder(run).is_started:
         if list(run_folder.RunFolder(run).read_labels().classes) != names:
             raise UserError(f"{run} was started with other classes", "leave --classes out, or name another folder")

@@ -16,13 +16,19 @@ from halflabel.runs import folder as run_folder
 from halflabel.system.files import read_text
 
 
-def after_train(run: Path, images: Path, *, is_continued: bool = False, all_photos: bool = False) -> str:
+def after_train(
+    run: Path, images: Path, *, is_continued: bool = False, all_photos: bool = False, has_labels: bool = True
+) -> str:
     """Return the command after a training: look at a first run, use one that learned from answers.
+
+    Where no label is known, a review asks for the first ones.
 
     `all_photos`: the answers are also about photos that the labels did not list.
     """
     if is_continued:
         return _fill(run, images, all_photos)
+    if not has_labels:
+        return join_command("review", run, images)
     return join_command("report", run, "--images", images)
 
 

@@ -49,7 +49,7 @@ from halflabel.labels import labels as label_rows
 from halflabel.methods import base
 from halflabel.review import live_finish
 from halflabel.runs import folder as run_folder
-from halflabel.runs import new_run
+from halflabel.runs import from_nothing, new_run
 from halflabel.runs import resume as resuming
 from halflabel.system import distributed, gpu_memory, signals
 from halflabel.system.files import absolute_path
@@ -81,6 +81,13 @@ def train(
     dry_run: Annotated[
         bool, panel(COMMON, "Show what would be trained, and on how many images; write nothing.", "--dry-run")
     ] = False,
+    classes: Annotated[
+        str | None,
+        panel(
+            COMMON,
+            "Train IMAGES without labels, by class names alone: separated by commas, or a file with one per line.",
+        ),
+    ] = None,
     config_file: Annotated[
         Path | None,
         panel(
@@ -128,14 +135,22 @@ def train(
         _continue(ctx, finished, moved, read, answers, out, force, loggers, engine)
     else:
         check_needs("--continue RUN", {"--answers": answers is not None})
-        if labels is None or images is None:
+        if classes is not None:
+            if images is not None or labels is None or is_given(ctx, "method"):
+                fix = "halflabel train photos/ --classes cat,dog"
+                raise UserError("--classes takes only IMAGES: there are no labels that a method could learn from", fix)
+            images = labels
+        elif labels is None or images is None:
             raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
         on_device = training.get("decode_on") == "device" and training.get("views_on") != "device"
         check_needs("--views-on device", {"--decode-on device": on_device})
         check_image_folder(images)
         if method != "auto":
             _refuse_unknown_method(method)
-        job = _new_job(ctx, read, labels, images, method, out, force, truth, training, config_file)
+        if classes is not None:
+            job = _job_of_names(from_nothing.read_class_names(classes), images, out, force, training)
+        else:
+            job = _new_job(ctx, read, labels, images, method, out, force, truth, training, config_file)
         if dry_run:
             _show_job(job, images)
         else:
@@ -180,6 +195,19 @@ def _new_job(
     assemblies.Assembly(config).check_fit(training, table)
     true_labels = read(truth).table() if truth is not None else None
     return resuming.TrainingJob(label_import.rows, images, config, run, true_labels)
+
+
+def _job_of_names(
+    classes: list[str], images: Path, out: Path | None, force: bool, training: dict[str, Any]
+) -> resuming.TrainingJob:
+    """Return the training of a run without labels, by class names alone."""
+    method = from_nothing.FROM_NOTHING
+    run = distributed.run_on_main(lambda: run_folder.RunFolder.create(out or Path("runs") / "names", force=force))
+    rows = from_nothing.without_labels(images, classes)
+    training = {"workers": 2, "names": "on", **training}
+    choice = auto.choose(rows.training.stats, method=method)
+    config = new_run.make_config(choice, training, training.pop("options"), absolute_path(images))
+    return resuming.TrainingJob(rows, images, config, run)
 
 
 def _show_job(job: resuming.TrainingJob, images: Path) -> None:
@@ -255,7 +283,8 @@ def _run_job(job: resuming.TrainingJob, loggers: list[str], engine: str) -> None
     show_written(run.address)
     if run.store is None:
         further = bool(config.begin_from) and len(job.labels.images) > len(_labels_before(job).images)
-        show_command(after_train(run.folder, job.images, is_continued=bool(config.begin_from), all_photos=further))
+        about = {"is_continued": bool(config.begin_from), "all_photos": further, "has_labels": len(job.labels) > 0}
+        show_command(after_train(run.folder, job.images, **about))
 
 
 def _labels_before(job: resuming.TrainingJob) -> label_rows.Labels:

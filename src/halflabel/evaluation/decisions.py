@@ -30,6 +30,7 @@ from halflabel.evaluation.positives_only import (
 from halflabel.evaluation.scores import Scores, image_blocks
 from halflabel.labels.table import Table
 
+NOTHING_KNOWN = "class names rank photos as they do elsewhere: no label is known, and nothing was measured"
 _FOLDS = 5  # of the images, in the choice between one curve and one per class
 _FEWEST_UNLIKELY = 10  # random answers about unlikely entries from which on answers change the slope of the curve
 _COMPARED_ENTRIES = 1 << 22  # entries that this choice uses
@@ -73,6 +74,8 @@ def calibrate(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
     """
     readable = ~np.isnan(logits)
     present, absent = ((labels > 0) & readable).sum(), ((labels < 0) & readable).sum()
+    if not present and not absent:
+        return Calibration(assumption=NOTHING_KNOWN)
     trust = trust_in_known(float(present), float(absent), float(readable.sum()))
     if trust >= 1:
         return _fit_known(logits, labels)

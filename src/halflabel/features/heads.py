@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError, WrongHead
 from halflabel.features.feature_transform import FeatureTransform
+from halflabel.features.names import NameScores
 from halflabel.features.similar_images import SimilarImages
 from halflabel.images.image_list import ImageList
 from halflabel.types import Output, at_least_float32
@@ -85,22 +86,35 @@ def _dropout_words(dropout: nn.Dropout) -> str:
 
 
 class NormalisedLinear(Head):
-    """x = W · transform(mean over places of the features) + b, optionally mixed with similar training images.
+    """x = W · transform(pooled features) + b + trust · names(pooled features), then mixed with similar training images.
 
-    `fitting.crossfit` fits all parts: the transform on the training features, W and b by a solver, the similar images
-    from out-of-fold scores. Memory: 4·D′ bytes per class beside that of its parts.
+    Class names and similar images are optional. `fitting.crossfit` fits all parts: the transform on the training
+    features, W and b by a solver, trust per class and the similar images from out-of-fold scores.
+    Memory: 4·D′ bytes per class beside that of its parts.
     """
 
-    def __init__(self, transform: FeatureTransform, classes: int, similar: SimilarImages | None = None) -> None:
+    trust: Tensor | None
+
+    def __init__(
+        self,
+        transform: FeatureTransform,
+        classes: int,
+        similar: SimilarImages | None = None,
+        names: NameScores | None = None,
+    ) -> None:
         super().__init__()
         self.transform = transform
         self.linear = nn.Linear(transform.out_channels, classes)
         self.similar = similar
+        self.names = names
+        self.register_buffer("trust", None if names is None else torch.zeros(classes))
 
     def forward(self, features: Tensor) -> Output:
         pooled = pool(features)
         normalised = self.transform(pooled)
         logits = self.linear(normalised)
+        if self.names is not None:
+            logits = logits + self.trust * self.names(pooled.float())
         return Output(logits if self.similar is None else self.similar(normalised, logits), pooled)
 
     @classmethod
@@ -113,7 +127,9 @@ class NormalisedLinear(Head):
         transform = FeatureTransform(channels, pretraining)
         keys = state.get(f"{prefix}similar.keys")
         similar = None if keys is None else SimilarImages(len(keys), transform.out_channels, classes)
-        return cls(transform, classes, similar)
+        likeness = state.get(f"{prefix}names.likeness")
+        scorer = None if likeness is None else NameScores(channels, likeness.shape[1], classes)
+        return cls(transform, classes, similar, scorer)
 
     def class_maps(self, maps: Tensor) -> Tensor:
         batch, _, height, width = maps.shape

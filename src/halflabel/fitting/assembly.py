@@ -92,6 +92,8 @@ class Assembly:
 
     def describe(self, table: Table) -> str:
         """Return in one line what is trained: head, labels, and how it is fitted."""
+        if not table.known:
+            return f"{self.recipe.name}: class names alone, as no label is known; backbone frozen"
         if self.config.tune == "all":
             way = f"{self.config.settings.epochs} epochs of batches, backbone tuned"
         elif self.uses_solver(table):

@@ -7,6 +7,7 @@ out-of-fold scores; every other system is trained in epochs of batches, and scor
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, measure
 from halflabel.evaluation.ranking import ranking_quality
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import Backbone
-from halflabel.features.heads import Head, Model
+from halflabel.features.heads import Head, Model, NormalisedLinear
 from halflabel.features.names import NameScores
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly, pooled_features, solver_hindrance
@@ -47,6 +48,7 @@ from halflabel.system.reporter import SILENT, Reporter
 
 TRAINED, HELD_OUT, LEFT_OUT = 0, 1, 2  # parts of the images
 
+_SHOWN_PER_IMAGE = 1.5  # classes, as long as nothing is known
 _RATES = (1.0, 0.3, 0.1)  # learning rates to choose from, relative to that of the method
 _FEW = 5  # of so many epochs one is trained to choose the rate
 
@@ -88,6 +90,15 @@ class Inputs:
         if self.likeness is None or classifier is None:
             return None
         return NameScores.fit(classifier, self.likeness, pooled_features(self.features))
+
+    def logits_of_names(self) -> Tensor:
+        """Return the logits (N, C) of class names alone: their scores + b, NaN for unreadable images.
+
+        b is such that an image shows about 1.5 of the classes; nothing measures that.
+        """
+        assert self.names is not None
+        scores = self.names.score(pooled_features(self.features)).cpu()
+        return scores + _bias_of_names(scores.shape[1])
 
     def measure_names(self, table: Table) -> Evaluation | None:
         """Measure the scores from class names alone on known labels of the images; None without names."""
@@ -154,7 +165,7 @@ def fit(
     start: Fit | None = None,
     watch: Watch = Watch(),
 ) -> Fit:
-    """Fit the model of a configuration to all labels in `labels.training`.
+    """Fit the model of a configuration to all labels in `labels.training`; without any, to the names of the classes.
 
     The labels of `choosing`, by default `labels.choosing`, choose the strength of L-BFGS; those of `labels.evaluation`
     on held-out images, or of `validation`, choose the epoch of batches. `part` says which images are held out or left
@@ -165,6 +176,8 @@ def fit(
     assembly = Assembly(config, recipe)
     table = labels.training
     inputs.device = assembly.device
+    if not table.known and config.tune == "head" and inputs.names is not None:
+        return _fit_nothing(labels, inputs, config)
     assembly.recipe.check_regime(assembly.training_table(table).stats.regime)
     if assembly.uses_solver(table):
         return _fit_linear(assembly, labels, inputs, choosing, folds, start, watch)
@@ -173,6 +186,23 @@ def fit(
     if part is None:
         part = hold_out(labels.evaluation, config, inputs.groups)
     return _Batches(assembly, labels, inputs, part, choosing, validation, begin, trained, watch).fit()
+
+
+def _fit_nothing(labels: Labels, inputs: Inputs, config: Config) -> Fit:
+    """Return the model of class names alone, for images of which nothing is known."""
+    table, count = labels.training, len(labels.classes)
+    head = NormalisedLinear(inputs.basis.transform, count, names=inputs.names)
+    for buffer, value in ((head.linear.weight, 0.0), (head.linear.bias, _bias_of_names(count)), (head.trust, 1.0)):
+        assert buffer is not None
+        buffer.data.fill_(value)
+    fold = assign_parts(table, [1 / FOLDS] * FOLDS, groups=inputs.groups, seed=config.settings.seed)
+    scores = Scores(table.images, table.classes, inputs.logits_of_names().numpy(), fold, "out-of-fold")
+    return Fit(scores, [], Model(None, head.cpu().eval()))
+
+
+def _bias_of_names(classes: int) -> float:
+    share = min(_SHOWN_PER_IMAGE / classes, 0.5)
+    return math.log(share / (1 - share)) - 0.5  # the mean of exp(x) is e^½ where x is normal
 
 
 def hold_out(table: Table, config: Config, groups: NDArray[np.int64] | None) -> NDArray[np.int8]:

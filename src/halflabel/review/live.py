@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,31 +23,25 @@ from halflabel.questions.choose import Question
 from halflabel.review.live_quality import Quality, fit_probabilities, measure
 from halflabel.review.live_questions import (
     CONTROL_SHARE,
+    NAMES_SHARE,
     QUEUE,
     EntryAnswer,
     Explorer,
     build_queue,
     draw_controls,
 )
+from halflabel.runs.from_nothing import learn_from_answers
 
 _NONE = np.zeros((4, 0))
 _NEIGHBOUR_COMPONENTS = 64  # principal components by which photos are similar
-
-
-_UNKNOWN_WEIGHT = 0.4  # of all unknown labels together, where known ones have 1
 _NOTHING = -10.0  # logit of everything before the first label
-
-
-def unknown_weight(answers: int, entries: int) -> float:
-    """Return the weight of an unknown label: all of them together have 0.4 of the weight of the answers."""
-    return max(_UNKNOWN_WEIGHT * answers / max(entries, 1), 1e-6)
 
 
 @dataclass(eq=False)
 class LiveModel:
     """The model that `train` would fit; each fit starts from the last one, so that it takes seconds.
 
-    Reviews that start `from_nothing` learn by `wan` with the weight `unknown_weight`.
+    Reviews that start `from_nothing` learn by `learn_from_answers`.
     """
 
     inputs: Inputs
@@ -58,12 +52,14 @@ class LiveModel:
     def refit(self, labels: Labels) -> NDArray[np.float32]:
         """Fit the model to labels and return out-of-fold logits (N, C), NaN for unreadable images."""
         table, config = labels.training, self.config
+        if not table.known and self.inputs.names is not None:
+            return self.inputs.logits_of_names().numpy()
         if not table.known:
             logits = np.full(table.shape, np.nan, np.float32)
             logits[self.inputs.basis.rows] = _NOTHING
             return logits
         if self.from_nothing:
-            config = replace(config, options={"weight": unknown_weight(table.known, table.shape[0] * table.shape[1])})
+            config = learn_from_answers(config, table)
         self.last = fit(labels, self.inputs, config, start=self.last)
         assert self.last.crossfit is not None  # only runs with a linear loss can be reviewed live
         return self.last.crossfit.logits
@@ -96,8 +92,11 @@ class LiveReview:
         components = basis.features[:, :_NEIGHBOUR_COMPONENTS].cpu().numpy()
         self.features = np.full((len(table), components.shape[1]), np.nan, np.float32)
         self.features[basis.rows] = components
+        inputs = self.model.inputs
+        named = None if inputs.names is None else inputs.logits_of_names().sigmoid().numpy()
+        self.tests_names = named is not None and self.model.from_nothing
         has_all_classes = bool(table.stats.positives.all())
-        self.explorer = None if has_all_classes else Explorer(self.features, table.shape[1], self.seed)
+        self.explorer = None if has_all_classes else Explorer(self.features, table.shape[1], self.seed, named)
 
     def update(self, answers: Sequence[EntryAnswer]) -> LiveUpdate:
         """Fit the model to the labels and these answers, and choose the next questions."""
@@ -111,12 +110,13 @@ class LiveReview:
         fitted = fit_probabilities(z, controls)
         quality = measure(z, fitted, labels, controls, answers=len(answers), precision=self.precision)
         p = fitted.scores(z)
+        share = NAMES_SHARE if self.tests_names and len(answers) < QUEUE else CONTROL_SHARE
         questions = draw_controls(
             p,
             self.evaluation == 0,
             [(item.image, item.column) for item in drawn],
             quality.threshold,
-            round(CONTROL_SHARE * QUEUE),
+            round(share * QUEUE),
             (self.seed, len(answers)),
         )
         answered = {(item.image, item.column) for item in answers}
@@ -130,6 +130,7 @@ class LiveReview:
             both_teach=True if self.model.from_nothing else None,
             skip=sorted(answered),
             seed=self.seed,
+            share=share,
         )
         queue += [item for item in questions if (item.image, item.column) in answered]
         return LiveUpdate(p, queue, quality, time.perf_counter() - begun)

@@ -54,7 +54,7 @@ def finish_review(
     """
     from halflabel.filling.run import fill, has_only_positives, write_filled
     from halflabel.fitting.config import Config
-    from halflabel.review.live import unknown_weight
+    from halflabel.runs.from_nothing import learn_from_answers
     from halflabel.runs.train import train
 
     rows = run.read_rows()
@@ -65,8 +65,7 @@ def finish_review(
     labels = rows.append(answered)
     config = replace(Config.from_dict(run.read_config()), images=absolute_path(images))
     if not rows.training.known:
-        weight = unknown_weight(len(answered), len(rows.images) * len(rows.classes))
-        config = replace(config, options={"weight": weight})
+        config = learn_from_answers(config, labels.training)
     folder = next_run_folder(run.folder)
     step("training")
     new = RunFolder.create(folder)

@@ -13,6 +13,7 @@ from halflabel.labels.table import Table
 from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT, Question, choose_questions
 
 CONTROL_SHARE = 0.1  # share of the queue that is drawn at random
+NAMES_SHARE = 0.5  # the same, of the first questions where only class names rank the photos: random answers test them
 QUEUE = 200
 _CHUNK = 20  # questions between two fits: within a chunk those of a class follow each other
 _NEIGHBOURS = 10  # most similar photos whose similarity is the density
@@ -33,10 +34,18 @@ class Explorer:
 
     A photo that none of the other classes explains shows one of these classes, each as likely as the others, except
     those that were answered absent in it or in a similar photo. Photos in the midst of many similar ones come first.
+    With class names their probabilities are used instead: a fit to absences alone would lower them.
     """
 
-    def __init__(self, features: NDArray[np.float32], classes: int, seed: int = 0) -> None:
-        """Take features (N, K), NaN for unreadable images."""
+    def __init__(
+        self,
+        features: NDArray[np.float32],
+        classes: int,
+        seed: int = 0,
+        named: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Take features (N, K), NaN for unreadable images, and the probabilities from class names (N, C)."""
+        self.named = named
         length = np.linalg.norm(features, axis=1, keepdims=True)
         self.unit = np.nan_to_num(features / np.maximum(length, 1e-12))
         sample = np.random.default_rng(seed).permutation(len(features))[:_SAMPLE]
@@ -53,6 +62,9 @@ class Explorer:
         """Return p (N, C) with the classes without a known positive in labels (N, C) replaced."""
         unseen = ~(labels > 0).any(0)
         result = p.astype(np.float32)
+        if self.named is not None:
+            result[:, unseen] = self.named[:, unseen]
+            return result
         if not unseen.any():
             return result
         for image, column in np.argwhere((labels < 0) & unseen).tolist():
@@ -104,10 +116,11 @@ def build_queue(
     both_teach: bool | None = None,
     skip: Sequence[tuple[int, int]] = (),
     seed: int = 0,
+    share: float = CONTROL_SHARE,
 ) -> list[Question]:
     """Return the questions to ask next, most worth first; `labels` (N, C) and `table` hold all known labels.
 
-    Questions come in chunks as long as the time between two fits. A chunk has its share of the controls, at random
+    Questions come in chunks as long as the time between two fits. A chunk has its `share` of the controls, at random
     places; its other questions are grouped by class.
     """
     scores = explorer.probabilities(p, labels) if explorer is not None else p
@@ -126,7 +139,7 @@ def build_queue(
     generator = np.random.default_rng([seed, len(skip)])
     queue: list[Question] = []
     waiting = list(controls)
-    per_chunk = max(1, round(_CHUNK * CONTROL_SHARE)) if controls else 0
+    per_chunk = max(1, round(_CHUNK * share)) if controls else 0
     for first in range(0, max(len(chosen), 1), _CHUNK - per_chunk):
         chunk = sorted(chosen[first : first + _CHUNK - per_chunk], key=lambda item: item.column)
         for item in waiting[:per_chunk]:

@@ -5,46 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from halflabel.errors import UserError
 from halflabel.features.backbone_names import DEFAULT
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Inputs
-from halflabel.images.decode import list_images
 from halflabel.images.sources import group_images, open_images
-from halflabel.labels.labels import Labels
-from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.table import Table
 from halflabel.questions.choose import asked_entries
 from halflabel.review.live import LiveModel, LiveReview
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.from_nothing import FROM_NOTHING, without_labels
 from halflabel.system.files import absolute_path
-
-
-def read_class_names(text: str) -> list[str]:
-    """Read class names from a text file, one per line, or from a list separated by commas."""
-    path = Path(text)
-    is_file = path.is_file()
-    names = path.read_text(encoding="utf-8", errors="replace").splitlines() if is_file else text.split(",")
-    names = [name.strip() for name in names if name.strip()]
-    if not names:
-        raise UserError(f"{text!r} names no class", "give names such as cat,dog,bird, or a file with one per line")
-    if (twice := first_duplicate(names)) is not None:
-        raise UserError(f"the class {twice!r} is named twice", "name each class once")
-    return names
 
 
 def start_without_labels(folder: Path, images: Path, classes: Sequence[str], backbone: str | None) -> RunFolder:
     """Start a run folder with the photos of a folder and these classes, and no label."""
     run = RunFolder.create(folder)
-    names, _ = list_images(images)
-    if not len(names):
-        raise UserError(f"{images} has no images", "name the folder with the photos")
-    labels = Labels.build(Names(names), Names(classes), *np.zeros((3, 0), np.int8))
+    labels = without_labels(images, classes)
     run.folder.mkdir(parents=True, exist_ok=True)
-    run.start(labels, Config(method="wan", images=absolute_path(images), backbone=backbone or DEFAULT).as_dict())
+    run.start(labels, Config(method=FROM_NOTHING, images=absolute_path(images), backbone=backbone or DEFAULT).as_dict())
     return run
 
 

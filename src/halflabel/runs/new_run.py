@@ -27,6 +27,7 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, recipe
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.from_nothing import FROM_NOTHING, without_labels
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.resume import continue_training
 from halflabel.runs.train import train
@@ -45,7 +46,7 @@ class TrainedRun(NamedTuple):
 
 
 def train_run(
-    labels: str | Path | Labels | Table,
+    labels: str | Path | Labels | Table | list[str],
     images: str | Path | Tensor,
     out: str | Path,
     method: str = "auto",
@@ -56,7 +57,8 @@ def train_run(
 ) -> TrainedRun:
     """Train a classifier as `halflabel train` does, in the new run folder `out`, and open it.
 
-    `labels` is a label file or folder of any known format, or labels already read. `images` is an image folder, a pack,
+    `labels` is a label file or folder of any known format, labels already read, or a list of class names where no label
+    is known. `images` is an image folder, a pack,
     a folder of features (`halflabel embed`), or uint8 images (N, 3, H, W) in the order of the labels. "auto" chooses a
     method that suits the labels. `options` are options of `halflabel train` and of the method, with underscores:
     `epochs=40`, `tune="all"`, `alpha=0.1`, `unlisted="unknown"`.
@@ -68,6 +70,9 @@ def train_run(
     if isinstance(labels, str | Path):
         stated = {field.name: options.pop(field.name) for field in fields(Policy) if field.name in options}
         rows = read(labels, **stated).rows
+    elif isinstance(labels, list):
+        rows, method = without_labels(Path(str(images)), labels), FROM_NOTHING if method == "auto" else method
+        options = {"names": "on", **options}
     else:
         rows = Labels.of(labels)
     folder = images if isinstance(images, Tensor) else Path(images)

@@ -12,6 +12,7 @@ from halflabel.fitting.config import Config
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.from_nothing import learn_from_answers
 from halflabel.runs.train import train
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
@@ -54,4 +55,7 @@ def continue_training(
     config = dataclasses.replace(config, begin_from=str(finished.folder.absolute()), images=absolute_path(folder))
     rows = finished.read_rows()
     answers = finished.read_answers() if answers is None else answers
-    return TrainingJob(rows if answers is None else rows.append(answers), folder, config, run)
+    labels = rows if answers is None else rows.append(answers)
+    if not len(rows) and len(labels):
+        config = learn_from_answers(config, labels.training)
+    return TrainingJob(labels, folder, config, run)

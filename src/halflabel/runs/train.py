@@ -58,6 +58,7 @@ def train(
 ) -> Evaluation | None:
     """Train one classifier on a folder of images, or on (N, 3, H, W) uint8 images, and write the run folder.
 
+    Without any known label the model is that of the class names, and nothing is measured.
     Labels made by a model are trained on, but never used for evaluation. In a linear fit every image is
     evaluated by its out-of-fold scores; in batches a share of the images is held out. `truth` holds labels of the same
     images that the method must not see: the log says how many of its guesses are right. `init_callback` is called in
@@ -108,7 +109,7 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
     evaluation = None if scores is None else distributed.run_on_main(lambda: _finish(job, scores))
     if job.reporter.callback is not None and distributed.is_main():
         job.reporter.callback.on_training_end({} if evaluation is None else evaluation.overall)
-    return evaluation
+    return evaluation if job.table.known else None
 
 
 @dataclass
@@ -144,7 +145,8 @@ class _Job:
                 "others are used for evaluation"
             )
         self.method = self.assembly.make_method()
-        self.assembly.recipe.check_regime(self.assembly.training_table(self.table).stats.regime)
+        if self.table.known:
+            self.check_regime()
         if self.table.uncertain is not None:
             self.reporter.message(
                 f"{self.table.uncertain.nnz} uncertain labels are {describe_reading(self.config.uncertain)}, and never "
@@ -154,6 +156,12 @@ class _Job:
         self.device = choose_device(self.config.settings.device)
         self.backbone = self.assembly.make_backbone()
         self.size = self.config.size or self.backbone.preprocess.size
+        self.likeness = self.assembly.likeness(self.backbone, self.table.classes, self.cache_folder, self.reporter)
+        if not self.table.known and (self.likeness is None or self.config.tune == "all"):
+            self.check_regime()
+
+    def check_regime(self) -> None:
+        self.assembly.recipe.check_regime(self.assembly.training_table(self.table).stats.regime)
 
     def open_images(self) -> None:
         views = self.config.views(self.backbone)
@@ -205,7 +213,7 @@ def _fit(job: _Job, init_callback: Callback | None) -> Fit:
     """Fit the model, from the weights of the run that this one continues, if there is one."""
     config, run, reporter = job.config, job.run, job.reporter
     part, begin = None, None
-    if not job.assembly.uses_solver(job.table):
+    if job.table.known and not job.assembly.uses_solver(job.table):
         part = hold_out(job.evaluation_table, config, job.groups)
         if config.begin_from is not None:  # images that the earlier run was trained on must not be held out
             earlier = RunFolder.open(config.begin_from)
@@ -226,11 +234,10 @@ def _fit(job: _Job, init_callback: Callback | None) -> Fit:
         job.resume,
         job.truth,
     )
-    likeness = job.assembly.likeness(job.backbone, job.table.classes, job.cache_folder, reporter)
-    inputs = Inputs(job.features, job.backbone, partial(_training_source, job), job.groups, likeness=likeness)
+    inputs = Inputs(job.features, job.backbone, partial(_training_source, job), job.groups, likeness=job.likeness)
     if config.tune == "head" and (alone := inputs.measure_names(job.evaluation_table)) is not None:
-        assert likeness is not None
-        run.write_csv("names.csv", ("class", "most like", "AP of the name"), names_rows(alone, likeness))
+        assert job.likeness is not None
+        run.write_csv("names.csv", ("class", "most like", "AP of the name"), names_rows(alone, job.likeness))
         if line := describe_names(alone):
             reporter.message(line)
     fitted = fit(job.labels, inputs, config, part=part, begin=begin, watch=watch)

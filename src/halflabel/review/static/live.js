@@ -64,7 +64,8 @@ function showQuality({ quality, history, classes, precision }) {
   const first = history.find((point) => point.controls >= ENOUGH && point.answers < quality.answers); // earlier ones are no estimates
   const enough = quality.controls >= ENOUGH;
   $("live-classes").hidden = false;
-  $("live-answers").textContent = `${number(quality.answers)} ${quality.answers === 1 ? "answer" : "answers"}`;
+  const found = classes.filter((row) => row.present > 0).length;
+  $("live-answers").textContent = `${number(quality.answers)} ${quality.answers === 1 ? "answer" : "answers"}; found ${found} of ${classes.length} classes`;
   $("live-decided").hidden = !enough;
   $("live-decided").replaceChildren(
     el("strong", {}, number(quality.decided)),
@@ -85,7 +86,7 @@ function showQuality({ quality, history, classes, precision }) {
   }
   $("live-basis").textContent = enough
     ? `From ${quality.controls} random checks; questions that the model picked do not count. Intervals: 95 %.`
-    : `How good is the model? Random checks tell: ${quality.controls} of ${ENOUGH} when it last learned. One question in ten is one.`;
+    : `How good is the model? Random checks among the questions tell: ${quality.controls} of ${ENOUGH} when it last learned.`;
   drawCurve(enough ? history.filter((point) => point.controls >= ENOUGH / 2) : []);
   showAdvice(history);
   showClasses(classes);
