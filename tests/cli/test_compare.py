@@ -39,7 +39,7 @@ def ask(data: Path, out: Path, *words: str) -> Result:
 
 def test_help_teaches() -> None:
     text = run("compare", "--help").stdout
-    for part in ("Example: halflabel compare", "--methods auto", "--shares 0.1,0.3,1", "--budget", "hidden"):
+    for part in ("Example: halflabel compare", "--methods auto", "--shares 0.1,0.3,1", "--budget"):
         assert part in text
     assert "compare" in run("--help").stdout
     assert all("fit=" in run(command, "--set", "help").stdout for command in ("train", "compare", "study"))
@@ -68,13 +68,11 @@ def test_a_comparison_is_shown_and_taken_up_again(data: Path, tmp_path: Path) ->
     assert ask(data, out, "--methods", "bn-bce", "--set", "batch_size=8", "--force").exit_code == 0
 
 
-def test_selection_by_hidden_labels_is_marked(data: Path, tmp_path: Path) -> None:
+def test_other_images_may_be_the_test(data: Path, tmp_path: Path) -> None:
     test = ["--test", str(data / "test" / "test.csv"), "--test-images", str(data / "test" / "images")]
-    result = ask(data, tmp_path, "--methods", "em", "--protocol", "single-positive", "--select", "hidden", *test)
+    result = ask(data, tmp_path, "--methods", "em", "--protocol", "single-positive", *test)
     assert result.exit_code == 0, result.output
-    assert "Chosen by hidden labels" in result.stdout
     assert "16 images, with separate labels" in result.stdout
-    assert json.loads((tmp_path / "comparison.json").read_text())["select"] == "hidden"
 
 
 def test_failures_and_what_was_left_out_are_shown(data: Path, tmp_path: Path) -> None:
@@ -170,7 +168,6 @@ def test_gradients_can_be_clipped(data: Path, tmp_path: Path) -> None:
         (["--shares", "2"], "0.1,0.3,1"),
         (["--protocol", "nothing"], "single-positive"),
         (["--budget", "30"], "30m"),
-        (["--select", "truth"], "known"),
     ],
 )
 def test_mistakes_get_one_message(data: Path, tmp_path: Path, words: list[str], says: str) -> None:

@@ -109,7 +109,6 @@ def test_the_grid_is_complete_and_written(go: Any, tmp_path: Path, trained: list
         assert line["selected_on"] == "known labels"
         assert float(line["seconds"]) > 0
         assert line["method"] == row.method
-    assert content["select"] == "known"
     assert content["protocol"] == list(fitted.protocol)
     assert [row.known for row in fitted.rows] == pytest.approx([0.5, 0.5, 1, 1], abs=0.01)
 
@@ -214,8 +213,6 @@ def test_another_configuration_is_refused_and_force_starts_again(
     with pytest.raises(UserError, match="epochs was 2, is 3") as caught:
         go(config=longer)
     assert "‹force" in caught.value.fix
-    with pytest.raises(UserError, match="select was known, is hidden"):
-        go(shares=[0.5], select="hidden")
     fewer = digits.table.subset(np.arange(50))
     with pytest.raises(UserError, match="the labels changed"):
         go(table=fewer, images=digits.images[:50])
@@ -277,36 +274,6 @@ def test_too_little_memory_is_a_failure_of_that_run_alone(go: Any, monkeypatch: 
     (failure,) = fitted.failures
     assert failure.reason == "out of memory (CUDA out of memory. Tried to allocate 9 GiB.)"
     assert "seed 1" in failure.what
-
-
-def test_selecting_by_hidden_labels_is_optional_and_reported(
-    go: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for value in ("truth", "clean", ""):
-        with pytest.raises(UserError, match="selected by") as caught:
-            go(select=value, shares=[0.3])
-        assert "hidden" in caught.value.fix
-    with pytest.raises(UserError, match="no label is hidden"):
-        go(select="hidden")
-    from halflabel.fitting import fit as fitting
-
-    known: list[float] = []
-
-    class Spy(fitting.ValidationMetric):
-        def __init__(self, labels: torch.Tensor) -> None:
-            known.append(float((labels != 0).float().mean()))
-            super().__init__(labels)
-
-    monkeypatch.setattr(fitting, "ValidationMetric", Spy)
-    honest = go("known", shares=[0.3])
-    assert max(known) < 0.4
-    known.clear()
-    fitted = go("hidden", shares=[0.3], select="hidden")
-    assert set(known) == {1.0}
-    assert any("CHOSEN ON HIDDEN TRUTH" in line for line in fitted.protocol)
-    assert not any("HIDDEN TRUTH" in line for line in honest.protocol)
-    assert {row.selected_on for row in fitted.rows} == {"hidden truth"}
-    assert json.loads((tmp_path / "hidden" / "comparison.json").read_text())["select"] == "hidden"
 
 
 def test_with_positives_only_unknown_counts_as_absent_for_selection(go: Any) -> None:

@@ -25,14 +25,14 @@ from halflabel.labels.table import Table
 LABELS = np.random.default_rng(5).choice([-1, 1], (60, 4), p=[0.7, 0.3])
 
 
-def summed_up(folder: Path, strengths: dict[str, dict[int, float]], select: str = "known") -> Trials:
+def summed_up(folder: Path, strengths: dict[str, dict[int, float]]) -> Trials:
     """The table of runs whose scores follow the labels by some strength, per method and seed."""
     candidates = tuple(map(Candidate.parse, strengths))
     grid = Grid(candidates, (LabelMask.share(0.5), LabelMask()), 3, "none")
     test = Table.from_dense(LABELS)
     config = SimpleNamespace(held_out=0.2, group=None, tune="head", fit="auto")
     data = SimpleNamespace(has_own_test=False, test_groups=None)
-    bench: Any = SimpleNamespace(test=test, rest=test, select=select, data=data, config=config, describe=str)
+    bench: Any = SimpleNamespace(test=test, rest=test, data=data, config=config, describe=str)
     store, outcomes = Store(folder), {}
     for candidate in candidates:
         for seed, strength in strengths[candidate.name].items():
@@ -76,11 +76,6 @@ def test_a_method_without_a_common_seed_is_not_ranked(tmp_path: Path) -> None:
 def test_common_seeds() -> None:
     assert common_seeds({}) == ()
     assert common_seeds({"a": [2, 0], "b": [0, 2]}) == (0, 2)
-
-
-def test_full_labels_are_never_selected_by_hidden_labels(tmp_path: Path) -> None:
-    summary = summed_up(tmp_path, {"em": {0: 1.0}}, select="hidden")
-    assert {row.labels: row.selected_on for row in summary.rows} == {"all": "known labels"}
 
 
 def row(labels: str, method: str, **more: Any) -> Row:

@@ -114,8 +114,6 @@ def test_page_shows_the_numbers_of_the_table(comparison: Path) -> None:
     for sentence in (*content["protocol"], *content["conclusions"]):
         assert " ".join(sentence.split()) in page.text
     assert "role (labels all): the method 'role' cannot learn from full labels" in page.text.replace(" (", " (")
-    assert "epochs and hyper-parameters were chosen on the labels left known" in page.text
-    assert "HIDDEN TRUTH" not in page.text
     for name in ("judged", "methods", "missing", "shares", "classes"):
         assert f'href="#{name}"' in text
     assert str(comparison.parent) not in text
@@ -171,21 +169,6 @@ def test_one_seed_says_nothing_about_the_spread_over_seeds(edited: Callable[...,
     text = build_comparison(edited(change))
     assert "With one seed, intervals leave out the spread over seeds" in text
     assert "With fewer than 3 seeds" not in text
-
-
-def test_hidden_truth_is_shouted(edited: Callable[..., Path]) -> None:
-    def change(content: dict[str, Any]) -> None:
-        content["select"] = "hidden"
-        for row in content["rows"]:
-            row["selected_on"] = "hidden truth"
-
-    text = build_comparison(edited(change))
-    page = check(text)
-    header = text[text.index("<header>") : text.index("</header>")]
-    assert "CHOSEN ON HIDDEN TRUTH" in header
-    assert 'class="warn"' in header
-    assert page.text.count("CHOSEN ON HIDDEN TRUTH") == 4  # the header, and every section with numbers
-    assert "chosen on the HIDDEN TRUTH of images that are not for the test" in page.text
 
 
 def test_awkward_content_stays_text(edited: Callable[..., Path]) -> None:

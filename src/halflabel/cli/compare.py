@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from halflabel.comparison import Row, Trials
 
 UNLIMITED_WIDTH = 10_000  # columns
-Select = StrEnum("Select", ["known", "hidden"])
 Search = StrEnum("Search", ["small", "none"])
 
 Methods = Annotated[
@@ -112,9 +111,6 @@ def compare(
     test: TestLabels = None,
     test_images: TestImages = None,
     test_share: TestShare = 0.2,
-    select: Annotated[
-        Select, panel(EVALUATION, "The labels that choose the epoch and the settings: known, or hidden.")
-    ] = Select.known,
 ) -> None:
     """Compare methods on your data, with confidence intervals, paired differences, F1, time and memory.
 
@@ -150,8 +146,7 @@ def compare(
             test=read_grouped(read, test, group)[0].rows if test is not None else None,
             test_images=test_images,
             test_share=test_share,
-            select=select.value,  # type: ignore[arg-type]  # typer has checked it
-            search=search.value,  # type: ignore[arg-type]
+            search=search.value,  # type: ignore[arg-type]  # typer has checked it
             references=references,
             budget=budget,
             lr=training.get("lr"),
@@ -211,8 +206,6 @@ def _shared_options(ctx: typer.Context) -> list[str]:
 def show_trials(trials: Trials) -> None:
     """Print the table, the failures, the runs that are left, the protocol and the conclusions."""
     console.print()
-    if trials.select == "hidden":
-        console.print("[bold red]Chosen by hidden labels:[/] better than what is possible without them.\n")
     if trials.rows:
         for rows in trials.panels:
             _show_panel(trials, rows)

@@ -9,7 +9,7 @@ from typing import Any, Unpack, get_args
 
 from torch import Tensor
 
-from halflabel.comparison.bench import Bench, Select
+from halflabel.comparison.bench import Bench
 from halflabel.comparison.conclusions import conclude_comparison
 from halflabel.comparison.data import choosing_labels, without_model_labels
 from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Results, Search, Task
@@ -36,7 +36,6 @@ def compare(
     shares: Sequence[float] = (),
     protocols: Sequence[str] = (),
     seeds: int = 3,
-    select: Select = "known",
     search: Search = "small",
     references: bool = True,
     **options: Unpack[ExperimentOptions],
@@ -46,19 +45,19 @@ def compare(
     Labels made by a model are left out: they are never used for evaluation. `methods` are names, with options as in
     "em:alpha=0.05"; "auto" stands for a short list that suits the labels. `shares` keep a share of the labels of each
     image, `protocols` name other protocols of `halflabel.labels.drop`, as in "positives:number=2"; without both, no
-    label is hidden. `select="hidden"` selects epochs and settings on the hidden labels, and the result says so.
-    `search="small"` also tries values of the most important option and, for methods that are trained in batches, other
-    learning rates, with the first seed. `references` adds two rows: `an`, the naive reading that unknown is absent, and
-    where labels were hidden also a method for full labels that knows all of them. Further `options`: see
-    `ExperimentOptions`.
+    label is hidden. `search="small"` also tries values of the most important option and, for methods that are trained
+    in batches, other learning rates, with the first seed. `references` adds two rows: `an`, the naive reading that
+    unknown is absent, and where labels were hidden also a method for full labels that knows all of them. Further
+    `options`: see `ExperimentOptions`.
 
     Calling again with the same folder `out` continues. Methods, shares and seeds may then be added; everything else
     has to be the same.
     """
     label_masks = _label_masks(shares, protocols)
-    _check(select, search, label_masks)
+    if search not in get_args(Search):
+        raise UserError(f"no search is called {search!r}", "use small or none")
     table = without_model_labels(labels, options.get("reporter", SILENT))
-    bench = make_bench(table, images, Path(out), options, select=select, choosing=choosing_labels(labels))
+    bench = make_bench(table, images, Path(out), options, choosing=choosing_labels(labels))
     if search == "none" and options.get("lr") is None:  # each training chooses its rate, as `train` does
         bench.config = replace(bench.config, choose_lr=True)
     if not 0 < bench.config.held_out < 1:
@@ -138,18 +137,6 @@ def run_trials(
 def _label_masks(shares: Sequence[float], protocols: Sequence[str]) -> tuple[LabelMask, ...]:
     masks = [*map(LabelMask.parse, protocols), *map(LabelMask.share, shares)]
     return tuple(dict.fromkeys(masks)) or (LabelMask(),)
-
-
-def _check(select: str, search: str, label_masks: Sequence[LabelMask]) -> None:
-    if select not in get_args(Select):
-        raise UserError(
-            f"epochs cannot be selected by {select!r}",
-            "use known: the known labels of the validation images; or hidden: their hidden labels, reported as such",
-        )
-    if search not in get_args(Search):
-        raise UserError(f"no search is called {search!r}", "use small or none")
-    if select == "hidden" and not any(mask.protocol for mask in label_masks):
-        raise UserError("no label is hidden, so none can be selected by", "leave select out, or hide some by ‹shares›")
 
 
 def _candidates(

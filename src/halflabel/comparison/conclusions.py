@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from halflabel.system.format import points
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from halflabel.comparison.result import Gap, Growth, Interval, Row
 
@@ -20,45 +20,30 @@ MEANING = {
 }
 
 
-def conclude(gaps: Sequence[Gap]) -> list[str]:
-    """Return conclusions for which the interval excludes 0."""
-    sentences = []
-    for other in ("dense", "noisy"):
-        same = [gap for gap in gaps if gap.other == other and gap.share == gap.other_share]
-        if not same:
-            continue
-        parts = []
-        for kind, word in (("better", "higher"), ("worse", "lower")):
-            if significant := [gap for gap in same if getattr(gap, kind)]:
-                parts.append(f"a {word} mAP than {other} ones with {_list(significant)}")
-        undecided = [f"{100 * gap.share:g} %" for gap in same if not (gap.better or gap.worse)]
-        text = f"partial labels give {' and '.join(parts)}" if parts else ""
-        unsure = (
-            f"no difference between partial and {other} labels is significant with {', '.join(undecided)}"
-            if undecided
-            else ""
-        )
-        sentences.append("With the same number of clean labels, " + "; ".join(filter(None, (text, unsure))) + ".")
-    for other, name in (("noisy", "all labels of which {:.3g} % are wrong"), ("noisy+", "noisy+ ({:.3g} % wrong)")):
-        for share in sorted({gap.other_share for gap in gaps if gap.other == other}, reverse=True):
-            compared = [gap for gap in gaps if gap.other == other and gap.other_share == share]
-            wrong = name.format(100 * (1 - share))
-            if better := [gap for gap in compared if gap.better]:
-                least = min(better, key=lambda gap: gap.share)
-                sentences.append(f"{_percent(least.share)} of the labels, clean, beat {wrong}: {_difference(least)}.")
-                break  # the cleanest noisy labels are the strongest comparison
-            if other == "noisy+":
-                worse = [gap for gap in compared if gap.worse]
-                sentences.append(
-                    f"Partial labels give a lower mAP than {wrong} with {_list(worse)}."
-                    if worse
-                    else f"No share differs significantly from {wrong}."
-                )
-    return sentences
+def group_gaps(gaps: Iterable[Gap]) -> dict[str, list[Gap]]:
+    """Return the differences by the two kinds of labels that they compare, in words."""
+    groups: dict[str, list[Gap]] = {}
+    for gap in gaps:
+        name, other = MEANING.get(gap.strategy, gap.strategy), MEANING.get(gap.other, gap.other)
+        wrong = f" ({_percent(1 - gap.other_share)} wrong)" if gap.other in ("noisy", "noisy+") else ""
+        title = f"more and fewer labels, {name}" if gap.is_step else f"{name}, against {other}{wrong}"
+        groups.setdefault(title, []).append(gap)
+    return groups
 
 
-def _list(gaps: Sequence[Gap]) -> str:
-    return ", ".join(f"{_percent(gap.share)} ({_difference(gap)})" for gap in gaps)
+def conclude(gaps: Sequence[Gap]) -> tuple[str, ...]:
+    """Return for each pair of kinds of labels where the interval of the difference excludes 0."""
+    compared = group_gaps(gap for gap in gaps if not gap.is_step)
+    return tuple(f"{title[0].upper()}{title[1:]}: {_verdicts(group)}." for title, group in compared.items())
+
+
+def _verdicts(gaps: Sequence[Gap]) -> str:
+    kinds = {
+        "a higher mAP with": [f"{_percent(gap.share)} ({_difference(gap)})" for gap in gaps if gap.better],
+        "a lower mAP with": [f"{_percent(gap.share)} ({_difference(gap)})" for gap in gaps if gap.worse],
+        "no significant difference with": [_percent(gap.share) for gap in gaps if not (gap.better or gap.worse)],
+    }
+    return "; ".join(f"{kind} {', '.join(shares)}" for kind, shares in kinds.items() if shares)
 
 
 def _percent(share: float) -> str:
@@ -66,7 +51,7 @@ def _percent(share: float) -> str:
 
 
 def _difference(gap: Gap) -> str:
-    return f"{_points(gap.difference)} points of mAP, {_points(gap.low)} to {_points(gap.high)}"
+    return f"{_points(gap.difference)} points, {_points(gap.low)} to {_points(gap.high)}"
 
 
 def _points(value: float) -> str:
@@ -101,23 +86,6 @@ def verdict(gain: Interval, worth: float) -> Literal["yes", "no", "open"]:
 
 def _between(value: Interval) -> str:
     return f"{_points(value.mean)} ({_points(value.low)} to {_points(value.high)})"
-
-
-def describe_control(gaps: Sequence[Gap]) -> str:
-    """Compare whole images with as many labels drawn at random over all images; "" without gaps."""
-    if not gaps:
-        return ""
-    text = "Control: as many labels drawn at random over all images, instead of whole images."
-    sentences = (
-        ("worse", " Whole images are worse at {}: as many labels spread over all images are better."),
-        ("better", " Whole images are better at {}."),
-    )
-    differing = ""
-    for kind, sentence in sentences:
-        if significant := [gap for gap in gaps if getattr(gap, kind)]:
-            shown = ", ".join(f"{_percent(gap.share)} ({_points(gap.difference)})" for gap in significant)
-            differing += sentence.format(shown)
-    return text + (differing or " There is no significant difference.")
 
 
 def conclude_comparison(rows: Sequence[Row]) -> tuple[str, ...]:

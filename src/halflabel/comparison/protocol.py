@@ -48,31 +48,21 @@ def describe_trials(grid: Grid, bench: Bench, scorer: TaskScorer, trials: Trials
 def _describe_selection(grid: Grid, bench: Bench, rows: Sequence[Row]) -> list[str]:
     """Return sentences on how strengths, epochs and settings were chosen."""
     solvers = {candidate.solver for candidate, _ in grid.pairs}
-    is_hidden, lines = bench.select == "hidden", list[str]()
-    labels = "with the true labels, which are hidden from training" if is_hidden else "on the labels known there"
-    warning = "CHOSEN ON HIDDEN TRUTH: " if is_hidden else ""
-    if is_hidden and any(not label_mask.protocol for label_mask in grid.label_masks):
-        lines.append("With all labels nothing is hidden: there, epochs and settings were selected on known labels.")
+    lines = list[str]()
     if "lbfgs" in solvers:
         lines.append(
-            f"{warning}Methods with a linear head were fitted by L-BFGS to all images that are not for the test; "
-            f"strengths, similar images and settings were selected by out-of-fold scores, {labels}."
+            "Methods with a linear head were fitted by L-BFGS to all images that are not for the test; strengths, "
+            "similar images and settings were selected by out-of-fold scores, on the labels known there."
         )
     if "sgd" in solvers:
         share = f"{100 * bench.config.held_out:g} %"
         which = "The other methods" if "lbfgs" in solvers else "The methods"
-        selected = (
-            f"epochs and settings were selected by mAP on the validation images ({share} of those not for the test), "
-            f"{labels}"
-            if bench.config.held_out
-            else "the last epoch is evaluated"
-        )
-        lines.append(f"{warning}{which} were trained in batches; {selected}.")
+        selected = f"epochs and settings were selected by mAP on the labels known of {share} of those images"
+        selected = selected if bench.config.held_out else "the last epoch is evaluated"
+        lines.append(f"{which} were trained in batches; {selected}.")
         if bench.config.tune == "all" and bench.config.fit != "batches":
             lines.append("Their heads were fitted again by L-BFGS where that ranks the validation images better.")
-    if is_hidden:
-        lines.append("Without the hidden labels the selection would be worse, so the numbers are optimistic.")
-    elif any(row.selected_on == "known positives" for row in rows):
+    if any(row.selected_on == "known positives" for row in rows):
         lines.append("Where no label is known to be absent, unknown ones count as absent for this selection only.")
     if grid.search == "small":
         rates = "the learning rate of methods trained in batches, a third and three times it; then "

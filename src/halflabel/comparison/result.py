@@ -136,7 +136,6 @@ class Trials:
     failures: tuple[Failure, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     protocol: tuple[str, ...] = ()
-    select: str = "known"
     memory_kind: str = ""
     chosen_by: Mapping[str, str] = field(default_factory=dict)  # the reason for each method of `auto`
     waiting: tuple[int, int] | None = None  # (images with features, images in all) if the budget ended before training
@@ -343,7 +342,7 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, k
             records += runs.values()
     kinds = {outcome.memory_kind for outcome in outcomes.values() if outcome.memory_kind}
     table = pa.Table.from_pylist(records)
-    return Trials(tuple(rows), kind, select=bench.select, memory_kind=" or ".join(sorted(kinds)), table=table)
+    return Trials(tuple(rows), kind, memory_kind=" or ".join(sorted(kinds)), table=table)
 
 
 def _records(
@@ -399,6 +398,7 @@ def _row(
         behind = Interval(math.nan, math.nan, math.nan)
     first, run = next(iter(tasks.values())), next(iter(runs.values()))
     own = list(own_functions())
+    assumed = any(outcomes[tasks[seed]].measure == "assumed_mAP" for seed in seeds)
 
     def mean_of(*names: str) -> dict[str, Any]:
         return {name: float(np.mean([runs[seed][name] for seed in seeds])) for name in names}
@@ -418,7 +418,7 @@ def _row(
         seeds=len(seeds),
         seed_sd=spread("mAP"),
         **mean_of("validation", "seconds", "known", *_F1),
-        selected_on=_selected_on(bench, mask, [outcomes[tasks[seed]] for seed in seeds]),
+        selected_on="known positives" if assumed else "known labels",
         memory=float(np.median([runs[seed]["memory"] for seed in seeds])),
         CF1_sd=spread("CF1"),
         OF1_sd=spread("OF1"),
@@ -441,12 +441,6 @@ def _key_options(candidate: Candidate, task: Task) -> dict[str, Any]:
     defaults = {name: method.options[name].default for name in method.tunes(dict(candidate.options))}
     uncertain = {"uncertain": candidate.uncertain} if candidate.uncertain else {}
     return {**defaults, **dict(task.options), **uncertain}
-
-
-def _selected_on(bench: Bench, label_mask: LabelMask, outcomes: Sequence[Outcome]) -> str:
-    if bench.select == "hidden" and label_mask.protocol:  # otherwise no label is hidden
-        return "hidden truth"
-    return "known positives" if any(outcome.measure == "assumed_mAP" for outcome in outcomes) else "known labels"
 
 
 class TaskScorer:

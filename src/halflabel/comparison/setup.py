@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from halflabel import __version__
-from halflabel.comparison.bench import Bench, Select
+from halflabel.comparison.bench import Bench
 from halflabel.comparison.data import split_data, without_model_labels
 from halflabel.comparison.grid import deadline_of
 from halflabel.comparison.store import Store
@@ -46,7 +46,6 @@ def make_bench(
     out: Path,
     options: ExperimentOptions,
     *,
-    select: Select = "known",
     held_out: float = Config.held_out,
     choosing: Table | None = None,
 ) -> Bench:
@@ -84,7 +83,6 @@ def make_bench(
         data,
         config,
         cache if cache is not None else cache_folder(out.parent),
-        select=select,
         with_f1=True,
         reporter=dataclasses.replace(reporter, deadline=deadline),
     )

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from halflabel.comparison.compare import FinishedTrials, run_trials
-from halflabel.comparison.conclusions import MEANING, conclude, conclude_growth, describe_control
+from halflabel.comparison.conclusions import MEANING, conclude, conclude_growth
 from halflabel.comparison.data import without_model_labels
 from halflabel.comparison.grid import GROWING, LabelMask
 from halflabel.comparison.learning_curve import extrapolate
@@ -89,7 +89,7 @@ def study(
     pairs = [(place, other) for place in scores for other in scores if _is_compared(place, other)]
     gaps = [*_gaps(scores, pairs), *_gaps(scores, _steps(scores))]
     used = f"{len(complete)} of {len(table)} images have all labels known and are used."
-    return finished.save((used, *_STUDY_PROTOCOL), gaps=tuple(gaps), conclusions=tuple(conclude(gaps)))
+    return finished.save((used, *_STUDY_PROTOCOL), gaps=tuple(gaps), conclusions=conclude(gaps))
 
 
 def grow(
@@ -129,7 +129,7 @@ def grow(
         (*_GROWTH_PROTOCOL, *([_ONE_SEED] if len(common) == 1 else [])),
         gaps=(*control, *_gaps(scores, _steps(scores))),
         growth=law,
-        conclusions=tuple(filter(None, (conclude_growth(law), describe_control(control)))),
+        conclusions=(conclude_growth(law), *conclude(control)),
     )
 
 

@@ -30,12 +30,6 @@ class ComparisonFacts:
     oracle: Row | None  # no label is hidden from it; not among the rows
     test: Table
 
-    @property
-    def caution(self) -> str:
-        """The warning at every number that was chosen by hidden labels; empty where none was."""
-        is_hidden = self.trials.select == "hidden"
-        return "CHOSEN ON HIDDEN TRUTH: too good for anyone who lacks those labels." if is_hidden else ""
-
 
 class ClassGap(NamedTuple):
     """The paired difference of the average precision of two methods for one class, mean over common seeds."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from halflabel.comparison.conclusions import MEANING, verdict
-from halflabel.comparison.result import Gap, Interval, Row
+from halflabel.comparison.conclusions import MEANING, group_gaps, verdict
+from halflabel.comparison.result import Interval, Row
 from halflabel.evaluation.registry import shown_metrics
 from halflabel.report import svg
 from halflabel.report.comparison_facts import ComparisonFacts, class_gaps, read_comparison
@@ -65,7 +65,6 @@ def build_comparison(folder: Path) -> str:
     header = el(
         "header",
         el("h1", title),
-        el("p", el("b", facts.caution), class_="warn", role="note") if facts.caution else None,
         *(el("p", sentence, class_="found") for sentence in facts.trials.conclusions),
         el("p", _subtitle(facts), class_="muted"),
     )
@@ -92,41 +91,18 @@ def _few_seeds_note(rows: Sequence[Row]) -> str:
 
 def _protocol(facts: ComparisonFacts) -> Html:
     """Return the protocol: how epochs and settings were chosen, and why these methods were compared."""
-    selection = {
-        "hidden truth": "on the HIDDEN TRUTH of images that are not for the test, which nobody has in practice",
-        "known labels": "on the labels left known of images that are not for the test",
-        "known positives": "on the positives left known of images that are not for the test, unknown counted as absent",
-    }
-    kinds = dict.fromkeys(row.selected_on for row in facts.trials.rows)
-    where = {
-        kind: ", ".join(dict.fromkeys(row.labels for row in facts.trials.rows if row.selected_on == kind))
-        for kind in kinds
-    }
-    chosen = "; ".join(
-        selection.get(kind, kind) + (f" (labels: {where[kind]})" if len(kinds) > 1 else "") for kind in kinds
-    )
-    intro = "Strengths, epochs and hyper-parameters were chosen "
-    reasons = [el("li", el("b", shorten(name, 60)), f": {reason}") for name, reason in facts.trials.chosen_by.items()]
+    reasons = [el("li", el("b", shorten(name, 60)), f": {text}") for name, text in facts.trials.chosen_by.items()]
     return section(
         "judged",
         "How it was measured",
-        el("p", el("b", intro), chosen, ".", class_="warn" if facts.caution else None),
         el(
             "details",
             el("summary", "The whole protocol"),
-            el("ul", *(el("li", _emphasised(sentence)) for sentence in facts.trials.protocol), class_="notes"),
+            el("ul", *(el("li", sentence) for sentence in facts.trials.protocol), class_="notes"),
             join([el("h3", "Why these methods"), el("ul", *reasons, class_="notes")]) if reasons else None,
         ),
+        on="Strengths, epochs and settings were chosen on labels left known of images that are not for the test.",
     )
-
-
-def _emphasised(sentence: str) -> Html:
-    is_warning = sentence.startswith("CHOSEN ON HIDDEN TRUTH")
-    return el("strong", sentence, class_="warn") if is_warning else join([sentence])
-
-
-def _with_caution(facts: ComparisonFacts, sentence: str) -> str:
-    return f"{sentence} {facts.caution}".strip()
 
 
 def _methods(facts: ComparisonFacts) -> Html:
@@ -168,9 +144,7 @@ def _methods(facts: ComparisonFacts) -> Html:
             CHART_ROWS, max(map(len, facts.trials.panels)), "are drawn; the tables hold all", thing="methods"
         ),
         el("div", *charts, class_="grid two"),
-        on=_with_caution(
-            facts, "All on the same test images, mean over seeds, 95 % intervals from images and seeds together."
-        ),
+        on="All on the same test images, mean over seeds, 95 % intervals from images and seeds together.",
     )
 
 
@@ -310,7 +284,7 @@ def _shares(facts: ComparisonFacts) -> Html | None:
             share_chart("mAP by share of labels", lines, "% of labels that are known and correct", note, **options),
             class_="grid",
         ),
-        on=_with_caution(facts, "Test mAP; labels were hidden or corrupted in training and validation only."),
+        on="Test mAP; labels were hidden or corrupted in training and validation only.",
     )
 
 
@@ -324,12 +298,7 @@ def _below_chart(rows: Sequence[Row]) -> list[Row]:
 
 def _differences(facts: ComparisonFacts) -> Html | None:
     """Draw the paired differences between the sets of labels of a study."""
-    groups: dict[str, list[Gap]] = {}
-    for gap in facts.trials.gaps:
-        # Every share is compared with the noisy labels; otherwise both sides have the same share.
-        wrong = f", {100 * (1 - gap.other_share):.3g} % wrong" if gap.other in ("noisy", "noisy+") else ""
-        title = f"{shorten(gap.strategy, 30)} less {shorten(gap.other, 30)}{wrong}"
-        groups.setdefault(f"{gap.strategy}: more less fewer labels" if gap.is_step else title, []).append(gap)
+    groups = group_gaps(facts.trials.gaps)
     if not groups:
         return None
     charts = []
@@ -421,7 +390,5 @@ def _classes(facts: ComparisonFacts) -> Html | None:
         "Class by class",
         el("p", caution, class_="muted"),
         el("div", *parts, class_="grid"),
-        on=_with_caution(
-            facts, f"The best method and the naive reading, or the next best; at most {GAPS} gains and {GAPS} losses."
-        ),
+        on=f"The best method and the naive reading, or the next best; at most {GAPS} gains and {GAPS} losses.",
     )
