@@ -101,7 +101,7 @@ def test_features_that_took_the_budget_are_named(data: Path, tmp_path: Path, mon
     result = ask(data, tmp_path / "out", "--methods", "bn-bce", "--budget", "1h")
     assert result.exit_code == 2
     assert "To resume:  halflabel compare 'a file.csv' --budget 1s\n" in result.stdout
-    assert "the time limit was reached while features were computed (16 of 40 images done)" in result.stderr
+    assert "the time limit was reached while features were computed: 16 of 40 images are done" in result.stderr
 
 
 def test_next_trains_what_was_compared(data: Path, tmp_path: Path) -> None:

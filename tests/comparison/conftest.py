@@ -10,9 +10,10 @@ import pytest
 import torch
 from digit_scenes import scenes
 
-from halflabel.comparison import Trials, compare
 from halflabel.comparison.bench import Bench, Trained
+from halflabel.comparison.compare import compare
 from halflabel.comparison.grid import Task
+from halflabel.comparison.result import Trials
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels.table import Table
 

@@ -16,9 +16,9 @@ import torch
 from digit_scenes import scenes, write_folder
 
 from halflabel import metrics
-from halflabel.comparison import Trials
 from halflabel.comparison.bench import Bench, Trained
 from halflabel.comparison.grid import Candidate, LabelMask, Task
+from halflabel.comparison.result import Trials
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, EpochLog

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from halflabel.comparison import compare
-from halflabel.comparison import setup as experiment_setup
 from halflabel.comparison.bench import Bench
+from halflabel.comparison.compare import compare
 from halflabel.comparison.study import grow, study
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
@@ -33,11 +32,11 @@ def benches(monkeypatch: pytest.MonkeyPatch) -> list[Bench]:
     """The benches that are made; nothing is trained."""
     actual: list[Bench] = []
 
-    def open_images(self: Bench) -> None:
+    def identity(self: Bench) -> None:
         actual.append(self)
         raise Stop
 
-    monkeypatch.setattr(experiment_setup.Bench, "open", open_images)
+    monkeypatch.setattr(Bench, "identity", identity)
     return actual
 
 

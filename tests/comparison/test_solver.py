@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from halflabel import metrics
-from halflabel.comparison import Trials
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.data import split_data
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
-from halflabel.comparison.result import TaskScorer
+from halflabel.comparison.result import TaskScorer, Trials
 from halflabel.comparison.store import Store
 from halflabel.comparison.study import study
 from halflabel.errors import UserError

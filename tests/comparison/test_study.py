@@ -19,8 +19,9 @@ from typer.testing import CliRunner, Result
 import halflabel.fitting.loop
 from halflabel import metrics
 from halflabel.cli import app
-from halflabel.comparison import compare, learning_curve
+from halflabel.comparison import learning_curve
 from halflabel.comparison.bench import Bench, Trained
+from halflabel.comparison.compare import compare
 from halflabel.comparison.conclusions import conclude, conclude_growth
 from halflabel.comparison.grid import Task
 from halflabel.comparison.learning_curve import extrapolate, fit_law

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from halflabel import metrics
 from halflabel.cli import app
-from halflabel.comparison import compare
+from halflabel.comparison.compare import compare
 from halflabel.comparison.study import grow, study
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings

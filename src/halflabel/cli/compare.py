@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,10 +20,9 @@ from halflabel.cli.grid import (
     TestLabels,
     TestShare,
     grid_config,
-    no_result_error,
     parse_shares,
+    rerun_command,
     resumable_grid,
-    show_how_to_resume,
     split_words,
 )
 from halflabel.cli.options import (
@@ -39,6 +38,7 @@ from halflabel.cli.options import (
     takes_label_options,
     takes_training_options,
 )
+from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import (
     SafeConsole,
     console,
@@ -49,13 +49,16 @@ from halflabel.cli.terminal import (
     show_paragraph,
     show_written,
 )
+from halflabel.comparison import compare as comparing
+from halflabel.errors import UserError
 from halflabel.evaluation.registry import shown_metrics
-from halflabel.fitting.config import COMMON
+from halflabel.fitting.config import COMMON, Config
+from halflabel.methods import base
 from halflabel.system.format import counted, group_digits, points
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
-    from halflabel.comparison import Row, Trials
+    from halflabel.comparison.result import Row, Trials
 
 UNLIMITED_WIDTH = 10_000  # columns
 Search = StrEnum("Search", ["small", "none"])
@@ -124,57 +127,78 @@ def compare(
 
     Example: halflabel compare labels.csv photos/ --methods an,em:alpha=0.05 --protocol single-positive --test test.csv
     """
-    check_image_folder(images, test_images)
     label_shares = parse_shares(shares or "", "--shares")
     _check_methods(methods)
-    group = training.get("group")
-    label_import, training["group"] = read_grouped(read, labels, group)
-    show_audit(label_import.audit, table := label_import.table())
-
-    from halflabel.cli.progress import Bar
-    from halflabel.comparison import compare as compare_methods
-
-    with resumable_grid(out), GridBar() as task_bar, Bar("features") as bar:
-        result = compare_methods(
-            label_import.rows,
-            images,
-            split_words(methods),
-            out=out,
-            shares=label_shares,
-            protocols=protocol or (),
-            seeds=seeds,
-            test=read_grouped(read, test, group)[0].rows if test is not None else None,
-            test_images=test_images,
-            test_share=test_share,
-            search=search.value,  # type: ignore[arg-type]  # typer has checked it
-            references=references,
-            budget=budget,
-            lr=training.get("lr"),
-            config=grid_config(training, len(table)),
-            force=force,
-            reporter=Reporter(bar, show_message, task_bar),
-        )
-    show_result(result, out)
+    result = run_trials(
+        comparing.compare,
+        (labels, images),
+        read,
+        training,
+        methods=split_words(methods),
+        out=out,
+        shares=label_shares,
+        protocols=protocol or (),
+        seeds=seeds,
+        search=search.value,
+        references=references,
+        test=test,
+        test_images=test_images,
+        test_share=test_share,
+        budget=budget,
+        force=force,
+    )
     _show_next_step(ctx, result, labels, images)
     show_next("report", out, why="the comparison as a page")
 
 
-def _check_methods(methods: str) -> None:
-    from halflabel.methods.base import recipe
+def run_trials(
+    function: Callable[..., Trials],
+    places: tuple[Path, Path],
+    read: ReadLabels,
+    training: dict[str, Any],
+    *,
+    held_out: float = Config.held_out,
+    **options: Any,
+) -> Trials:
+    """Read the label file and images in `places`, run trials with a progress bar, and show the result.
 
+    Finished runs are saved: an interruption prints one line and exits.
+    """
+    (labels, images), group, test, out = places, training.get("group"), options["test"], options["out"]
+    check_image_folder(images, options["test_images"])
+    label_import, training["group"] = read_grouped(read, labels, group)
+    show_audit(label_import.audit, table := label_import.table())
+    options["test"] = read_grouped(read, test, group)[0].rows if test is not None else None
+    config = grid_config(training, len(table), held_out=held_out)
+    with resumable_grid(out), GridBar() as task_bar, Bar("features") as bar:
+        reporter = Reporter(bar, show_message, task_bar)
+        result = function(label_import.rows, images, lr=training.get("lr"), config=config, reporter=reporter, **options)
+    show_trials(result)
+    _show_what_is_left(result)
+    show_written(out, ": comparison.csv, comparison.json, trials.parquet")
+    return result
+
+
+def _check_methods(methods: str) -> None:
     for name in split_words(methods):
         if name != "auto":
-            recipe(name.partition(":")[0])  # an unknown name is an error before the label file is read
+            base.recipe(name.partition(":")[0])  # an unknown name is an error before the label file is read
 
 
-def show_result(result: Trials, out: Path) -> None:
-    """Print the result and how to resume it; without a finished run, raise."""
-    show_trials(result)
+def _show_what_is_left(result: Trials) -> None:
+    """Print how to resume where the time limit was reached; without a finished run, raise."""
+    error = UserError("no run could be finished", "see the reasons above")
     if result.left_out:
-        show_how_to_resume(result.waiting)
+        reached, fix = "the time limit was reached", "the same command resumes; use a longer --budget"
+        error = UserError(f"{reached} before the first run was finished", fix)
+        if result.waiting is not None:
+            done, total = map(group_digits, result.waiting)
+            features = f"{reached} while features were computed: {done} of {total} images are done and saved"
+            error = UserError(features, fix)
+            console.print(f"{features[0].upper()}{features[1:]}.")
+        console.print(f"To resume:  {escape(rerun_command())}")
     if not result.rows:
-        raise no_result_error(result.waiting, bool(result.left_out))
-    show_written(out, ": comparison.csv, comparison.json, trials.parquet")
+        raise error
 
 
 def _show_next_step(ctx: typer.Context, result: Trials, labels: Path, images: Path) -> None:

@@ -22,11 +22,10 @@ from halflabel.errors import UserError
 from halflabel.fitting import assembly, auto
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.config import COMMON, Config
-from halflabel.system.format import duration, group_digits, points
+from halflabel.system.format import duration, points
 
 if TYPE_CHECKING:
-    from halflabel.comparison import Task
-    from halflabel.comparison.grid import Outcome
+    from halflabel.comparison.grid import Outcome, Task
 
 
 EVALUATION = "Evaluation"
@@ -113,16 +112,6 @@ def resumable_grid(folder: Path) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def show_how_to_resume(waiting: tuple[int, int] | None) -> None:
-    """Print how to resume, and whether the time limit was reached while features were computed."""
-    if waiting is not None:
-        done, total = (group_digits(part) for part in waiting)
-        console.print(
-            f"The time limit was reached while features were computed: {done} of {total} images are done and saved."
-        )
-    console.print(f"To resume:  {escape(rerun_command())}")
-
-
 def grid_config(training: dict[str, Any], images: int, **defaults: Any) -> Config:
     """Return the configuration that all runs share, from the training options; `lr` is not part of it."""
     config = Config.from_options({"fit": "auto", "workers": 2, **defaults, **training, "lr": None})
@@ -130,19 +119,6 @@ def grid_config(training: dict[str, Any], images: int, **defaults: Any) -> Confi
         assembly.refuse_options_of_batches(training)
     epochs = training.get("epochs") or auto.epochs_for(images, config.tune)
     return replace(config, settings=replace(config.settings, epochs=epochs))
-
-
-def no_result_error(waiting: tuple[int, int] | None, out_of_time: bool) -> UserError:
-    """The error of a grid without a finished run."""
-    if waiting is not None:
-        done, total = (group_digits(part) for part in waiting)
-        return UserError(
-            f"the time limit was reached while features were computed ({done} of {total} images done)",
-            "the same command resumes; use a longer --budget",
-        )
-    if out_of_time:
-        return UserError("the time limit was reached before the first run was finished", "use a longer --budget")
-    return UserError("no run could be finished", "see the reasons above")
 
 
 def split_words(text: str) -> list[str]:

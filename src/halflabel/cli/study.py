@@ -6,32 +6,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from halflabel.cli import app
-from halflabel.cli.compare import show_result
-from halflabel.cli.grid import (
-    Budget,
-    GridBar,
-    TestImages,
-    TestLabels,
-    TestShare,
-    grid_config,
-    parse_shares,
-    resumable_grid,
-    split_words,
-)
+from halflabel.cli.compare import run_trials
+from halflabel.cli.grid import Budget, TestImages, TestLabels, TestShare, parse_shares, split_words
 from halflabel.cli.options import (
     GroupedCommand,
     ImageFolder,
     LabelFile,
     ReadLabels,
-    check_image_folder,
     panel,
-    read_grouped,
     takes_label_options,
     takes_training_options,
 )
-from halflabel.cli.terminal import show_audit, show_message, show_next
+from halflabel.cli.terminal import show_next
+from halflabel.comparison import study as studies
 from halflabel.fitting.config import COMMON
-from halflabel.system.reporter import Reporter
 
 
 @app.command(cls=GroupedCommand)
@@ -77,38 +65,23 @@ def study(
 
     Example: halflabel study labels.csv photos/ --grow --worth 0.5
     """
-    check_image_folder(images, test_images)
     shares = parse_shares(budgets, "--budgets") if budgets is not None else None
-    group = training.get("group")
-    label_import, training["group"] = read_grouped(read, labels, group)
-    test_rows = read_grouped(read, test, group)[0].rows if test is not None else None
-    table = label_import.table()
-    show_audit(label_import.audit, table)
-
-    from halflabel.cli.progress import Bar
-    from halflabel.comparison import study as studies
-
-    folder = out if out is not None else Path("runs") / ("growth" if grow else "study")
-    with resumable_grid(folder), GridBar() as task_bar, Bar("features") as bar:
-        options: dict[str, Any] = {
-            "out": folder,
-            "method": method,
-            "seeds": seeds,
-            "test": test_rows,
-            "test_images": test_images,
-            "test_share": test_share,
-            "budget": budget,
-            "lr": training.get("lr"),
-            "config": grid_config(training, len(table), held_out=0.0),
-            "force": force,
-            "reporter": Reporter(bar, show_message, task_bar),
-        }
-        if grow:
-            result = studies.grow(label_import.rows, images, shares=shares or studies.GROWTH, worth=worth, **options)
-        else:
-            names = split_words(strategies)
-            result = studies.study(
-                label_import.rows, images, budgets=shares or studies.BUDGETS, strategies=names, **options
-            )
-    show_result(result, folder)
-    show_next("report", folder)
+    out = out if out is not None else Path("runs") / ("growth" if grow else "study")
+    kind: dict[str, Any] = {"budgets": shares or studies.BUDGETS, "strategies": split_words(strategies)}
+    run_trials(
+        studies.grow if grow else studies.study,
+        (labels, images),
+        read,
+        training,
+        held_out=0.0,
+        out=out,
+        method=method,
+        seeds=seeds,
+        test=test,
+        test_images=test_images,
+        test_share=test_share,
+        budget=budget,
+        force=force,
+        **({"shares": shares or studies.GROWTH, "worth": worth} if grow else kind),
+    )
+    show_next("report", out)

@@ -6,7 +6,6 @@ conclusions.py     sentences that the intervals of the result support
 learning_curve.py  the power law of `grow`
 grid.py            candidates, label masks, tasks, and the order in which they are run
 run_grid.py        runs the tasks within a time budget, skipping finished ones
-setup.py           options that all trials share
 data.py            training, test and validation images; model-made labels are left out
 sources.py         the images and their features, opened once
 bench.py           trains one task on the data, as `train` would
@@ -16,11 +15,3 @@ source_digest.py   digest of the code of a method: what was edited is trained ag
 result.py          intervals, paired differences and the table
 protocol.py        how the numbers were obtained, in sentences
 """
-
-from __future__ import annotations
-
-from halflabel.comparison.compare import compare
-from halflabel.comparison.grid import Candidate, Grid, LabelMask, Task
-from halflabel.comparison.result import Row, Trials
-
-__all__ = ["Candidate", "Grid", "LabelMask", "Row", "Task", "Trials", "compare"]

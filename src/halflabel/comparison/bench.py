@@ -369,10 +369,6 @@ class Bench:
         calibration, thresholds = evaluate(scores, known, positives_per_image=positives, resamples=0)[0]
         return {"calibration": calibration.as_json(), "thresholds": thresholds.tolist()}
 
-    def open(self) -> None:
-        """Open the backbone and the image files, so that errors are raised before anything is written."""
-        _ = self.sources.raw
-
     def bad_images(self) -> list[tuple[str, str, str]]:
         """Return (image, path, reason) of the images that could not be read so far."""
         return self.sources.bad_images()

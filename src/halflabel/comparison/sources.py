@@ -16,7 +16,7 @@ from torch import Tensor
 from halflabel.comparison.data import ExperimentData
 from halflabel.comparison.shared_start import OutOfTime
 from halflabel.features.backbones import Backbone
-from halflabel.fitting.assembly import Assembly, pooled_features
+from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
 from halflabel.images.device_views import DeviceViews
@@ -33,13 +33,6 @@ class Parts(NamedTuple):
     rest: Subset
     test: Subset
     validation: Source | None
-
-    def pooled(self) -> Tensor:
-        """Return the features (N, D) of the images to learn from, NaN for images that could not be read."""
-        whole, index = self.rest.whole, self.rest.index
-        assert isinstance(whole, Features)
-        values = whole.values[torch.from_numpy(index) if isinstance(whole.values, Tensor) else index]
-        return pooled_features(Features(values, self.rest.names, self.rest.numbers(whole.bad).tolist()))
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from typing import Unpack
 import numpy as np
 from torch import Tensor
 
-from halflabel.comparison.compare import FinishedTrials, run_trials
+from halflabel.comparison.compare import ExperimentOptions, FinishedTrials, make_bench, run_trials
 from halflabel.comparison.conclusions import MEANING, conclude, conclude_growth
 from halflabel.comparison.data import without_model_labels
 from halflabel.comparison.grid import GROWING, LabelMask
@@ -29,7 +29,6 @@ from halflabel.comparison.result import (
     common_seeds,
     paired_interval,
 )
-from halflabel.comparison.setup import ExperimentOptions, make_bench
 from halflabel.errors import UserError
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table

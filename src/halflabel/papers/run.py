@@ -185,7 +185,6 @@ class _TableRun:
             self.protocol.setdefault(name, []).extend([*lines, _describe_labels(group, name)])
             self.lost_images.setdefault(name, []).extend(lost)
         grid = build_grid(group, self.seeds)
-        bench.open()
         store = Store(self.out / group.folder)
         store.start({"halflabel": __version__, "table": self.table.id, **bench.identity()}, force=force)
         total = self.seeds * sum(len(each.jobs) for each in self.groups)
