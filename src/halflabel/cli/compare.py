@@ -127,6 +127,7 @@ def compare(
 
     Example: halflabel compare labels.csv photos/ --methods an,em:alpha=0.05 --protocol single-positive --test test.csv
     """
+    check_image_folder(images, test_images)
     label_shares = parse_shares(shares or "", "--shares")
     _check_methods(methods)
     result = run_trials(
@@ -165,7 +166,6 @@ def run_trials(
     Finished runs are saved: an interruption prints one line and exits.
     """
     (labels, images), group, test, out = places, training.get("group"), options["test"], options["out"]
-    check_image_folder(images, options["test_images"])
     label_import, training["group"] = read_grouped(read, labels, group)
     show_audit(label_import.audit, table := label_import.table())
     options["test"] = read_grouped(read, test, group)[0].rows if test is not None else None

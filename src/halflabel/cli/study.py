@@ -13,6 +13,7 @@ from halflabel.cli.options import (
     ImageFolder,
     LabelFile,
     ReadLabels,
+    check_image_folder,
     panel,
     takes_label_options,
     takes_training_options,
@@ -65,6 +66,7 @@ def study(
 
     Example: halflabel study labels.csv photos/ --grow --worth 0.5
     """
+    check_image_folder(images, test_images)
     shares = parse_shares(budgets, "--budgets") if budgets is not None else None
     out = out if out is not None else Path("runs") / ("growth" if grow else "study")
     kind: dict[str, Any] = {"budgets": shares or studies.BUDGETS, "strategies": split_words(strategies)}
