@@ -20,7 +20,7 @@ from halflabel.features import embed
 from halflabel.features.backbones import build_backbone
 from halflabel.fitting.config import Config
 from halflabel.images.sources import Images
-from halflabel.images.stored_features import StoredFeatures, holds_features
+from halflabel.images.stored_features import StoredFeatures, holds_features, unlisted_images
 from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.runs.folder import RunFolder
@@ -139,3 +139,9 @@ def test_vectors_that_are_not_finite_are_called_so(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": ["a", "b"], "features": vectors}), tmp_path / "part-0.parquet")
     with pytest.raises(UserError, match=r"1 of 2 images .* have no finite features"):
         StoredFeatures(Names(["a", "b"]), tmp_path, {})
+
+
+def test_images_that_no_label_names_are_found_among_features(tmp_path: Path) -> None:
+    vectors = [[1.0, 2.0]] * 3
+    pq.write_table(pa.table({"image": ["a.jpg", "b.jpg", "c.jpg"], "features": vectors}), tmp_path / "part-0.parquet")
+    assert unlisted_images(Names(["b", "x.jpg", "c.jpg"]), tmp_path) == ["a.jpg"]

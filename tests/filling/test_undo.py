@@ -37,6 +37,25 @@ def test_undo_restores_the_file_before_the_fill(tmp_path: Path) -> None:
     assert path.read_text() == BEFORE
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        "\ufeff" + BEFORE.replace("\n", "\r\n"),
+        BEFORE.replace("anna", '"anna"').replace("a.jpg", "'a'.jpg"),
+        BEFORE + "\n\n",
+        BEFORE.replace("b.jpg", '"b\nb.jpg"'),
+        BEFORE + "c.jpg,cat,1,anna,0.10000\n",
+    ],
+)
+def test_undo_restores_every_byte_also_through_a_link(tmp_path: Path, before: str) -> None:
+    path, link = tmp_path / "labels.csv", tmp_path / "link.csv"
+    path.write_bytes((before + FILLED).encode())
+    link.symlink_to(path)
+    undo(link, source="model:em:runs/one")
+    assert path.read_bytes().decode() == before
+    assert link.is_symlink()
+
+
 def test_undo_adds_no_line_for_classes_and_images_that_only_the_fill_named(tmp_path: Path) -> None:
     declared = ",bird,,,\nz.jpg,,,,\n"
     for before in (BEFORE, BEFORE + declared):

@@ -95,3 +95,12 @@ def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pipe or a device"), atomic_write(pipe):
         pass
     assert pipe.is_fifo()
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for text in ("new", "newer"):
+        with atomic_write(tmp_path / "link") as temporary:
+            temporary.write_text(text)
+        assert (tmp_path / "file").read_text() == text
+    assert (tmp_path / "link").is_symlink()

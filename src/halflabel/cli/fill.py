@@ -42,7 +42,7 @@ from halflabel.errors import UserError
 from halflabel.filling import plan as fill_plan
 from halflabel.filling import run as fill_run
 from halflabel.filling import undo
-from halflabel.images import decode
+from halflabel.images import stored_features
 from halflabel.labels import labels as label_rows
 from halflabel.runs import folder as run_folder
 from halflabel.system import distributed
@@ -196,7 +196,7 @@ def _show_photos(filling: fill_plan.FillPlan, images: Path, all_photos: bool, pe
     """Print how many photos were filled, or how many the labels do not name, and the answers of people that stay."""
     if all_photos:
         console.print(f"{counted(len(filling.images_to_fill), 'photo')}, listed in the labels or not")
-    elif missing := len(decode.unlisted_images(list(filling.table.images), images)):
+    elif missing := len(stored_features.unlisted_images(filling.table.images, images)):
         console.print(
             f"The labels do not list {counted(missing, 'photo')} of the folder {escape(str(images))}: nothing was "
             "filled there. Add --all-photos to fill them too."

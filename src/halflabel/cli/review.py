@@ -26,7 +26,7 @@ from halflabel.cli.sequence import (
 )
 from halflabel.cli.terminal import console, plain_table, show_command, show_next, show_written
 from halflabel.errors import UserError
-from halflabel.images import decode
+from halflabel.images import stored_features
 from halflabel.labels import answers as answer_store
 from halflabel.labels import formats
 from halflabel.labels import names as label_names
@@ -345,7 +345,7 @@ def _read_questions(
     asked = list(dict.fromkeys(image for image, _ in choose.asked_entries(path)))
     if (rows.images.index(asked) >= 0).all():
         return choose.read_questions(path, run.read_labels()), None
-    unlisted = set(decode.unlisted_images(list(rows.images), images))
+    unlisted = set(stored_features.unlisted_images(rows.images, images))
     further = label_names.Names(image for image in asked if image in unlisted)
     return choose.read_questions(path, rows.with_images(further).training), further
 

@@ -197,10 +197,10 @@ def has_only_positives(run: RunFolder, labels: Labels | None = None) -> bool:
 
 def unlisted_photos(run: RunFolder, labels: Labels | None, folder: Path) -> Names:
     """Return the photos of the folder that neither run nor `labels` name."""
-    from halflabel.images.decode import unlisted_images
+    from halflabel.images.stored_features import unlisted_images
 
     names = run.read_rows().images
-    return Names(unlisted_images(list(names if labels is None else names.union(labels.images)), folder))
+    return Names(unlisted_images(names if labels is None else names.union(labels.images), folder))
 
 
 def _open_labels(

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import long
-from halflabel.labels.formats._csv import CsvTable, first_line
-from halflabel.labels.formats.long import COLUMNS, write_blocks
+from halflabel.labels.formats._csv import CsvTable, first_line, raw_records
+from halflabel.labels.formats.long import COLUMNS
 from halflabel.labels.labels import MODEL_PREFIX, RULE_SOURCE, WEIGHT_COLUMN, Labels
 from halflabel.labels.table import last_of_each
+from halflabel.system.files import atomic_write
 
 
 class UndoResult(NamedTuple):
@@ -52,11 +53,26 @@ def undo(path: Path, *, source: str | None = None, run: str | None = None, retra
 
 
 def _write_other_lines(path: Path, sources: tuple[str, ...]) -> None:
-    """Write a CSV file without the lines of some sources; the other lines stay as they are, in their order."""
+    """Write a CSV file without the lines of some sources; the other lines keep their bytes."""
     sheet = CsvTable(path)
-    lines = pa.table({name: sheet.column(name) for name in sheet.header})
-    others = lines.filter(pc.invert(pc.is_in(lines["source"], pa.array(sources))))
-    write_blocks(others.to_batches(), path, sheet.header)
+    stays = pc.invert(pc.is_in(sheet.column("source"), pa.array(sources))).to_numpy(zero_copy_only=False)
+    data = memoryview(path.read_bytes())
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
+    ends = ends if data[-1:] == b"\n" else np.append(ends, len(data))
+    if len(ends) != 1 + len(stays):  # blank lines, or line ends in names
+        records = [(len(text.encode()), fields) for text, fields in raw_records(str(data, "utf-8"), sheet.delimiter)]
+        ends = np.cumsum([size for size, _ in records])
+        is_row = np.array([bool(fields) for _, fields in records])
+        stays_all = np.ones(len(records), bool)
+        stays_all[np.flatnonzero(is_row)[-len(stays) :]] = stays
+    else:
+        stays_all = np.append(True, stays)
+    # Runs of lines that stay, or go.
+    last = np.append(np.flatnonzero(np.diff(stays_all)), len(stays_all) - 1)
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+        for begin, end, stay in zip([0, *ends[last[:-1]]], ends[last], stays_all[last], strict=True):
+            if stay:
+                file.write(data[begin:end])
 
 
 def remove_sources(

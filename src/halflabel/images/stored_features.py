@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
+from halflabel.images import decode
 from halflabel.images.decode import none_found_error
 from halflabel.images.pack.source import ImagePaths
 from halflabel.images.sources import Features, FetchedBatch, Images, Plan
@@ -90,6 +91,14 @@ def describe_features(folder: Path) -> dict[str, Any]:
 def stored_names(folder: Path) -> Names:
     """Return the names of the images that have a row, each once, in the order of the files."""
     return Names(_all_names(parquet_files(folder)).unique())
+
+
+def unlisted_images(names: Names, place: Path) -> list[str]:
+    """Return the images in a folder, a pack or a folder of features that no id in `names` refers to."""
+    if not holds_features(place):
+        return decode.unlisted_images(list(names), place)
+    stored = stored_names(local_path(place))
+    return [name for name, number in zip(stored, _find(names, stored.array), strict=True) if number < 0]
 
 
 def _all_names(files: Sequence[Path]) -> Any:

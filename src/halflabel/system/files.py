@@ -198,7 +198,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     A crash at any moment leaves either the old file or the new one, never a part of one.
     """
     refuse_remote(path)
-    path = Path(path)
+    path = Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)  # a link stays a link
     try:
         if path.is_dir():
             raise UserError(f"{path} is a folder", "name a file to write")

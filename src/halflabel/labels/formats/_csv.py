@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import math
 import mmap
 import re
@@ -191,6 +192,20 @@ def distinct_names(names: Iterable[tuple[int, str]], file: Path) -> list[str]:
     if not line_of:
         raise LabelError("the file lists nothing", "unpack or download it again", file)
     return list(line_of)
+
+
+def raw_records(text: str, delimiter: str) -> Iterator[tuple[str, list[str]]]:
+    """Each record of a CSV file as it is written, with its line end, and its fields; [] for blank lines."""
+    taken: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in io.StringIO(text, newline=""):
+            taken.append(line)
+            yield line
+
+    for fields in csv.reader(lines(), delimiter=delimiter, strict=True):
+        yield "".join(taken), fields
+        taken.clear()
 
 
 def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats import long, tags, wide
-from halflabel.labels.formats._csv import CsvTable
+from halflabel.labels.formats._csv import CsvTable, raw_records
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Meaning, Policy, UndecidedValue, read_value
 from halflabel.system.files import atomic_write
@@ -82,17 +82,7 @@ class _Copy:
         return name + order if name in ("utf-16", "utf-32") else name
 
     def records(self) -> Iterator[tuple[str, list[str]]]:
-        """The text of each record with its line end, and its fields; [] for blank lines."""
-        taken: list[str] = []
-
-        def lines() -> Iterator[str]:
-            for line in io.StringIO(self.data.decode(self.encoding), newline=""):
-                taken.append(line)
-                yield line
-
-        for fields in csv.reader(lines(), delimiter=self.sheet.delimiter, strict=True):
-            yield "".join(taken), fields
-            taken.clear()
+        return raw_records(self.data.decode(self.encoding), self.sheet.delimiter)
 
     def rewritten(self, image_column: str, change: Callable[[str, dict[str, str]], dict[str, str]]) -> Iterator[str]:
         """The text of all records; `change` returns the new cells of a line of an image, by column."""
