@@ -56,11 +56,11 @@ def _write_other_lines(path: Path, sources: tuple[str, ...]) -> None:
     """Write a CSV file without the lines of some sources; the other lines keep their bytes."""
     sheet = CsvTable(path)
     stays = pc.invert(pc.is_in(sheet.column("source"), pa.array(sources))).to_numpy(zero_copy_only=False)
-    data = memoryview(path.read_bytes())
+    data = path.read_bytes()
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
-    ends = ends if data[-1:] == b"\n" else np.append(ends, len(data))
+    ends = ends if data.endswith(b"\n") else np.append(ends, len(data))
     if len(ends) != 1 + len(stays):  # blank lines, or line ends in names
-        records = [(len(text.encode()), fields) for text, fields in raw_records(str(data, "utf-8"), sheet.delimiter)]
+        records = [(len(text.encode()), fields) for text, fields in raw_records(data.decode(), sheet.delimiter)]
         ends = np.cumsum([size for size, _ in records])
         is_row = np.array([bool(fields) for _, fields in records])
         stays_all = np.ones(len(records), bool)
@@ -72,7 +72,7 @@ def _write_other_lines(path: Path, sources: tuple[str, ...]) -> None:
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         for begin, end, stay in zip([0, *ends[last[:-1]]], ends[last], stays_all[last], strict=True):
             if stay:
-                file.write(data[begin:end])
+                file.write(memoryview(data)[begin:end])
 
 
 def remove_sources(
