@@ -305,3 +305,14 @@ def test_continue_adds_answers_to_the_labels_of_the_run(tmp_path: Path, data: Pa
     third = RunFolder.open(tmp_path / "third")
     assert third.read_labels().rows(np.array([0]))[0, 1] == -1
     assert third.read_config()["images"] == str(tmp_path / "moved")
+
+
+def test_class_names_alone_start_a_run(tmp_path: Path, data: Path) -> None:
+    images = data / "images"
+    assert "takes only IMAGES" in refused("train", data / "train.csv", images, "--classes", "dog,cat")
+    assert "takes only IMAGES" in refused("train", images, "--classes", "dog,cat", "--method", "bce")
+    error = refused("train", images, "--classes", "dog,cat", "--out", tmp_path / "run", *TINY)
+    assert "tiny gives no probabilities of ImageNet classes" in error
+    assert "no label is known" in refused(
+        "train", images, "--classes", "1,2", "--names", "off", "--out", tmp_path, *TINY
+    )

@@ -17,6 +17,7 @@ from halflabel.features.names import (
     leaning,
     likeness_for,
     likeness_of_names,
+    names_identity,
     sentence_encoder,
 )
 from halflabel.labels.table import Table
@@ -156,7 +157,7 @@ class Imagenet(torch.nn.Module):
 @pytest.fixture
 def lines(monkeypatch):
     """Messages of `likeness_for`, with an encoder that counts letters and the texts that it encoded."""
-    monkeypatch.setattr(names_module, "find_spec", lambda package: package)
+    monkeypatch.setattr(names_module, "_PACKAGES", ())
     monkeypatch.setattr(names_module, "_encoded", {})
     encoded = []
 
@@ -194,7 +195,7 @@ def test_what_hinders_names_is_one_line_or_an_error(lines, monkeypatch):
     assert lines.messages == []
     assert ask(lines, backbone=SimpleNamespace(name="tiny", classifier=None)) is None
     assert "where few labels are known: tiny gives no probabilities of ImageNet classes" in lines.messages.pop()
-    monkeypatch.setattr(names_module, "find_spec", lambda package: None)
+    monkeypatch.setattr(names_module, "_PACKAGES", ("no_such_package",))
     assert ask(lines) is None
     assert lines.messages.pop().endswith("not installed. pip install 'halflabel[names]'")
     with pytest.raises(UserError, match="not installed"):
@@ -218,3 +219,14 @@ def test_descriptions_that_fit_no_class_are_refused(lines, tmp_path, text, messa
     path.write_text("neck_3: bow tie")
     described = ask(lines, ["neck_3"], descriptions=str(path))
     np.testing.assert_allclose(described, likeness_of_names(["bow tie"], letters))
+
+
+def test_results_depend_on_the_content_of_descriptions(lines, tmp_path, monkeypatch):
+    path = tmp_path / "names.yaml"
+    found = {names_identity("off", None), names_identity("auto", None)}
+    for text in ("neck_3: bow tie", "neck_3: collar"):
+        path.write_text(text)
+        found.add(names_identity("auto", str(path)))
+    assert len(found) == 4
+    monkeypatch.setattr(names_module, "_PACKAGES", ("no_such_package",))
+    assert names_identity("auto", None) == "off"

@@ -44,7 +44,7 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(texts: list[str]) -> np.ndarray:
         return np.array([[text.count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts])
 
-    monkeypatch.setattr(names, "find_spec", lambda package: package)
+    monkeypatch.setattr(names, "_PACKAGES", ())
     monkeypatch.setattr(names, "sentence_encoder", lambda: encode)
     monkeypatch.setattr(names, "_encoded", {})
 

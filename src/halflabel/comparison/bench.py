@@ -35,6 +35,7 @@ from halflabel.errors import UserError
 from halflabel.evaluation.evaluate import evaluate
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import fingerprint
+from halflabel.features.names import names_identity
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.callbacks import Callback, EpochLog
@@ -186,6 +187,7 @@ class Bench:
         config = self.config.as_dict()
         config |= config.pop("settings")
         config["weights"] = fingerprint(self.sources.backbone) if self.config.weights else None  # by content
+        config["names"] = names_identity(self.config.names, config.pop("descriptions"))
         data = self.data
         return {
             **{name: value for name, value in config.items() if name not in _NOT_SHARED},

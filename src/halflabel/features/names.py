@@ -127,6 +127,13 @@ def likeness_for(
     return likeness
 
 
+def names_identity(use: str, descriptions: str | None) -> str:
+    """Return what results depend on: whether names can be used here, and the content of the descriptions."""
+    if use == "off" or not all(map(find_spec, _PACKAGES)):
+        return "off"
+    return "on" if descriptions is None else hashlib.sha256(Path(descriptions).read_bytes()).hexdigest()[:16]
+
+
 class NamesNotUsed(UserError):
     """Why class names give no scores; without a fix where this is no loss."""
 
@@ -301,6 +308,8 @@ def _synsets(kind: str) -> dict[str, str]:
 
 
 def _info_folder() -> Path:
-    import timm.data
-
-    return Path(timm.data.__file__).parent / "_info"
+    """Return the folder in timm with the names of ImageNet classes; importing timm would take a second."""
+    spec = find_spec("timm")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "data" / "_info"
