@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import TINY, done, refused
 
-from halflabel.cli.sequence import after_report, after_review, after_train
+from halflabel.cli.sequence import after_report, after_review, after_train, join_command
 from halflabel.labels import formats
 from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.questions.choose import read_questions
@@ -119,3 +119,8 @@ def test_tables_fit_a_terminal_of_80_columns(data: Path, trained: Path, tmp_path
         # Commands to copy are on one line each.
         lines = [line for line in done(*words).splitlines() if not line.startswith(("Next:", "Then:", "Undo:"))]
         assert max(map(len, lines)) <= 80, words
+
+
+def test_commands_name_addresses_as_they_are() -> None:
+    command = join_command("train", "labels.csv", Path("s3://bucket/photos"))
+    assert command == "halflabel train labels.csv s3://bucket/photos"

@@ -86,7 +86,12 @@ def pack(
     count, bad = about["images"], about["bad"]
     per_image = about["bytes"] / count / 1e3
     content = f"{counted(count, 'image')} in {counted(about['shards'], 'file')}"
-    show_written(out, f": {content}, {about['bytes'] / 1e6:,.1f} MB, {per_image:,.1f} kB per image")
+    content += f", {about['bytes'] / 1e6:,.1f} MB, {per_image:,.1f} kB per image"
+    if about.get("was_finished"):
+        text = f"{out} is finished: {content}; --force packs the images again, as they are now"
+        console.print(text, markup=False)
+    else:
+        show_written(out, f": {content}")
     if rows is not None and count + bad < len(rows.images):
         lacking = counted(len(rows.images) - count - bad, "labelled image has", "labelled images have")
         console.print(f"{lacking} no file in {escape(str(images))}")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from halflabel.errors import UserError
 from halflabel.runs import folder as run_folder
-from halflabel.system.files import read_text
+from halflabel.system.files import read_text, remote_url
 
 
 def after_train(
@@ -101,6 +101,8 @@ def join_command(*words: str | Path) -> str:
 
 def _short(word: str | Path) -> str:
     """Return a path in the current folder without that folder: a run stores the path of its images in full."""
+    if (url := remote_url(word)) is not None:
+        return url
     with suppress(OSError, ValueError):
         return str(word.relative_to(Path.cwd())) if isinstance(word, Path) else word
     return str(word)

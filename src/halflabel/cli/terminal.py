@@ -18,6 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from halflabel.errors import UserError, write_options
+from halflabel.system.files import remote_url
 from halflabel.system.format import counted, decimal, group_digits, percent, points, printable
 
 if TYPE_CHECKING:
@@ -317,7 +318,7 @@ def _show_rarely_found(evaluation: Evaluation) -> None:
 
 def show_next(*words: str | Path, why: str = "") -> None:
     """Print the next useful command of halflabel, on one line to copy."""
-    show_command(shlex.join(["halflabel", *map(str, words)]), why=why)
+    show_command(shlex.join(["halflabel", *(remote_url(word) or str(word) for word in words)]), why=why)
 
 
 def show_command(command: str, title: str = "Next", *, why: str = "") -> None:

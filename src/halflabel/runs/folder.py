@@ -350,6 +350,8 @@ class RunFolder:
         path = self / name
         if not path.exists():
             return []
+        if not path.is_file():  # reading a pipe would wait forever
+            raise UserError(f"{path} is not a file", "train again")
         try:
             with open(path, newline="", encoding="utf-8", errors="surrogateescape") as file:
                 return list(csv.DictReader(file))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from PIL import Image
 from halflabel.errors import UserError
 from halflabel.images.decode import BadImage, find_images, locate_images, read_image, split_suffixes
 from halflabel.images.pack.read import (
+    PackSettings,
     data_file_name,
     find_packed_image,
+    images_not_packed,
     is_pack,
     open_pack,
 )
@@ -154,3 +157,17 @@ def test_only_labelled_images_are_packed_each_once(tmp_path: Path) -> None:
         assert [path is not None for path in locate_images(["bare", "bare.jpg", "1.jpg"], place)] == [True, False, True]
     with pytest.raises(UserError, match="none of the 1 images"):
         pack_images(folder, tmp_path / "q", UNCHANGED, labels=labelled("gone"))
+
+
+@pytest.mark.parametrize("name", ["pack.json", "bad_images.csv"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    write_photos(tmp_path / "photos", 4)
+    pack_images(tmp_path / "photos", tmp_path / "pack", PackSettings(size=12))
+    (tmp_path / "pack" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "pack" / name)
+    assert images_not_packed(tmp_path / "pack") == {}
+
+
+def test_a_deeply_nested_pack_json_is_no_pack(tmp_path: Path) -> None:
+    (tmp_path / "pack.json").write_text("[" * 100_000)
+    assert not is_pack(tmp_path)

@@ -161,8 +161,11 @@ def test_a_shard_that_is_cut_off_is_written_again(tmp_path: Path, monkeypatch: p
 def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     folder = write_photos(tmp_path / "a")
     shards = packed_up(folder)
-    with pytest.raises(UserError, match=r"already holds a pack.*force"):
-        pack_images(folder, shards.folder, UNCHANGED)
+    before = files_of(shards.folder)
+    assert pack_images(folder, shards.folder, UNCHANGED)["was_finished"]
+    assert files_of(shards.folder) == before
+    with pytest.raises(UserError, match=r"holds a pack with another.*force"):
+        pack_images(folder, shards.folder, PackSettings(size=10))
     pack_images(folder, shards.folder, PackSettings(size=10), force=True)
     assert open_pack(shards.folder).image(0).shape == (3, 10, 14)
     (tmp_path / "mine").mkdir()

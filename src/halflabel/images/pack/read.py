@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import os
 import warnings
 import zlib
@@ -42,7 +41,7 @@ from halflabel.images.decode import (
     split_suffixes,
 )
 from halflabel.images.file_identity import refuse_twins
-from halflabel.system.files import file_crc32
+from halflabel.system.files import file_crc32, read_json
 from halflabel.system.remote import RemoteFolder, StoreError, local_folder
 from halflabel.system.webdataset import list_members, tar_files
 
@@ -87,15 +86,15 @@ def is_pack(folder: str | Path) -> bool:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Read pack.json; None if the folder is not a pack."""
     try:
-        manifest = json.loads((folder / "pack.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        manifest = read_json(folder / "pack.json", "")
+    except UserError:
         return None
     return manifest if isinstance(manifest, dict) and manifest.get("format") == FORMAT else None
 
 
 def images_not_packed(folder: Path) -> dict[str, str]:
     """The path and the reason of each image that could not be packed; empty for a folder of files."""
-    if not is_pack(folder):
+    if not is_pack(folder) or not (folder / "bad_images.csv").is_file():
         return {}
     try:
         with open(folder / "bad_images.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
@@ -130,6 +129,7 @@ def _open(folder: str, changed: int, version: int) -> Pack:
             raise UserError(f"{path / 'index.arrow'} is damaged: its bytes do not match their checksum", fix)
         with pa.memory_map(str(path / "index.arrow")) as file:
             batch = pa.ipc.open_file(file).get_batch(0)
+            batch.validate(full=True)  # an offset outside of the file would end the process
         settings = PackSettings.from_dict(manifest)
         index = {name: batch.column(name).to_numpy() for name in INDEX_COLUMNS}
         tail, stamp = tuple(manifest["tail"]), str(manifest["index_crc32"])

@@ -94,7 +94,8 @@ def pack_images(
         "labels": None if labels is None else labels.training.digest()[:16],
     }
     with exclusive(out):
-        _begin(out, manifest, force)
+        if (finished := _begin(out, manifest, force)) is not None:
+            return {**finished, "was_finished": True}
         quarantine = Quarantine(out / "bad_images.csv")
         for path in not_utf8:
             quarantine.add(path, folder / path, "its name is not UTF-8")
@@ -172,17 +173,16 @@ def _sample_keys(names: Any) -> Any:
     return pc.if_else(pc.is_in(bases, value_set=repeated), whole, escape(bases))
 
 
-def _begin(out: Path, manifest: dict[str, Any], force: bool) -> None:
-    """Create the folder of a pack, or check that an unfinished pack there is the same one."""
+def _begin(out: Path, manifest: dict[str, Any], force: bool) -> dict[str, Any] | None:
+    """Create the folder of a pack, or check that a pack there is the same one; return it if it is finished."""
     before = read_manifest(out)
     if before is not None and not force:
-        if before.get("complete"):
-            raise UserError(f"{out} already holds a pack", "choose another folder, or add ‹force› to pack again")
-        changed = [key for key, value in manifest.items() if before.get(key) != value]
+        changed = [key for key, value in manifest.items() if before.get(key) != value and key != "complete"]
         if changed:
             difference = "another set of images" if "source" in changed else f"another ‹{changed[0]}›"
-            raise UserError(f"{out} holds an unfinished pack with {difference}", "add ‹force› to start again")
-        return
+            fix = "choose another folder, or add ‹force› to pack again"
+            raise UserError(f"{out} holds a pack with {difference}", fix)
+        return before if before.get("complete") else None
     if before is None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already and is not a pack", "name a new folder")
     out.mkdir(parents=True, exist_ok=True)
@@ -192,6 +192,7 @@ def _begin(out: Path, manifest: dict[str, Any], force: bool) -> None:
             for path in out.glob(pattern):
                 path.unlink()
     write_json(out / "pack.json", manifest)
+    return None
 
 
 def _read_finished_parts(out: Path, quarantine: Quarantine) -> tuple[list[Any], int]:
