@@ -390,3 +390,14 @@ def test_quarantine_tolerates_a_few_and_stops_at_many(tmp_path: Path) -> None:
     assert rows[1] == ["cat,0", str(tmp_path / "0.jpg"), "truncated"]
     assert len(rows) == 1 + len(quarantine) == 38
     assert os.listdir(tmp_path / "out") == ["bad_images.csv"]
+
+
+def test_a_jpeg_of_thousands_of_scans_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (64, 48), "red").save(path, progressive=True)
+    assert read_image(path).shape == (3, 48, 64)
+    data = path.read_bytes()
+    last = data.rindex(b"\xff\xda")
+    path.write_bytes(data[:last] + 5000 * data[last:-2] + data[-2:])
+    with pytest.raises(BadImage, match="scans are over the limit"):
+        read_image(path)

@@ -41,6 +41,7 @@ _RANK = {suffix: rank for rank, suffix in enumerate(SUFFIXES)}
 # The only parsers that ever see a file, besides those for AVIF, HEIC and DICOM. The JPEG parser also opens MPO (several
 # pictures).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_MOST_SCANS = 100  # of a progressive JPEG; encoders write about 10
 _PREFIX_BYTES = 132  # enough to recognise every format; DICOM has its mark at 128
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -149,9 +150,20 @@ def decode_image(
             kind = " of more than 8 bits" if cost > 1 else ""
             limit = max_pixels // cost
             raise BadImage(path, f"{width} × {height} pixels{kind} is over the limit of {limit}")
+        if image.info.get("progressive") and (scans := _count_scans(file)) > _MOST_SCANS:
+            raise BadImage(path, f"{scans} scans are over the limit of {_MOST_SCANS}")
         if min_side:
             image.draft("RGB", (min_side, min_side))  # has no effect on formats other than JPEG
         return image_pixels(image)
+
+
+def _count_scans(file: IO[bytes]) -> int:
+    """Count the scans of a JPEG, each of which takes the time of the whole image; the place in the file stays."""
+    place = file.tell()
+    file.seek(0)
+    count = file.read().count(b"\xff\xda")  # start of scan; no other bytes of a JPEG are these
+    file.seek(place)
+    return count
 
 
 @contextmanager
