@@ -288,10 +288,9 @@ def main() -> int:
     wrong = [reply for reply in replies if not reply.right]
     growth = after[-1] - after[0]
     good = [reply.seconds for reply in replies if reply.kind == "JPEG"]
-    mean_batch = health["images"] / max(health["batches"], 1)
     print(f"statuses: {dict(sorted(statuses.items()))} (0: the client hung up)")
     print(f"JPEG: median {1000 * statistics.median(good):.0f} ms, slowest {1000 * max(good):.0f} ms")
-    print(f"{health['images']} images in {health['batches']} batches, {mean_batch:.1f} each")
+    print(f"{health['images']} images")
     print(f"memory after the warm-up {after[0]:.0f} MB, at the end {after[-1]:.0f} MB: {growth:+.0f} MB")
     for reply in wrong[:20]:
         print(f"WRONG {reply.kind}: {reply.status} {reply.said}")
@@ -307,7 +306,6 @@ def main() -> int:
             "wrong": len(wrong),
             "rss_mb": after,
             "median_ms": 1000 * statistics.median(good),
-            "mean_batch": mean_batch,
         }
         given.json.write_text(json.dumps(content, indent=1))
     print("passed" if not (wrong or crashed or leaked or over) else "FAILED")

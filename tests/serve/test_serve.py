@@ -1,13 +1,12 @@
-"""The server: the same labels as `predict`, bad input refused with a reason, limits, batches, a graceful end."""
+"""The server: the same labels as `predict`, bad input refused with a reason, limits, a graceful end."""
 
 from __future__ import annotations
 
 import http.client
 import random
 import re
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +22,9 @@ from halflabel.cli import app as cli
 from halflabel.errors import UserError
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor, open_model
-from halflabel.serve import AccessCheck, Batcher, Limits, make_app
+from halflabel.serve import AccessCheck, Limits, make_app
 
-SMALL = Limits(file_bytes=200_000, request_bytes=500_000, files=4, pixels=200_000, seconds=5, requests=8, batch=4)
+SMALL = Limits(file_bytes=200_000, request_bytes=500_000, files=4, pixels=200_000, seconds=5, requests=8)
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +153,11 @@ def test_file_names_that_are_not_text_are_returned_as_text(client: TestClient, p
             reply.json()["images"][0]["image"].encode()
 
 
-def test_a_busy_server_answers_503_with_retry_after(predictor: Predictor, photo: Path) -> None:
-    with TestClient(make_app(predictor, "x", replace(SMALL, requests=1, wait=0.5))) as client:
+def test_a_busy_server_answers_503_with_retry_after(model: Path, photo: Path) -> None:
+    predictor = open_model(model)
+    scores = predictor.scores
+    with TestClient(make_app(predictor, "x", replace(SMALL, requests=1))) as client:
+        predictor.scores = lambda source: time.sleep(0.5) or scores(source)  # type: ignore[method-assign]
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(client.post, "/predict", content=photo.read_bytes())
             time.sleep(0.15)
@@ -240,50 +242,6 @@ def test_the_examples_show_the_address_of_the_page(client: TestClient, host: str
     assert f"curl -F files=@photo.jpg {address}<" in page.text
 
 
-def test_concurrent_images_are_batched() -> None:
-    sizes: list[int] = []
-
-    def score(images: Sequence[torch.Tensor]) -> torch.Tensor:
-        sizes.append(len(images))
-        return torch.stack(list(images)).float().mean((2, 3))
-
-    batcher = Batcher(score, max_batch=4, wait=0.3)
-    images = [torch.full((3, 2, 2), value, dtype=torch.uint8) for value in range(10)]
-    waiting = [batcher.submit(image) for image in images]
-    waiting[5].cancel()
-    batcher.start()
-    batcher.stop()
-    assert sizes == [4, 3, 2]
-    assert [int(w.result()[0]) for k, w in enumerate(waiting) if k != 5] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-    assert (batcher.images, batcher.batches, batcher.alive) == (9, 3, False)
-
-
-def test_a_batch_that_fails_does_not_end_the_others() -> None:
-    def score(images: Sequence[torch.Tensor]) -> torch.Tensor:
-        if int(images[0].max()) > 5:
-            raise RuntimeError("no")
-        return torch.stack(list(images)).float().mean((2, 3))
-
-    batcher = Batcher(score, max_batch=1, wait=0)
-    batcher.start()
-    bad, good = (batcher.submit(torch.full((3, 1, 1), value, dtype=torch.uint8)) for value in (9, 2))
-    assert isinstance(bad.exception(5), RuntimeError)
-    assert good.result(5).tolist() == [2, 2, 2]
-    batcher.stop()
-
-
-def test_an_idle_batcher_calls_on_idle_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("halflabel.serve.batches._IDLE_SECONDS", 0.02)
-    rested = threading.Event()
-    batcher = Batcher(
-        lambda images: torch.stack(list(images)).float().mean((2, 3)), max_batch=2, wait=0, on_idle=rested.set
-    )
-    batcher.start()
-    assert rested.wait(5)
-    assert batcher.submit(torch.ones(3, 1, 1)).result(5).tolist() == [1, 1, 1]
-    batcher.stop()
-
-
 def test_a_model_with_nan_scores_is_refused_at_the_start(model: Path) -> None:
     broken = open_model(model)
     for weight in broken.model.parameters():
@@ -294,7 +252,7 @@ def test_a_model_with_nan_scores_is_refused_at_the_start(model: Path) -> None:
 
 FAULTS: dict[str, tuple[Exception | None, int, str]] = {
     "any": (RuntimeError("secret"), 500, "the model failed (RuntimeError)"),
-    "memory": (torch.OutOfMemoryError("secret"), 503, "not enough memory for this batch"),
+    "memory": (torch.OutOfMemoryError("secret"), 503, "not enough memory for these images"),
     "no numbers": (None, 500, "the model returns scores that are not finite"),
 }
 
@@ -369,14 +327,6 @@ def test_a_short_token_is_refused(model: Path) -> None:
     assert "16 characters" in result.stderr
 
 
-@pytest.mark.parametrize("flag", ["--max-mb", "--max-megapixels", "--timeout", "--wait-ms"])
-@pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
-def test_limits_must_be_finite(model: Path, flag: str, value: str) -> None:
-    result = CliRunner().invoke(cli, ["serve", str(model), "--port", "0", flag, value])
-    assert result.exit_code == 2, result.output
-    assert flag in result.stderr
-
-
 def test_a_body_that_never_ends_is_refused(predictor: Predictor) -> None:
     with serving(lambda _: make_app(predictor, "x", replace(SMALL, seconds=0.3))) as port, connect(port) as link:
         link.sendall(f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100\r\n\r\nabc".encode())
@@ -387,7 +337,7 @@ def test_a_body_that_never_ends_is_refused(predictor: Predictor) -> None:
 def test_a_real_server_with_bad_requests(bench: Any, model: Path) -> None:
     """A seeded part of the benchmark; then a client that sends too much, and a server stopped while a client waits."""
     # The default time limit: a busy machine needs seconds for what an idle one does at once.
-    server = bench.Server(model, "--max-mb", "20", "--wait-ms", "2")
+    server = bench.Server(model)
     try:
         makes = bench.samples(48, seed=7, without=("49 megapixels, 16-bit", "bomb", "bomb in form", "100 MB"))
         bench.send(server.port, makes[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from rich.markup import escape
 
 from halflabel import serve as server
 from halflabel.cli import app
-from halflabel.cli.options import PositivesPerImage, Threshold, check_image_folder, panel
+from halflabel.cli.options import PositivesPerImage, Threshold, check_image_folder
 from halflabel.cli.terminal import console
 from halflabel.errors import UserError
 from halflabel.runs import folder as run_folder
@@ -19,7 +18,6 @@ from halflabel.runs import predictor as predictors
 from halflabel.system.format import counted
 from halflabel.system.sockets import is_loopback, open_socket
 
-LIMITS = "Limits"
 _SHORTEST_TOKEN = 16
 
 
@@ -44,53 +42,32 @@ def serve(
     ] = None,
     threshold: Threshold = None,
     positives_per_image: PositivesPerImage = None,
-    max_mb: Annotated[float, panel(LIMITS, "Largest file, in megabytes.", min=0.001)] = 20,
-    max_files: Annotated[int, panel(LIMITS, "Most files per request.", min=1)] = 16,
-    max_megapixels: Annotated[float, panel(LIMITS, "Largest image, in millions of pixels.", min=0.001)] = 50,
-    timeout: Annotated[
-        float, panel(LIMITS, "Seconds to receive a request, and again to answer it.", min=0.1, max=86_400)
-    ] = 30,
-    queue: Annotated[
-        int, panel(LIMITS, "Most requests at a time; further ones get status 503 with Retry-After.", min=1)
-    ] = 64,
-    batch: Annotated[int, panel(LIMITS, "Images per batch.", min=1)] = 16,
-    wait_ms: Annotated[
-        float, panel(LIMITS, "Milliseconds that an image waits for others to fill a batch.", min=0, max=10_000)
-    ] = 5,
 ) -> None:
     """Serve predictions over HTTP: POST /predict returns labels with calibrated probabilities, as JSON.
 
-    Simultaneous requests are scored in one batch. Bad images get status 400, 413 or 415 with a reason. Ctrl-C or
-    SIGTERM finishes running requests, then stops. Without --token there is no password, and there is never encryption:
-    use it on this machine only, or behind a server that adds them.
+    Bad images, and more than 20 MB per file, 16 files or 50 megapixels, get status 400, 413 or 415 with a reason.
+    Ctrl-C or SIGTERM finishes running requests, then stops. Without --token there is no password, and there is never
+    encryption: use it on this machine only, or behind a server that adds them.
 
     Example: halflabel serve runs/first
 
     Example: curl -F files=@photo.jpg http://127.0.0.1:8000/predict
     """
     # Loading torch and the model takes seconds: mistakes are reported before.
-    numbers = {"--max-mb": max_mb, "--max-megapixels": max_megapixels, "--timeout": timeout, "--wait-ms": wait_ms}
-    _check_options(numbers, token)
+    if token is not None and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
+        raise UserError(
+            f"the token is shorter than {_SHORTEST_TOKEN} characters, or not ASCII",
+            "use a random one, such as python -c 'import secrets; print(secrets.token_urlsafe())' prints",
+        )
     check_image_folder(images)
     run_folder.model_kind(model)
     with open_socket(host, port) as listening:
-        bytes_per_file = int(max_mb * 1e6)
-        limits = server.Limits(
-            file_bytes=bytes_per_file,
-            request_bytes=max(server.Limits.request_bytes, bytes_per_file + 1_000_000),
-            files=max_files,
-            pixels=int(max_megapixels * 1e6),
-            seconds=timeout,
-            requests=queue,
-            batch=batch,
-            wait=wait_ms / 1000,
-        )
         predictor = predictors.open_model(model).deciding(threshold=threshold, positives_per_image=positives_per_image)
-        predictions = server.make_app(predictor, model.resolve().name, limits, images)
+        predictions = server.make_app(predictor, model.resolve().name, images=images)
         address, free_port = listening.getsockname()[:2]
         _show_address(model, len(predictor.classes), address, free_port, has_token=token is not None)
         guarded = server.AccessCheck(predictions, host=host, port=free_port, token=token)
-        server.serve(guarded, listening, patience=timeout)
+        server.serve(guarded, listening)
     console.print("Stopped.")
 
 
@@ -107,14 +84,3 @@ def _show_address(model: Path, classes: int, address: str, port: int, *, has_tok
     password = "-u :TOKEN " if has_token else ""
     console.print(f"Try:  curl {password}-F files=@photo.jpg {url}/predict")
     console.print("Ctrl-C stops the server.")
-
-
-def _check_options(limits_by_flag: dict[str, float], token: str | None) -> None:
-    for flag, value in limits_by_flag.items():
-        if not math.isfinite(value):
-            raise UserError(f"{flag} {value:g} is not a limit", f"use a number, or leave {flag} out")
-    if token is not None and (len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable()):
-        raise UserError(
-            f"the token is shorter than {_SHORTEST_TOKEN} characters, or not ASCII",
-            "use a random one, such as python -c 'import secrets; print(secrets.token_urlsafe())' prints",
-        )

@@ -1,13 +1,11 @@
-"""Serve a model over HTTP: images in, labels with calibrated probabilities out. Concurrent requests share batches.
+"""Serve a model over HTTP: images in, labels with calibrated probabilities out. One thread scores the images.
 
 Requests are not trusted: sizes are checked before anything is stored, pixels before anything is decoded, and a bad
 image gets a status below 500 and a reason. 503 with Retry-After means that there are too many requests, 500 that the
 model failed; both have a reason as JSON too.
 
 access.py    checks of the Host header and the token
-limits.py    limits on requests
-uploads.py   the files of a request
-batches.py   the thread that scores images in batches
+uploads.py   the files of a request, and limits on them
 app.py       the application, and the server that runs it
 page.py      the page to try photos
 """
@@ -24,7 +22,6 @@ try:
     from halflabel.serve.app import make_app, serve
 except ImportError as error:
     raise missing_package(error, "web") from None
-from halflabel.serve.batches import Batcher
-from halflabel.serve.limits import Limits
+from halflabel.serve.uploads import Limits
 
-__all__ = ["AccessCheck", "Batcher", "Limits", "make_app", "serve"]
+__all__ = ["AccessCheck", "Limits", "make_app", "serve"]

@@ -32,11 +32,9 @@ from halflabel.images.sources import Arrays
 from halflabel.images.views import View
 from halflabel.labels.names import Names
 from halflabel.runs.predictor import Predictor
-from halflabel.serve.batches import Batcher
 from halflabel.serve.label_studio import TaskImages, answer_setup, answer_tasks, is_json
-from halflabel.serve.limits import Limits, RequestRefused
 from halflabel.serve.page import try_page
-from halflabel.serve.uploads import Body, Upload, Uploads
+from halflabel.serve.uploads import Body, Limits, RequestRefused, Upload, Uploads
 from halflabel.system.sockets import limited_protocol
 
 _LOG = logging.getLogger(__name__)
@@ -98,7 +96,7 @@ class _IdentityView:
 
 @dataclass
 class _Service:
-    """The state that all requests share: model, batcher, decoder threads and uploaded files."""
+    """The state that all requests share: model, the threads that decode and score, and uploaded files."""
 
     predictor: Predictor
     name: str
@@ -106,21 +104,17 @@ class _Service:
     images: TaskImages | None = None  # of Label Studio's tasks
     started: float = field(default_factory=time.monotonic)
     requests: int = 0  # in progress
+    scored: int = 0  # images
 
     def __post_init__(self) -> None:
         self.view: View = self.predictor.views["plain"]
-        limits = self.limits
-        self.batcher = Batcher(self.score, max_batch=limits.batch, wait=limits.wait, on_idle=_return_memory)
-        self.decoders = ThreadPoolExecutor(limits.decoders, "halflabel-decode")
-        self.uploads = Uploads(limits)
-
-    def open(self) -> None:
-        self.uploads.open()
-        self.batcher.start()
+        self.decoders = ThreadPoolExecutor(self.limits.decoders, "halflabel-decode")
+        self.scorer = ThreadPoolExecutor(1, "halflabel-score")  # only this thread uses the model
+        self.uploads = Uploads(self.limits)
 
     def close(self) -> None:
         self.decoders.shutdown(cancel_futures=True)
-        self.batcher.stop()
+        self.scorer.shutdown()
         self.uploads.close()
 
     def score(self, images: Sequence[Tensor]) -> Tensor:
@@ -144,8 +138,7 @@ class _Service:
             statuses = {item.status for item in bad}
             reasons = "; ".join(f"{item.name}: {item.reason}" if item.name else item.reason for item in bad[:4])
             raise RequestRefused(statuses.pop() if len(statuses) == 1 else 400, reasons)
-        futures = [asyncio.wrap_future(self.batcher.submit(item)) for item in decoded if isinstance(item, Tensor)]
-        scores = iter(await self._await_scores(futures))
+        scores = iter(await self._await_scores([item for item in decoded if isinstance(item, Tensor)]))
         predictions = []
         for upload, item in zip(uploads, decoded, strict=True):
             labels = [] if isinstance(item, Upload) else self.predictor.labels(next(scores), top=top, every=every)
@@ -153,17 +146,18 @@ class _Service:
             predictions.append({"image": upload.name, "labels": labels, "error": error})
         return predictions
 
-    async def _await_scores(self, futures: Sequence[asyncio.Future[Tensor]]) -> list[Tensor]:
+    async def _await_scores(self, images: Sequence[Tensor]) -> Tensor:
         """Wait for scores; an exception of the model becomes status 500 or 503, as it is not the client's fault."""
         try:
-            scores = list(await asyncio.gather(*futures))
+            scores = await asyncio.get_running_loop().run_in_executor(self.scorer, self.score, images)
         except Exception as error:  # a model may raise anything
             _LOG.error("the model failed", exc_info=error)
             if isinstance(error, MemoryError | torch.OutOfMemoryError):
-                raise RequestRefused(503, "not enough memory for this batch") from None
+                raise RequestRefused(503, "not enough memory for these images") from None
             raise RequestRefused(500, f"the model failed ({type(error).__name__})") from None
-        if not all(bool(torch.isfinite(row).all()) for row in scores):
+        if not bool(torch.isfinite(scores).all()):
             raise RequestRefused(500, "the model returns scores that are not finite")
+        self.scored += len(images)
         return scores
 
     def _decode(self, upload: Upload) -> Tensor | Upload:
@@ -206,7 +200,7 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.open()
+        service.uploads.open()
         try:
             yield
         finally:
@@ -261,19 +255,16 @@ def _add_api(app: FastAPI, service: _Service) -> None:
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        """Whether the model answers, and how much it has done."""
-        batcher = service.batcher
+        """How much the server has done."""
         content = {
-            "status": "UP" if batcher.alive else "stopped",
+            "status": "UP",
             "model": service.name,
             "classes": len(predictor.classes),
             "requests": service.requests,
-            "waiting": batcher.waiting,
-            "images": batcher.images,
-            "batches": batcher.batches,
+            "images": service.scored,
             "seconds": round(time.monotonic() - service.started, 1),
         }
-        return JSONResponse(content, 200 if batcher.alive else 503)
+        return JSONResponse(content)
 
     @app.get("/classes")
     async def classes() -> JSONResponse:

@@ -18,8 +18,7 @@ from fastapi.responses import JSONResponse
 
 from halflabel.images.decode import find_images, match_names
 from halflabel.labels.formats.label_studio import image_name_from_url, question_name
-from halflabel.serve.limits import Limits, RequestRefused
-from halflabel.serve.uploads import Body, Upload
+from halflabel.serve.uploads import Body, Limits, RequestRefused, Upload
 from halflabel.system.remote import local_folder
 
 _MAX_BYTES = 16_000_000
