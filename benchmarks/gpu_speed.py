@@ -23,9 +23,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Model
-from halflabel.fitting.compiled_model import CompiledModel
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
+from halflabel.fitting.step import CompiledModel
 from halflabel.images.device_views import DeviceViews
 from halflabel.images.sources import Arrays
 from halflabel.images.views import Plain, Strong, Weak

@@ -15,9 +15,9 @@ from halflabel.features.heads import Weldon
 from halflabel.methods.em import APL
 from halflabel.methods.parts import propagation, similarity_method
 from halflabel.methods.parts.curriculum import Curriculum
-from halflabel.methods.parts.gnn_head import GnnHead
 from halflabel.methods.parts.label_graph import LabelGraph
-from halflabel.methods.parts.self_training import SaliencyHead, SelfTraining
+from halflabel.methods.plcl import GnnHead
+from halflabel.methods.srcr import SaliencyHead, SelfTraining
 
 Effect = Callable[[tuple[Any, ...], Any], bool]  # of the arguments of a call and its result
 

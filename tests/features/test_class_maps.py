@@ -13,7 +13,7 @@ from halflabel.features.class_maps import compute_class_maps, heat_map, visible_
 from halflabel.features.heads import Head, Linear, Model
 from halflabel.images.views import Plain
 from halflabel.methods.base import recipe, seeded
-from halflabel.methods.parts.self_training import SaliencyHead
+from halflabel.methods.srcr import SaliencyHead
 from halflabel.types import Output
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.features.heads import Linear, Model
-from halflabel.fitting.compiled_model import CompiledModel
 from halflabel.fitting.config import Settings
 from halflabel.fitting.loop import fit
+from halflabel.fitting.step import CompiledModel
 from halflabel.images.sources import Arrays
 from halflabel.images.views import Plain, Weak
 from halflabel.labels.table import Table

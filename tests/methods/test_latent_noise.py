@@ -11,7 +11,7 @@ from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
-from halflabel.methods.parts.noise_head import LatentNoiseHead, relevance
+from halflabel.methods.latent_noise import LatentNoiseHead, relevance
 from halflabel.types import Batch
 
 slow = step_checks.reference("latent_noise")

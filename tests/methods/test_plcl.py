@@ -18,9 +18,9 @@ from halflabel.images.sources import Features
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.curriculum import Curriculum
-from halflabel.methods.parts.gnn_head import GnnHead
 from halflabel.methods.parts.losses import ByShare
 from halflabel.methods.parts.relabel import Ignore
+from halflabel.methods.plcl import GnnHead
 from halflabel.types import Batch, Output, Sweep, Targets
 
 slow = checks.reference("plcl")

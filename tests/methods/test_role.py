@@ -13,8 +13,8 @@ from halflabel.errors import UserError
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method, recipe
-from halflabel.methods.parts.label_estimates import LabelEstimates
 from halflabel.methods.parts.terms import estimate_positives
+from halflabel.methods.role import LabelEstimates
 from halflabel.types import Batch, Output
 
 TESTS = Path(__file__).parents[1]

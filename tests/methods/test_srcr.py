@@ -18,8 +18,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.methods.parts.losses import BCE
-from halflabel.methods.parts.self_training import SaliencyHead
-from halflabel.methods.srcr import Confident
+from halflabel.methods.srcr import Confident, SaliencyHead
 from halflabel.types import Batch, Targets
 
 slow = checks.reference("srcr")

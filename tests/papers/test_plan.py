@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.papers.plan import select_by_name
+from halflabel.papers.run import select_by_name
 from halflabel.papers.tables import TABLES
 
 

@@ -323,7 +323,7 @@ def test_a_class_without_a_known_negative_has_no_curve() -> None:
 
 
 def test_a_solver_run_shows_strengths_and_no_epochs(solver_run: Any, tmp_path: Path) -> None:
-    from halflabel.report.training_section import training_section
+    from halflabel.report.quality_sections import training_section
 
     log = solver_run.run.read_log()
     assert training_section([{**log[0], "strength": 0.0}]) is None  # nothing was chosen

@@ -16,8 +16,7 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.questions.choose import Question
-from halflabel.review.live import LiveModel, LiveReview
-from halflabel.review.live_quality import fit_probabilities, measure
+from halflabel.review.live import LiveModel, LiveReview, fit_probabilities, measure
 from halflabel.review.live_questions import EntryAnswer, Explorer, draw_controls
 
 CLASSES = 6

@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward passes of its batches, then the update of weights and weight average."""
+"""One optimizer step: forward and backward passes of its batches, then the update of weights and average."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from halflabel.features.ema import ModelEma
 from halflabel.features.heads import Model
-from halflabel.fitting.compiled_model import CompiledModel
 from halflabel.fitting.config import Settings
 from halflabel.fitting.data_parallel import WholeBatchParallel
 from halflabel.fitting.device import mixed_precision
@@ -22,7 +21,35 @@ from halflabel.methods.base import Method
 from halflabel.methods.checks import checked_step
 from halflabel.system import distributed
 from halflabel.system.gpu_memory import MicroBatcher, Snapshot, out_of_gpu_memory
-from halflabel.types import Batch
+from halflabel.types import Batch, Output
+
+
+class CompiledModel(nn.Module):
+    """Compiles whole training batches, once for each dtype of autocast; other batches use the plain model."""
+
+    def __init__(self, model: nn.Module, batch_size: int) -> None:
+        super().__init__()
+        self.model = model
+        self.batch_size = batch_size
+        self.compiled = torch.compile(self._run, dynamic=False)
+
+    def _run(self, view: Tensor, dtype: torch.dtype | None) -> Output:
+        if dtype is None:
+            output: Output = self.model(view)
+            return output
+        # Autocast is entered again inside: torch 2.11 looks up earlier compilations, also of other processes, by the
+        # code of this function, and would compute in bf16 when fp16 is asked for.
+        with torch.autocast(view.device.type, dtype, cache_enabled=False):
+            return self._run(view, None)
+
+    run, take = Model.run, Model.take
+
+    def forward(self, view: Tensor) -> Output:
+        if len(view) % self.batch_size or not self.training or not torch.is_grad_enabled():
+            return self._run(view, None)
+        kind = view.device.type
+        return self.compiled(view, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
+
 
 _DENSE_ENTRIES = 1 << 26  # a label table of at most so many entries is kept dense on the device
 _LIMITED_MEMORY = ("cuda", "xpu")  # devices that run out of memory; on a CPU the snapshots would be wasted

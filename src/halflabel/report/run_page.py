@@ -35,10 +35,14 @@ from halflabel.report.layout import (
     truncation_note,
     write_page,
 )
-from halflabel.report.quality_sections import precision_recall_section, score_section, threshold_section
+from halflabel.report.quality_sections import (
+    precision_recall_section,
+    score_section,
+    threshold_section,
+    training_section,
+)
 from halflabel.report.run_facts import HeldOutResults, RunFacts, read_run_facts
 from halflabel.report.svg import figure
-from halflabel.report.training_section import training_section
 from halflabel.runs.folder import RunFolder
 from halflabel.system.format import decimal, points, shorten
 from halflabel.system.html import PAGE_SIZE, Html, count, document, el, join, percent

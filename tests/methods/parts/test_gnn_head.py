@@ -7,9 +7,9 @@ import step_checks
 import torch
 
 from halflabel.features.heads import Ensemble, Linear, Weldon
+from halflabel.methods import plcl as graph
 from halflabel.methods.base import seeded
-from halflabel.methods.parts import gnn_head as graph
-from halflabel.methods.parts.gnn_head import EXACT_CLASSES, GnnHead
+from halflabel.methods.plcl import EXACT_CLASSES, GnnHead
 
 slow = step_checks.reference("graph")
 

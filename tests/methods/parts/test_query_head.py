@@ -6,7 +6,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.methods.base import recipe
-from halflabel.methods.parts.query_head import QueryHead
+from halflabel.methods.ml_decoder import QueryHead
 
 slow = step_checks.reference("query_head")
 

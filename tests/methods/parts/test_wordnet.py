@@ -6,8 +6,7 @@ import pytest
 
 from halflabel.errors import UserError
 from halflabel.labels.names import Names
-from halflabel.methods.parts.label_graph import from_wordnet
-from halflabel.methods.parts.wordnet import WordNet
+from halflabel.methods.parts.label_graph import WordNet, from_wordnet
 
 PARENTS = {
     "entity": [],

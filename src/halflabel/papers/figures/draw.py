@@ -2,26 +2,209 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 
 from halflabel.errors import UserError, missing_package
 from halflabel.fitting.config import Config
+from halflabel.labels.names import Names
 from halflabel.methods.imcl import Interactive
-from halflabel.papers.figures import score_distributions
+from halflabel.methods.parts.label_graph import Edges
+from halflabel.methods.parts.matching_pursuit import Similar
+from halflabel.papers.figures.canvas import BLUE, GREY, literal, save_figure
 from halflabel.papers.figures.inputs import FigureInputs, FigureUnavailable
-from halflabel.papers.figures.neighbours import (
-    draw_image_neighbours,
-    draw_label_neighbours,
-    spread_queries,
-    strongest_edges,
-)
+from halflabel.report.curves import check_scores
 from halflabel.runs.folder import RunFolder
 from halflabel.system.files import write_csv, write_json
 from halflabel.system.reporter import SILENT, Reporter
+
+MAX_TITLE = 22  # characters of a name that fit above a photo
+Pixels = NDArray[np.uint8]
+
+
+class LabelEdge(NamedTuple):
+    """`label` is inferred from `neighbour` with this weight."""
+
+    label: str
+    neighbour: str
+    weight: float
+    start_weight: float  # before training
+
+
+def strongest_edges(before: Edges, after: Edges, classes: Names | Sequence[str], n: int = 20) -> list[LabelEdge]:
+    """The n edges with the largest weights between different labels, largest first; ties by class number.
+
+    `before` and `after` are the same edges in the same order, before and after training. Edges of weight 0, which
+    training has removed, are left out.
+    """
+    between = np.flatnonzero((after.rows != after.cols) & (after.weights > 0))
+    order = between[np.lexsort((after.cols[between], after.rows[between], -after.weights[between]))][:n]
+    return [
+        LabelEdge(
+            classes[int(after.rows[e])], classes[int(after.cols[e])], float(after.weights[e]), float(before.weights[e])
+        )
+        for e in order
+    ]
+
+
+def spread_queries(similar: Similar, most: int = 6) -> list[int]:
+    """Row numbers of at most `most` images that have a neighbour, evenly spread."""
+    with_neighbour = np.flatnonzero((similar.index >= 0).any(1).cpu().numpy())
+    if not len(with_neighbour):
+        raise FigureUnavailable("not one image has a neighbour")
+    places = np.unique(np.linspace(0, len(with_neighbour) - 1, most).astype(int))
+    return [int(i) for i in with_neighbour[places]]
+
+
+def draw_image_neighbours(
+    photos: Mapping[int, Pixels],
+    similar: Similar,
+    queries: Sequence[int],
+    titles: Mapping[int, str],
+    path: Path,
+    caption: str = "",
+) -> None:
+    """Draw one row per query: the image, then its neighbours in order of choice, with c (labels) and c̄ (features).
+
+    photos: (H, W, 3) of the query and neighbour images, by their row number in `similar`; a missing photo leaves its
+    place blank. titles: the text above each photo.
+    """
+    from matplotlib.figure import Figure
+
+    index = similar.index.cpu()
+    weights = [part.cpu() for part in similar.weights]
+    columns = 1 + max(int((index[list(queries)] >= 0).sum(1).max()), 1)
+    figure = Figure(figsize=(1.9 * columns, 2.05 * len(queries)), layout="constrained")
+    for query, axes in zip(queries, figure.subplots(len(queries), columns, squeeze=False), strict=True):
+        for panel in axes:
+            panel.axis("off")
+            panel.set_anchor("N")
+        _show_photo(axes[0], photos.get(query), titles[query])
+        axes[0].axis("on")
+        axes[0].set(xticks=[], yticks=[])
+        for spine in axes[0].spines.values():
+            spine.set(visible=True, color=BLUE, linewidth=2.5)
+        for place, neighbour in enumerate(index[query, : columns - 1].tolist()):
+            if neighbour >= 0:
+                text = " · ".join(
+                    f"{name} {float(part[query, place]):.2f}" for name, part in zip(("c", "c̄"), weights, strict=False)
+                )
+                _show_photo(axes[1 + place], photos.get(neighbour), f"{titles[neighbour]}\n{text}")
+    save_figure(figure, path, caption=caption)
+
+
+def draw_label_neighbours(
+    before: Edges, after: Edges, classes: Names | Sequence[str], path: Path, n: int = 30, caption: str = ""
+) -> None:
+    """Draw bars of the n strongest edges between different labels, with the weights before training."""
+    from matplotlib.figure import Figure
+
+    edges = strongest_edges(before, after, classes, n)[::-1]
+    if not edges:
+        raise FigureUnavailable("no label is connected to another one")
+    figure = Figure(figsize=(6.5, 1.4 + 0.24 * len(edges)), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(edges))
+    axes.barh(places, [edge.weight for edge in edges], color=BLUE, label="learned")
+    axes.plot([edge.start_weight for edge in edges], places, "|", color="black", ms=9, mew=2, label="at the start")
+    axes.set_yticks(places, [f"{literal(edge.label)} ← {literal(edge.neighbour)}" for edge in edges], fontsize="small")
+    axes.set_ylim(-0.7, len(edges) - 0.3)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("weight of the edge")
+    axes.grid(axis="x", color=GREY, alpha=0.3)
+    axes.legend(loc="lower right", fontsize="small")
+    total = int(((after.rows != after.cols) & (after.weights > 0)).sum())
+    axes.set_title(f"the {len(edges)} strongest of {total:,} edges between labels", fontsize="medium")
+    save_figure(figure, path, caption=caption)
+
+
+def _show_photo(axes: Any, photo: Pixels | None, title: str) -> None:
+    if photo is not None:
+        axes.imshow(photo)
+    lines = [line if len(line) <= MAX_TITLE else f"{line[: MAX_TITLE - 1]}…" for line in title.splitlines()]
+    axes.set_title(literal("\n".join(lines)), fontsize="small")
+
+
+Floats = NDArray[np.float64]
+_COLOURS = {"present": "#2a9d5c", "absent": "#d1495b"}
+
+
+class ScoreDensities(NamedTuple):
+    """Score densities of true positives and true negatives, and the distance between the two."""
+
+    edges: Floats  # (bins + 1,)
+    present: Floats  # (bins,) density over all classes; integrates to 1, NaN without any positive
+    absent: Floats  # (bins,)
+    distance: float  # Wasserstein distance over all classes
+    per_class: Floats  # (C,) Wasserstein distance per class; NaN for classes without positives or without negatives
+
+
+def score_densities(scores: ArrayLike, truth: ArrayLike, bins: int = 50) -> ScoreDensities:
+    """Score densities of positives and negatives, and their Wasserstein distance W₁ = ∫ |F⁺(s) − F⁻(s)| ds.
+
+    scores (N, C) in [0, 1], NaN for unreadable images; truth (N, C) in {−1, 0, +1}, entries of value 0 are ignored.
+    W₁ is 0 for equal distributions and 1 for perfect scores. Zhou 2022 compares methods by it.
+    """
+    scores, truth = check_scores(scores, truth)
+    is_readable = ~np.isnan(scores)
+    present, absent = (truth > 0) & is_readable, (truth < 0) & is_readable
+    edges = np.linspace(0, 1, bins + 1)
+    return ScoreDensities(
+        edges,
+        _density(scores[present], edges),
+        _density(scores[absent], edges),
+        _distance(scores[present], scores[absent]),
+        np.array([_distance(x[on], x[off]) for x, on, off in zip(scores.T, present.T, absent.T, strict=True)]),
+    )
+
+
+def draw_score_densities(
+    densities: ScoreDensities, path: Path, classes: Sequence[str], most: int = 40, caption: str = ""
+) -> None:
+    """Draw the two densities over all classes, and bars of the `most` smallest distances per class."""
+    from matplotlib.figure import Figure
+
+    measured = np.flatnonzero(~np.isnan(densities.per_class))
+    shown = measured[np.argsort(densities.per_class[measured], kind="stable")][:most][::-1]
+    figure = Figure(figsize=(10, max(3.6, 1 + 0.2 * len(shown))), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    for meaning, density in (("present", densities.present), ("absent", densities.absent)):
+        left.stairs(density, densities.edges, fill=True, alpha=0.45, color=_COLOURS[meaning], label=f"truly {meaning}")
+    left.set_yscale("symlog", linthresh=1)
+    left.set_ylim(bottom=0)
+    left.set_xlim(0, 1)
+    left.set_xlabel("score")
+    left.set_ylabel("density")
+    left.legend(loc="upper center")
+    left.set_title(f"all classes: Wasserstein distance {densities.distance:.3f}", fontsize="medium")
+    names = [literal(classes[c]) for c in shown]
+    right.barh(np.arange(len(shown)), densities.per_class[shown], color=BLUE)
+    right.set_yticks(np.arange(len(shown)), names, fontsize="small")
+    right.axvline(densities.distance, color=GREY, lw=1)
+    right.set_xlim(0, 1)
+    right.set_xlabel("Wasserstein distance")
+    title = f"the {len(shown)} smallest of {len(measured)} classes" if len(measured) > len(shown) else "per class"
+    right.set_title(title, fontsize="medium")
+    save_figure(figure, path, caption=caption)
+
+
+def _density(scores: Floats, edges: Floats) -> Floats:
+    if not len(scores):
+        return np.full(len(edges) - 1, np.nan)
+    return np.histogram(scores, edges, density=True)[0].astype(np.float64)
+
+
+def _distance(present: Floats, absent: Floats) -> float:
+    """W₁ of two samples; NaN if one of them is empty."""
+    from scipy.stats import wasserstein_distance
+
+    return float(wasserstein_distance(present, absent)) if len(present) and len(absent) else np.nan
+
 
 SOURCES = {
     "densities": "After Zhou 2022 (Acknowledging the Unknown), further analysis: how far the scores of true positives "
@@ -76,12 +259,12 @@ def _densities(inputs: FigureInputs, out: Path) -> tuple[Path, ...]:
         raise FigureUnavailable(
             "the held-out images have no known positive or no known negative: train with ‹truth=LABELS›"
         )
-    densities = score_distributions.score_densities(measured.scores, truth)
+    densities = score_densities(measured.scores, truth)
     classes = list(inputs.facts.table.classes)
     picture = out / "densities.png"
     images = f"{len(measured.images)} held-out images, {labels_from}"
     caption = f"{SOURCES['densities']}\n{images}."
-    score_distributions.draw_score_densities(densities, picture, classes, caption=caption)
+    draw_score_densities(densities, picture, classes, caption=caption)
     numbers = {"on": images, "wasserstein": densities.distance, **densities._asdict()}
     numbers["per_class"] = dict(zip(classes, densities.per_class.tolist(), strict=True))
     del numbers["distance"]
