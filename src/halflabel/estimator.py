@@ -151,8 +151,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         table = rows.training
         assembly = self._assemble(table)
         backbone = None if images is None else assembly.make_backbone()
-        channels = X.shape[1] if backbone is None else backbone.channels
-        if backbone is None and assembly.feature_kind(channels, len(table.classes))[0]:
+        maps, copies = assembly.feature_kind(len(table.classes))
+        if backbone is None and maps:
             raise UserError(
                 f"the method {assembly.recipe.name!r} looks at places of images, and X has pooled features",
                 "give images or image files as X, or use another method",
@@ -161,7 +161,6 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         def features() -> Features:
             if images is None or backbone is None:
                 return Features(X, table.images)
-            maps, copies = assembly.feature_kind(channels, len(table.classes))
             source = self._compute_features(backbone, images, labels.given, maps=maps, copies=copies)
             _check_bad_images(X, source)
             return source
@@ -171,7 +170,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             backbone,
             groups=None if images is None else group_numbers(images.keys, len(table)),
             of_backbone=backbone is not None or self.backbone.startswith("features-"),
-            channels=channels,
+            channels=X.shape[1] if backbone is None else 0,
             likeness=assembly.likeness(backbone, table.classes, self.cache),
         )
         watch = Watch(callback=_EpochPrinter() if self.verbose else None)

@@ -56,6 +56,8 @@ class Small(nn.Module):
         features: Tensor = hidden + F.gelu(self.second(self.dropout(hidden)))
         return features
 
+    pooled = forward
+
 
 class Widened(nn.Module):
     """A head that computes in double precision."""

@@ -24,12 +24,14 @@ class Counting:
     def __init__(self, backbone: Backbone, limit: int = 10**9) -> None:
         self.images = 0
         self.limit = limit
-        backbone.register_forward_pre_hook(self)
+        self.raw = backbone._raw
+        backbone._raw = self  # type: ignore[method-assign,assignment]
 
-    def __call__(self, module: Any, args: tuple[Tensor, ...]) -> None:
+    def __call__(self, images: Tensor) -> Any:
         if self.images >= self.limit:
             raise KeyboardInterrupt
-        self.images += len(args[0])
+        self.images += len(images)
+        return self.raw(images)
 
 
 def tiny() -> tuple[Backbone, Counting]:

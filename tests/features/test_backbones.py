@@ -136,11 +136,56 @@ def test_shapes_of_timm_models(name: str, channels: int, side: int) -> None:
     assert not backbone.training
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
-def test_pooled_maps_equal_timms_pooled_features(name: str) -> None:
-    backbone, images = build_backbone(name, pretrained=False), noise(2, 3, 96, 64)
-    x = (images / 255 - backbone.mean) / backbone.std
-    torch.testing.assert_close(backbone(images).mean((2, 3)), backbone.model(x))
+# Blocks of the pooled vector: 1, the mean of the map as it is or normalised; 2, another vector and the mean.
+FAMILIES = {
+    1: "test_resnet test_efficientnet test_byobnet test_nfnet resnet10t regnetx_002 tf_efficientnet_lite0 fastvit_t8 "
+    "repvit_m0_9 mobilevit_xxs starnet_s050 efficientvit_m0 levit_128s visformer_tiny mixer_s32_224 test_convnext "
+    "convnext_atto edgenext_xx_small tiny_vit_5m_224 test_vit2",
+    2: "test_vit test_vit3 test_vit4 deit_tiny_distilled_patch16_224 convit_tiny xcit_nano_12_p16_224 "
+    "mobilenetv3_small_050 mobilenetv4_conv_small efficientvit_b0 ghostnet_100 lcnet_050 test_mambaout",
+}
+LARGE = {
+    1: "swin_tiny_patch4_window7_224 vit_small_patch16_dinov3 davit_tiny maxvit_rmlp_pico_rw_256 "
+    "eva02_tiny_patch14_224",
+    2: "vit_base_patch16_siglip_224 vit_small_patch14_dinov2 deit3_small_patch16_224 "
+    "vit_base_patch32_clip_224 resnet50_clip",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        pytest.param(name, blocks, marks=[pytest.mark.slow] * (families is LARGE))
+        for families in (FAMILIES, LARGE)
+        for blocks, names in families.items()
+        for name in names.split()
+    ],
+)
+def test_pooled_features_are_those_that_timms_head_reads(name: str, blocks: int) -> None:
+    backbone = build_backbone(name, pretrained=False)
+    images = noise(2, 3, backbone.preprocess.size, backbone.preprocess.size)
+    model: Any = backbone.model
+    with torch.no_grad():
+        pooled, maps, places = (read(images) for read in (backbone.pooled, backbone, backbone.places))
+        raw = model.forward_features((images / 255 - backbone.mean) / backbone.std)
+        own = model.forward_head(raw, pre_logits=True)
+    assert pooled.shape == (2, backbone.width(maps=False))
+    assert len(backbone.blocks) == blocks
+    torch.testing.assert_close(pooled[:, : backbone.blocks[0]], own)
+    if blocks == 2:
+        torch.testing.assert_close(pooled[:, backbone.blocks[0] :], maps.mean((2, 3)))
+    elif not backbone.has_own:
+        assert torch.equal(pooled, maps.mean((2, 3)))
+    assert places.shape == (*pooled.shape, *maps.shape[2:])
+    assert torch.equal(places[:, -backbone.channels :], maps)
+
+
+def test_features_of_another_pooled_vector_are_not_read_from_an_older_cache() -> None:
+    for name in ("test_vit", "test_convnext"):
+        backbone = build_backbone(name, pretrained=False)
+        current = fingerprint(backbone)
+        backbone.has_own = False  # as if the mean of the map were the pooled vector
+        assert fingerprint(backbone) != current
 
 
 def test_vit_maps_are_the_normed_patch_tokens() -> None:
@@ -339,18 +384,18 @@ def as_if_downloaded(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Mod
     return timm_model, build_backbone(name)
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_vit", "mobilenetv3_small_050"])
 def test_the_classifier_of_a_timm_model_gives_its_class_probabilities(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timm_model, backbone = as_if_downloaded(name, monkeypatch)
     assert backbone.classifier is not None
     weight, _ = backbone.classifier
-    assert weight.shape == (1000, backbone.channels)
+    assert weight.shape == (1000, backbone.blocks[0])
     size = backbone.preprocess.size
     images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
     with torch.no_grad():
-        probabilities = backbone.imagenet_probabilities(backbone(images).mean((2, 3)))
+        probabilities = backbone.imagenet_probabilities(backbone.pooled(images))
         expected = timm_model((images.float() / 255 - backbone.mean) / backbone.std)
     assert probabilities is not None
     torch.testing.assert_close(probabilities, expected.softmax(1), rtol=1e-3, atol=1e-6)
@@ -358,11 +403,20 @@ def test_the_classifier_of_a_timm_model_gives_its_class_probabilities(
     assert set(backbone.state_dict()) == set(build_backbone(name, pretrained=False).state_dict())
 
 
-def test_a_classifier_on_the_class_token_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, backbone = as_if_downloaded("test_vit2", monkeypatch)
+def test_the_classifier_of_a_weights_file_is_used(tmp_path: Path) -> None:
+    published = timm.create_model("test_vit").eval()
+    save_file(published.state_dict(), tmp_path / "vit.safetensors")
+    backbone = build_backbone("test_vit", weights=tmp_path / "vit.safetensors")
+    images = noise(2, 3, 160, 160)
+    with torch.no_grad():
+        expected = published((images / 255 - backbone.mean) / backbone.std).softmax(1)
+        torch.testing.assert_close(backbone.imagenet_probabilities(backbone.pooled(images)), expected)
+
+
+def test_a_classifier_of_two_tokens_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, backbone = as_if_downloaded("deit_tiny_distilled_patch16_224", monkeypatch)
     assert backbone.classifier is None
-    assert backbone.imagenet_probabilities(torch.zeros(1, backbone.channels)) is None
-    assert backbone(torch.zeros(1, 3, 64, 64)).shape[1] == backbone.channels
+    assert backbone.imagenet_probabilities(torch.zeros(1, 384)) is None
 
 
 @pytest.mark.parametrize("variant", [1, 2])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from halflabel.errors import UserError
-from halflabel.features.feature_transform import CLASSIFIER_WEIGHT, FeatureTransform, principal_components
+from halflabel.features.feature_transform import CLASSIFIER_WEIGHT, MEAN_WEIGHT, FeatureTransform, principal_components
 
 
 def slow(features: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -35,6 +35,22 @@ def test_the_transform_follows_its_formula() -> None:
     np.testing.assert_allclose(transform(values).numpy(), slow(features, weight, bias), atol=1e-5)
     plain = FeatureTransform.fit(values)
     np.testing.assert_allclose(plain(values).numpy(), slow(features, weight, bias)[:, :5], atol=1e-5)
+
+
+def test_blocks_are_normalised_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    own, mean = torch.randn(20, 5, generator=generator), 100 * torch.randn(20, 3, generator=generator)
+    both, classifier = torch.cat([own, mean], 1), (torch.eye(5), torch.zeros(5))
+    transform = FeatureTransform.fit(both, classifier, blocks=(5, 3))
+    first, second = FeatureTransform.fit(own, classifier), FeatureTransform.fit(mean)
+    expected = torch.cat([first(own)[:, :5], MEAN_WEIGHT * second(mean), first(own)[:, 5:]], 1)
+    torch.testing.assert_close(transform(both), expected)
+    for block, used in ((1, "the network's own vector"), (0, "the mean over places")):
+        part = transform.without(block)
+        kept = expected.clone()
+        kept[:, [slice(0, 5), slice(5, 8)][block]] = 0
+        torch.testing.assert_close(part(both), kept)
+        assert part.words == used
 
 
 def test_the_scale_of_the_features_does_not_matter() -> None:

@@ -14,7 +14,6 @@ from torch import nn
 from halflabel.features import onnx_features
 from halflabel.features.backbones import Backbone, build_backbone
 from halflabel.features.feature_cache import cache_features
-from halflabel.features.heads import pool
 from halflabel.features.onnx_features import FEWEST_IMAGES, TOLERANCE, OnnxBackbone, find_onnx_backbone, parity_images
 from halflabel.images.sources import Arrays
 from halflabel.images.views import Plain, make_views
@@ -38,15 +37,13 @@ def test_features_equal_those_of_torch(name: str, batch: int) -> None:
     assert network is not None
     for images in parity_images((96, 96), batch).values():
         with torch.inference_mode():
-            assert relative_difference(network(images), pool(backbone(images))) < TOLERANCE
+            assert relative_difference(network.pooled(images), backbone.pooled(images)) < TOLERANCE
 
 
 def test_paddings_are_constants() -> None:
     """Paddings computed in the graph, as the exporter writes them, make Lite0 a quarter slower."""
     onnx = pytest.importorskip("onnx")
-    content = onnx_features._export(
-        onnx_features._Pooled(build_backbone("efficientnet-lite0")).eval(), (64, 64), simplified=True
-    )
+    content = onnx_features._export(build_backbone("efficientnet-lite0"), (64, 64), simplified=True)
     operators = {node.op_type for node in onnx.load_model_from_string(content).graph.node}
     assert "Conv" in operators
     assert operators.isdisjoint({"Shape", "Pad", "Slice", "Concat"})
@@ -87,7 +84,7 @@ def test_a_file_of_other_weights_is_not_used(tmp_path: Path) -> None:
     assert network is not None
     images = parity_images((64, 64), 2)["scene"]
     with torch.inference_mode():
-        assert relative_difference(network(images), pool(backbone(images))) < TOLERANCE
+        assert relative_difference(network.pooled(images), backbone.pooled(images)) < TOLERANCE
 
 
 def test_few_images_other_devices_and_tokens_use_torch(tmp_path: Path) -> None:
@@ -102,11 +99,11 @@ def test_few_images_other_devices_and_tokens_use_torch(tmp_path: Path) -> None:
 def test_a_network_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     export = onnx_features._export
 
-    def of_other_weights(pooled: Any, size: int, **options: Any) -> bytes:
+    def of_other_weights(backbone: Backbone, size: int, **options: Any) -> bytes:
         changed = build_backbone("tiny")
         with torch.no_grad():
             changed.model.layers[3][1].weight.mul_(1.01)  # type: ignore[index,operator,union-attr]
-        return export(onnx_features._Pooled(changed), size, **options)
+        return export(changed, size, **options)
 
     monkeypatch.setattr(onnx_features, "_export", of_other_weights)
     lines: list[str] = []

@@ -47,6 +47,8 @@ class Backbone(nn.Module):
         maps: Tensor = self.norm(self.conv(view.float() / 255)).relu()
         return maps
 
+    pooled = forward
+
 
 def pair(device: torch.device) -> tuple[Model, nn.Module, Model]:
     """A plain model, a compiled one with the same weights, and the model inside the compiled one."""

@@ -10,6 +10,7 @@ from halflabel import metrics
 from halflabel.errors import UserError
 from halflabel.evaluation.ranking import ranking_quality
 from halflabel.features.feature_transform import FeatureTransform
+from halflabel.features.heads import NormalisedLinear
 from halflabel.fitting.crossfit import Basis, _guesses_by_fold, _Steps, _Task, crossfit
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
@@ -113,14 +114,31 @@ def test_similar_images_help_where_labels_follow_clusters_and_are_saved_with_the
     mixed = crossfit(features, table, recipe("bce").make)
     assert mixed.head.similar is not None
     assert mixed.quality > plain.quality
-    from halflabel.features.heads import NormalisedLinear
-
     state = mixed.head.state_dict()
     loaded = NormalisedLinear.from_shapes(state)
     assert loaded is not None
     loaded.load_state_dict(state)
     with torch.no_grad():
         torch.testing.assert_close(loaded.eval()(features).logits, mixed.head(features).logits)
+
+
+@pytest.mark.parametrize(("informative", "words"), [(0, "the network's own vector"), (1, "the mean over places")])
+def test_out_of_fold_scores_choose_the_blocks(informative: int, words: str) -> None:
+    features, table = make_data()
+    generator = torch.Generator().manual_seed(5)
+    noise = torch.randn(features.shape, generator=generator)
+    blocks = [features, noise] if informative == 0 else [noise, features]
+    bases = Basis.of(torch.cat(blocks, 1), blocks=[each.shape[1] for each in blocks])
+    fitted = crossfit(bases, table, recipe("bce").make, use_similar=False)
+    assert words in fitted.choice
+    alone = [crossfit([basis], table, recipe("bce").make, use_similar=False).quality for basis in bases]
+    assert fitted.quality == max(alone) > min(alone) + 0.2
+    state = fitted.head.state_dict()
+    loaded = NormalisedLinear.from_shapes(state)
+    assert loaded is not None
+    loaded.load_state_dict(state)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(torch.cat(blocks, 1)).logits, fitted.head(torch.cat(blocks, 1)).logits)
 
 
 def test_positives_only_use_the_rank_of_known_positives() -> None:

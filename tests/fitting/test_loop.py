@@ -312,6 +312,8 @@ def test_channels_last_changes_the_layout_not_the_result() -> None:
     layouts: list[bool] = []
 
     class Spy(Linear):
+        needs_maps = True
+
         def forward(self, features: Tensor) -> Output:
             layouts.append(features.is_contiguous(memory_format=torch.channels_last))
             return super().forward(features)

@@ -69,7 +69,7 @@ def test_class_names_alone_make_a_model(run, photos: Path, tmp_path: Path) -> No
     assert head.trust.tolist() == [1, 1, 1]
     rows = (run.folder / "names.csv").read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["class", *CLASSES]
-    features = torch.randn(5, head.transform.channels)
+    features = torch.randn(5, head.transform.blocks[0])
     expected = head.names(features) + head.linear.bias
     torch.testing.assert_close(head(features).logits, expected)
     scores = probabilities(run.model, photos)

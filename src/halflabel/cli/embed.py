@@ -57,5 +57,7 @@ def embed(
         reporter = Reporter(bar, show_message)
         options: dict[str, Any] = {"device": assembly.device, "force": force, "reporter": reporter}
         count, bad = feature_files.write_features(backbone, source, out, made_by, **options)
-    show_written(out, f": {counted(count, 'image')}, {bad} of them unreadable; {backbone.channels} numbers each")
+    show_written(
+        out, f": {counted(count, 'image')}, {bad} of them unreadable; {backbone.width(maps=False)} numbers each"
+    )
     show_next("train", "labels.csv", out)

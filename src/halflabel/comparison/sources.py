@@ -99,7 +99,7 @@ class ExperimentSources:
     def features(self, assembly: Assembly) -> Parts:
         """Return cached features, computed when a task first needs them and shared from then on."""
         classes = len(self.data.table.classes)
-        kind = str(assembly.feature_kind(self.backbone.channels, classes))
+        kind = str(assembly.feature_kind(classes))
         if kind not in self._features:
             reporter = replace(self.reporter, progress=self._report_features)
             cached = [

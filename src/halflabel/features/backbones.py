@@ -1,4 +1,4 @@
-"""Backbones: images -> feature maps, with the preprocessing that belongs to the weights.
+"""Backbones: images -> pooled features or maps, with the preprocessing that belongs to the weights.
 
 The default, `efficientnet-lite2`, and `efficientnet-lite0` (`fast`: half the time) have ImageNet weights that come with
 Python packages, so they work offline.
@@ -60,8 +60,12 @@ class Backbone(nn.Module):
     """Map images (B, 3, H, W), uint8 or float in 0..255, to feature maps (B, D, h, w); D is `channels`.
 
     maps = norm(model.forward_features((images / 255 - mean) / std)). `norm` is the LayerNorm over channels that some
-    timm models apply after pooling (ConvNeXt, average-pooled ViTs); here it is applied at each place of the map, since
-    the head does the pooling. Patch tokens are arranged as a map; class and register tokens are dropped.
+    timm models apply after pooling (ConvNeXt, average-pooled ViTs); here it is applied at each place of the map.
+    Patch tokens are arranged as a map; class and register tokens are dropped.
+
+    `pooled` gives the vector (B, sum of `blocks`) that the network was trained to be read by: the mean of the map, or
+    what timm's forward_head makes of it. Where that needs more than the mean (class token, attention pooling, further
+    layers), the mean of the map follows as a second block.
     """
 
     mean: Tensor
@@ -75,7 +79,10 @@ class Backbone(nn.Module):
         self.preprocess = preprocess
         self.register_buffer("mean", torch.tensor(preprocess.mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(preprocess.std).view(-1, 1, 1), persistent=False)
-        # The linear classifier on pooled features that the weights were trained with; not part of the backbone's state.
+        self.has_own = False  # whether the pooled vector is forward_head's instead of the mean of the map
+        self.blocks: tuple[int, ...] = (channels,)  # lengths of the parts of the pooled vector
+        # The linear classifier on the first block of pooled features that the weights were trained with; it is not part
+        # of the backbone's state.
         self.classifier: Classifier | None = None
 
     @torch.no_grad()
@@ -89,15 +96,66 @@ class Backbone(nn.Module):
         weight, bias = (part.to(pooled.device) for part in self.classifier)
         return class_probabilities(pooled.float(), (weight, bias))
 
+    def width(self, *, maps: bool) -> int:
+        """Return the number of channels of the maps, or the length of the pooled vector."""
+        return self.channels if maps else sum(self.blocks)
+
     def forward(self, images: Tensor) -> Tensor:
+        return self._maps(self._raw(images), images)
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """Return the pooled vectors (B, sum of `blocks`) of images."""
+        return self._pool(self._raw(images), images)
+
+    def _pool(self, raw: Any, images: Tensor) -> Tensor:
+        if not self.has_own:
+            return self._maps(raw, images).mean((2, 3))
+        own: Tensor = self.model.forward_head(raw, pre_logits=True)  # type: ignore[operator]
+        return own if len(self.blocks) == 1 else torch.cat([own, self._maps(raw, images).mean((2, 3))], 1)
+
+    def places(self, images: Tensor) -> Tensor:
+        """Return the pooled vector as if each place were the whole image: (B, sum of `blocks`, h, w).
+
+        A place of the map stands for the class token too; an own vector of another length is that of the whole image.
+        """
+        raw = self._raw(images)
+        maps = self._maps(raw, images)
+        if len(self.blocks) == 1 or self.blocks[0] == self.channels:
+            return torch.cat([maps] * len(self.blocks), 1)
+        own = self._pool(raw, images)[:, : self.blocks[0], None, None]
+        return torch.cat([own.expand(-1, -1, *maps.shape[2:]), maps], 1)
+
+    @torch.no_grad()
+    def find_blocks(self) -> None:
+        """Set the blocks of the pooled vector, by an image of noise; they do not depend on the weights."""
+        if not hasattr(self.model, "forward_head"):
+            return
+        shape = 1, len(self.mean), self.preprocess.size, self.preprocess.size
+        image = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        raw = self._raw(image)
+        own: Tensor = self.model.forward_head(raw, pre_logits=True)  # type: ignore[operator]
+        mean = self._maps(raw, image).mean((2, 3))
+        self.has_own = not _is_close(own, mean)
+        if self.has_own:
+            mean = self._normed(self._channels_last(raw, *image.shape[2:]).mean((1, 2)))
+            self.blocks = (own.shape[1],) if _is_close(own, mean) else (own.shape[1], self.channels)
+
+    def _raw(self, images: Tensor) -> Any:
+        """Return what the network's forward_features makes of normalised images."""
         if images.ndim != 4 or images.shape[1] != len(self.mean):
             raise ValueError(f"images must have shape (B, {len(self.mean)}, H, W), not {tuple(images.shape)}")
         x = (images.to(self.mean.dtype) / 255 - self.mean) / self.std
-        features = self._channels_last(self.model.forward_features(x), images.shape[-2], images.shape[-1])  # type: ignore[operator]
+        return self.model.forward_features(x)  # type: ignore[operator]
+
+    def _maps(self, raw: Any, images: Tensor) -> Tensor:
+        return self._normed(self._channels_last(raw, *images.shape[2:])).permute(0, 3, 1, 2)
+
+    def _normed(self, features: Tensor) -> Tensor:
+        """Apply the LayerNorm over the last axis that timm's head applies between pooling and classifier, if any."""
         norm = _pooled_norm(self.model, self.channels)
-        if norm is not None:
-            features = F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-        return features.permute(0, 3, 1, 2)
+        if norm is None:
+            return features
+        return F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
     def _channels_last(self, features: Any, height: int, width: int) -> Tensor:
         """timm's features as (B, h, w, D): from tokens (B, N, D), from (B, h, w, D) or from (B, D, h, w)."""
@@ -150,8 +208,9 @@ def build_backbone(
 ) -> Backbone:
     """The backbone called `name`, on the CPU and in evaluation mode.
 
-    `weights` is a local file, used instead of the pretrained weights; `size` overrides the side of the input. For other
-    `bands` than 3 the first convolution is adapted, see `_adapt_first_convolution`.
+    `weights` is a local file, used instead of the pretrained weights, with its classifier if it has one; `size`
+    overrides the side of the input. For other `bands` than 3 the first convolution is adapted, see
+    `_adapt_first_convolution`.
     Untrained weights come from a fixed seed: they are the same at every call, and the global random state is unused.
 
     >>> backbone = build_backbone("tiny")
@@ -168,6 +227,8 @@ def build_backbone(
     if (given := GivenFeatures.named(name)) is not None:
         return given
     fetch = pretrained and weights is None
+    state = None if weights is None else _read_state_dict(Path(weights))
+    has_classifier = fetch and name != "tiny"
     if name == "tiny":
         with _fixed_seed():
             model: nn.Module = _Tiny()
@@ -177,23 +238,28 @@ def build_backbone(
         preprocess = Preprocess(SIZE[variant], (_LITE_MEAN,) * 3, (_LITE_STD,) * 3, "bicubic", CROP[variant])
     else:
         _check_name(name)
-        model = _create(name, pretrained=fetch, size=size, **({} if fetch else {"num_classes": 0}))
+        model = _create(name, pretrained=fetch, size=size, state=state or {})
+        has_classifier = bool(model.num_classes)
         preprocess = _timm_preprocess(model)
-    if weights is not None:
-        _load_file(model, Path(weights), name)
+    if weights is not None and state is not None:
+        _load_state(model, state, weights, name)
     if size is not None:
         preprocess = replace(preprocess, size=size)
     channels: int = model.num_features  # type: ignore[assignment]
-    backbone = Backbone(name, model, channels, preprocess).eval()
-    if fetch and name != "tiny":
-        backbone.classifier = _pooled_classifier(backbone)
-        model.reset_classifier(0)  # type: ignore[operator]
     if bands != 3:
         _adapt_first_convolution(model, bands)
         mean, std = (tuple((bands * part)[:bands]) for part in (list(preprocess.mean), list(preprocess.std)))
         preprocess = replace(preprocess, mean=mean, std=std)
-        backbone = Backbone(name, model, channels, preprocess).eval()
+    backbone = Backbone(name, model, channels, preprocess).eval()
+    backbone.find_blocks()
+    if has_classifier:
+        backbone.classifier = _pooled_classifier(backbone) if bands == 3 else None
+        model.reset_classifier(0)  # type: ignore[operator]
     return backbone
+
+
+def _is_close(pooled: Tensor, other: Tensor) -> bool:
+    return pooled.shape == other.shape and bool((pooled - other).abs().max() <= 1e-4 * other.abs().max())
 
 
 def _adapt_first_convolution(model: nn.Module, bands: int) -> None:
@@ -212,17 +278,17 @@ def _adapt_first_convolution(model: nn.Module, bands: int) -> None:
 def _pooled_classifier(backbone: Backbone) -> Classifier | None:
     """Weight and bias of the classifier that a timm model was trained with, if it is linear on pooled features.
 
-    This is tested on an image: others use a class token (ViT), or layers between pooling and classifier. A classifier
-    of more than 1,000 classes is left out, since the head would have to learn a weight for each of them.
+    This is tested on an image. A classifier of more than 1,000 classes is left out, since the head would have to learn
+    a weight for each of them.
     """
     last = backbone.model.get_classifier()  # type: ignore[operator]
-    if not isinstance(last, nn.Linear) or last.in_features != backbone.channels or last.out_features > _IMAGENET:
+    if not isinstance(last, nn.Linear) or last.in_features != backbone.blocks[0] or last.out_features > _IMAGENET:
         return None
     size = backbone.preprocess.size
     image = torch.linspace(0, 255, 3 * size * size).view(1, 3, size, size)
     with torch.inference_mode():
         expected = backbone.model((image / 255 - backbone.mean) / backbone.std)
-        difference = (last(backbone(image).mean((2, 3))) - expected).abs().max()
+        difference = (last(backbone.pooled(image)[:, : backbone.blocks[0]]) - expected).abs().max()
     if not difference <= 1e-3 * expected.abs().max():
         return None
     bias = torch.zeros(last.out_features) if last.bias is None else last.bias
@@ -252,11 +318,13 @@ def load_lite(variant: int, *, pretrained: bool = True) -> nn.Module:
 
 
 def fingerprint(backbone: Backbone) -> str:
-    """16 hex digits that change with everything the maps depend on: name, preprocessing, parameters and statistics.
+    """16 hex digits that change with everything the features depend on: name, preprocessing, parameters and statistics.
 
-    sha256(name, preprocess, then name, dtype, shape and bytes of each tensor, by name), without batch counters.
+    sha256(name, preprocess, the blocks of another pooled vector than the mean, then name, dtype, shape and bytes of
+    each tensor, by name), without batch counters.
     """
-    digest = hashlib.sha256(repr((backbone.name, astuple(backbone.preprocess))).encode())
+    own = [backbone.blocks] if backbone.has_own else []
+    digest = hashlib.sha256(repr((backbone.name, astuple(backbone.preprocess), *own)).encode())
     for key, tensor in sorted(backbone.state_dict().items()):
         if not key.endswith("num_batches_tracked"):
             digest.update(repr((key, str(tensor.dtype), tuple(tensor.shape))).encode())
@@ -285,12 +353,14 @@ def _check_name(name: str) -> None:
     raise UserError(f"there is no backbone called {name!r}", fix)
 
 
-def _create(name: str, *, pretrained: bool, size: int | None = None, **options: Any) -> nn.Module:
-    """A timm model in evaluation mode, downloaded when `pretrained`."""
+def _create(name: str, *, pretrained: bool, size: int | None, state: dict[str, Tensor]) -> nn.Module:
+    """A timm model in evaluation mode, downloaded when `pretrained`; else with a classifier if the state has one."""
     import timm
 
     # Models whose parameters depend on the input size (ViT, Swin) must know it; timm then resizes the loaded weights.
-    config = timm.get_pretrained_cfg(name)
+    config, options = timm.get_pretrained_cfg(name), dict[str, Any]()
+    if not pretrained:
+        options["num_classes"] = len(state.get(f"{getattr(config, 'classifier', None)}.bias", ()))
     if size is not None and config is not None and config.fixed_input_size:
         options["img_size"] = size
     try:
@@ -403,9 +473,8 @@ def _by_position(state: dict[str, Tensor], expected: dict[str, Tensor], path: Pa
     return {ours: tensor for (_, tensor), (ours, _) in zip(*pairs, strict=True)}
 
 
-def _load_file(model: nn.Module, path: Path, name: str) -> None:
-    """Load a local file into a model without classifier; the file must have exactly its tensors, in their shapes."""
-    state = _read_state_dict(path)
+def _load_state(model: nn.Module, state: dict[str, Tensor], path: Path, name: str) -> None:
+    """Load the state of a local file into a model; the file must have exactly its tensors, in their shapes."""
     expected = model.state_dict()
     if "_conv_stem.weight" in state:
         backbone = {key: tensor for key, tensor in state.items() if not key.startswith("_fc.")}

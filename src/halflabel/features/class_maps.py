@@ -42,7 +42,9 @@ def compute_class_maps(model: Model, images: Tensor, classes: Sequence[int]) -> 
     batches = []
     with torch.no_grad():
         for first in range(0, len(images), _BATCH_SIZE):
-            features = model.features(images[first : first + _BATCH_SIZE].to(device))
+            batch = images[first : first + _BATCH_SIZE].to(device)
+            backbone: Any = model.backbone
+            features = batch if backbone is None else backbone(batch) if head.needs_maps else backbone.places(batch)
             batches.append(head.class_maps(features)[:, columns.to(device)].float().cpu())
     maps: Floats = torch.cat(batches).numpy()
     return maps

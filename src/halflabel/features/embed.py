@@ -35,7 +35,7 @@ class GivenFeatures(Backbone):
         preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
         return cls(name, torch.nn.Identity(), int(match[1]), preprocess)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def _raw(self, images: Tensor) -> Any:
         raise UserError(
             "this model takes features, as it was trained on those of another program", "name a folder of features"
         )
@@ -81,7 +81,7 @@ def write_features(
     names = hashlib.sha256(source.hashes.tobytes()).hexdigest()[:16]
     parts = PartFiles(folder, "features", {**about, "images": names}, force=force)
     if parts.images < len(source):
-        about["dimensions"] = backbone.channels
+        about["dimensions"] = backbone.width(maps=False)
         cache = folder / "_unfinished"
         features = cache_features(backbone, source, cache, device=device, reporter=reporter)
         for rows in sequential_plan(len(source), PART)[parts.images // PART :]:

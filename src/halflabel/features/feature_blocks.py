@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from halflabel.features.heads import pool
 from halflabel.features.vector_store import Block
 from halflabel.images.image_list import ImageList
 from halflabel.images.items import Items
@@ -54,8 +53,8 @@ class FeatureExtractor:
     def _extract(self, view: torch.Tensor | ImageList) -> torch.Tensor:
         if isinstance(view, ImageList):
             return view.apply(self._extract)
-        features = self.network(view)
-        return (features if self.maps else pool(features)).to(torch.float16)
+        features: torch.Tensor = self.network(view) if self.maps else self.network.pooled(view)
+        return features.to(torch.float16)
 
     def on_ray(self, source: Images, rows: NDArray[np.int64]) -> Iterator[Block]:
         """Yield the features of some images, block by block."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from halflabel.errors import UserError
 Classifier = tuple[Tensor, Tensor]
 
 CLASSIFIER_WEIGHT = 0.5  # weight of the class probabilities beside the features
+MEAN_WEIGHT = 0.5  # weight of a second block, the mean over places, beside the network's own vector
 BLOCK = 4096  # images normalised at once
 _SUBSPACE_ITERATIONS = 4
 
@@ -24,6 +27,8 @@ class FeatureTransform(nn.Module):
     Where the backbone was pretrained with a linear classifier on the pooled features, the square roots of its class
     probabilities, q = √softmax(V f + v), are normalised in the same way and appended with weight ½:
     (g, ½ · (q − mean) / scale) of shape (N, D + K). They cost no pass through the backbone.
+    Features of two `blocks` are normalised block by block, each with a scale of its own; the second has the weight ½,
+    which is part of its scale, and the classifier belongs to the first.
     With `of_backbone` False the features may be any numbers, whose size matters: f'' = f.
 
     Memory: 4·(D + K) bytes, and 4·K·(D + 1) with a classifier.
@@ -34,12 +39,13 @@ class FeatureTransform(nn.Module):
     class_weight: Tensor
     class_bias: Tensor
 
-    def __init__(self, channels: int, pretraining_classes: int = 0, *, of_backbone: bool = True) -> None:
+    def __init__(self, blocks: Sequence[int], pretraining_classes: int = 0, *, of_backbone: bool = True) -> None:
         super().__init__()
         self.of_backbone = of_backbone
-        self.register_buffer("mean", torch.zeros(channels + pretraining_classes))
-        self.register_buffer("scale", torch.ones(2))
-        self.register_buffer("class_weight", torch.zeros(pretraining_classes, channels))
+        self.blocks = list(blocks)
+        self.register_buffer("mean", torch.zeros(sum(blocks) + pretraining_classes))
+        self.register_buffer("scale", torch.ones(len(blocks) + 1))
+        self.register_buffer("class_weight", torch.zeros(pretraining_classes, blocks[0]))
         self.register_buffer("class_bias", torch.zeros(pretraining_classes))
 
     @classmethod
@@ -48,41 +54,52 @@ class FeatureTransform(nn.Module):
         features: Tensor,
         classifier: Classifier | None = None,
         *,
+        blocks: Sequence[int] | None = None,
         of_backbone: bool = True,
         device: torch.device | str | None = None,
     ) -> FeatureTransform:
         """Fit mean and scale on the readable rows (no NaN) of the training features, block by block on a device."""
         device = features.device if device is None else device
 
-        def blocks() -> Iterator[Tensor]:
+        def batches() -> Iterator[Tensor]:
             for part in torch.split(features, BLOCK):
                 block = part.to(device).float()
                 yield block[~torch.isnan(block).any(1)]
 
-        images = sum(len(block) for block in blocks())
+        images = sum(len(block) for block in batches())
         if not images:
             raise UserError("no training image could be read", "check the image files")
-        channels = features.shape[1]
         pretraining_classes = 0 if classifier is None else len(classifier[1])
-        transform = cls(channels, pretraining_classes, of_backbone=of_backbone).to(device)
+        transform = cls(blocks or [features.shape[1]], pretraining_classes, of_backbone=of_backbone).to(device)
         if classifier is not None:
             transform.class_weight.copy_(classifier[0])
             transform.class_bias.copy_(classifier[1])
-        for block in blocks():
+        for block in batches():
             transform.mean += transform._raw(block).sum(0) / images
         scale = torch.zeros_like(transform.scale)
-        for block in blocks():
-            centred = transform._raw(block) - transform.mean
-            scale[0] += centred[:, :channels].norm(dim=1).sum()
-            scale[1] += centred[:, channels:].norm(dim=1).sum()
+        for block in batches():
+            parts = transform._split(transform._raw(block) - transform.mean)
+            scale += torch.stack([part.norm(dim=1).sum() for part in parts])
+        scale[1:-1] /= MEAN_WEIGHT
         transform.scale.copy_((scale / images).clamp(min=1e-6))
         if not pretraining_classes:
-            transform.scale[1] = 1
+            transform.scale[-1] = 1
         return transform
 
+    def without(self, block: int) -> FeatureTransform:
+        """Return the same transform with zeros in place of a block: its scale is infinite."""
+        other = copy.deepcopy(self)
+        other.scale[block] = math.inf
+        return other
+
     @property
-    def channels(self) -> int:
-        return self.class_weight.shape[1]
+    def words(self) -> str:
+        """Which of two blocks are used, for people; "" for one block."""
+        if len(self.blocks) == 1:
+            return ""
+        names = ("the network's own vector", "the mean over places")
+        used = [name for name, scale in zip(names, self.scale.tolist(), strict=False) if math.isfinite(scale)]
+        return " and ".join(used)
 
     @property
     def out_channels(self) -> int:
@@ -91,25 +108,28 @@ class FeatureTransform(nn.Module):
     def _raw(self, features: Tensor) -> Tensor:
         if not self.of_backbone:
             return features
-        root = features.sign() * features.abs().sqrt()
-        unit = root / root.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        if not len(self.class_bias):
-            return unit  # type: ignore[no-any-return]
-        return torch.cat([unit, class_probabilities(features, (self.class_weight, self.class_bias)).sqrt()], 1)
+        roots = torch.split(features.sign() * features.abs().sqrt(), self.blocks, 1)
+        parts = [root / root.norm(dim=1, keepdim=True).clamp(min=1e-12) for root in roots]
+        if len(self.class_bias):
+            parts.append(class_probabilities(features, (self.class_weight, self.class_bias)).sqrt())
+        return torch.cat(parts, 1)
+
+    def _split(self, values: Tensor) -> Sequence[Tensor]:
+        """Return the blocks of normalised features, then the part of the class probabilities."""
+        return torch.split(values, [*self.blocks, len(self.class_bias)], 1)
 
     def forward(self, features: Tensor) -> Tensor:
-        centred = self._raw(features.float()) - self.mean
-        channels = self.channels
-        normalised: Tensor = centred[:, :channels] / self.scale[0]
-        if not len(self.class_bias):
-            return normalised
-        return torch.cat([normalised, CLASSIFIER_WEIGHT * centred[:, channels:] / self.scale[1]], 1)
+        *parts, classes = self._split(self._raw(features.float()) - self.mean)
+        normalised = [part / scale for part, scale in zip(parts, self.scale[:-1], strict=True)]
+        if len(self.class_bias):
+            normalised.append(CLASSIFIER_WEIGHT * classes / self.scale[-1])
+        return torch.cat(normalised, 1)
 
 
 def class_probabilities(features: Tensor, classifier: Classifier) -> Tensor:
-    """Return the probabilities (N, K) of the pretraining classes, softmax(V f + v), from pooled features (N, D)."""
+    """Return the probabilities (N, K) of the pretraining classes, softmax(V f + v), f the first block of features."""
     weight, bias = classifier
-    return torch.softmax(features @ weight.T + bias, 1)
+    return torch.softmax(features[:, : weight.shape[1]] @ weight.T + bias, 1)
 
 
 def principal_components(features: Tensor, size: int) -> tuple[Tensor, Tensor]:

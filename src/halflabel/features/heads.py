@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,12 +123,12 @@ class NormalisedLinear(Head):
         names = [f"{prefix}transform.class_weight", f"{prefix}linear.weight"]
         if not all(name in state for name in names):
             return None
-        (pretraining, channels), (classes, _) = (state[name].shape for name in names)
-        transform = FeatureTransform(channels, pretraining)
+        (pretraining, own), (classes, width) = (state[name].shape for name in names)
+        transform = FeatureTransform([size for size in (own, width - pretraining - own) if size], pretraining)
         keys = state.get(f"{prefix}similar.keys")
         similar = None if keys is None else SimilarImages(len(keys), transform.out_channels, classes)
         likeness = state.get(f"{prefix}names.likeness")
-        scorer = None if likeness is None else NameScores(channels, likeness.shape[1], classes)
+        scorer = None if likeness is None else NameScores(own, likeness.shape[1], classes)
         return cls(transform, classes, similar, scorer)
 
     def class_maps(self, maps: Tensor) -> Tensor:
@@ -260,7 +260,8 @@ class Model(nn.Module):
             return view  # type: ignore[return-value]  # an exported file takes images of any shapes
         if isinstance(view, ImageList):
             return view.apply(lambda images: pool(self.features(images)))
-        features: Tensor = self.backbone(view)
+        backbone: Any = self.backbone
+        features: Tensor = backbone(view) if self.head.needs_maps else backbone.pooled(view)
         return features
 
     def run(self, other: Model, view: Tensor) -> Output:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.features.backbones import Backbone, fingerprint
-from halflabel.features.heads import pool
 from halflabel.images.views import View
 from halflabel.system.files import atomic_write
 from halflabel.system.reporter import SILENT, Reporter
@@ -40,33 +39,34 @@ class OnnxBackbone(nn.Module):
     """Map images (B, 3, H, W) uint8 to pooled features (B, D) float32, on the CPU.
 
     The network of each shape is a file of its own, which is quicker than one file for all. Those of further shapes come
-    from `folder`, or `pooled` is exported when the first such image is met; torch runs what cannot be exported.
+    from `folder`, or `backbone` is exported when the first such image is met; torch runs what cannot be exported.
     """
 
     def __init__(
-        self, name: str, contents: dict[Shape, bytes], pooled: _Pooled | None = None, folder: Path | None = None
+        self, name: str, contents: dict[Shape, bytes], backbone: Backbone | None = None, folder: Path | None = None
     ) -> None:
         super().__init__()
-        self.name, self.contents, self.pooled, self.folder = name, contents, pooled, folder
+        self.name, self.contents, self.backbone, self.folder = name, contents, backbone, folder
         self.sessions = {shape: _start_session(content) for shape, content in contents.items()}
 
     def __reduce__(self) -> Any:
-        return OnnxBackbone, (self.name, self.contents, self.pooled, self.folder)
+        return OnnxBackbone, (self.name, self.contents, self.backbone, self.folder)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def pooled(self, images: Tensor) -> Tensor:
+        """Return the pooled vectors of images."""
         height, width = images.shape[-2:]
-        if (height, width) not in self.sessions and self.pooled is not None:
-            self._add_shape((height, width), self.pooled)
+        if (height, width) not in self.sessions and self.backbone is not None:
+            self._add_shape((height, width), self.backbone)
         session = self.sessions[height, width]
         if session is None:
-            assert self.pooled is not None
-            return self.pooled(images)  # type: ignore[no-any-return]
+            assert self.backbone is not None
+            return self.backbone.pooled(images)
         (features,) = session.run(None, {"images": images.contiguous().numpy()})
         return torch.from_numpy(features)
 
-    def _add_shape(self, shape: Shape, pooled: _Pooled) -> None:
+    def _add_shape(self, shape: Shape, backbone: Backbone) -> None:
         try:
-            network = _load(pooled, shape, self.folder)
+            network = _load(backbone, shape, self.folder)
         except Exception:  # as in `find_onnx_backbone`
             self.sessions[shape] = None
         else:
@@ -91,7 +91,7 @@ class _Pooled(nn.Module):
         self.backbone = backbone
 
     def forward(self, images: Tensor) -> Tensor:
-        return pool(self.backbone(images))
+        return self.backbone.pooled(images)
 
 
 def find_onnx_backbone(
@@ -114,11 +114,11 @@ def find_onnx_backbone(
     is_rgb = len(backbone.mean) == 3
     if torch.device(device).type != "cpu" or images < FEWEST_IMAGES or not is_rgb or not _is_convolutional(backbone):
         return None
-    pooled = _Pooled(backbone).eval()
     try:
-        network = _load(pooled, (view.size, view.size), folder)
+        network = _load(backbone, (view.size, view.size), folder)
         if getattr(view, "resize", "") == "keep":
-            network.pooled, network.folder = copy.deepcopy(pooled).to(memory_format=torch.contiguous_format), folder
+            network.backbone = copy.deepcopy(backbone).to(memory_format=torch.contiguous_format)
+            network.folder = folder
         return network
     except ImportError as error:
         reason = f"the package {error.name} is not installed"
@@ -143,25 +143,25 @@ def network_file(backbone: Backbone, weights: str, shape: Shape) -> str:
     return f"{backbone.name.replace('/', '_')}-{pixels}-{weights}.onnx"
 
 
-def _load(pooled: _Pooled, shape: Shape, folder: Path | None) -> OnnxBackbone:
+def _load(backbone: Backbone, shape: Shape, folder: Path | None) -> OnnxBackbone:
     """Open the network in `folder`; it is exported if the file is missing, damaged or of another network."""
-    name = network_file(pooled.backbone, fingerprint(pooled.backbone), shape)
+    name = network_file(backbone, fingerprint(backbone), shape)
     if folder is not None:
         with contextlib.suppress(Exception):  # the runtime has one exception type per fault
-            return _open((folder / name).read_bytes(), pooled, shape)
-    content = _export(pooled, shape, simplified=True)
+            return _open((folder / name).read_bytes(), backbone, shape)
+    content = _export(backbone, shape, simplified=True)
     try:
-        network = _open(content, pooled, shape)
+        network = _open(content, backbone, shape)
     except Exception:  # its simplified graph works for one batch size only
-        content = _export(pooled, shape, simplified=False)
-        network = _open(content, pooled, shape)
+        content = _export(backbone, shape, simplified=False)
+        network = _open(content, backbone, shape)
     if folder is not None:
         with contextlib.suppress(UserError), atomic_write(folder / name) as temporary:  # a read-only or full disk
             temporary.write_bytes(content)
     return network
 
 
-def _export(pooled: _Pooled, shape: Shape, *, simplified: bool) -> bytes:
+def _export(backbone: Backbone, shape: Shape, *, simplified: bool) -> bytes:
     """The network as the content of an .onnx file.
 
     The exporter based on TorchScript takes one second, the one based on torch.export ten. With `simplified`, ONNX
@@ -172,7 +172,7 @@ def _export(pooled: _Pooled, shape: Shape, *, simplified: bool) -> bytes:
     import onnxruntime
 
     # A copy, because the caller's network may be in another memory layout.
-    plain = copy.deepcopy(pooled).cpu().float().to(memory_format=torch.contiguous_format)
+    plain = copy.deepcopy(_Pooled(backbone)).eval().cpu().float().to(memory_format=torch.contiguous_format)
     variable = {} if simplified else {"images": {0: "batch"}, "features": {0: "batch"}}
     with TemporaryDirectory() as folder:
         file = str(Path(folder) / "exported.onnx")
@@ -200,14 +200,14 @@ def _export(pooled: _Pooled, shape: Shape, *, simplified: bool) -> bytes:
     return content
 
 
-def _open(content: bytes, pooled: _Pooled, shape: Shape) -> OnnxBackbone:
+def _open(content: bytes, backbone: Backbone, shape: Shape) -> OnnxBackbone:
     """Open an exported network; a ValueError if its features differ from torch's."""
-    network = OnnxBackbone(pooled.backbone.name, {shape: content})
+    network = OnnxBackbone(backbone.name, {shape: content})
     noise, scene = parity_images(shape, 1)["noise"], parity_images(shape, 3)["scene"]
     for images in (noise, scene):
         with torch.inference_mode():
-            expected = pooled(images)
-            difference = float((network(images) - expected).abs().max() / expected.abs().max())
+            expected = backbone.pooled(images)
+            difference = float((network.pooled(images) - expected).abs().max() / expected.abs().max())
         if not difference <= TOLERANCE:  # also refuses NaN
             raise ValueError(f"its features differ by {difference:.2g} of their largest value")
     return network

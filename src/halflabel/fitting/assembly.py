@@ -100,7 +100,7 @@ class Assembly:
             way = "by L-BFGS on vectors, backbone frozen"
         else:
             method = self.make_method()
-            needs_maps = self.make_head(method, 8, len(table.classes)).needs_maps
+            needs_maps = self.needs_maps(method, len(table.classes))
             way = f"{self.config.settings.epochs} epochs of batches on cached {'maps' if needs_maps else 'vectors'}"
             way += ", backbone frozen"
         return f"{self.recipe.name}: {self.make_method().describe()}; {way}"
@@ -118,11 +118,14 @@ class Assembly:
         use, described, place = self.config.names, self.config.descriptions, None if folder is None else Path(folder)
         return distributed.run_on_main(lambda: likeness_for(list(classes), backbone, use, described, place, reporter))
 
-    def feature_kind(self, channels: int, classes: int) -> tuple[bool, int]:
+    def needs_maps(self, method: Method, classes: int) -> bool:
+        """Return whether the head of a method needs maps instead of pooled features."""
+        return self.make_head(method, 8, classes).needs_maps
+
+    def feature_kind(self, classes: int) -> tuple[bool, int]:
         """Return whether the head needs maps instead of pooled features, and the number of strong views to cache."""
         method = self.make_method()
-        is_map = self.make_head(method, channels, classes).needs_maps
-        return is_map, copies_for(method.views, self.config.copies)
+        return self.needs_maps(method, classes), copies_for(method.views, self.config.copies)
 
     def features(
         self,
@@ -135,7 +138,7 @@ class Assembly:
         reporter: Reporter = SILENT,
     ) -> Features:
         """Return the cached features of a source; with `for_training` also the strong views that the method uses."""
-        maps, copies = self.feature_kind(backbone.channels, classes)
+        maps, copies = self.feature_kind(classes)
         if isinstance(source, StoredFeatures):
             if maps:
                 raise UserError(

@@ -64,14 +64,25 @@ class Basis(NamedTuple):
 
     @classmethod
     def of(
-        cls, features: Tensor, classifier: Classifier | None = None, *, of_backbone: bool = True, device: str = "cpu"
-    ) -> Basis:
-        """Take pooled features (N, D), NaN rows for unreadable images."""
+        cls,
+        features: Tensor,
+        classifier: Classifier | None = None,
+        *,
+        blocks: Sequence[int] | None = None,
+        of_backbone: bool = True,
+        device: str = "cpu",
+    ) -> list[Basis]:
+        """Take pooled features (N, D), NaN rows for unreadable images; of two blocks, both and each alone.
+
+        A first block of another length than the second is not taken alone: it would have no class maps.
+        """
         readable = ~torch.cat([torch.isnan(part).any(1) for part in torch.split(features, BLOCK)])
         rows = readable.nonzero()[:, 0]
         with use_free_cores():
-            transform = FeatureTransform.fit(features, classifier, of_backbone=of_backbone, device=device)
-            return cls(transform, rows.numpy(), *to_components(transform, features, rows))
+            whole = FeatureTransform.fit(features, classifier, blocks=blocks, of_backbone=of_backbone, device=device)
+            left_out = {1: (), 2: (1, 0) if len(set(whole.blocks)) == 1 else (0,)}[len(whole.blocks)]
+            parts = [whole.without(block) for block in left_out]
+            return [cls(each, rows.numpy(), *to_components(each, features, rows)) for each in (whole, *parts)]
 
 
 @dataclass(frozen=True)
@@ -122,11 +133,12 @@ class CrossFit:
             classes = f" and {len(range(0, self.logits.shape[1], step)):,} of the classes" if step > 1 else ""
             folds = int(self.fold.max()) + 1
             reduced = f" (a large table: {folds} folds; the first one{classes} chose the strength)"
-        return f"chosen by out-of-fold scores{reduced}: strength {self.strength:g}{mixed}"
+        blocks = f", {words}" if (words := self.head.transform.words) else ""
+        return f"chosen by out-of-fold scores{reduced}: strength {self.strength:g}{mixed}{blocks}"
 
 
 def crossfit(
-    features: Tensor | Basis,
+    features: Tensor | Sequence[Basis],
     table: Table,
     make_method: MakeMethod,
     *,
@@ -148,6 +160,7 @@ def crossfit(
     similar images need guesses that depend neither on the image they come from nor on the image they are passed to: for
     each pair of folds a model is fitted without both. The final head is fitted on all images.
 
+    Of several bases, they also choose the one that is used, unless the strength is given: then it is the first.
     Images are divided into `folds`, by default 5. Large tables have 3, of which the first alone chooses the strength,
     on classes at equal distances, which also decide on similar images: most losses are solved class by class, so that
     a sample of classes chooses like all of them.
@@ -155,7 +168,8 @@ def crossfit(
     if start is not None and start.is_near(table):
         return _fit_further(start, table, make_method, table if evaluation is None else evaluation)
     folds = folds or default_folds(table)
-    basis = features if isinstance(features, Basis) else Basis.of(features, classifier, device=device)
+    bases = Basis.of(features, classifier, device=device) if isinstance(features, Tensor) else features
+    basis = bases[0]
     rows, device = basis.rows, str(basis.features.device)
     if len(rows) < 2 * folds:
         raise UserError(f"{len(rows)} readable images cannot be divided into {folds} folds", "use more images")
@@ -164,7 +178,7 @@ def crossfit(
     judged = (table if evaluation is None else evaluation).subset(rows)
     is_large = table.shape[0] * table.shape[1] >= LARGE
     pairs = folds * (folds - 1) // 2
-    attempts = 0 if strength is not None else len(STRENGTHS) * (1 if is_large else folds)
+    attempts = 0 if strength is not None else len(bases) * len(STRENGTHS) * (1 if is_large else folds)
     fold_fits = folds if is_large or strength is not None else 0
     steps = _Steps(progress, attempts + fold_fits + pairs * use_similar)
     tried: dict[float, float] = {}
@@ -172,11 +186,15 @@ def crossfit(
 
     with use_free_cores():
         task = _Task(make_method, basis, table.subset(rows), fold, folds, judged)
-        if strength is None and not is_large:
-            strength, task.out_of_fold, tried = _choose_strength(task, steps)
-        else:
-            if strength is None:
-                strength, tried = _choose_strength_by_sample(task.sample(), steps)
+        if strength is None:
+            choices = []
+            for each in bases:
+                attempt = replace(task, basis=each)
+                choose = _choose_strength_by_sample if is_large else _choose_strength
+                choices.append((*choose(attempt, steps), attempt))
+            # The mean over strengths: the best of few labels is best by chance.
+            strength, tried, task = max(choices, key=lambda choice: np.mean([choice[1][each] for each in STRENGTHS]))
+        if not len(task.out_of_fold):
             one_by_one = (task.solver(fold != number) for number in range(folds))  # all at once would take much memory
             task.out_of_fold = _score_folds(task, one_by_one, strength, steps)
         logits = task.out_of_fold
@@ -345,8 +363,8 @@ def _fit_further(start: CrossFit, table: Table, make_method: MakeMethod, evaluat
     return replace(start, logits=logits_of_all, strength=strength, quality=quality, next_factor=next_factor, _task=task)
 
 
-def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, Tensor, dict[float, float]]:
-    """Return the best strength, its out-of-fold logits, and the quality of every strength that was tried.
+def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, dict[float, float]]:
+    """Return the best strength, whose out-of-fold logits are the task's, and the quality of each one tried.
 
     Each fit starts from the solution of the last strength.
     """
@@ -362,8 +380,8 @@ def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, Tensor, dict[fl
         return reached
 
     strength, tried = best_strength(quality)
-    task.heads = heads
-    return strength, best[1], tried
+    task.heads, task.out_of_fold = heads, best[1]
+    return strength, tried
 
 
 def _choose_strength_by_sample(task: _Task, steps: _Steps) -> tuple[float, dict[float, float]]:
@@ -372,6 +390,7 @@ def _choose_strength_by_sample(task: _Task, steps: _Steps) -> tuple[float, dict[
     Each fit starts from zero, as that of all classes does: with few labels a fit that ends by the tolerance depends on
     where it starts.
     """
+    task = task.sample()
     rows = task.rows_of_fold[0]
 
     def quality(strength: float) -> float:

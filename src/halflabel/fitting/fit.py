@@ -77,11 +77,18 @@ class Inputs:
         return self.make_features()
 
     @cached_property
+    def bases(self) -> list[Basis]:
+        """Principal components of the normalised features: of all of them, and of each block if there are two."""
+        backbone, features = self.backbone, pooled_features(self.features)
+        about: dict[str, Any] = {"of_backbone": self.of_backbone, "device": self.device}
+        if backbone is None:
+            return Basis.of(features, **about)
+        return Basis.of(features, backbone.classifier, blocks=backbone.blocks, **about)
+
+    @property
     def basis(self) -> Basis:
-        """Principal components of the normalised features, pooled."""
-        classifier = None if self.backbone is None else self.backbone.classifier
-        features = pooled_features(self.features)
-        return Basis.of(features, classifier, of_backbone=self.of_backbone, device=self.device)
+        """Principal components of all normalised features."""
+        return self.bases[0]
 
     @cached_property
     def names(self) -> NameScores | None:
@@ -111,9 +118,8 @@ class Inputs:
     def images(self) -> Source | None:
         return None if self.make_images is None else self.make_images()
 
-    @property
-    def width(self) -> int:
-        return self.channels if self.backbone is None else self.backbone.channels
+    def width(self, *, maps: bool) -> int:
+        return self.channels if self.backbone is None else self.backbone.width(maps=maps)
 
 
 @dataclass(frozen=True)
@@ -232,7 +238,7 @@ def _fit_linear(
     choosing = labels.choosing if choosing is None else choosing
     assembly.recipe.check_way(config.options, "linear")
     fitted = crossfit(
-        inputs.basis,
+        inputs.bases,
         assembly.training_table(table),
         assembly.make_method,
         strength=config.l2_strength,
@@ -299,7 +305,7 @@ class _Batches:
     def fit(self) -> Fit:
         config, settings = self.config, self.config.settings
         method = self.assembly.make_method()
-        head = self.assembly.make_head(method, self.inputs.width, len(self.table.classes))
+        head = self._make_head(method)
         model = Model(None if self.is_cached else self.inputs.backbone, head)
         source = self.inputs.features if self.is_cached else self.inputs.images
         assert source is not None
@@ -321,6 +327,11 @@ class _Batches:
         self._report_kept(method, fitted)
         return self._result(model, source, fitted, log)
 
+    def _make_head(self, method: Method) -> Head:
+        classes = len(self.table.classes)
+        maps = self.assembly.needs_maps(method, classes)
+        return self.assembly.make_head(method, self.inputs.width(maps=maps), classes)
+
     def _linear_start(self, head: Head, source: Source) -> Begin | None:
         """Return what begins with the L-BFGS solution of cross-entropy on the mean of the features over places.
 
@@ -336,8 +347,7 @@ class _Batches:
         device, place = self.assembly.device, np.searchsorted(rows, outside)
 
         def solve() -> tuple[Tensor, Tensor]:
-            options: dict[str, Any] = {"of_backbone": False, "device": device}
-            return refit_head(features, table, _bce, place, evaluation=judged, **options).on_features()
+            return refit_head(features, table, _bce, place, evaluation=judged, device=device).on_features()
 
         weight, bias = distributed.run_on_main(solve)
 
@@ -352,7 +362,7 @@ class _Batches:
         few = dataclasses.replace(settings, epochs=max(1, settings.epochs // _FEW), patience=0, keep="best")
         for factor in _RATES:
             method = self.assembly.make_method()
-            model = Model(None, self.assembly.make_head(method, self.inputs.width, len(self.table.classes)))
+            model = Model(None, self._make_head(method))
             if begin is not None:
                 begin(model, method, self.table)
             tried = dataclasses.replace(few, lr=factor * settings.lr)
@@ -455,12 +465,12 @@ class _Batches:
             return None
         reporter.message("fitting the head again by L-BFGS on the features of the tuned network")
         scored = score_source(tuned, source, device=device, reporter=reporter)
-        if scored.features.shape[1] != tuned.backbone.channels:
+        backbone: Any = tuned.backbone
+        if scored.features.shape[1] != backbone.width(maps=False):
             return None
         table = self.assembly.training_table(self.labels.training)
-        refitted = refit_head(
-            scored.features, table, self.assembly.make_method, self.held_out, evaluation=self.judged, device=device
-        )
+        how: dict[str, Any] = {"evaluation": self.judged, "blocks": backbone.blocks, "device": device}
+        refitted = refit_head(scored.features, table, self.assembly.make_method, self.held_out, **how)
         labels = torch.from_numpy(self.judged.subset(self.held_out).dense())
         before = ranking_quality(scored.logits[torch.from_numpy(self.held_out)], labels)
         qualities = f"ranking quality of the held-out images {before:.4f} before, {refitted.quality:.4f} after"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,11 +42,12 @@ def refit_head(
     held_out: NDArray[np.int64],
     *,
     evaluation: Table,
-    of_backbone: bool = True,
+    blocks: Sequence[int] | None = None,
     device: str = "cpu",
 ) -> Refit:
     """Fit a linear head to tuned features (N, D), NaN rows for unreadable images, without the held-out images.
 
+    `blocks` are those of the pooled vector of a network; without them the features may be any numbers.
     The held-out images choose the strength, by their labels in `evaluation`. The network was tuned on the labels of the
     other images, so their own out-of-fold scores would be too good.
     """
@@ -56,7 +58,7 @@ def refit_head(
 
     with use_free_cores():
         rows = np.flatnonzero(inside.numpy())
-        transform = FeatureTransform.fit(features[inside], of_backbone=of_backbone, device=device)
+        transform = FeatureTransform.fit(features[inside], blocks=blocks, of_backbone=blocks is not None, device=device)
         components, directions, variance = to_components(transform, features, torch.from_numpy(rows))
         judged = transform(features[torch.from_numpy(held_out)].to(device)) @ directions
         solver = LinearSolver(make_method(), components, table.subset(rows), variance=variance)

@@ -375,8 +375,11 @@ def _build_model(
     state: Mapping[str, Tensor],
 ) -> Model:
     """Return an untrained model whose head fits the state: that of the solver, or that of the method."""
-    solved = NormalisedLinear.from_shapes(state, "head.")
-    return Model(backbone, solved or recipe(method).make(**options).head(backbone.channels, len(classes)))
+    if (solved := NormalisedLinear.from_shapes(state, "head.")) is not None:
+        return Model(backbone, solved)
+    untrained = recipe(method).make(**options)
+    width = backbone.width(maps=untrained.head(8, len(classes)).needs_maps)
+    return Model(backbone, untrained.head(width, len(classes)))
 
 
 def _ready(model: Model, device: str) -> Model:

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
+from halflabel.features.backbones import Backbone, Preprocess
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting.callbacks import Callback, EpochLog
@@ -393,17 +394,15 @@ def check_loading(recipe: Recipe, regime: str) -> None:
         raise Broken("a loaded head scores otherwise", "keep all that the head needs in parameters and buffers")
 
 
-class _TinyBackbone(nn.Module):
+class _TinyBackbone(Backbone):
     """(B, 3, 16, 16) uint8 -> (B, CHANNELS, 4, 4)."""
 
-    channels = CHANNELS
-
     def __init__(self) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(3, CHANNELS, 4, stride=4)
+        preprocess = Preprocess(16, (0.0,) * 3, (1.0,) * 3, "bilinear", 1.0)
+        super().__init__("tiny", nn.Conv2d(3, CHANNELS, 4, stride=4), CHANNELS, preprocess)
 
-    def forward(self, view: Tensor) -> Tensor:
-        features: Tensor = self.convolution(view.float() / 255)
+    def _raw(self, images: Tensor) -> Tensor:
+        features: Tensor = self.model(images.float() / 255)
         return features
 
 
