@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import mmap
+import re
 import tempfile
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from halflabel.labels.audit import Audit
 from halflabel.labels.formats._csv import (
     CsvTable,
     ParquetTable,
+    _has_cells_of_one_line,
     detect_delimiter,
     existing_path,
     first_line,
@@ -291,3 +294,14 @@ def test_a_fault_below_excels_separator(tmp_path: Path) -> None:
     with pytest.raises(LabelError, match="3 fields where the first line has 2") as caught:
         CsvTable(path)
     assert caught.value.line == 4
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text('a,"\n', max_size=24))
+def test_quotes_that_are_passed_at_once_are_well_formed(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "quotes.csv"
+    path.write_text(text + '\n"x"\n')
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        passed = _has_cells_of_one_line(data, ",")
+    cells = r'(?:"(?:[^"]|"")*"|[^",]*)'
+    assert passed == all(re.fullmatch(f"{cells}(?:,{cells})*", line) for line in text.split("\n"))

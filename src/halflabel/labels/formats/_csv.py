@@ -31,6 +31,7 @@ from halflabel.system.files import WRITING_MARK, is_utf8
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
 
+_BLOCK = 1 << 24  # bytes in which quotes are looked for at a time
 _MOST = float(np.finfo(np.float32).max)
 _DELIMITERS = ",;\t|"
 # Byte order marks; that of UTF-32 begins with that of UTF-16.
@@ -251,6 +252,8 @@ def check_quotes(path: Path, delimiter: str, encoding: str = "utf-8") -> None:
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if not is_multibyte and data.find(b'"') < 0:  # nearly all large files
             return
+        if encoding == "utf-8" and _has_cells_of_one_line(data, delimiter):
+            return
     next_line = re.compile(
         rf"[\r\n]+[^\r\n{re.escape(delimiter)}]*{_IMAGE_ENDING}\"?{re.escape(delimiter)}", re.IGNORECASE
     )
@@ -258,6 +261,27 @@ def check_quotes(path: Path, delimiter: str, encoding: str = "utf-8") -> None:
         if long_cell := next(filter(next_line.search, record), None):
             message = f"a quote pulls {len(long_cell.splitlines())} lines into one cell"
             raise LabelError(message, "remove the quote that is opened here, or close it on this line", path, line=line)
+
+
+def _has_cells_of_one_line(data: mmap.mmap, delimiter: str) -> bool:
+    """Whether every quoted cell begins and ends at a delimiter, on one line; quotes in it are written twice.
+
+    Of the quotes of a line every other one opens. False where another form of quoting may be valid too.
+    """
+    first = len(codecs.BOM_UTF8) if data[:3] == codecs.BOM_UTF8 else 0
+    ends = np.array([ord(delimiter), *b'\r\n"'], np.uint8)
+    while first < len(data):
+        end = data.find(b"\n", first + _BLOCK)
+        end = len(data) if end < 0 else end + 1
+        block = np.frombuffer(b"\n" + data[first:end] + b"\n", np.uint8)
+        quotes = np.flatnonzero(block == ord('"'))
+        of_line = np.searchsorted(quotes, np.flatnonzero(block == ord("\n")))  # quotes before each line end
+        if (of_line & 1).any():
+            return False
+        if not (np.isin(block[quotes[::2] - 1], ends).all() and np.isin(block[quotes[1::2] + 1], ends).all()):
+            return False
+        first = end
+    return True
 
 
 def _not_text(what: str, encoding: str, path: Path, line: int) -> LabelError:
