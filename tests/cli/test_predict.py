@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from command_line import done, flat, refused, run
 from digit_scenes import CLASSES
@@ -134,3 +137,11 @@ def test_predict_names_the_images_it_cannot_read(
     (tmp_path / "none").mkdir()
     assert "there are no images" in refused("predict", trained, tmp_path / "none")
     assert "there are no images" in refused("predict", trained, "-", stdin="\n")
+
+
+def test_a_file_name_that_is_not_utf8_is_escaped(trained: Path, data: Path, tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/caf\xe9.png"
+    shutil.copy(data / "images" / "train-000003.png", name)
+    assert r"caf\xe9.png," in done("predict", trained, tmp_path, "--format", "csv")
+    done("predict", trained, tmp_path, "--out", tmp_path / "out")
+    assert pq.read_table(tmp_path / "out")["image"][0].as_py().endswith(r"caf\xe9.png")

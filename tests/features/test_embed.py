@@ -20,7 +20,7 @@ from halflabel.features import embed
 from halflabel.features.backbones import build_backbone
 from halflabel.fitting.config import Config
 from halflabel.images.sources import Images
-from halflabel.images.stored_features import StoredFeatures, holds_features, unlisted_images
+from halflabel.images.stored_features import StoredFeatures, holds_features, stored_names, unlisted_images
 from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.runs.folder import RunFolder
@@ -145,3 +145,9 @@ def test_images_that_no_label_names_are_found_among_features(tmp_path: Path) -> 
     vectors = [[1.0, 2.0]] * 3
     pq.write_table(pa.table({"image": ["a.jpg", "b.jpg", "c.jpg"], "features": vectors}), tmp_path / "part-0.parquet")
     assert unlisted_images(Names(["b", "x.jpg", "c.jpg"]), tmp_path) == ["a.jpg"]
+
+
+def test_images_whose_names_are_not_utf8_are_named_and_left_out(place: Path) -> None:
+    os.rename("photos/03.png", b"photos/caf\xe9.png")
+    assert "1 images left out" in done("embed", "photos", "features", *TINY)
+    assert len(stored_names(Path("features"))) == N - 1

@@ -17,6 +17,7 @@ from halflabel.fitting import assembly as assemblies
 from halflabel.fitting.config import Config
 from halflabel.images import decode, sources
 from halflabel.labels import names as label_names
+from halflabel.system.files import is_utf8
 from halflabel.system.format import counted
 from halflabel.system.ray_engine import use_engine
 from halflabel.system.remote import local_folder
@@ -48,10 +49,15 @@ def embed(
     backbone = assembly.make_backbone()
     size = config.size or backbone.preprocess.size
     folder = local_folder(images)
-    if not (paths := decode.find_images(folder)):
+    found = {path.relative_to(folder).as_posix(): path for path in decode.find_images(folder)}
+    paths = {name: path for name, path in found.items() if is_utf8(name)}
+    if not paths:
         raise UserError(f"{images} holds no images", "name the folder with the image files, or a pack")
-    names = label_names.Names(path.relative_to(folder).as_posix() for path in paths)
-    source = sources.Images(paths, names, config.views(backbone), workers=config.workers, max_bad=1.0)
+    if len(paths) < len(found):
+        example = ascii(next(name for name in found if name not in paths))
+        show_message(f"{len(found) - len(paths)} images left out, whose names are not UTF-8, such as {example}")
+    names = label_names.Names(paths)
+    source = sources.Images(list(paths.values()), names, config.views(backbone), workers=config.workers, max_bad=1.0)
     made_by = {"backbone": config.backbone, "size": size, "resize": config.resize, "channels": config.channels}
     with Bar("features") as bar, use_engine(engine):
         reporter = Reporter(bar, show_message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -109,18 +110,23 @@ def stream_predictions(
         for scores in predictor.stream(source, reporter, of=len(files.paths)) if paths else ():
             for row in scores:
                 if number in source.bad:
-                    yield Prediction(str(paths[number]), [], source.bad[number][2])
+                    yield Prediction(_name(paths[number]), [], source.bad[number][2])
                 else:
                     labels = predictor.labels(row, top=top, every=all_scores)
-                    yield Prediction(str(paths[number]), labels)
+                    yield Prediction(_name(paths[number]), labels)
                 number += 1
     except UserError:
         if number or len(source.bad) < len(paths):
             raise
         for path, bad in zip(paths, (source.bad[number] for number in range(len(paths))), strict=True):
-            yield Prediction(str(path), [], bad[2])
+            yield Prediction(_name(path), [], bad[2])
     for name, reason in islice(files.unpacked.items(), max(0, first - len(files.paths)), None):
         yield Prediction(name, [], reason)
+
+
+def _name(path: Path) -> str:
+    """Return a path as text; bytes that are not UTF-8 are escaped, so that any file can hold it."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def predict_files(
