@@ -21,7 +21,7 @@ import sklearn
 import torch
 from sklearn.neighbors import NearestNeighbors
 
-from halflabel.methods.parts.propagation import nearest
+from halflabel.methods.rml import nearest
 
 OUT = Path(__file__).parent / "out" / "neighbours.json"
 Found = tuple[np.ndarray, np.ndarray]  # distance, index, each (Q,)

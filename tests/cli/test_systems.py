@@ -12,8 +12,8 @@ import torch
 from command_line import TINY, done
 
 from halflabel.features.heads import Weldon
+from halflabel.methods import imcl, rml
 from halflabel.methods.em import APL
-from halflabel.methods.parts import propagation, similarity_method
 from halflabel.methods.parts.curriculum import Curriculum
 from halflabel.methods.parts.label_graph import LabelGraph
 from halflabel.methods.plcl import GnnHead
@@ -60,9 +60,9 @@ SYSTEMS: dict[str, tuple[str, str, list[tuple[Any, str, Effect]]]] = {
         for letter in "abcd"
     },
     "plcl e": ("theta=9 epochs=4", "partial:share=0.4", [(Curriculum, "absorb", labels_added)]),
-    "imcl": ("", "partial:share=0.4", [(similarity_method, "joint_omp", ran), (LabelGraph, "forward", is_learned)]),
+    "imcl": ("", "partial:share=0.4", [(imcl, "joint_omp", ran), (LabelGraph, "forward", is_learned)]),
     "srcr": ("", "partial:share=0.4", [(SaliencyHead, "forward", ran), (SelfTraining, "step", views_differ)]),
-    "ss-rml": ("", "semi-supervised:share=0.5", [(propagation.PropagateLabels, "absorb", images_labelled)]),
+    "ss-rml": ("", "semi-supervised:share=0.5", [(rml.PropagateLabels, "absorb", images_labelled)]),
     "em-apl": ("", "single-positive", [(APL, "absorb", images_labelled)]),
 }
 

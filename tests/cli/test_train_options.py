@@ -88,7 +88,7 @@ def test_help_shows_the_common_options_and_help_all_the_rest(command: str) -> No
 
 def test_train_has_few_common_options() -> None:
     assert options_in(done("train", "--help")) - {"--help"} == {
-        "--backbone", "--config", "--dry-run", "--force", "--method", "--out", "--positives-per-image",
+        "--backbone", "--classes", "--config", "--dry-run", "--force", "--method", "--out", "--positives-per-image",
         "--seed", "--set", "--tune",
     }  # fmt: skip
 

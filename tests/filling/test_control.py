@@ -31,7 +31,7 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.questions.choose import asked_entries, read_questions
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.resume import continue_training
+from halflabel.runs.new_run import continue_training
 from halflabel.runs.scores import scored_images
 from halflabel.runs.train import train
 

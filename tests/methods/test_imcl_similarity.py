@@ -162,7 +162,7 @@ def test_neighbours_of_a_set(monkeypatch):
     assert not (neighbours.index == 3).any()
     for weights, expected_weights in zip(neighbours.weights, expected.weights, strict=True):
         torch.testing.assert_close(weights[read], expected_weights)
-    monkeypatch.setattr("halflabel.methods.parts.similarity_method._QUERIES", 2)
+    monkeypatch.setattr("halflabel.methods.imcl._QUERIES", 2)
     blockwise = method.neighbours(features, logits, torch.from_numpy(labels))
     assert torch.equal(blockwise.index, neighbours.index)
     none = method.neighbours(features[:0], logits[:0], torch.from_numpy(labels[:0]))

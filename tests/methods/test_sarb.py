@@ -11,7 +11,7 @@ from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
-from halflabel.methods.parts.blending import draw_unknown, quadrants
+from halflabel.methods.sarb import draw_unknown, quadrants
 from halflabel.types import Batch
 
 shared = checks.reference("semantic")
@@ -76,7 +76,7 @@ def test_steps_are_the_slow_loop_with_the_same_draws(name, size, monkeypatch):
     number = torch.from_numpy(np.random.default_rng(3).integers(0, 4, (5, 4)))
     chosen = (batch.labels == 0) & torch.tensor([True, False, True, False])
     monkeypatch.setattr("torch.randperm", lambda count, device=None: partner)
-    monkeypatch.setattr("halflabel.methods.parts.blending.draw_unknown", lambda *_: chosen)
+    monkeypatch.setattr("halflabel.methods.sarb.draw_unknown", lambda *_: chosen)
     monkeypatch.setattr(type(method), "_draw_prototypes", lambda self, labels, quadrant: number)
     loss = method.step(model, batch, 2)
     expected = slow_step(method, model, batch, (partner, chosen, number))

@@ -18,8 +18,8 @@ from halflabel.images.sources import Features
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
-from halflabel.methods.parts.propagation import PropagateLabels
 from halflabel.methods.parts.terms import Transductive
+from halflabel.methods.rml import PropagateLabels
 from halflabel.types import Batch, Output, Sweep, Targets
 
 slow_propagation = step_checks.reference("ss_rml")
@@ -83,7 +83,7 @@ def test_neighbours_do_not_depend_on_the_block_size(monkeypatch):
     features[[0, 9]] = torch.nan
     results = []
     for piece in (1 << 16, 2):
-        monkeypatch.setattr("halflabel.methods.parts.propagation._BLOCK_IMAGES", piece)
+        monkeypatch.setattr("halflabel.methods.rml._BLOCK_IMAGES", piece)
         relabel = PropagateLabels(1, 20, 0.0, 1.0, "auto")
         relabel.start(Table.from_dense(labels))
         log = relabel.absorb(Sweep(torch.zeros(labels.shape), features), 1)

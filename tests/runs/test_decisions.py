@@ -27,9 +27,9 @@ from halflabel.questions.next import next_questions
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.new_run import continue_training
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor, open_model
-from halflabel.runs.resume import continue_training
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 

@@ -50,15 +50,13 @@ from halflabel.methods import base
 from halflabel.review import live_finish
 from halflabel.runs import folder as run_folder
 from halflabel.runs import from_nothing, new_run
-from halflabel.runs import resume as resuming
 from halflabel.system import distributed, gpu_memory, signals
-from halflabel.system.files import absolute_path
+from halflabel.system.files import absolute_path, read_yaml
 from halflabel.system.format import counted
 from halflabel.system.ray_engine import use_engine
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import Reporter
 from halflabel.system.validate import one_of
-from halflabel.system.yaml_file import read_yaml
 
 EARLIER_RUNS = "Start from an earlier run"
 
@@ -168,7 +166,7 @@ def _new_job(
     truth: Path | None,
     training: dict[str, Any],
     config_file: Path | None,
-) -> resuming.TrainingJob:
+) -> new_run.TrainingJob:
     """Read the labels and choose the configuration of a new run; nothing is written."""
     earlier = None if config_file is None else read_yaml(config_file, "name the config.yaml of a run")
     if earlier is not None and not is_given(ctx, "method"):
@@ -194,12 +192,12 @@ def _new_job(
         config = new_run.change_config(Config.from_dict(earlier), choice.method, given, options, absolute_path(images))
     assemblies.Assembly(config).check_fit(training, table)
     true_labels = read(truth).table() if truth is not None else None
-    return resuming.TrainingJob(label_import.rows, images, config, run, true_labels)
+    return new_run.TrainingJob(label_import.rows, images, config, run, true_labels)
 
 
 def _job_of_names(
     classes: list[str], images: Path, out: Path | None, force: bool, training: dict[str, Any]
-) -> resuming.TrainingJob:
+) -> new_run.TrainingJob:
     """Return the training of a run without labels, by class names alone."""
     method = from_nothing.FROM_NOTHING
     run = distributed.run_on_main(lambda: run_folder.RunFolder.create(out or Path("runs") / "names", force=force))
@@ -207,10 +205,10 @@ def _job_of_names(
     training = {"workers": 2, "names": "on", **training}
     choice = auto.choose(rows.training.stats, method=method)
     config = new_run.make_config(choice, training, training.pop("options"), absolute_path(images))
-    return resuming.TrainingJob(rows, images, config, run)
+    return new_run.TrainingJob(rows, images, config, run)
 
 
-def _show_job(job: resuming.TrainingJob, images: Path) -> None:
+def _show_job(job: new_run.TrainingJob, images: Path) -> None:
     """Print what a training would do, and the command that does it."""
     config, run = job.config, job.run
     table = job.labels.training
@@ -228,7 +226,7 @@ def _resume(ctx: typer.Context, folder: Path, images: Path | None, loggers: list
     """Resume an interrupted run."""
     _check_no_other_options(ctx, "--resume", {"resume", "images", "labels", "engine", "log"})
     run = run_folder.RunFolder.open(folder)
-    _run_job(resuming.resume_training(run, images), loggers, engine)
+    _run_job(new_run.resume_training(run, images), loggers, engine)
 
 
 def _continue(
@@ -251,7 +249,7 @@ def _continue(
     target = out or live_finish.next_run_folder(folder)
     run = distributed.run_on_main(lambda: run_folder.RunFolder.create(target, force=force))
     rows = read(answers).rows if answers is not None else finished.read_answers()
-    job = resuming.continue_training(finished, run, answers=rows, images=images)
+    job = new_run.continue_training(finished, run, answers=rows, images=images)
     if rows is not None:
         present, absent = (int((rows.value == value).sum()) for value in (1, -1))
         console.print(
@@ -261,7 +259,7 @@ def _continue(
     _run_job(job, loggers, engine)
 
 
-def _run_job(job: resuming.TrainingJob, loggers: list[str], engine: str) -> None:
+def _run_job(job: new_run.TrainingJob, loggers: list[str], engine: str) -> None:
     """Train with progress bars, then print the evaluation and the next step."""
     epoch_bar, head_bar = TrainingBar(), TrainingBar("head")
     callback: callbacks.Callback = epoch_bar
@@ -287,12 +285,12 @@ def _run_job(job: resuming.TrainingJob, loggers: list[str], engine: str) -> None
         show_command(after_train(run.folder, job.images, **about))
 
 
-def _labels_before(job: resuming.TrainingJob) -> label_rows.Labels:
+def _labels_before(job: new_run.TrainingJob) -> label_rows.Labels:
     """The labels of the run that a continued run began from."""
     return run_folder.RunFolder(Path(job.config.begin_from or "")).read_rows()
 
 
-def _show_random_answers(job: resuming.TrainingJob) -> None:
+def _show_random_answers(job: new_run.TrainingJob) -> None:
     """Say why the figures of a continued run differ from those of the run before, where random answers came in."""
     if not job.config.begin_from:
         return

@@ -29,9 +29,8 @@ from halflabel.errors import UserError, error_summary
 from halflabel.features.backbone_names import DEFAULT
 from halflabel.features.backbones import Backbone
 from halflabel.features.feature_transform import BLOCK, Classifier, class_probabilities
-from halflabel.system.files import atomic_write
+from halflabel.system.files import atomic_write, read_yaml
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.system.yaml_file import read_yaml
 
 Encoder = Callable[[list[str]], ArrayLike]  # C texts -> (C, d) vectors
 

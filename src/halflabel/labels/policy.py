@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from halflabel.errors import UserError
-from halflabel.system.files import atomic_write
+from halflabel.system.files import atomic_write, read_yaml
 from halflabel.system.validate import FieldError, check_fields
-from halflabel.system.yaml_file import read_yaml
 
 Meaning = Literal["present", "absent", "unknown", "uncertain"]
 

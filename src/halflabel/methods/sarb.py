@@ -3,13 +3,165 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from halflabel.features.heads import Model, find_head
+from halflabel.labels.table import Table
 from halflabel.methods.base import AfterEpoch, Duration, Method, method
-from halflabel.methods.parts.blending import Blending
-from halflabel.methods.parts.semantic import semantic_parts
+from halflabel.methods.parts.feature_bank import Prototypes
+from halflabel.methods.parts.semantic import LabelFeatures, SemanticHead, SemanticMethod, label_features, semantic_parts
+from halflabel.methods.parts.transfer import WarmUp, contrastive_loss
 from halflabel.methods.ssgrl import ssgrl
 from halflabel.system.validate import MAX_SIZE, at_least, between
+from halflabel.types import Batch, Output, Targets
+
+
+class Blending(SemanticMethod):
+    """L = L_known + instance_weight · L_instance + prototype_weight · L_prototype + contrast_weight · L_cos.
+
+    α and β start at `share`, are learned if `learn`, and clipped to [0, 1]. `by` is how prototypes are computed
+    (`Prototypes`); with "quadrants" a label gets the prototype of another quarter of the picture than its own.
+    """
+
+    samples = True  # partners, labels and prototypes are drawn at random
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        warm: int,
+        share: float,
+        learn: bool,
+        instance_weight: float,
+        prototype_weight: float,
+        contrast_weight: float,
+        blends: int,
+        bank: int,
+        prototypes: int,
+        every: int,
+        by: str,
+        **semantic: Any,
+    ) -> None:
+        super().__init__(relabel=WarmUp("blending", warm), **semantic)
+        self.width = width
+        self.warm, self.every = warm, every
+        self.instance_weight, self.prototype_weight = instance_weight, prototype_weight
+        self.contrast_weight, self.blends = contrast_weight, blends
+        self.prototypes = Prototypes(bank, prototypes, by)
+        self.alpha = nn.Parameter(torch.tensor(share), requires_grad=learn)
+        self.beta = nn.Parameter(torch.tensor(share), requires_grad=learn)
+
+    def begin(self, table: Table) -> None:
+        super().begin(table)
+        self.prototypes.start(len(table.classes), self.width)
+
+    def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
+        shares = [share for share in (self.alpha, self.beta) if share.requires_grad]
+        return [{"params": shares, "base_lr": lr, "weight_decay": 0.0}]
+
+    def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
+        output: Output = model(batch.views[0])
+        per_label, labels = label_features(output), batch.labels
+        known: Targets = self.relabel(batch, output.logits.detach(), epoch)
+        loss = self.reduce(self.loss(output.logits, known), known)
+        loss = loss + self.contrast_weight * contrastive_loss(per_label.features, labels)
+        quadrant = quadrants(output.maps) if output.maps is not None and self.prototypes.by == "quadrants" else None
+        if epoch > self.warm:
+            self.prototypes.refresh(epoch, self.warm + 1, self.every)
+            for share in (self.alpha, self.beta):
+                share.data.clamp_(0, 1)
+            head = find_head(model, SemanticHead)
+            partner = torch.randperm(len(labels), device=labels.device)
+            instance = blend_images(per_label, labels, partner, self.alpha)
+            loss = loss + self.instance_weight * self._blend_loss(head, output.logits, instance)
+            chosen = draw_unknown(labels, self.blends, self.prototypes.exists)
+            number, centres = self._draw_prototypes(labels, quadrant), self.prototypes.centres
+            prototype = blend_prototypes(per_label, labels, chosen, self.blends, centres, number, self.beta)
+            loss = loss + self.prototype_weight * self._blend_loss(head, output.logits, prototype)
+        self.prototypes.bank.remember(per_label.features, labels, quadrant)
+        return loss
+
+    def _blend_loss(self, head: SemanticHead, logits: Tensor, blend: Blend) -> Tensor:
+        """Return the loss of blended images; `logits` (B, C) are those of images in which nothing was blended."""
+        changed = blend.mixed.any(1).nonzero().squeeze(1)
+        blended = head.classify(LabelFeatures(*(part[changed] for part in blend.features)))
+        logits = logits.index_put((changed,), blended.to(logits.dtype))
+        return self.reduce(self.loss(logits, blend.targets), blend.targets)
+
+    def _draw_prototypes(self, labels: Tensor, quadrant: Tensor | None) -> Tensor:
+        """Draw a prototype number for each label: (B, C)."""
+        if quadrant is None:
+            return torch.randint(self.prototypes.count, labels.shape, device=labels.device)
+        return (quadrant + torch.randint(1, 4, labels.shape, device=labels.device)) % 4
+
+
+def quadrants(maps: Tensor) -> Tensor:
+    """Return the quarter of the picture with the peak of the attention, 0 to 3, row by row: (B, C, h, w) -> (B, C)."""
+    height, width = maps.shape[2:]
+    peak = maps.flatten(2).argmax(2)
+    return 2 * (peak // width >= height // 2) + (peak % width >= width // 2).long()
+
+
+def draw_unknown(labels: Tensor, count: int, usable: Tensor) -> Tensor:
+    """Draw up to `count` unknown labels of each image among the usable ones (C,): (B, C) bool."""
+    candidates = (labels == 0) & usable
+    rank = torch.rand(labels.shape, device=labels.device).masked_fill(~candidates, -1)
+    best = rank.topk(min(count, labels.shape[1]), dim=1)
+    return torch.zeros_like(candidates).scatter(1, best.indices, best.values >= 0)
+
+
+class Blend(NamedTuple):
+    """Blended features of each label, their soft labels, and which entries were blended."""
+
+    features: LabelFeatures
+    targets: Targets
+    mixed: Tensor  # (B, C) bool
+
+
+def blend_images(per_label: LabelFeatures, labels: Tensor, partner: Tensor, alpha: Tensor) -> Blend:
+    """Blend a label that is unknown in one image with its features in another that shows it. Pu 2022 (SARB), ILRB.
+
+        where y_c^n = 0 and y_c^m = 1:   f_c ← α f_c^n + (1 − α) f_c^m,   y_c ← 1 − α;   all else is unchanged
+
+    `partner` (B,): the image m of each image n. The gradient reaches the features of both images and α.
+    """
+    mixed = (labels == 0) & (labels[partner] > 0)
+    return _blend(per_label, labels, mixed, alpha, per_label.places[partner], per_label.weights[partner])
+
+
+def blend_prototypes(
+    per_label: LabelFeatures, labels: Tensor, chosen: Tensor, most: int, centres: Tensor, number: Tensor, beta: Tensor
+) -> Blend:
+    """Blend the `chosen` (B, C) unknown labels, at most `most` per image, with a prototype. Pu 2022 (SARB), PLRB.
+
+        f_c ← β f_c + (1 − β) prototype_c,   y_c ← 1 − β
+
+    The prototypes are those with `number` (B, C) among the `centres` (C, k, W).
+    """
+    mixed = chosen & (labels == 0)
+    label = mixed.to(torch.uint8).topk(min(most, labels.shape[1]), dim=1).indices
+    prototypes = centres[label, number.gather(1, label)].to(per_label.places.dtype)
+    return _blend(per_label, labels, mixed, beta, prototypes, one_hot(label, labels.shape[1]).transpose(1, 2))
+
+
+def _blend(
+    per_label: LabelFeatures, labels: Tensor, mixed: Tensor, share: Tensor, places: Tensor, weights: Tensor
+) -> Blend:
+    """Blend the `mixed` labels with the sums of other places (B, P, W), with weights (B, C, P)."""
+    shares = torch.where(mixed, share.to(places.dtype), 1.0)[:, :, None]
+    all_weights = torch.cat([shares * per_label.weights, (1 - shares) * weights], 2)
+    blended = LabelFeatures.weighted(torch.cat([per_label.places, places], 1), all_weights)
+    return Blend(blended, _soft_targets(labels, mixed, share), mixed)
+
+
+def _soft_targets(labels: Tensor, mixed: Tensor, share: Tensor) -> Targets:
+    pos = torch.where(mixed, 1 - share, (labels > 0).to(share.dtype))
+    neg = torch.where(mixed, share, (labels < 0).to(share.dtype))
+    return Targets(pos, neg)
 
 
 def _tune(options: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -32,12 +32,12 @@ from halflabel.system.files import (
     cache_folder,
     read_json,
     read_text,
+    read_yaml,
     to_json_value,
     write_csv,
     write_json,
 )
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.system.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from halflabel.evaluation.calibration import Calibration

@@ -1,10 +1,11 @@
-"""Train a new run in one call: the configuration from labels and options, then the training.
+"""Train a new run in one call, resume an interrupted one, or continue a finished one with more labels.
 
 Exported as `halflabel.train` and `halflabel.continue_training`; `halflabel train` makes its configuration here too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -19,6 +20,7 @@ from halflabel.evaluation.evaluate import Evaluation
 from halflabel.features.embed import config_of_features
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.auto import Choice, choose
+from halflabel.fitting.callbacks import Callback
 from halflabel.fitting.config import Config, declared_options
 from halflabel.images.stored_features import describe_features, holds_features
 from halflabel.labels.formats import read
@@ -27,14 +29,56 @@ from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, recipe
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.from_nothing import FROM_NOTHING, without_labels
+from halflabel.runs.from_nothing import FROM_NOTHING, learn_from_answers, without_labels
 from halflabel.runs.predictor import Predictor
-from halflabel.runs.resume import continue_training
 from halflabel.runs.train import train
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
+
+
+class TrainingJob(NamedTuple):
+    """The arguments of one training."""
+
+    labels: Labels
+    images: Path
+    config: Config
+    run: RunFolder
+    truth: Table | None = None
+    resume: bool = False
+
+    def start(self, reporter: Reporter = SILENT, init_callback: Callback | None = None) -> Evaluation | None:
+        """Train, and return the evaluation on the held-out images, if there are any."""
+        evaluation = train(**self._asdict(), reporter=reporter, init_callback=init_callback)
+        if self.config.begin_from:
+            self.run.inherit_fill_options(RunFolder(self.config.begin_from))
+        return evaluation
+
+
+def resume_training(run: RunFolder, images: Path | None = None) -> TrainingJob:
+    """The rest of an interrupted run, with its labels and settings; `images` if the image folder has moved."""
+    config = Config.from_dict(run.read_config())
+    return TrainingJob(run.read_rows(), images or Path(config.images), config, run, run.read_truth(), resume=True)
+
+
+def continue_training(
+    finished: RunFolder, run: RunFolder, *, answers: Labels | None = None, images: Path | None = None
+) -> TrainingJob:
+    """A training in the folder `run` that starts from the weights, labels and settings of a finished run.
+
+    `answers` are more labels, such as `halflabel review` exports, by default the answers of `review` in the finished
+    run; they replace earlier labels of the same entries.
+    """
+    config = Config.from_dict(finished.read_config())
+    folder = images or Path(config.images)
+    config = dataclasses.replace(config, begin_from=str(finished.folder.absolute()), images=absolute_path(folder))
+    rows = finished.read_rows()
+    answers = finished.read_answers() if answers is None else answers
+    labels = rows if answers is None else rows.append(answers)
+    if not len(rows) and len(labels):
+        config = learn_from_answers(config, labels.training)
+    return TrainingJob(labels, folder, config, run)
 
 
 class TrainedRun(NamedTuple):

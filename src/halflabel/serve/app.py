@@ -1,9 +1,12 @@
-"""The HTTP application for predictions, and the server that runs it until Ctrl-C or SIGTERM."""
+"""The HTTP application for predictions, checks of Host and token, and the server, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import ctypes
+import hmac
 import logging
 import re
 import signal
@@ -21,8 +24,9 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 from torch import Tensor
 
 from halflabel import __version__
@@ -35,7 +39,54 @@ from halflabel.runs.predictor import Predictor
 from halflabel.serve.label_studio import TaskImages, answer_setup, answer_tasks, is_json
 from halflabel.serve.page import try_page
 from halflabel.serve.uploads import Body, Limits, RequestRefused, Upload, Uploads
-from halflabel.system.sockets import limited_protocol
+from halflabel.system.sockets import is_own_host, limited_protocol
+
+
+class AccessCheck:
+    """ASGI middleware that refuses requests without the token, or without one, requests to another host.
+
+    The token is sent as `Authorization: Bearer TOKEN`, or as the password of any user, which browsers ask for. /health
+    needs no token. Without a token the Host header must name this machine: else a page of another origin could reach a
+    server on this machine through a name that resolves to it (DNS rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, *, host: str, port: int, token: str | None = None) -> None:
+        self.app = app
+        self.host, self.port = host, port
+        self.token = None if token is None else token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
+            await refusal(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
+        if self.token is None:
+            host = headers.getlist("host")
+            if len(host) == 1 and is_own_host(host[0], self.host, self.port):
+                return None
+            return JSONResponse({"detail": "this server does not have that name"}, 421)
+        sent = [value.encode("latin-1") for value in headers.getlist("authorization")]
+        if scope["path"] == "/health" or (len(sent) == 1 and hmac.compare_digest(_token(sent[0]), self.token)):
+            return None
+        detail = {"detail": "the token is missing or wrong: send Authorization: Bearer TOKEN"}
+        return JSONResponse(detail, 401, {"WWW-Authenticate": 'Basic realm="halflabel", charset="UTF-8"'})
+
+
+def _token(authorization: bytes) -> bytes:
+    """The token of an Authorization header, b"" if there is none."""
+    kind, _, value = authorization.strip().partition(b" ")
+    if kind.lower() == b"bearer":
+        return value.strip()
+    if kind.lower() != b"basic":
+        return b""
+    try:
+        return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
+    except (binascii.Error, ValueError):
+        return b""
+
 
 _LOG = logging.getLogger(__name__)
 _LARGE_IMAGE = 3 * 8_000_000  # bytes of a decoded image after which freed memory is returned to the system

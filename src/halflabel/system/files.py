@@ -1,4 +1,4 @@
-"""Atomic writes, JSON and text with clear errors, and a lock between processes."""
+"""Atomic writes, JSON, YAML and text with clear errors, and a lock between processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,38 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
+
+_MAX_BYTES = 1 << 20
+_MAX_SETTINGS = 10_000
+
+
+def read_yaml(path: Path, fix: str) -> dict[str, Any]:
+    """Return the settings in a file; any failure is a UserError with the given fix."""
+    import yaml
+
+    text = read_text(path, fix, max_bytes=_MAX_BYTES)
+    try:
+        config = yaml.safe_load(text)
+    except Exception as error:  # YAML's errors, and Python's for invalid dates and numbers
+        raise UserError(f"{path} cannot be read ({error_summary(error)})", fix) from None
+    if not isinstance(config, dict) or not _is_small(config):
+        raise UserError(f"{path} does not hold settings", fix)
+    return config
+
+
+def _is_small(config: Any) -> bool:
+    """Return whether the settings are few, counting YAML aliases each time: ten lines can expand to billions."""
+    pending, visited = [config], 0
+    while pending and visited < _MAX_SETTINGS:
+        visited += 1
+        item = pending.pop()
+        if isinstance(item, Mapping):
+            pending += item.values()
+        elif isinstance(item, list | tuple | set):
+            pending += item
+    return not pending
+
 
 WRITING_MARK = ".halflabel-writing"  # in a folder whose files are being replaced
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers

@@ -4,7 +4,7 @@ import pytest
 import step_checks
 import torch
 
-from halflabel.methods.parts.propagation import nearest
+from halflabel.methods.rml import nearest
 
 slow = step_checks.reference("neighbours")
 

@@ -8,7 +8,6 @@ import step_checks
 import torch
 
 from halflabel.errors import UserError
-from halflabel.methods.parts.blending import blend_images, blend_prototypes
 from halflabel.methods.parts.feature_bank import FeatureBank, Prototypes, cluster_centres
 from halflabel.methods.parts.semantic import LabelFeatures
 from halflabel.methods.parts.transfer import (
@@ -17,6 +16,7 @@ from halflabel.methods.parts.transfer import (
     cooccurrence_scores,
     with_pseudo_positives,
 )
+from halflabel.methods.sarb import blend_images, blend_prototypes
 
 slow, pairwise = step_checks.reference("semantic"), step_checks.reference("sst")
 SHAPES = [(5, 3), (1, 4), (5, 1), (1, 1)]
