@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import sys
 from collections.abc import Iterator
@@ -13,9 +12,8 @@ import numpy as np
 import pytest
 from digit_scenes import write_folder
 
-from halflabel.comparison.grid import Candidate, LabelMask, Outcome, Task
+from halflabel.comparison.grid import Task
 from halflabel.comparison.source_digest import method_digest
-from halflabel.comparison.store import Store, StoredRun
 from halflabel.errors import UserError
 from halflabel.evaluation import registry
 from halflabel.methods import base
@@ -97,19 +95,6 @@ def test_an_edited_method_is_trained_again_and_others_are_not(
     assert messages[-1] == "1 finished run reused; trained again: 1 because the code that trains mine was edited"
     assert not np.allclose(after["mine-all"], before["mine-all"])
     assert np.array_equal(after["bn-bce-all"], before["bn-bce-all"])
-
-
-def test_another_default_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, candidate = Store(tmp_path), Candidate.parse("em")
-    task = Task(candidate, LabelMask(), 0, candidate.lr, candidate.options)
-    store.write(task, Outcome(), np.zeros((3, 2), np.float32))
-    assert store.read(task, (3, 2)).outcome is not None
-    known = recipe("em")
-    options = {**known.options, "alpha": known.options["alpha"].replace(default=0.7)}
-    monkeypatch.setitem(base._REGISTRY, "em", dataclasses.replace(known, options=options))
-    assert store.read(task, (3, 2)) == StoredRun(None, "an option of em has another default now")
-    with_option = dataclasses.replace(task, options=(("alpha", 0.2),))
-    assert store.read(with_option, (3, 2)) == StoredRun(None), "it was never trained"
 
 
 def test_methods_have_digests_of_their_own() -> None:

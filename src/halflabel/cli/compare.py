@@ -244,9 +244,7 @@ def show_trials(trials: Trials) -> None:
         what = failure.method if failure.what == "all" else failure.what
         console.print(f"[red]failed:[/] {escape(what)} (labels {escape(failure.labels)}): {escape(failure.reason)}")
     if trials.left_out:
-        parts = [f"{left.method} at {left.labels}: {left.runs}" for left in trials.left_out]
-        runs = sum(left.runs for left in trials.left_out)
-        console.print(f"[yellow]not run within the time limit:[/] {counted(runs, 'run')} ({escape('; '.join(parts))})")
+        console.print(f"[yellow]not run within the time limit:[/] {counted(trials.left_out, 'run')}")
     for sentence in trials.protocol:
         show_paragraph(f"[bright_black]{escape(sentence)}[/]")
     for sentence in trials.conclusions if trials.rows else ():

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
 
 from halflabel.cli.options import panel
+from halflabel.cli.progress import new_progress
 from halflabel.cli.terminal import console, warnings_in_a_line
 from halflabel.errors import UserError
 from halflabel.fitting import assembly, auto
@@ -39,19 +39,10 @@ TestShare = Annotated[float, panel(EVALUATION, "Without --test: the share of the
 
 
 class GridBar(Callback):
-    """A progress bar of the whole grid with the time left, and a line for each finished run."""
+    """A progress bar of the running task with the time left, and a line for each finished one."""
 
     def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("run {task.fields[number]}/{task.total:.0f}"),
-            BarColumn(bar_width=30),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._number, self._due, self._note, self._epochs = 0, math.nan, "", 1
+        self._progress, self._due, self._epochs = new_progress(), math.nan, 1
 
     def __enter__(self) -> Self:
         return self
@@ -61,44 +52,33 @@ class GridBar(Callback):
 
     def on_task_start(self, task: Task, number: int, total: int, seconds_left: float | None) -> None:
         self._progress.stop()  # the features may come first, with their own bar
-        self._number, self._note = number, task.describe()
         self._due = math.nan if seconds_left is None else time.monotonic() + seconds_left
-        if not self._progress.task_ids:
-            self._progress.add_task("", total=total, number=number, left="", note="")
-        self._show(0.0)
+        for shown in self._progress.task_ids:
+            self._progress.remove_task(shown)
+        self._progress.add_task(f"run {number}/{total}", total=1, rate=self._time_left(), note=escape(task.describe()))
 
     def on_epoch_start(self, epoch: int, epochs: int, images: int) -> None:
         self._epochs = epochs
 
     def on_epoch_end(self, log: EpochLog) -> None:
         self._progress.start()
-        self._show(log["epoch"] / self._epochs)
+        shown = self._progress.task_ids[0]
+        self._progress.update(shown, completed=log["epoch"], total=self._epochs, rate=self._time_left())
 
     def on_task_end(self, task: Task, outcome: Outcome, number: int, total: int) -> None:
+        self._progress.stop()
         what = f"[bright_black]{number:>{len(str(total))}}/{total}[/]  {escape(task.describe())}"
         if outcome.error:
             console.print(f"{what}: [red]failed[/]: {escape(outcome.error)}")
-        else:
-            kind = "mAP (unknown = absent)" if outcome.measure == "assumed_mAP" else "mAP"
-            where = "validation" if outcome.best_epoch else "out-of-fold"
-            judged = f"{where} {kind} {points(outcome.select)}" if outcome.measure else "last epoch"
-            left = f"  {self._time_left()}" if number < total else ""
-            console.print(f"{what}: {judged}  {outcome.seconds:.3g} s[bright_black]{left}[/]")
-        self._show(1.0)
-        if number == total:
-            self._progress.stop()
+            return
+        kind = "mAP (unknown = absent)" if outcome.measure == "assumed_mAP" else "mAP"
+        where = "validation" if outcome.best_epoch else "out-of-fold"
+        judged = f"{where} {kind} {points(outcome.select)}" if outcome.measure else "last epoch"
+        left = f"  {self._time_left()}" if number < total else ""
+        console.print(f"{what}: {judged}  {outcome.seconds:.3g} s[bright_black]{left}[/]")
 
     def _time_left(self) -> str:
         return "" if math.isnan(self._due) else f"{duration(max(self._due - time.monotonic(), 0))} left"
-
-    def _show(self, part: float) -> None:
-        self._progress.update(
-            self._progress.task_ids[0],
-            completed=self._number - 1 + part,
-            number=self._number,
-            left=self._time_left(),
-            note=self._note,
-        )
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from halflabel.system.format import duration, group_digits, plain_number, points
 _LINE_SECONDS = 10.0  # between two lines of progress in a file or a pipe
 
 
-def _progress() -> Progress:
+def new_progress() -> Progress:
+    """Return a progress bar; a task has the fields `rate` and `note`."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
@@ -47,7 +48,7 @@ class Bar:
 
     def __call__(self, done: int, total: int) -> None:
         if self._progress is None:
-            self._progress = _progress()
+            self._progress = new_progress()
             self._progress.start()
             self._progress.add_task(self.title, total=total, completed=done, rate="", note="")
             self._started = self._last_line = time.perf_counter()
@@ -78,7 +79,7 @@ class TrainingBar(Callback):
     def __init__(self, word: str = "epoch") -> None:
         self.epochs = 0
         self.word = word
-        self._progress = _progress()
+        self._progress = new_progress()
         self._seen = 0
         self._started = 0.0
         self._began = 0.0  # of the first epoch that this process trains

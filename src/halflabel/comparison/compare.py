@@ -14,9 +14,9 @@ from halflabel import __version__
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.conclusions import conclude_comparison
 from halflabel.comparison.data import choosing_labels, split_data, without_model_labels
-from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Results, Search, Task, deadline_of
+from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Results, Search, deadline_of
 from halflabel.comparison.protocol import describe_trials
-from halflabel.comparison.result import Failure, Kind, LeftOut, TaskScorer, Trials, summarise
+from halflabel.comparison.result import Failure, Kind, TaskScorer, Trials, summarise
 from halflabel.comparison.run_grid import run_grid
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError, in_python
@@ -197,7 +197,7 @@ def run_trials(
     trials = replace(
         summarise(grid, outcomes, scorer, bench, kind),
         failures=tuple(failures),
-        left_out=_left_out(not_run),
+        left_out=len(not_run),
         chosen_by=reasons,
         waiting=bench.sources.unfinished_features,
     )
@@ -273,16 +273,6 @@ def _unfit(
             except UserError as error:
                 unfit[candidate, label_mask] = in_python(error.message)
     return unfit
-
-
-def _left_out(tasks: Sequence[Task]) -> tuple[LeftOut, ...]:
-    by_row: dict[tuple[str, str], list[Task]] = {}
-    for task in tasks:
-        by_row.setdefault((task.label_mask.name, task.candidate.name), []).append(task)
-    return tuple(
-        LeftOut(labels, method, len(left), tuple(sorted({task.seed for task in left})))
-        for (labels, method), left in by_row.items()
-    )
 
 
 def _split(bench: Bench) -> list[tuple[str, str, int]]:

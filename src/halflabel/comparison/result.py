@@ -110,15 +110,6 @@ class Failure(NamedTuple):
     reason: str
 
 
-class LeftOut(NamedTuple):
-    """Runs of one method that were not started because of the budget."""
-
-    labels: str
-    method: str
-    runs: int
-    seeds: tuple[int, ...]
-
-
 Kind = Literal["comparison", "annotation study", "learning curve"]
 
 
@@ -134,7 +125,7 @@ class Trials:
     gaps: tuple[Gap, ...] = ()  # between the sets of labels of a study
     growth: Growth | None = None  # of a learning curve
     failures: tuple[Failure, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: int = 0  # runs that were not started because of the budget
     protocol: tuple[str, ...] = ()
     memory_kind: str = ""
     chosen_by: Mapping[str, str] = field(default_factory=dict)  # the reason for each method of `auto`
@@ -170,8 +161,7 @@ class Trials:
         """Return everything but the Arrow table as JSON values."""
         content = asdict(replace(self, table=None))
         del content["table"]
-        for name in ("failures", "left_out"):
-            content[name] = [each._asdict() for each in getattr(self, name)]
+        content["failures"] = [failure._asdict() for failure in self.failures]
         values: dict[str, Any] = to_json_value(content)
         return values
 

@@ -24,14 +24,10 @@ from halflabel.system.reporter import Reporter
 def _expected_seconds(task: Task, outcomes: Results) -> float | None:
     """Return the mean seconds of finished tasks of the same pair, else of the same candidate, else of all; or None."""
     finished = [(other, outcome.wall) for other, outcome in outcomes.items() if not outcome.error]
-    for seconds in (
-        [wall for other, wall in finished if other.pair == task.pair],
-        [wall for other, wall in finished if other.candidate == task.candidate],
-        [wall for _, wall in finished],
-    ):
-        if seconds:
-            return sum(seconds) / len(seconds)
-    return None
+    of_pair = [wall for other, wall in finished if other.pair == task.pair]
+    of_candidate = [wall for other, wall in finished if other.candidate == task.candidate]
+    seconds = of_pair or of_candidate or [wall for _, wall in finished]
+    return sum(seconds) / len(seconds) if seconds else None
 
 
 def _remaining_seconds(grid: Grid, outcomes: Results) -> float | None:

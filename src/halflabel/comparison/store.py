@@ -17,7 +17,6 @@ from halflabel.comparison.grid import Outcome, Task
 from halflabel.comparison.source_digest import method_digest
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
-from halflabel.methods.base import recipe
 from halflabel.system.files import atomic_write, read_json, to_json_value, write_csv, write_json
 
 _WHAT = "comparison"  # in config.json
@@ -31,10 +30,6 @@ _FILES = [
     "report.html",
 ]
 _FLOATS = tuple(column.name for column in fields(Outcome) if column.type == "float")  # null in JSON: not a number
-_REASONS = {
-    "resolved_options": "an option of {} has another default now",
-    "source": "the code that trains {} was edited",
-}
 _DAMAGED = "its files are damaged"
 
 
@@ -92,9 +87,8 @@ class Store:
         """Return the outcome of a finished task, or why it must be run again."""
         try:
             content = json.loads(self._json(task).read_text(encoding="utf-8"))
-            for name, value in _made_by(task).items():
-                if content.get(name, "") != value:
-                    return StoredRun(None, _REASONS[name].format(task.candidate.method))
+            if content["source"] != method_digest(task.candidate.method):
+                return StoredRun(None, f"the code that trains {task.candidate.method} was edited")
             values = content["outcome"]
             numbers = {name: math.nan for name in _FLOATS if values[name] is None}
             outcome = Outcome(**{**values, **numbers, "log": tuple(values["log"])})
@@ -121,7 +115,7 @@ class Store:
             "lr": task.lr,
             "weight_decay": task.candidate.weight_decay,
             "options": dict(task.options),
-            **_made_by(task),
+            "source": method_digest(task.candidate.method),
         }
         write_json(self._json(task), {**about, "outcome": asdict(outcome)})
         shutil.rmtree(self.unfinished(task), ignore_errors=True)
@@ -159,16 +153,6 @@ class Store:
 
     def _npy(self, task: Task) -> Path:
         return self.folder / "tasks" / f"{task.key}.npy"
-
-
-def _made_by(task: Task) -> dict[str, Any]:
-    """Return what a stored run must have in common with its task, besides the values in its file name."""
-    method = recipe(task.candidate.method)
-    defaults = {name: option.default for name, option in method.options.items()}
-    return {
-        "resolved_options": to_json_value({**defaults, **dict(task.options)}),
-        "source": method_digest(method.name),
-    }
 
 
 def _check_same(folder: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

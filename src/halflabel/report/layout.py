@@ -164,7 +164,7 @@ def share_chart(title: str, lines: Mapping[str, NDArray[Any]], x_label: str, not
     return figure(chart, title, f"with 95 % intervals; the share is logarithmic{note}", legend)
 
 
-def missing_runs(failed: Sequence[Html], left_out: int, waiting: Sequence[Html] = (), most: int = 40) -> Html | None:
+def missing_runs(failed: Sequence[Html], left_out: int, most: int = 40) -> Html | None:
     """List failed runs, and runs left out because the budget ended; None where nothing is missing."""
     parts: list[object] = []
     if failed:
@@ -172,7 +172,7 @@ def missing_runs(failed: Sequence[Html], left_out: int, waiting: Sequence[Html] 
         parts += [truncation_note(most, len(failed), "are listed", thing="failures")]
     if left_out:
         text = f"The budget ended before {count(left_out)} runs. Run the same command again to do them."
-        parts += [el("h3", "Left out"), el("p", text), el("ul", *waiting, class_="notes") if waiting else None]
+        parts += [el("h3", "Left out"), el("p", text)]
     return section("missing", "What is missing", *parts) if parts else None
 
 
