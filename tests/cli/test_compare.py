@@ -14,8 +14,7 @@ from typer.testing import CliRunner, Result
 
 from halflabel.cli import app
 from halflabel.comparison.bench import Bench
-from halflabel.comparison.shared_start import OutOfTime
-from halflabel.comparison.sources import ExperimentSources
+from halflabel.comparison.sources import ExperimentSources, OutOfTime
 
 SETTINGS = ("size=32", "workers=0", "device=cpu", "fit=batches", "epochs=1")
 TINY = ["--backbone", "tiny", "--no-references", "--search", "none", *(f"--set={each}" for each in SETTINGS)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from halflabel.comparison.data import split_data
+from halflabel.comparison.sources import split_data
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
 

@@ -16,8 +16,8 @@ import pytest
 from halflabel.cli import compare as command
 from halflabel.cli import terminal as terminal_module
 from halflabel.cli.terminal import SafeConsole
+from halflabel.comparison.conclusions import describe_trials
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
-from halflabel.comparison.protocol import describe_trials
 from halflabel.comparison.result import Row, TaskScorer, Trials, common_seeds, summarise
 from halflabel.comparison.store import Store
 from halflabel.labels.table import Table

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 import halflabel.fitting.loop
-from halflabel.comparison.bench import Bench
-from halflabel.comparison.data import split_data
+from halflabel.comparison.bench import Bench, Start, copy_start, read_start
 from halflabel.comparison.grid import Candidate, LabelMask, Task
-from halflabel.comparison.shared_start import OutOfTime, Start, copy_start, read_start
+from halflabel.comparison.sources import OutOfTime, split_data
 from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Head, Linear, Model

@@ -13,9 +13,9 @@ import torch
 
 from halflabel import metrics
 from halflabel.comparison.bench import Bench
-from halflabel.comparison.data import split_data
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.comparison.result import TaskScorer, Trials
+from halflabel.comparison.sources import split_data
 from halflabel.comparison.store import Store
 from halflabel.comparison.study import study
 from halflabel.errors import UserError

@@ -26,7 +26,7 @@ from halflabel.comparison.conclusions import conclude, conclude_growth
 from halflabel.comparison.grid import Task
 from halflabel.comparison.learning_curve import extrapolate, fit_law
 from halflabel.comparison.result import Backtest, Gap, Growth, Interval, TaskScore
-from halflabel.comparison.shared_start import OutOfTime
+from halflabel.comparison.sources import OutOfTime
 from halflabel.comparison.study import grow, study
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.comparison.bench import Bench
-from halflabel.comparison.data import split_data
+from halflabel.comparison.sources import split_data
 from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.fitting.config import STRONG_VIEW_FIELDS, Config

@@ -25,8 +25,7 @@ from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import formats
 from halflabel.labels.table import Table
-from halflabel.report.comparison_facts import class_gaps, read_comparison
-from halflabel.report.comparison_page import build_comparison
+from halflabel.report.comparison_page import build_comparison, class_gaps, read_comparison
 from halflabel.report.layout import write_page
 from halflabel.report.run_facts import is_comparison
 from halflabel.system.format import points

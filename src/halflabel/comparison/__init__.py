@@ -2,16 +2,13 @@
 
 compare.py         `compare`: which method is best for these labels; and what every kind of trials runs
 study.py           `study` and `grow`: how to spend labels, and whether more labels pay
-conclusions.py     sentences that the intervals of the result support
+conclusions.py     sentences that the intervals support, and how the numbers were obtained
 learning_curve.py  the power law of `grow`
 grid.py            candidates, label masks, tasks, and the order in which they are run
 run_grid.py        runs the tasks within a time budget, skipping finished ones
-data.py            training, test and validation images; model-made labels are left out
-sources.py         the images and their features, opened once
-bench.py           trains one task on the data, as `train` would
-shared_start.py    a model that is trained once and that all tasks start from
+sources.py         training and test images, and their features, opened once; model-made labels are left out
+bench.py           trains one task on the data, as `train` would, or from a start that all tasks share
 store.py           the folder with the finished tasks
 source_digest.py   digest of the code of a method: what was edited is trained again
 result.py          intervals, paired differences and the table
-protocol.py        how the numbers were obtained, in sentences
 """

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from halflabel.comparison.bench import DataError, Trained
+from halflabel.comparison.bench import DataError, StopAtDeadline, Trained
 from halflabel.comparison.grid import Grid, Outcome, Results, Task
-from halflabel.comparison.shared_start import OutOfTime, StopAtDeadline
 from halflabel.comparison.source_digest import method_digest
+from halflabel.comparison.sources import OutOfTime
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, CallbackList

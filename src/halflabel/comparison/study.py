@@ -16,7 +16,6 @@ from torch import Tensor
 
 from halflabel.comparison.compare import ExperimentOptions, FinishedTrials, make_bench, run_trials
 from halflabel.comparison.conclusions import MEANING, conclude, conclude_growth
-from halflabel.comparison.data import without_model_labels
 from halflabel.comparison.grid import GROWING, LabelMask
 from halflabel.comparison.learning_curve import extrapolate
 from halflabel.comparison.result import (
@@ -29,6 +28,7 @@ from halflabel.comparison.result import (
     common_seeds,
     paired_interval,
 )
+from halflabel.comparison.sources import without_model_labels
 from halflabel.errors import UserError
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table

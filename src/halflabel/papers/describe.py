@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from halflabel.comparison.bench import Start
 from halflabel.comparison.grid import LabelMask
-from halflabel.comparison.shared_start import Start
 from halflabel.fitting.config import Settings
 from halflabel.papers.measure import LABEL_METRICS, METRICS, RELABEL_METRICS
 from halflabel.papers.spec import InitialModel, PaperMeasure, PaperTable, TableRow

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from halflabel import __version__
 from halflabel.comparison.bench import Bench
-from halflabel.comparison.data import split_data
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task, deadline_of
 from halflabel.comparison.run_grid import run_grid
+from halflabel.comparison.sources import split_data
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, CallbackList

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
-from halflabel.comparison.shared_start import Start
+from halflabel.comparison.bench import Start
 from halflabel.features.feature_cache import copies_for
 from halflabel.fitting.config import STRONG_VIEW_FIELDS, Config, Settings
 from halflabel.methods.base import WAYS, Recipe, recipe
