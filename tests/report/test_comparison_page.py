@@ -257,20 +257,6 @@ def test_methods_that_are_alike_differ_in_no_class(edited: Callable[..., Path]) 
     assert "No class differs." in check(build_comparison(edited(change))).text
 
 
-def test_runs_that_two_candidates_share_are_found(edited: Callable[..., Path]) -> None:
-    """Two candidates with the same settings have the same runs."""
-
-    def change(content: dict[str, Any]) -> None:
-        mine = [row for row in content["rows"] if row["labels"] == "30 %"]
-        one = next(row for row in mine if row["method"] == "em:alpha=0.05")
-        one["method"] = "em:alpha=0.0500"
-
-    facts = read_comparison(edited(change))
-    rows = {row.method: row for row in facts.trials.panels[0]}
-    assert class_gaps(facts, rows["em:alpha=0.0500"], rows["bn-bce"])
-    assert class_gaps(facts, rows["em:alpha=0.0500"], rows["em:alpha=0.0500"]) == []
-
-
 def test_classes_are_not_compared_without_common_runs(edited: Callable[..., Path]) -> None:
     folder = edited()
     for path in (folder / "tasks").glob("*.npy"):
