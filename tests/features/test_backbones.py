@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -262,6 +263,27 @@ def test_pretrained_weights_come_from_the_hub(hub: Path) -> None:
     state = build_backbone("test_resnet.r160_in1k").model.state_dict()
     assert state
     assert all(torch.equal(tensor, published[key]) for key, tensor in state.items())
+
+
+def test_a_repository_of_the_hub_can_be_named(hub: Path) -> None:
+    revision = "0" * 40
+    folder = hub / "models--somebody--encoder"
+    (folder / "snapshots" / revision).mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(revision)
+    published = timm.create_model("test_vit")
+    save_file(published.state_dict(), folder / "snapshots" / revision / "model.safetensors")
+    config = {"architecture": "test_vit", "num_classes": 1000, "pretrained_cfg": published.pretrained_cfg}
+    (folder / "snapshots" / revision / "config.json").write_text(json.dumps(config))
+    backbone = build_backbone("hf-hub:somebody/encoder")
+    assert backbone.blocks == (64, 64)
+    assert backbone.classifier is not None
+    assert torch.equal(backbone.model.state_dict()["norm.weight"], published.state_dict()["norm.weight"])
+    untrained = build_backbone("hf-hub:somebody/encoder", pretrained=False)
+    assert build_backbone("hf-hub:somebody/encoder", size=96)(noise(1, 3, 96, 96)).shape == (1, 64, 6, 6)
+    assert set(untrained.state_dict()) == set(backbone.state_dict())
+    with pytest.raises(UserError, match="could not be loaded"):
+        build_backbone("hf-hub:somebody/nothing")
 
 
 def test_without_network_the_error_has_a_fix(hub: Path) -> None:

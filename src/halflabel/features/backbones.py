@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -342,9 +343,11 @@ def _fixed_seed() -> Iterator[None]:
 
 
 def _check_name(name: str) -> None:
-    """Raise a UserError with similar names unless `name` is a timm model, with or without the tag of its weights."""
+    """Raise a UserError with similar names unless `name` is a timm model, with or without a tag, or one of the Hub."""
     import timm
 
+    if name.startswith("hf-hub:"):
+        return
     tagged = timm.list_models(include_tags=True)
     if timm.is_model(name) and ("." not in name or name in tagged):
         return
@@ -357,13 +360,17 @@ def _create(name: str, *, pretrained: bool, size: int | None, state: dict[str, T
     """A timm model in evaluation mode, downloaded when `pretrained`; else with a classifier if the state has one."""
     import timm
 
-    # Models whose parameters depend on the input size (ViT, Swin) must know it; timm then resizes the loaded weights.
-    config, options = timm.get_pretrained_cfg(name), dict[str, Any]()
-    if not pretrained:
-        options["num_classes"] = len(state.get(f"{getattr(config, 'classifier', None)}.bias", ()))
-    if size is not None and config is not None and config.fixed_input_size:
-        options["img_size"] = size
+    options: dict[str, Any] = {}
     try:
+        if name.startswith("hf-hub:"):
+            config: Any = SimpleNamespace(**timm.models.load_model_config_from_hf(name.removeprefix("hf-hub:"))[0])
+        else:
+            config = timm.get_pretrained_cfg(name)
+        if not pretrained:
+            options["num_classes"] = len(state.get(f"{getattr(config, 'classifier', None)}.bias", ()))
+        # Models whose parameters depend on the input size (ViT, Swin) must know it; timm then resizes the weights.
+        if size is not None and getattr(config, "fixed_input_size", False):
+            options["img_size"] = size
         with _fixed_seed():
             model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
     # timm, the hub and the network raise many unrelated types, which all mean the same to the user.
