@@ -121,6 +121,8 @@ def test_without_names_nothing_can_be_learned_from_no_label(photos: Path, tmp_pa
             halflabel.train(CLASSES, photos, tmp_path / "run", **{**OPTIONS, **options})
     with pytest.raises(UserError, match="tiny gives no probabilities of ImageNet classes"):
         halflabel.train(CLASSES, photos, tmp_path / "run", **{**OPTIONS, "backbone": "tiny"})
+    with pytest.raises(UserError, match="by a frozen backbone"):
+        halflabel.train(CLASSES, photos, tmp_path / "run", **OPTIONS, tune="all")
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 

@@ -76,7 +76,7 @@ class NameScores(nn.Module):
             buffer.copy_(value)
         images, total, squares = 0, torch.zeros(len(rows)).double(), torch.zeros(len(rows)).double()
         for part in torch.split(pooled_features, BLOCK):
-            block = scores(part[~torch.isnan(part).any(1)]).double().cpu()
+            block = scores(part[~torch.isnan(part).any(1)]).cpu().double()
             images, total, squares = images + len(block), total + block.sum(0), squares + block.square().sum(0)
         if images:
             mean = total / images

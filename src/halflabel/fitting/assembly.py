@@ -113,7 +113,9 @@ class Assembly:
         self, backbone: Backbone | None, classes: Names, folder: str | Path | None, reporter: Reporter = SILENT
     ) -> NDArray[np.float32] | None:
         """Return how like the names of the classes are to those of ImageNet, for `Inputs`; None to use no names."""
-        if backbone is None:
+        if self.config.tune == "all" and self.config.names == "on":
+            raise UserError("class names rank photos by a frozen backbone", "leave ‹tune=all› or ‹names=on› out")
+        if backbone is None or self.config.tune == "all":
             return None
         use, described, place = self.config.names, self.config.descriptions, None if folder is None else Path(folder)
         return distributed.run_on_main(lambda: likeness_for(list(classes), backbone, use, described, place, reporter))

@@ -182,7 +182,7 @@ def fit(
     assembly = Assembly(config, recipe)
     table = labels.training
     inputs.device = assembly.device
-    if not table.known and config.tune == "head" and inputs.names is not None:
+    if not table.known and inputs.names is not None:
         return _fit_nothing(labels, inputs, config)
     assembly.recipe.check_regime(assembly.training_table(table).stats.regime)
     if assembly.uses_solver(table):

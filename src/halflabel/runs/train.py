@@ -157,7 +157,7 @@ class _Job:
         self.backbone = self.assembly.make_backbone()
         self.size = self.config.size or self.backbone.preprocess.size
         self.likeness = self.assembly.likeness(self.backbone, self.table.classes, self.cache_folder, self.reporter)
-        if not self.table.known and (self.likeness is None or self.config.tune == "all"):
+        if not self.table.known and self.likeness is None:
             self.check_regime()
 
     def check_regime(self) -> None:
@@ -235,7 +235,7 @@ def _fit(job: _Job, init_callback: Callback | None) -> Fit:
         job.truth,
     )
     inputs = Inputs(job.features, job.backbone, partial(_training_source, job), job.groups, likeness=job.likeness)
-    if config.tune == "head" and (alone := inputs.measure_names(job.evaluation_table)) is not None:
+    if (alone := inputs.measure_names(job.evaluation_table)) is not None:
         assert job.likeness is not None
         run.write_csv("names.csv", ("class", "most like", "AP of the name"), names_rows(alone, job.likeness))
         if line := describe_names(alone):
