@@ -9,18 +9,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = [
-    "LabelError",
-    "NoReadableImage",
-    "UserError",
-    "WrongHead",
-    "error_summary",
-    "hide_secrets",
-    "in_python",
-    "missing_package",
-    "write_options",
-]
-
 _MAX_LENGTH = 2000  # characters; a name in a damaged file may have millions
 
 _OPTION = re.compile("‹([a-z_]+)(?:=(.*?))?›", re.DOTALL)
