@@ -7,7 +7,7 @@ not see their labels. All doors fit from nothing, and are compared with `halflab
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +36,7 @@ from halflabel.runs.folder import RunFolder
 Logits = NDArray[np.float32]
 
 RANDOM, CHOSEN = 24.0, 0.0  # inclusion weights of questions
+THINGS = ("dog", "cat", "bus", "sofa", "apple", "boat", "bird", "clock", "horse", "train")  # not what the photos show
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,7 @@ def features_and_answers(folder: Path, weight: float = RANDOM, answers: int = 40
     return material
 
 
-def photos(folder: Path, prefix: str = "") -> Material:
+def photos(folder: Path, prefix: str = "", classes: Sequence[str] | None = None, **options: Any) -> Material:
     """Scenes of digits: 90 training images with two fifths of the labels known, and 30 test images."""
     samples = scenes(120, size=32)
     names, tables = [f"{prefix}{number}" for number in range(120)], []
@@ -95,8 +96,8 @@ def photos(folder: Path, prefix: str = "") -> Material:
         (folder / place).mkdir()
         for name, pixels in zip(names[rows], samples.images[rows], strict=True):
             Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / place / f"{name}.png")
-        tables.append(Table.from_dense(samples.labels[rows], names[rows], samples.classes))
-    material = Material(folder, *tables, {"backbone": "tiny", "size": 32, "device": "cpu"})
+        tables.append(Table.from_dense(samples.labels[rows], names[rows], classes or samples.classes))
+    material = Material(folder, *tables, {"backbone": "tiny", "size": 32, "device": "cpu", **options})
     known = np.random.default_rng(0).random((90, 10)) < 0.4
     material.write_labels(known, np.zeros((0, 2), np.int64), RANDOM)
     return material
@@ -107,6 +108,7 @@ MATERIALS: dict[str, Callable[[Path], Material]] = {
     "features and chosen answers": partial(features_and_answers, weight=CHOSEN, answers=150),
     "photos": photos,
     "photos with names": partial(photos, prefix="photo-"),  # not the numbers 0, 1, …
+    "class names": partial(photos, classes=THINGS, backbone="efficientnet-lite0", size=64),
 }
 
 

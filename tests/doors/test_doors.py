@@ -30,6 +30,11 @@ class System(NamedTuple):
 LINEAR = ("bce", "an", "csl", "em")
 IN_BATCHES = {"fit": "batches", "epochs": 2}
 ON_PHOTOS = ("train", "compare --test", "HalfLabelClassifier")
+# Finish and the estimator compute features of a real backbone in other batches: 1e-4, with and without names.
+ON_CACHED_FEATURES = (
+    ("train", "train --continue", "compare --test"),
+    ("train", "train --continue", "fill --folds 5", "live"),
+)
 BY_METHOD = ("train", "Finish", "compare --test"), ("Finish", "fill --folds 5", "live")
 SYSTEMS = {
     **{method: System("features", method, {}, *BY_METHOD) for method in LINEAR},
@@ -38,6 +43,7 @@ SYSTEMS = {
     "bce, photos": System("photos", "bce", {}, ON_PHOTOS, ("HalfLabelClassifier",)),
     "em, photos": System("photos", "em", {}, ON_PHOTOS, ("HalfLabelClassifier",)),
     "bce, photos with names": System("photos with names", "bce", {}, ON_PHOTOS, ("HalfLabelClassifier",)),
+    "bce, class names": System("class names", "bce", {}, *ON_CACHED_FEATURES),
     "bce, batches": System("photos", "bce", IN_BATCHES, ON_PHOTOS, ()),
     "mean-teacher, batches": System("photos", "mean-teacher", IN_BATCHES, ON_PHOTOS, ()),
 }

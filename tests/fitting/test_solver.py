@@ -77,7 +77,7 @@ def test_methods_that_relabel_are_solved_in_rounds_and_the_same_each_time(name: 
         table = Table.from_dense(np.maximum(table.dense(), 0))
     scores = []
     for _ in range(2):
-        solver = LinearSolver(seeded(0, recipe(name).make), features, table, rounds=4)
+        solver = LinearSolver(seeded(0, recipe(name).make), features, table)
         assert solver.rounds == 4
         solver.fit(0.01)
         scores.append(solver.score(features))

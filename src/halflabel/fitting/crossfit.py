@@ -8,7 +8,7 @@ thresholds, fill and questions afterwards.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -22,9 +22,11 @@ from halflabel.errors import UserError
 from halflabel.evaluation.ranking import ranking_quality, sampling_step
 from halflabel.features.feature_transform import BLOCK, Classifier, FeatureTransform, principal_components
 from halflabel.features.heads import NormalisedLinear
+from halflabel.features.names import NameScores
 from halflabel.features.similar_images import KEY_SIZE, SimilarImages, nearest_images
 from halflabel.fitting.callbacks import EpochLog
 from halflabel.fitting.solver import LinearSolver
+from halflabel.fitting.trust import choose_trust
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method
@@ -33,6 +35,8 @@ from halflabel.system.threads import use_free_cores
 
 FOLDS = 5
 STRENGTHS = (1e-3, 3e-4, 1e-4, 3e-5)
+_TRIAL = 0.5  # trust in class names that is compared with none
+_FEW_POSITIVES = 25  # known per class: fewer choose a strength by chance
 COMPONENTS = 768  # principal components of the normalised features that heads are fitted on
 WEAKEST, STRONGEST = 1e-6, 3e-2  # how far the path of strengths is extended when its end is best
 # How many similar images, how sharply their similarity counts, and their weight in the score. Chosen for each training
@@ -51,6 +55,7 @@ _GROWTH = 1.2  # from so many times the labels on, folds and strength are chosen
 _FURTHER_ITERATIONS = 6  # of L-BFGS, from the solution for fewer labels
 
 MakeMethod = Callable[[], Method]
+Heads = list[tuple[Tensor, Tensor]]  # weights and biases, by fold
 
 
 class Basis(NamedTuple):
@@ -61,6 +66,8 @@ class Basis(NamedTuple):
     features: Tensor
     directions: Tensor  # (D, k)
     variance: Tensor  # (k,)
+    scorer: NameScores | None = None
+    names: Tensor | None = None  # (M, C) its scores
 
     @classmethod
     def of(
@@ -83,6 +90,10 @@ class Basis(NamedTuple):
             left_out = {1: (), 2: (1, 0) if len(set(whole.blocks)) == 1 else (0,)}[len(whole.blocks)]
             parts = [whole.without(block) for block in left_out]
             return [cls(each, rows.numpy(), *to_components(each, features, rows)) for each in (whole, *parts)]
+
+    def with_names(self, scorer: NameScores | None, names: Tensor) -> Basis:
+        """Return the same with scores from class names (N, C) of all images."""
+        return self._replace(scorer=scorer, names=names[torch.from_numpy(self.rows)].to(self.features.device))
 
 
 @dataclass(frozen=True)
@@ -127,6 +138,10 @@ class CrossFit:
             readable = int(np.count_nonzero(~np.isnan(self.logits[:, 0])))
             if (references := len(similar.keys)) < readable:
                 mixed += f" (among {references:,} training images, chosen at random)"
+        names = ""
+        if (trust := self._task.trust) is not None:
+            low, mean, high = (float(value) for value in (trust.min(), trust.mean(), trust.max()))
+            names = f", trust in class names {mean:.2f} ({low:.2f} to {high:.2f} by class)"
         reduced = ""
         if self.logits.size >= LARGE:
             step = sampling_step(self.logits.shape)
@@ -134,7 +149,7 @@ class CrossFit:
             folds = int(self.fold.max()) + 1
             reduced = f" (a large table: {folds} folds; the first one{classes} chose the strength)"
         blocks = f", {words}" if (words := self.head.transform.words) else ""
-        return f"chosen by out-of-fold scores{reduced}: strength {self.strength:g}{mixed}{blocks}"
+        return f"chosen by out-of-fold scores{reduced}: strength {self.strength:g}{names}{mixed}{blocks}"
 
 
 def crossfit(
@@ -146,6 +161,7 @@ def crossfit(
     strength: float | None = None,
     use_similar: bool = True,
     evaluation: Table | None = None,
+    unchosen: Table | None = None,
     folds: int | None = None,
     groups: Sequence[object] | NDArray[np.int64] | None = None,
     seed: int = 0,
@@ -160,7 +176,10 @@ def crossfit(
     similar images need guesses that depend neither on the image they come from nor on the image they are passed to: for
     each pair of folds a model is fitted without both. The final head is fitted on all images.
 
-    Of several bases, they also choose the one that is used, unless the strength is given: then it is the first.
+    Of several bases, they also choose the one that is used, unless the strength is given: then it is the first. With
+    class names in the basis, this is done without them. Then the out-of-fold scores choose the trust in the names per
+    class, on the labels of `unchosen`: answers to questions that the names chose cannot tell their worth.
+
     Images are divided into `folds`, by default 5. Large tables have 3, of which the first alone chooses the strength,
     on classes at equal distances, which also decide on similar images: most losses are solved class by class, so that
     a sample of classes chooses like all of them.
@@ -185,18 +204,21 @@ def crossfit(
     factor = 1.0 if strength is not None else 3.0
 
     with use_free_cores():
-        task = _Task(make_method, basis, table.subset(rows), fold, folds, judged)
+        task = _Task(make_method, basis, table.subset(rows), fold, folds, judged, basis.names)
         if strength is None:
             choices = []
             for each in bases:
-                attempt = replace(task, basis=each)
+                attempt = replace(task, basis=each, scored={})
                 choose = _choose_strength_by_sample if is_large else _choose_strength
                 choices.append((*choose(attempt, steps), attempt))
             # The mean over strengths: the best of few labels is best by chance.
             strength, tried, task = max(choices, key=lambda choice: np.mean([choice[1][each] for each in STRENGTHS]))
         if not len(task.out_of_fold):
-            one_by_one = (task.solver(fold != number) for number in range(folds))  # all at once would take much memory
-            task.out_of_fold = _score_folds(task, one_by_one, strength, steps)
+            task.out_of_fold = _score_folds(task, _solvers(task), strength, steps)
+        if task.names is not None:
+            known = judged if unchosen is None else unchosen.subset(rows)
+            use = _trust_names_by_sample if is_large else _trust_names
+            strength = use(task, strength, torch.from_numpy(known.dense()).to(device), steps)
         logits = task.out_of_fold
         quality = task.quality(logits)
         tried = tried or {strength: quality}
@@ -226,17 +248,9 @@ def _table(shape: tuple[int, int], device: torch.device) -> Tensor:
     return memory.table_on(device, shape, what=f"the features of {shape[0]} images take")
 
 
-def _take(features: Tensor, rows: Tensor) -> Tensor:
-    """Return some rows of features, block by block."""
-    taken = _table((len(rows), features.shape[1]), features.device)
-    for into, part in zip(torch.split(taken, BLOCK), torch.split(rows, BLOCK), strict=True):
-        into.copy_(features[part])
-    return taken
-
-
-def _score(solver: LinearSolver, features: Tensor, rows: Tensor) -> Tensor:
-    """Return the logits of some rows of features, block by block."""
-    return torch.cat([solver.score(features[part]) for part in torch.split(rows, _SCORED)])
+def _score(solver: LinearSolver, task: _Task, rows: Tensor) -> Tensor:
+    """Return the logits of some images, block by block."""
+    return torch.cat([solver.score(task.take(part)) for part in torch.split(rows, _SCORED)])
 
 
 def default_folds(table: Table) -> int:
@@ -266,7 +280,10 @@ class _Task:
     fold: Tensor
     folds: int
     evaluation: Table
-    heads: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # weights and biases without each fold
+    names: Tensor | None = None  # (N, C) scores from class names
+    trust: Tensor | None = None  # (C,) the logits start from trust · names
+    scored: dict[float, tuple[Tensor, Heads]] = field(default_factory=dict)  # by strength, until names are trusted
+    heads: Heads = field(default_factory=list)  # weights and biases without each fold
     similar: tuple[Tensor, Tensor] | None = None  # similarity and index of similar images, where they are used
     guesses: list[Tensor] = field(default_factory=list)  # for the references (R, C), by fold
 
@@ -285,7 +302,8 @@ class _Task:
         """Return the same task for the classes that the quality is measured on."""
         columns = np.arange(0, self.table.shape[1], sampling_step(self.table.shape))
         table, evaluation = (table.subset(classes=columns) for table in (self.table, self.evaluation))
-        sampled = replace(self, table=table, evaluation=evaluation)
+        names, trust = (None if part is None else part[..., columns] for part in (self.names, self.trust))
+        sampled = replace(self, table=table, evaluation=evaluation, names=names, trust=trust)
         if len(self.out_of_fold):
             sampled.out_of_fold = self.out_of_fold[:, torch.from_numpy(columns).to(self.fold.device)]
         return sampled
@@ -293,17 +311,28 @@ class _Task:
     def solver(self, rows: Tensor, start: tuple[Tensor, Tensor] | None = None) -> LinearSolver:
         """Return a solver for the images of a (N,) mask."""
         index = rows.nonzero()[:, 0]
-        table = self.table.subset(index.cpu().numpy())
-        features = _take(self.features, index)
-        return LinearSolver(self.make_method(), features, table, variance=self.basis.variance, start=start)
+        table, variance = self.table.subset(index.cpu().numpy()), self.basis.variance
+        return LinearSolver(
+            self.make_method(), self.take(index), table, variance=variance, start=start, trust=self.trust
+        )
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Return the features of some images, block by block, and their scores from class names beside them."""
+        parts = [self.features] if self.trust is None or self.names is None else [self.features, self.names]
+        taken = _table((len(rows), sum(part.shape[1] for part in parts)), self.features.device)
+        for into, block in zip(torch.split(taken, BLOCK), torch.split(rows, BLOCK), strict=True):
+            torch.cat([part[block] for part in parts], 1, out=into)
+        return taken
 
     def final_head(self, strength: float) -> NormalisedLinear:
         """Fit the head to all images; similar images guess by known labels, and out-of-fold scores elsewhere."""
         final = self.solver(torch.ones_like(self.fold, dtype=torch.bool))
         final.fit(strength)
-        head = NormalisedLinear(self.basis.transform, len(self.table.classes))
+        scorer = None if self.trust is None else self.basis.scorer
+        head = NormalisedLinear(self.basis.transform, len(self.table.classes), names=scorer)
         head.linear.weight.data = final.weight @ self.basis.directions.T
         head.linear.bias.data = final.bias
+        head.trust = self.trust
         if self.similar is not None:
             head.similar = SimilarImages.build(
                 self.basis.directions[:, :KEY_SIZE],
@@ -374,6 +403,8 @@ def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, dict[float, flo
     def quality(strength: float) -> float:
         nonlocal best, heads
         logits = _score_folds(task, solvers, strength, steps)
+        if task.names is not None:
+            task.scored[strength] = logits, task.heads
         reached = task.quality(logits)
         if reached > best[0]:
             best, heads = (reached, logits), task.heads
@@ -382,6 +413,56 @@ def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, dict[float, flo
     strength, tried = best_strength(quality)
     task.heads, task.out_of_fold = heads, best[1]
     return strength, tried
+
+
+def _trust_names(task: _Task, strength: float, labels: Tensor, steps: _Steps) -> float:
+    """Let the heads of a task start from class names, if that helps on `labels` (N, C); return the strength.
+
+    A head without names and one with some trust give the head of any trust: the solution is nearly linear in it.
+    Where few positives are known, which choose a strength by chance, the stronger ones that were tried are compared
+    again, each with its own trust.
+    """
+    scored, task.scored = task.scored or {strength: (task.out_of_fold, task.heads)}, {}
+    has_few = int((labels > 0).sum()) < _FEW_POSITIVES * labels.shape[1]
+    trial, best_quality = replace(task, trust=torch.full_like(labels[0], _TRIAL, dtype=torch.float32)), -1.0
+    for tried, (without, heads) in scored.items():
+        if tried != strength and not (tried > strength and has_few):
+            continue
+        gain = (_score_folds(trial, _solvers(trial, heads), tried, steps) - without) / _TRIAL
+        trust, _ = choose_trust(without, gain, labels)
+        logits = without + trust * gain
+        if (quality := task.quality(logits)) > best_quality:
+            best, best_quality, task.trust, task.out_of_fold = tried, quality, trust, logits
+            task.heads = _between(heads, trial.heads, trust / _TRIAL)
+    if task.trust is None or not bool(task.trust.any()):
+        task.trust, (task.out_of_fold, task.heads) = None, scored[strength]
+        return strength
+    return best
+
+
+def _trust_names_by_sample(task: _Task, strength: float, labels: Tensor, steps: _Steps) -> float:
+    """The same for large tables: a sample of the classes tells the trust of all, and the strength stays."""
+    step, trial = sampling_step(task.table.shape), task.sample()
+    trial.trust = torch.full((trial.table.shape[1],), _TRIAL, device=labels.device)
+    without = task.out_of_fold[:, ::step]
+    gain = (_score_folds(trial, _solvers(trial), strength, steps) - without) / _TRIAL
+    sampled, common = choose_trust(without, gain, labels[:, ::step])
+    if bool(sampled.any()):
+        task.trust = torch.full((task.table.shape[1],), common, device=labels.device)
+        task.trust[::step] = sampled
+        task.out_of_fold = _score_folds(task, _solvers(task), strength, steps)
+    return strength
+
+
+def _between(first: Heads, second: Heads, share: Tensor) -> Heads:
+    """Return the heads at a share (C,) of the way from the first to the second ones; beyond them above 1."""
+    pairs = zip(first, second, strict=True)
+    return [(torch.lerp(w, v, share[:, None]), torch.lerp(b, c, share)) for (w, b), (v, c) in pairs]
+
+
+def _solvers(task: _Task, heads: Heads | None = None) -> Iterator[LinearSolver]:
+    """Make the solver of each fold when it is needed, as all at once would take much memory; it starts from a head."""
+    return (task.solver(task.fold != number, heads[number] if heads else None) for number in range(task.folds))
 
 
 def _choose_strength_by_sample(task: _Task, steps: _Steps) -> tuple[float, dict[float, float]]:
@@ -397,7 +478,7 @@ def _choose_strength_by_sample(task: _Task, steps: _Steps) -> tuple[float, dict[
         solver = task.solver(task.fold != 0)
         solver.fit(strength)
         steps.done()
-        return ranking_quality(_score(solver, task.features, rows), task.evaluation_labels[rows])
+        return ranking_quality(_score(solver, task, rows), task.evaluation_labels[rows])
 
     return best_strength(quality)
 
@@ -424,7 +505,7 @@ def _score_folds(
     task.heads = []
     for rows, solver in zip(task.rows_of_fold, solvers, strict=True):
         solver.fit(strength, iterations)
-        logits[rows] = _score(solver, task.features, rows)
+        logits[rows] = _score(solver, task, rows)
         task.heads.append((solver.weight.clone(), solver.bias.clone()))
         steps.done()
     return logits
@@ -481,7 +562,7 @@ def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor
         solver.fit(strength)
         for fold, other in ((first, second), (second, first)):
             places = (reference_fold == other).nonzero()[:, 0]
-            scores = solver.score(task.features[task.references[places]])
+            scores = solver.score(task.take(task.references[places]))
             guesses[fold, places] = torch.sigmoid(scores).half()
         steps.done()
     return [task.known_or(guess) for guess in guesses]

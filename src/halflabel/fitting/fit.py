@@ -83,7 +83,8 @@ class Inputs:
         about: dict[str, Any] = {"of_backbone": self.of_backbone, "device": self.device}
         if backbone is None:
             return Basis.of(features, **about)
-        return Basis.of(features, backbone.classifier, blocks=backbone.blocks, **about)
+        bases, names = Basis.of(features, backbone.classifier, blocks=backbone.blocks, **about), self.scores_of_names
+        return bases if names is None else [basis.with_names(self.names, names) for basis in bases]
 
     @property
     def basis(self) -> Basis:
@@ -98,21 +99,24 @@ class Inputs:
             return None
         return NameScores.fit(classifier, self.likeness, pooled_features(self.features))
 
+    @cached_property
+    def scores_of_names(self) -> Tensor | None:
+        """The scores (N, C) of the images from class names, NaN for unreadable ones."""
+        return None if self.names is None else self.names.score(pooled_features(self.features)).cpu()
+
     def logits_of_names(self) -> Tensor:
         """Return the logits (N, C) of class names alone: their scores + b, NaN for unreadable images.
 
         b is such that an image shows about 1.5 of the classes; nothing measures that.
         """
-        assert self.names is not None
-        scores = self.names.score(pooled_features(self.features)).cpu()
-        return scores + _bias_of_names(scores.shape[1])
+        assert self.scores_of_names is not None
+        return self.scores_of_names + _bias_of_names(self.scores_of_names.shape[1])
 
     def measure_names(self, table: Table) -> Evaluation | None:
         """Measure the scores from class names alone on known labels of the images; None without names."""
-        if self.names is None:
+        if self.scores_of_names is None:
             return None
-        logits, known = self.names.score(pooled_features(self.features)), torch.from_numpy(table.dense())
-        return measure(logits, known, table.classes, groups=self.groups)
+        return measure(self.scores_of_names, torch.from_numpy(table.dense()), table.classes, groups=self.groups)
 
     @cached_property
     def images(self) -> Source | None:
@@ -244,6 +248,7 @@ def _fit_linear(
         strength=config.l2_strength,
         use_similar=config.similar,
         evaluation=choosing,
+        unchosen=labels.unchosen,
         groups=inputs.groups,
         folds=folds,
         seed=config.settings.seed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,15 +64,17 @@ class _FixedTargets(Relabeler):
 
 
 class _PreconditionedLinear(Head):
-    """A linear head with weights V · scale: L-BFGS takes its steps in V."""
+    """x = W f + b + trust · names for rows (f, names), with W = V · scale: L-BFGS takes its steps in V."""
 
     scale: Tensor
+    trust: Tensor
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
         self.steps = nn.Parameter(torch.zeros(classes, channels))
         self.bias = nn.Parameter(torch.zeros(classes))
         self.register_buffer("scale", torch.ones(channels))
+        self.register_buffer("trust", torch.zeros(classes))
 
     @property
     def weight(self) -> Tensor:
@@ -84,8 +86,14 @@ class _PreconditionedLinear(Head):
         self.steps.mul_(self.scale / scale)
         self.scale.copy_(scale)
 
-    def forward(self, features: Tensor) -> Output:
-        return Output(linear(features, self.weight, self.bias), features)
+    def split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features (N, D) and scores from class names: (N, C), or none (N, 0)."""
+        return rows[:, : len(self.scale)], rows[:, len(self.scale) :]
+
+    def forward(self, rows: Tensor) -> Output:
+        features, names = self.split(rows)
+        logits = linear(features, self.weight, self.bias)
+        return Output(logits + self.trust * names if names.shape[1] else logits, features)
 
 
 class LinearSolver:
@@ -102,6 +110,9 @@ class LinearSolver:
 
     `variance` (D,) is that of uncorrelated features, such as principal components: the curvature along feature d is
     then about c · variance_d + strength, and L-BFGS in units of its root needs a quarter of the iterations.
+
+    With `trust` (C,), the last C columns of the features are scores of the classes from their names: the logits start
+    from trust · names, which no strength shrinks.
     """
 
     def __init__(
@@ -111,9 +122,9 @@ class LinearSolver:
         table: Table,
         *,
         variance: Tensor | None = None,
-        rounds: int = ROUNDS,
         tolerance: float = TOLERANCE,
         start: tuple[Tensor, Tensor] | None = None,
+        trust: Tensor | None = None,
     ) -> None:
         """Take normalised features (N, D) without NaN, in the order of the table.
 
@@ -125,8 +136,11 @@ class LinearSolver:
         self.method = method
         self.features = features
         self.table = table
-        self.rounds = 1 if method.relabel.is_static else rounds
-        self.head = _PreconditionedLinear(features.shape[1], len(table.classes))
+        self.rounds = 1 if method.relabel.is_static else ROUNDS
+        classes = len(table.classes)
+        self.head = _PreconditionedLinear(features.shape[1] - (0 if trust is None else classes), classes)
+        if trust is not None:
+            self.head.trust.copy_(trust)
         self.model = Model(None, self.head).to(features.device)
         if start is not None:
             self.head.steps.data.copy_(start[0])
@@ -174,11 +188,11 @@ class LinearSolver:
             with torch.no_grad():
                 logits = self.model(self.features).logits.float()
                 if relabel.wants_sweep_first() if epoch == 1 else relabel.wants_sweep(epoch - 1):
-                    relabel.absorb(Sweep(logits, self.features), epoch - 1)
+                    relabel.absorb(Sweep(logits, self.head.split(self.features)[0]), epoch - 1)
                 targets = relabel(self.batch, logits, epoch)
                 del logits
             if is_separable(self.method):
-                self.gradients = _ClassGradients.of(self.method, self.features, targets)
+                self.gradients = _ClassGradients.of(self.method, *self.head.split(self.features), targets)
                 del targets
                 self._solve_classes(self.gradients, strength, iterations or _ITERATIONS)
             else:
@@ -187,7 +201,9 @@ class LinearSolver:
     def _start_from_bce(self, strength: float, iterations: int | None) -> None:
         if self.base is None:
             bce = Method(BCE(), UnknownAs("auto"), reduce=over_known)
-            self.base = LinearSolver(bce, self.features, self.table, variance=self.variance, tolerance=self.tolerance)
+            trust = self.head.trust if self.features.shape[1] > len(self.head.scale) else None
+            same: dict[str, Any] = {"variance": self.variance, "tolerance": self.tolerance, "trust": trust}
+            self.base = LinearSolver(bce, self.features, self.table, **same)
         self.base.fit(strength, iterations)
         self.head.rescale(self.base.head.scale)
         self.head.load_state_dict(self.base.head.state_dict())
@@ -210,14 +226,17 @@ class LinearSolver:
         """Solve each class on its own: the loss of an entry depends on its own logit alone."""
         if gradients.is_empty:  # nothing is known: every solution is as good
             return
-        variance = torch.ones_like(self.features[0]) if self.variance is None else self.variance
+        variance = torch.ones_like(self.head.scale) if self.variance is None else self.variance
         constant, curvature = gradients.constant()
         scale = (curvature[:, None] * variance + strength).rsqrt()
         bias_scale = curvature.rsqrt()
         problem = gradients.scaled(torch.cat([scale, bias_scale[:, None]], 1), strength)
-        zero = torch.cat([torch.zeros_like(scale), (constant / bias_scale)[:, None]], 1)
         if self.size is None:
+            zero = torch.cat([torch.zeros_like(scale), (constant / bias_scale)[:, None]], 1)
             self.size = problem(zero).norm(dim=1)
+        problem = replace(problem, trust=self.head.trust)
+        names = self.head.split(self.features)[1]
+        constant = constant - self.head.trust * names.mean(0) if names.shape[1] else constant
         bias = self.bias if bool(self.weight.any()) else constant
         begin = torch.cat([self.weight / scale, (bias / bias_scale)[:, None]], 1)
         solution = minimise_each(problem, begin, self.size, tolerance=self.tolerance, iterations=iterations)
@@ -263,6 +282,7 @@ class _Block:
     """The targets of some images, each times the weight of its entry in the loss."""
 
     features: Tensor  # (B, D)
+    names: Tensor  # (B, C) scores of the classes from their names, or (B, 0)
     targets: Targets  # (B, C), or (n,) of the entries in `index`
     index: Tensor | None  # (n,) places of the entries with a target, in the flattened block
 
@@ -275,14 +295,15 @@ class _Block:
         return slopes
 
     def select(self, classes: Tensor, count: int) -> _Block:
+        names = self.names[:, classes] if self.names.shape[1] else self.names
         if self.index is None:
-            return _Block(self.features, Targets(*(part[:, classes] for part in self.targets)), None)
+            return _Block(self.features, names, Targets(*(part[:, classes] for part in self.targets)), None)
         place = torch.full((count,), -1, device=classes.device)
         place[classes] = torch.arange(len(classes), device=classes.device)
         column = place[self.index % count]
         is_selected = column >= 0
         index = (self.index // count * len(classes) + column)[is_selected]
-        return _Block(self.features, Targets(*(part[is_selected] for part in self.targets)), index)
+        return _Block(self.features, names, Targets(*(part[is_selected] for part in self.targets)), index)
 
 
 @dataclass(frozen=True)
@@ -295,29 +316,30 @@ class _ClassGradients:
     positive: Tensor  # (C,) sums of the targets
     negative: Tensor
     untargeted: Tensor  # (C,) numbers of entries without a target
+    trust: Tensor | None = None  # (C,) the logits start from trust · names
     scale: Tensor | None = None  # (C, D + 1): gradients are by the weights and the bias, divided by this
     strength: float = 0.0
 
     @classmethod
-    def of(cls, method: Method, features: Tensor, targets: Targets) -> _ClassGradients:
+    def of(cls, method: Method, features: Tensor, names: Tensor, targets: Targets) -> _ClassGradients:
         """Fold the method's reduction, which is linear in the losses, into the targets (N, C)."""
         classes = targets.pos.shape[1]
         with torch.enable_grad():
             losses = torch.zeros_like(targets.pos, requires_grad=True)
             weights = torch.autograd.grad(method.reduce(losses, targets), losses)[0]
         size = max(1, _BLOCK_ENTRIES // classes)
-        parts = list(zip(*(torch.split(part, size) for part in (features, weights, *targets)), strict=True))
-        positive = torch.stack([(weight * pos).sum(0) for _, weight, pos, _ in parts]).sum(0)
-        negative = torch.stack([(weight * neg).sum(0) for _, weight, _, neg in parts]).sum(0)
+        parts = list(zip(*(torch.split(part, size) for part in (features, names, weights, *targets)), strict=True))
+        positive = torch.stack([(weight * pos).sum(0) for *_, weight, pos, _ in parts]).sum(0)
+        negative = torch.stack([(weight * neg).sum(0) for *_, weight, _, neg in parts]).sum(0)
         factor = classes / max(float((positive + negative).sum()), 1e-30)
         blocks = []
-        for rows, weight, *weighted in parts:
+        for rows, scores, weight, *weighted in parts:
             pos, neg = (factor * weight * part for part in weighted)
             index = ((pos != 0) | (neg != 0)).view(-1).nonzero()[:, 0]
             if method.terms or len(index) > _SPARSE * pos.numel():
-                blocks.append(_Block(rows, Targets(pos, neg), None))
+                blocks.append(_Block(rows, scores, Targets(pos, neg), None))
             else:
-                blocks.append(_Block(rows, Targets(pos.view(-1)[index], neg.view(-1)[index]), index))
+                blocks.append(_Block(rows, scores, Targets(pos.view(-1)[index], neg.view(-1)[index]), index))
         untargeted = ((targets.pos == 0) & (targets.neg == 0)).sum(0)
         entry_weight = factor / max(targets.pos.numel(), 1)
         return cls(method, blocks, entry_weight, factor * positive, factor * negative, untargeted)
@@ -354,7 +376,8 @@ class _ClassGradients:
         weight, bias = solution[:, :-1], solution[:, -1]
         result = torch.cat([self.strength * weight, torch.zeros_like(bias)[:, None]], 1)
         for block in self.blocks:
-            slopes = block.entry_slopes(torch.addmm(bias, block.features, weight.T), self._slope)
+            start = bias if self.trust is None or not block.names.shape[1] else bias + self.trust * block.names
+            slopes = block.entry_slopes(torch.addmm(start, block.features, weight.T), self._slope)
             result[:, :-1].addmm_(slopes.T, block.features)
             result[:, -1] += slopes.sum(0)
         return result * self.scale
@@ -367,6 +390,7 @@ class _ClassGradients:
             positive=self.positive[functions],
             negative=self.negative[functions],
             untargeted=self.untargeted[functions],
+            trust=None if self.trust is None else self.trust[functions],
             scale=self.scale[functions],
         )
 

@@ -168,6 +168,12 @@ class Labels:
         has_most = 2 * self.evaluation.stats.positives.sum() >= self.people.stats.positives.sum()
         return self.evaluation if has_most else self.people
 
+    @property
+    def unchosen(self) -> Table:
+        """The labels of people without answers to chosen questions."""
+        rows = self.holding()
+        return self.people.keep(self.weight[rows[~self.is_model_made()[rows]]] != 0)
+
     @cached_property
     def _evaluation_and_control(self) -> tuple[Table, csr_array | None]:
         rows, people = self.holding(), self.people
