@@ -13,7 +13,7 @@ import pytest
 from digit_scenes import write_folder
 
 from halflabel.comparison.grid import Task
-from halflabel.comparison.source_digest import method_digest
+from halflabel.comparison.store import method_digest
 from halflabel.errors import UserError
 from halflabel.evaluation import registry
 from halflabel.methods import base

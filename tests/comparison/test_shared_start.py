@@ -155,7 +155,7 @@ def test_trained_once_per_seed_and_label_mask(
     assert len(messages) == 3
     assert "3 epochs of logistic" in messages[0]
     files = sorted((tmp_path / "starts").iterdir())
-    assert [file.suffix for file in files] == [".safetensors"] * 3  # nothing half-done is left
+    assert [file.suffix for file in files] == [".pt"] * 3  # nothing half-done is left
     fits.clear()
     trained = bench().train(task("logistic"))
     assert not fits  # another bench finds it

@@ -19,15 +19,13 @@ from typer.testing import CliRunner, Result
 import halflabel.fitting.loop
 from halflabel import metrics
 from halflabel.cli import app
-from halflabel.comparison import learning_curve
 from halflabel.comparison.bench import Bench, Trained
 from halflabel.comparison.compare import compare
 from halflabel.comparison.conclusions import conclude, conclude_growth
 from halflabel.comparison.grid import Task
-from halflabel.comparison.learning_curve import extrapolate, fit_law
 from halflabel.comparison.result import Backtest, Gap, Growth, Interval, TaskScore
 from halflabel.comparison.sources import OutOfTime
-from halflabel.comparison.study import grow, study
+from halflabel.comparison.study import _normal, extrapolate, fit_law, grow, study
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop
@@ -212,11 +210,11 @@ def test_the_interval_of_the_gain_covers_the_truth() -> None:
 
 
 def test_noise_is_normal_and_a_function_of_row_and_column() -> None:
-    noise = learning_curve._normal(400, 50)
+    noise = _normal(400, 50)
     for row, column in ((0, 0), (3, 7), (399, 49)):
         u, v = (float(uniform(0, row, column, part)[0]) for part in (0, 1))
         assert noise[row, column] == pytest.approx(math.sqrt(-2 * math.log(1 - u)) * math.cos(2 * math.pi * v))
-    np.testing.assert_array_equal(learning_curve._normal(5, 3), noise[:5, :3])
+    np.testing.assert_array_equal(_normal(5, 3), noise[:5, :3])
     moments = [float((noise**power).mean()) for power in (1, 2, 3, 4)]
     assert moments == pytest.approx([0, 1, 0, 3], abs=0.1)
 
@@ -343,7 +341,7 @@ def test_the_command_study(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert f"halflabel report {tmp_path / 'out'}" in result.stdout
     text = " ".join(result.stdout.split())
-    for part in ("partial", "dense", "noisy+", "test mAP (95 %)", "against all labels of some images", "auto:"):
+    for part in ("partial", "dense", "noisy+", "mAP", "to the best", "against all labels of some images", "auto:"):
         assert part in text
     assert json.loads((tmp_path / "out" / "comparison.json").read_text())["conclusions"]
     grown = run("study", *data, *TINY, "--grow", "--budgets", "0.25,0.5,1", "--out", tmp_path / "grow")

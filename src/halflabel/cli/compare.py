@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -51,10 +50,9 @@ from halflabel.cli.terminal import (
 )
 from halflabel.comparison import compare as comparing
 from halflabel.errors import UserError
-from halflabel.evaluation.registry import shown_metrics
 from halflabel.fitting.config import COMMON, Config
 from halflabel.methods import base
-from halflabel.system.format import counted, group_digits, points
+from halflabel.system.format import counted, group_digits
 from halflabel.system.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -233,7 +231,7 @@ def show_trials(trials: Trials) -> None:
     if trials.rows:
         for rows in trials.panels:
             _show_panel(trials, rows)
-        unsure = [row for row in trials.rows if "≈" in _difference(row)]
+        unsure = [row for row in trials.rows if row.behind_high >= 0 and not row.is_best]
         if unsure:
             few = any(row.seeds == 2 for row in unsure)
             more = "; more than 2 seeds narrow the interval"
@@ -251,53 +249,21 @@ def show_trials(trials: Trials) -> None:
         show_paragraph(f"[bold]{escape(sentence)}[/]")
 
 
-def _cells(row: Row) -> dict[str, str]:
-    """The cells of a row by column title."""
-    return {
-        "test mAP (95 %)": f"{points(row.mAP)} ({points(row.mAP_low)} – {points(row.mAP_high)})",
-        "to the best (95 %)": "—" if row.role == "oracle" else _difference(row),
-        "± seeds": points(row.seed_sd),
-        "CF1": _with_spread(row.CF1, row.CF1_sd),
-        "OF1": _with_spread(row.OF1, row.OF1_sd),
-        **{shown.title: shown.value for shown in shown_metrics(row.own_metrics)},
-        "seeds": f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds),
-        "s/run": f"{row.seconds:.3g}",
-        "memory": "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB",
-        "lr": f"{row.lr:.2g}" if row.solver == "sgd" else "—",
-        "options": " ".join(f"{name}={value}" for name, value in row.options.items()) or "—",
-        "tried": str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}",
-        "known": group_digits(row.known_labels),
-    }
-
-
-def _with_spread(value: float, spread: float) -> str:
-    return points(value) if math.isnan(spread) else f"{points(value)} ± {points(spread)}"
-
-
 def _show_panel(trials: Trials, rows: Sequence[Row]) -> None:
     """Print one line per row, with as many columns as a terminal has room for; in a file or a pipe, with all."""
     kinds = ("labels", "method") if trials.kind == "comparison" else ("method", "labels")
     console.print(f"[bold]{kinds[0]} {escape(trials.names(rows[0])[0])}[/]")
-    columns = {title: [_cells(row)[title] for row in rows] for title in _cells(rows[0])}
+    columns = [shown.title for shown in rows[0].cells()]
     for count in range(len(columns), 1, -1):
-        table = plain_table(kinds[1], numbers=list(columns)[:count])
-        for number, row in enumerate(rows):
+        table = plain_table(kinds[1], numbers=columns[:count])
+        for row in rows:
             reference = f" ({row.reference})" if row.reference else ""
-            cells = [escape(values[number]) for values in list(columns.values())[:count]]
-            table.add_row(f"[bold]{escape(trials.names(row)[1] + reference)}[/]", *cells)
+            cells = [shown.text + f" ({shown.note})" * bool(shown.note) for shown in row.cells()[:count]]
+            table.add_row(f"[bold]{escape(trials.names(row)[1] + reference)}[/]", *map(escape, cells))
         width = console.measure(table, options=console.options.update(width=UNLIMITED_WIDTH)).maximum
         if not console.is_terminal or width <= console.width:
             break
     terminal = console.is_terminal
     SafeConsole(file=console.file, width=UNLIMITED_WIDTH, highlight=False, force_terminal=terminal).print(table)
-    if missing := list(columns)[count:]:
+    if missing := columns[count:]:
         show_paragraph(f"[bright_black]In a wider terminal, and in the files: {', '.join(missing)}[/]")
-
-
-def _difference(row: Row) -> str:
-    if row.is_best:
-        return "best"
-    if math.isnan(row.behind):
-        return "—"
-    mean, low, high = (points(gap, 2, signed=True) for gap in (row.behind, row.behind_low, row.behind_high))
-    return f"{mean} ({low} to {high})" + " ≈" * row.is_tie

@@ -1,14 +1,12 @@
 """Trials: several methods × seeds × sets of labels on one data set, evaluated alike.
 
 compare.py         `compare`: which method is best for these labels; and what every kind of trials runs
-study.py           `study` and `grow`: how to spend labels, and whether more labels pay
+study.py           `study` and `grow`: how to spend labels, and whether more labels pay, by a power law
 conclusions.py     sentences that the intervals support, and how the numbers were obtained
-learning_curve.py  the power law of `grow`
 grid.py            candidates, label masks, tasks, and the order in which they are run
 run_grid.py        runs the tasks within a time budget, skipping finished ones
 sources.py         training and test images, and their features, opened once; model-made labels are left out
 bench.py           trains one task on the data, as `train` would, or from a start that all tasks share
-store.py           the folder with the finished tasks
-source_digest.py   digest of the code of a method: what was edited is trained again
+store.py           the folder with the finished tasks; what was edited is trained again
 result.py          intervals, paired differences and the table
 """

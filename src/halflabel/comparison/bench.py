@@ -8,6 +8,7 @@ import gc
 import hashlib
 import json
 import math
+import pickle
 import resource
 import shutil
 import sys
@@ -35,7 +36,6 @@ from halflabel.features.names import names_identity
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.checkpoint import save_tensors
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
 from halflabel.fitting.fit import HELD_OUT, LEFT_OUT, TRAINED, Fit, Inputs, Watch, fit
@@ -45,7 +45,7 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Stats, Table
 from halflabel.methods.base import Method, recipe
-from halflabel.system.files import to_json_value
+from halflabel.system.files import atomic_write, to_json_value
 from halflabel.system.reporter import SILENT, Reporter
 
 Select = Literal["known", "hidden"]
@@ -135,26 +135,21 @@ class StopAtDeadline(Callback):
 def start_path(folder: Path, task: Task, identity: Mapping[str, Any]) -> Path:
     """Return the file of a start; `identity` holds all values that its weights depend on."""
     digest = hashlib.sha256(json.dumps(to_json_value(dict(identity)), sort_keys=True).encode()).hexdigest()[:16]
-    return folder / f"{task.candidate.method}-seed{task.seed}-{digest}.safetensors"
+    return folder / f"{task.candidate.method}-seed{task.seed}-{digest}.pt"
 
 
 def write_start(fitted: Fitted, path: Path) -> None:
     """Write the weights and the log of a start to one file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = json.dumps({"best_epoch": fitted.best_epoch, "log": fitted.log})
-    save_tensors(fitted.weights, path, {"start": metadata})
+    with atomic_write(path) as temporary:
+        torch.save((fitted.weights, fitted.best_epoch, [dict(line) for line in fitted.log]), temporary)
 
 
 def read_start(path: Path) -> Fitted | None:
     """Return what `write_start` has written, or None if the file is missing or damaged."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = json.loads(file.metadata()["start"])
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-            return Fitted(weights, int(metadata["best_epoch"]), [EpochLog(line) for line in metadata["log"]])
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        weights, best_epoch, log = torch.load(path, map_location="cpu", weights_only=True)
+        return Fitted(weights, int(best_epoch), [EpochLog(line) for line in log])
+    except (OSError, RuntimeError, ValueError, TypeError, EOFError, pickle.UnpicklingError):
         return None
 
 

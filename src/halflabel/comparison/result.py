@@ -20,11 +20,12 @@ from halflabel.comparison.store import Store
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import evaluate
-from halflabel.evaluation.registry import own_functions
+from halflabel.evaluation.registry import own_functions, shown_metrics
 from halflabel.evaluation.scores import Scores
 from halflabel.labels.split import group_numbers
 from halflabel.methods.base import recipe
 from halflabel.system.files import to_json_value
+from halflabel.system.format import group_digits, points
 
 RESAMPLES = 400
 LEVEL = 0.95
@@ -34,6 +35,19 @@ K = TypeVar("K")
 
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # JSON has no NaN
+
+
+class Cell(NamedTuple):
+    """One cell of a table: its column, the number it is sorted by, its text, and a note such as the interval."""
+
+    title: str
+    value: float
+    text: str
+    note: str = ""
+
+
+def _spread(deviation: float) -> str:
+    return "" if math.isnan(deviation) else f"± {points(deviation)}"
 
 
 @dataclass(frozen=True)
@@ -99,6 +113,30 @@ class Row:
     def is_tie(self) -> bool:
         """Whether the paired interval of the difference to the best row includes 0."""
         return not self.behind_high < 0
+
+    def cells(self) -> list[Cell]:
+        """Return what tables show of a row, column by column."""
+        best, low, high = "—", *(points(end, 2, signed=True) for end in (self.behind_low, self.behind_high))
+        if self.role != "oracle" and not math.isnan(self.behind):
+            best = "best" if self.is_best else points(self.behind, 2, signed=True) + " ≈" * self.is_tie
+        memory = f"{self.memory / 2**20:.0f} MB" if self.memory >= 2**20 else "< 1 MB"
+        rate = f"{self.lr:.2g}{' ↥' * self.rate_at_edge}" if self.solver == "sgd" else self.solver
+        options = ", ".join(f"{name} {value}" for name, value in self.options.items())
+        return [
+            Cell("mAP", self.mAP, points(self.mAP), f"{points(self.mAP_low)} – {points(self.mAP_high)}"),
+            Cell("to the best", self.behind, best, f"{low} to {high}" if best not in ("—", "best") else ""),
+            Cell("CF1", self.CF1, points(self.CF1), _spread(self.CF1_sd)),
+            Cell("OF1", self.OF1, points(self.OF1), _spread(self.OF1_sd)),
+            *(Cell(shown.title, math.nan, shown.value) for shown in shown_metrics(self.own_metrics)),
+            Cell("seeds", self.seeds, f"{self.seeds}" + f" + {self.unused_seeds}" * (self.unused_seeds > 0)),
+            Cell("s/run", self.seconds, f"{self.seconds:.3g}"),
+            Cell("memory", self.memory, "—" if math.isnan(self.memory) else memory),
+            Cell("chosen", self.lr, rate, options),
+            Cell("tried", self.tried, f"{self.tried}" + f" of {self.to_try}" * (self.tried != self.to_try)),
+            Cell("validation", self.validation, points(self.validation), self.selected_on),
+            Cell("known", self.known_labels, group_digits(self.known_labels)),
+            Cell("± seeds", self.seed_sd, points(self.seed_sd)),
+        ]
 
 
 class Failure(NamedTuple):

@@ -12,9 +12,8 @@ import torch
 
 from halflabel.comparison.bench import DataError, StopAtDeadline, Trained
 from halflabel.comparison.grid import Grid, Outcome, Results, Task
-from halflabel.comparison.source_digest import method_digest
 from halflabel.comparison.sources import OutOfTime
-from halflabel.comparison.store import Store
+from halflabel.comparison.store import Store, method_digest
 from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, CallbackList
 from halflabel.system.format import counted

@@ -19,7 +19,6 @@ from halflabel import metrics
 from halflabel.comparison.conclusions import MEANING, group_gaps, verdict
 from halflabel.comparison.result import RESAMPLES, Interval, Row, Trials, difference
 from halflabel.errors import UserError
-from halflabel.evaluation.registry import shown_metrics
 from halflabel.labels.table import Table
 from halflabel.report import svg
 from halflabel.report.layout import (
@@ -281,47 +280,13 @@ def _panel_title(facts: ComparisonFacts, rows: Sequence[Row]) -> str:
 
 def _method_table(facts: ComparisonFacts, rows: Sequence[Row]) -> Html:
     """Return the table of a panel; the method from which no label is hidden is last."""
-    own_names = list(dict.fromkeys(name for row in rows for name in row.own_metrics))
-    own = [shown.title for shown in shown_metrics(dict.fromkeys(own_names, 0.0))]
     first = "method" if facts.trials.kind == "comparison" else "labels"
-    titles = [first, "mAP", "to the best", "CF1", "OF1", *own, "seeds", "s/run", "memory", "chosen", "tried"]
-    titles += ["validation", "known"]
+    titles = [first, *(shown.title for shown in rows[0].cells())]
     lines = []
     for row in (*rows, *([facts.oracle] if facts.oracle is not None else [])):
-        is_ranked = row is not facts.oracle
-        options = ", ".join(f"{name} {value}" for name, value in row.options.items())
-        rate = f"{row.lr:.2g}{' ↥' if row.rate_at_edge else ''}" if row.solver == "sgd" else row.solver
-        behind, interval = signed_points(row.behind) + (" ≈" if row.is_tie else ""), ""
-        if row.is_best or not is_ranked:
-            behind = "best" if is_ranked else "—"
-        elif not math.isnan(row.behind):
-            interval = signed_interval(row.behind_low, row.behind_high)
-        memory = "—" if math.isnan(row.memory) else f"{row.memory / 2**20:.0f} MB" if row.memory >= 2**20 else "< 1 MB"
         reference = el("small", f" {row.reference}", class_="muted") if row.reference else None
-        lines.append(
-            el(
-                "tr",
-                name_cell(facts.trials.names(row)[1], 40, reference),
-                cell_with_note(row.mAP, points(row.mAP), f"{points(row.mAP_low)} – {points(row.mAP_high)}"),
-                cell_with_note(row.behind if is_ranked else math.nan, behind, interval),
-                *(
-                    cell_with_note(value, points(value), "" if math.isnan(spread) else f"± {points(spread)}")
-                    for value, spread in ((row.CF1, row.CF1_sd), (row.OF1, row.OF1_sd))
-                ),
-                *(
-                    cell(row.own_metrics.get(name, math.nan), shown.value)
-                    for name in own_names
-                    for shown in shown_metrics({name: row.own_metrics.get(name, math.nan)})
-                ),
-                cell(row.seeds, f"{row.seeds} + {row.unused_seeds}" if row.unused_seeds else str(row.seeds)),
-                cell(row.seconds, f"{row.seconds:.3g}"),
-                cell(row.memory, memory),
-                cell_with_note(row.lr, rate, shorten(options, 40)),
-                cell(row.tried, str(row.tried) if row.tried == row.to_try else f"{row.tried} of {row.to_try}"),
-                cell_with_note(row.validation, points(row.validation), row.selected_on),
-                cell(row.known_labels, count(row.known_labels)),
-            )
-        )
+        cells = [cell_with_note(each.value, each.text, shorten(each.note, 40)) for each in row.cells()]
+        lines.append(el("tr", name_cell(facts.trials.names(row)[1], 40, reference), *cells))
     return scroll_table(titles, lines, _panel_title(facts, rows), sortable=True)
 
 
