@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -20,11 +19,19 @@ from halflabel.cli.options import (
     check_free,
     check_image_folder,
     check_needs,
+    options_of,
     takes_label_options,
-    words_of,
 )
 from halflabel.cli.progress import Bar
-from halflabel.cli.sequence import after_next, after_report, after_review, join_command, remember_fill
+from halflabel.cli.sequence import (
+    Options,
+    after_next,
+    after_report,
+    after_review,
+    join_command,
+    option_words,
+    remember_fill,
+)
 from halflabel.cli.terminal import (
     ABSENT,
     PRESENT,
@@ -52,7 +59,7 @@ from halflabel.system.reporter import Reporter
 
 
 def find_answers_or_ask(
-    asking: fill_run.ControlQuestions, given: label_rows.Labels | None, again: Sequence[str | Path], *, from_file: bool
+    asking: fill_run.ControlQuestions, given: label_rows.Labels | None, again: Options, *, from_file: bool
 ) -> label_rows.Labels | None:
     """Return the answers to the control questions; if there are too few, write questions and print how to answer.
 
@@ -85,7 +92,7 @@ def find_answers_or_ask(
 def _refuse(
     asking: fill_run.ControlQuestions,
     error: control.NothingToFill,
-    again: Sequence[str | Path],
+    again: Options,
     answers: label_rows.Labels | None,
 ) -> NoReturn:
     """Raise the error with what helps: to learn from answers, or a precision at which enough could be filled."""
@@ -94,7 +101,7 @@ def _refuse(
         learn = after_review(asking.run.folder, asking.images)
     fix = f"let the model learn from answers first:  {learn}"
     if error.count >= control.FEWEST_ANSWERS:
-        words = ("--precision", f"{error.precision:g}", *again)
+        words = ("--precision", f"{error.precision:g}", *option_words(again))
         command = join_command("fill", asking.run.folder, asking.images, *words)
         fix += f"\n   or: {command}  ({error.count} labels are probable enough for that)"
     else:
@@ -226,11 +233,11 @@ def fill(
         raise UserError(f"{rules} does not exist", "check the path")
     rows = read(labels).rows if labels is not None else None
     flags = {"--all-photos": all_photos, "--assume-random": assume_random, "--only-filled": not complete}
-    again = _repeated_words(read, labels, rules, confidence, flags)
+    again = _repeated_options(read, labels, rules, confidence, flags)
     people = read(answers).rows if answers is not None else opened.read_answers()
-    named: list[str | Path] = [] if out is None else ["--out", out]
-    # A run that learns from answers needs no assumption.
-    chosen = ["--precision", f"{precision:g}", *named, *(word for word in again if word != "--assume-random")]
+    named: Options = {} if out is None else {"--out": [out]}
+    chosen = {"--precision": [f"{precision:g}"]} | named | again
+    chosen.pop("--assume-random", None)  # a run that learns from answers needs no assumption
     remember_fill(opened, chosen)
     options: dict[str, Any] = {"labels": rows, "rules": rules, "folds": folds, "precision": precision}
     options |= {"assume_random": assume_random, "all_photos": all_photos, "confidence": confidence, "answers": people}
@@ -238,7 +245,7 @@ def fill(
         if not assume_random and fill_run.has_only_positives(opened, rows):
             further = fill_run.unlisted_photos(opened, rows, images) if all_photos else None
             asking = fill_run.ControlQuestions(opened, images, rows, further, precision, control)
-            of_control = find_answers_or_ask(asking, people, [*named, *again], from_file=answers is not None)
+            of_control = find_answers_or_ask(asking, people, named | again, from_file=answers is not None)
             if of_control is None:
                 return
             options["control"] = of_control
@@ -247,18 +254,18 @@ def fill(
     if (tally.present + tally.absent).any():
         _show_photos(filling, images, all_photos, people)
     if answers is not None:
-        again += ["--answers", answers, *(words_of(read) if labels is None else [])]
+        again |= {"--answers": [answers], **options_of(read)}
     _show_next_step(filling, tally, run, images, path, complete, again)
 
 
-def _repeated_words(
+def _repeated_options(
     read: ReadLabels, labels: Path | None, rules: Path | None, confidence: float, flags: dict[str, bool]
-) -> list[str | Path]:
+) -> Options:
     """Return the options that a later `fill` of the same labels needs again."""
-    words: list[str | Path] = [] if labels is None else ["--labels", labels, *words_of(read)]
-    words += [] if rules is None else ["--rules", rules]
-    words += [] if confidence == _CONFIDENCE else ["--confidence", f"{confidence:g}"]
-    return words + [flag for flag, is_set in flags.items() if is_set]
+    options: Options = {} if labels is None else {"--labels": [labels], **options_of(read)}
+    options |= {} if rules is None else {"--rules": [rules]}
+    options |= {} if confidence == _CONFIDENCE else {"--confidence": [f"{confidence:g}"]}
+    return options | {flag: [] for flag, is_set in flags.items() if is_set}
 
 
 def _fill(
@@ -305,7 +312,7 @@ def _show_next_step(
     images: Path,
     path: Path,
     complete: bool,
-    again: list[str | Path],
+    again: Options,
 ) -> None:
     """Print what was written, the next command, and how to undo; `again` are options to fill the same labels."""
     quoted_path, quoted_run = shlex.quote(str(path)), shlex.quote(str(run))
@@ -317,7 +324,7 @@ def _show_next_step(
     sources = " and ".join(name for name, count in ((filling.options.source, fills), ("rule", ruled)) if count)
     console.print(f"\nWrote [bold]{escape(quoted_path)}[/]: {content}{escape(sources and f', source {sources}')}")
     if not fills + ruled + by_model:
-        _show_lower_precision(filling, run, images, ["--out", path, "--force", *again])
+        _show_lower_precision(filling, run, images, {"--out": [path], "--force": []} | again)
         return
     _show_undo(quoted_run, quoted_path, fills, ruled)
     show_next("inspect", path)
@@ -326,18 +333,18 @@ def _show_next_step(
         show_command(shlex.join(["halflabel", *map(str, words)]), "As a copy of your table of tags")
 
 
-def _show_lower_precision(filling: fill_plan.FillPlan, run: Path, images: Path, options: list[str | Path]) -> None:
+def _show_lower_precision(filling: fill_plan.FillPlan, run: Path, images: Path, options: Options) -> None:
     """Print at which lower precision labels would be filled, and the commands that help, the more useful one first."""
     lower, useful = filling.lower_precisions(_USEFUL), False
     commands = {"learn": after_report(run, images)}
     if filling.check:  # there are answers that the run has not learned
-        file = options[options.index("--answers") :][:2] if "--answers" in options else []
-        commands["learn"] = shlex.join([*shlex.split(after_review(run, images)), *map(str, file)])
+        file = {flag: values for flag, values in options.items() if flag == "--answers"}
+        commands["learn"] = join_command("train", "--continue", run, *option_words(file))
     if lower:
         first, *rest = (f"{100 * precision:g} %, {group_digits(count)}" for precision, count in lower)
         more = "".join(f"; at {each}" for each in rest)
         console.print(f"At a precision of {first} {'label' if lower[0][1] == 1 else 'labels'} would be filled{more}.")
-        commands["fill"] = join_command("fill", run, images, "--precision", f"{lower[-1][0]:g}", *options)
+        commands["fill"] = join_command("fill", run, images, "--precision", f"{lower[-1][0]:g}", *option_words(options))
         useful = lower[-1][1] >= _USEFUL
     else:
         console.print("No lower precision fills anything either: the model must learn more first.")

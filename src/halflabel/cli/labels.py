@@ -18,11 +18,11 @@ from halflabel.cli.options import (
     ReadLabels,
     SharedOptions,
     check_free,
+    options_of,
     takes_label_options,
-    words_of,
 )
 from halflabel.cli.progress import Bar
-from halflabel.cli.sequence import free_name
+from halflabel.cli.sequence import free_name, option_words
 from halflabel.cli.terminal import (
     console,
     in_shell,
@@ -107,7 +107,9 @@ def inspect(
         _show_photos(table, images, details)
     if plot is not None:
         show_written(plot)
-    show_next("train", labels, images or "PHOTOS", *words_of(read), "--out", free_name(Path("runs/first")))
+    show_next(
+        "train", labels, images or "PHOTOS", *option_words(options_of(read)), "--out", free_name(Path("runs/first"))
+    )
 
 
 def _show_photos(table: tables.Table, images: Path, details: bool) -> None:

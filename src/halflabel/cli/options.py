@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
@@ -351,14 +351,14 @@ def read_grouped(read: ReadLabels, labels: Path, group: str | None) -> tuple[Lab
     return read(labels), completed
 
 
-def words_of(read: ReadLabels) -> list[str]:
-    """The options that the user gave a reader made by `takes_label_options`, as words of a command."""
-    words: list[str] = []
-    for name, value in _values_of(read).items():
-        value = None if name == "forget_policy" else value
-        for each in value if isinstance(value, list | tuple) else [value]:
-            words += [] if each is None else [spell(name), *([] if each is True else [str(each)])]
-    return words
+def options_of(read: ReadLabels) -> dict[str, list[str]]:
+    """The options that the user gave a reader made by `takes_label_options`: flags with their values."""
+    given = {spell(name): value for name, value in _values_of(read).items() if name != "forget_policy" and value}
+    return {flag: [] if value is True else [*_as_texts(value)] for flag, value in given.items()}
+
+
+def _as_texts(value: Any) -> Iterator[str]:
+    return map(str, value if isinstance(value, list | tuple) else [value])
 
 
 def _values_of(read: ReadLabels) -> dict[str, Any]:

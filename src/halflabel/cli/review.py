@@ -158,11 +158,10 @@ class _Access(NamedTuple):
 
 def _chosen_precision(run: run_folder.RunFolder, given: float | None) -> float:
     """Return the precision of the review, and remember it for the `fill` after it if it is given."""
-    words = remembered_fill(run)
-    place = words.index("--precision") if "--precision" in words else len(words)
+    options = {"--precision": ["0.95"], **remembered_fill(run)}
     if given is None:
-        return float((*words[place + 1 : place + 2], "0.95")[0])
-    remember_fill(run, ["--precision", f"{given:g}", *words[:place], *words[place + 2 :]])
+        return float(*options["--precision"])
+    remember_fill(run, {**options, "--precision": [f"{given:g}"]})
     return given
 
 

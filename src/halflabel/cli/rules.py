@@ -10,7 +10,16 @@ from rich.markup import escape
 from rich.text import Text
 
 from halflabel.cli import app
-from halflabel.cli.options import Force, LabelFile, ReadLabels, SharedOptions, check_free, takes_label_options, words_of
+from halflabel.cli.options import (
+    Force,
+    LabelFile,
+    ReadLabels,
+    SharedOptions,
+    check_free,
+    options_of,
+    takes_label_options,
+)
+from halflabel.cli.sequence import option_words
 from halflabel.cli.terminal import console, plain_table, show_next, show_written
 from halflabel.labels import rules as label_rules
 from halflabel.system.files import atomic_write
@@ -60,7 +69,7 @@ def suggest_rules(
         number = f"{len(rest)}{' or more' * (len(suggestions) == _MOST_COUNTED)} weaker ones"
         console.print(f"  … and {number}, {exclusions} of them exclusions (--top {len(suggestions)})")
     if out is None:
-        words = ["--top", str(top), *words_of(read)]
+        words = ["--top", str(top), *option_words(options_of(read))]
         show_next("rules", "suggest", labels, *words, "--out", "rules.csv", why="a file to edit")
         return
     with atomic_write(out) as temporary:

@@ -6,14 +6,17 @@ which follows the report where only positives are known.
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from halflabel.errors import UserError
 from halflabel.runs import folder as run_folder
-from halflabel.system.files import read_text, remote_url
+from halflabel.system.files import read_json, remote_url
+
+Options = dict[str, list[Any]]  # flags with their values, none for a flag alone
 
 
 def after_train(
@@ -63,27 +66,35 @@ def after_review(
     return _fill(run, images, all_photos)
 
 
-def remember_fill(run: run_folder.RunFolder, options: Sequence[str | Path]) -> None:
+def remember_fill(run: run_folder.RunFolder, options: Options) -> None:
     """Store the options of a `fill` for the next one, also of a run that continues this one; if it can be written."""
     with suppress(OSError, UserError):
-        run.write_text(run.fill_options.name, shlex.join(map(str, options)) + "\n")
+        run.write_text(run.fill_options.name, json.dumps(options, default=str, indent=1) + "\n")
 
 
-def remembered_fill(run: run_folder.RunFolder) -> list[str]:
+def remembered_fill(run: run_folder.RunFolder) -> Options:
     """Return the options of the last `fill`; empty if there was none, or if they cannot be read."""
-    with suppress(UserError, ValueError):
-        return shlex.split(read_text(run.fill_options, "remove it"))
-    return []
+    with suppress(UserError, AttributeError, TypeError):
+        return {str(flag): [*values] for flag, values in read_json(run.fill_options, "remove it").items()}
+    return {}
+
+
+def option_words(options: Options) -> list[Any]:
+    """Return options as words of a command.
+
+    >>> option_words({"--out": ["a.csv"], "--all-photos": [], "--value": ["x=unknown", "y=absent"]})
+    ['--out', 'a.csv', '--all-photos', '--value', 'x=unknown', '--value', 'y=absent']
+    """
+    return [
+        word for flag, values in options.items() for value in values or [()] for word in (flag, value) if word != ()
+    ]
 
 
 def _fill(run: Path, images: Path, all_photos: bool = False) -> str:
     """Return the command that fills as the last time, and overwrites nothing."""
-    words = remembered_fill(run_folder.RunFolder(run))
-    if "--out" not in words:
-        words += ["--out", "filled.csv"]
-    place = words.index("--out") + 1
-    words[place] = str(free_name(Path(words[place])))
-    return join_command("fill", run, images, *words, *(["--all-photos"] * (all_photos and "--all-photos" not in words)))
+    options = remembered_fill(run_folder.RunFolder(run))
+    options["--out"] = [str(free_name(Path(*options.get("--out", ["filled.csv"]))))]
+    return join_command("fill", run, images, *option_words(options | ({"--all-photos": []} if all_photos else {})))
 
 
 def free_name(path: Path) -> Path:

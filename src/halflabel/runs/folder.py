@@ -108,7 +108,7 @@ class RunFolder:
     answers = _PathInRun("answers.sqlite")
     review_history = _PathInRun("review_history.jsonl")  # what a live review measured, one line per fit
     control = _PathInRun("control.csv")  # the questions that `fill` needs answered where only positives are known
-    fill_options = _PathInRun("fill_options.txt")  # of the last `fill`, as shell words; a continued run inherits them
+    fill_options = _PathInRun("fill_options.json")  # of the last `fill`; a continued run inherits them
 
     def __init__(self, folder: str | Path, *, may_replace: bool = True) -> None:
         self.folder = Path(folder)
