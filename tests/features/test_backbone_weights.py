@@ -85,6 +85,33 @@ def test_position_embeddings_are_resized(tmp_path: Path) -> None:
     assert backbone(noise(1, 3, 96, 96)).shape == (1, backbone.channels, 6, 6)
 
 
+def test_the_image_encoder_of_an_openclip_file_is_loaded(tmp_path: Path) -> None:
+    name = "vit_xsmall_patch16_clip_224.tinyclip_yfcc15m"
+    expected = timm.create_model(name, num_classes=0).state_dict()
+    layers = [
+        "blocks transformer.resblocks",
+        "norm ln_",
+        "mlp.fc1 mlp.c_fc",
+        "mlp.fc2 mlp.c_proj",
+        "attn.proj attn.out_proj",
+    ]
+    layers += ["attn.qkv. attn.in_proj_", "patch_embed.proj conv1", "ln__pre ln_pre", "ln_. ln_post."]
+
+    def renamed(key: str) -> str:
+        for ours, theirs in map(str.split, layers):
+            key = key.replace(ours, theirs)
+        return f"visual.{key}"
+
+    state = {renamed(key): tensor for key, tensor in expected.items() if key not in ("cls_token", "pos_embed")}
+    state |= {
+        "visual.class_embedding": expected["cls_token"][0, 0],
+        "visual.positional_embedding": expected["pos_embed"][0],
+    }
+    state |= {"visual.proj": torch.zeros(256, 512), "text_projection": torch.zeros(8, 8), "logit_scale": torch.ones(())}
+    backbone = build_backbone(name, weights=write(state, tmp_path / "open_clip_pytorch_model.bin"))
+    assert_loaded(backbone, expected)
+
+
 def test_missing_keys_are_named(tmp_path: Path) -> None:
     state = other_weights()
     del state["layer1.0.conv1.weight"]
