@@ -107,12 +107,18 @@ def test_a_live_review_begins_with_the_names(run, photos: Path) -> None:
 def test_a_class_without_a_positive_keeps_the_order_of_its_name(run, photos: Path) -> None:
     review = open_live_review(RunFolder(run.folder), photos, 0.95)
     assert review.explorer is not None
+    named = review.explorer.named
+    assert named is not None
     labels = np.zeros((40, 3), np.int8)
-    labels[0], labels[1, 0] = -1, 1
+    labels[1, 0] = 1
     p = np.full((40, 3), 0.01, np.float32)
     scores = review.explorer.probabilities(p, labels)
     assert (scores[:, 0] == p[:, 0]).all()
-    np.testing.assert_array_equal(scores[:, 1:], review.explorer.named[:, 1:])
+    np.testing.assert_allclose(scores[:, 1:], named[:, 1:], rtol=1e-5)
+    labels[np.argsort(-named[:, 1])[:20], 1] = -1  # the name finds nothing: other photos become likely
+    scores = review.explorer.probabilities(p, labels)[:, 1]
+    assert scores.max() == pytest.approx(0.3, abs=0.05)
+    assert np.corrcoef(scores, named[:, 1])[0, 1] < 0.5
 
 
 def test_without_names_nothing_can_be_learned_from_no_label(photos: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from halflabel.questions.choose import CONTROL_ABSENT, CONTROL_PRESENT, Question
 CONTROL_SHARE = 0.1  # share of the queue that is drawn at random
 NAMES_SHARE = 0.5  # the same, of the first questions where only class names rank the photos: random answers test them
 QUEUE = 200
+_LIKELIEST = 0.3  # least probability of the photo that most likely shows a class whose name found nothing
 _CHUNK = 20  # questions between two fits: within a chunk those of a class follow each other
 _NEIGHBOURS = 10  # most similar photos whose similarity is the density
 _SAMPLE = 2000  # photos that similarity is measured to
@@ -34,7 +35,8 @@ class Explorer:
 
     A photo that none of the other classes explains shows one of these classes, each as likely as the others, except
     those that were answered absent in it or in a similar photo. Photos in the midst of many similar ones come first.
-    With class names their probabilities are used instead: a fit to absences alone would lower them.
+    With class names their probabilities are used instead, since a fit to absences alone would lower them, until too
+    many photos that a name calls likely were answered absent.
     """
 
     def __init__(
@@ -62,9 +64,6 @@ class Explorer:
         """Return p (N, C) with the classes without a known positive in labels (N, C) replaced."""
         unseen = ~(labels > 0).any(0)
         result = p.astype(np.float32)
-        if self.named is not None:
-            result[:, unseen] = self.named[:, unseen]
-            return result
         if not unseen.any():
             return result
         for image, column in np.argwhere((labels < 0) & unseen).tolist():
@@ -74,7 +73,13 @@ class Explorer:
         with np.errstate(invalid="ignore"):
             unexplained = np.prod(1 - result[:, ~unseen], axis=1) * ~(labels > 0).any(1)
         left = np.maximum(unseen.sum() - (labels[:, unseen] < 0).sum(1), 1)
-        result[:, unseen] = ((unexplained * self.density / left)[:, None] * (1 - self.denied[:, unseen])).clip(0, 1)
+        guess = ((unexplained * self.density / left)[:, None] * (1 - self.denied[:, unseen])).clip(0, 1)
+        if self.named is not None:
+            named = self.named[:, unseen]
+            holds = np.prod(np.where((labels < 0)[:, unseen], 1 - named, 1), 0)  # P(these absences) if names are right
+            likeliest = np.maximum(np.nanmax(guess, 0, initial=0), 1e-3)  # a class that nobody finds keeps being asked
+            guess = holds * named + (1 - holds) * guess * np.maximum(_LIKELIEST / likeliest, 1)
+        result[:, unseen] = guess
         return result
 
 
