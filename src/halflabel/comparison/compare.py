@@ -20,6 +20,7 @@ from halflabel.comparison.sources import choosing_labels, split_data, without_mo
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError, in_python
 from halflabel.evaluation.registry import check_own_metrics
+from halflabel.features.embed import options_of_features
 from halflabel.fitting.auto import epochs_for, short_list, suited
 from halflabel.fitting.config import Config
 from halflabel.labels.labels import Labels
@@ -113,6 +114,8 @@ def make_bench(
         config = replace(config, settings=replace(config.settings, epochs=epochs))
     if lr is not None and config.fit == "auto" and config.tune == "head":
         config = replace(config, fit="batches")
+    if not isinstance(images, Tensor):
+        config = replace(config, **options_of_features(images))
     reporter = options.get("reporter", SILENT)
     data = split_data(
         table,

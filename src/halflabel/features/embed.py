@@ -17,8 +17,9 @@ from halflabel.errors import UserError
 from halflabel.features.backbones import Backbone, Preprocess, fingerprint
 from halflabel.features.feature_cache import cache_features
 from halflabel.images.sources import Features, Images, sequential_plan
-from halflabel.images.stored_features import METADATA, StoredFeatures
+from halflabel.images.stored_features import METADATA, StoredFeatures, describe_features, holds_features
 from halflabel.system.part_files import PART, PartFiles
+from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
 
 _NAME = re.compile(r"features-(\d+)")
@@ -41,8 +42,11 @@ class GivenFeatures(Backbone):
         )
 
 
-def config_of_features(about: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of `train` that features determine: backbone, size, resize and channels."""
+def options_of_features(images: str | Path) -> dict[str, Any]:
+    """Return the options that features in place of images decide: backbone, size, resize, channels; none for images."""
+    if not images or not holds_features(images):
+        return {}
+    about = describe_features(local_path(images))
     return dict(about.get("config") or {"backbone": f"features-{about['dimensions']}"})
 
 

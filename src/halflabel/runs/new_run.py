@@ -17,12 +17,11 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.evaluation.evaluate import Evaluation
-from halflabel.features.embed import config_of_features
+from halflabel.features.embed import options_of_features
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.auto import Choice, choose
 from halflabel.fitting.callbacks import Callback
 from halflabel.fitting.config import Config, declared_options
-from halflabel.images.stored_features import describe_features, holds_features
 from halflabel.labels.formats import read
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
@@ -34,7 +33,6 @@ from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
-from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
 
 
@@ -189,7 +187,7 @@ def make_config(
             "method": chosen.name,
             "options": {**choice.options, **options},
             "images": images,
-            **_options_of_features(images),
+            **options_of_features(images),
         }
     )
 
@@ -204,17 +202,10 @@ def change_config(
     earlier_options = earlier.options if method == earlier.method else {}
     values = {**vars(earlier.settings), **vars(earlier), **given}
     values.pop("settings")
-    values |= _options_of_features(images)
+    values |= options_of_features(images)
     return Config.from_options(
         {**values, "method": method, "options": {**earlier_options, **options}, "images": images}
     )
-
-
-def _options_of_features(images: str) -> dict[str, Any]:
-    """Return the options that are decided by features in place of images; none for images."""
-    if not images or not holds_features(images):
-        return {}
-    return config_of_features(describe_features(local_path(images)))
 
 
 def check_options(chosen: Recipe, names: Collection[str]) -> None:
