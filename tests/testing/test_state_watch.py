@@ -13,7 +13,7 @@ import torch
 
 from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import BCE
-from halflabel.testing.state_watch import StateWatch
+from halflabel.testing.method_contract import StateWatch
 from halflabel.types import Batch
 
 

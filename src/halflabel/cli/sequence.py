@@ -85,9 +85,8 @@ def option_words(options: Options) -> list[Any]:
     >>> option_words({"--out": ["a.csv"], "--all-photos": [], "--value": ["x=unknown", "y=absent"]})
     ['--out', 'a.csv', '--all-photos', '--value', 'x=unknown', '--value', 'y=absent']
     """
-    return [
-        word for flag, values in options.items() for value in values or [()] for word in (flag, value) if word != ()
-    ]
+    pairs = ((flag, value) for flag, values in options.items() for value in values or [None])
+    return [word for pair in pairs for word in pair if word is not None]
 
 
 def _fill(run: Path, images: Path, all_photos: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +17,38 @@ from halflabel.labels.names import Names
 from halflabel.methods.imcl import Interactive
 from halflabel.methods.parts.label_graph import Edges
 from halflabel.methods.parts.matching_pursuit import Similar
-from halflabel.papers.figures.canvas import BLUE, GREY, literal, save_figure
 from halflabel.papers.figures.inputs import FigureInputs, FigureUnavailable
 from halflabel.report.curves import check_scores
 from halflabel.runs.folder import RunFolder
-from halflabel.system.files import write_csv, write_json
+from halflabel.system.files import atomic_write, write_csv, write_json
 from halflabel.system.reporter import SILENT, Reporter
+
+BLUE, ORANGE, GREY = "#2b6cb0", "#d97706", "#9ca3af"
+
+
+def literal(name: str) -> str:
+    """Escape the name of a class, a method or a file: matplotlib reads text between two dollar signs as a formula.
+
+    >>> print(literal("a$^$b"))
+    a\\$^\\$b
+    """
+    return name.replace("$", r"\$")
+
+
+def save_figure(figure: Any, path: Path, *, caption: str = "") -> None:
+    """Write a figure as PNG atomically, with the caption below it, without touching matplotlib's global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    options: dict[str, Any] = {}
+    if caption:
+        figure.text(0.01, -0.01, literal(caption), va="top", fontsize="small", color="#4b5563")
+        options = {"bbox_inches": "tight", "pad_inches": 0.12}
+    with atomic_write(path) as temporary, warnings.catch_warnings():
+        # A name may contain letters that the font lacks. Matplotlib draws boxes for them; the user cannot change that.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from font", UserWarning)
+        figure.savefig(temporary, format="png", dpi=130, **options)
+
 
 MAX_TITLE = 22  # characters of a name that fit above a photo
 Pixels = NDArray[np.uint8]
