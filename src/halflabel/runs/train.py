@@ -156,7 +156,9 @@ class _Job:
         self.device = choose_device(self.config.settings.device)
         self.backbone = self.assembly.make_backbone()
         self.size = self.config.size or self.backbone.preprocess.size
-        self.likeness = self.assembly.likeness(self.backbone, self.table.classes, self.cache_folder, self.reporter)
+        is_linear = not self.table.known or self.assembly.uses_solver(self.table)  # batches do not use names
+        named = self.backbone if is_linear else None
+        self.likeness = self.assembly.likeness(named, self.table.classes, self.cache_folder, self.reporter)
         if not self.table.known and self.likeness is None:
             self.check_regime()
 
