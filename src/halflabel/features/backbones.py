@@ -3,7 +3,7 @@
 The default, `efficientnet-lite2`, and `efficientnet-lite0` (`fast`: half the time) have ImageNet weights that come with
 Python packages, so they work offline.
 `tiny` is a small untrained network for tests and demos; `features-D` stands for given features.
-Every other name is a timm model.
+The path of an .onnx file stands for the image encoder in it; every other name is a timm model.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import math
 import pickle
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,7 @@ _LITE_MEAN, _LITE_STD = 127 / 255, 128 / 255
 _IMAGENET = 1000  # classes
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
 _PREFIXES = ("module.", "model.", "backbone.")
+_GIVEN = re.compile(r"features-(\d+)")
 _CLASSIFIERS = ("fc.", "_fc.", "head.", "heads.", "head_dist.", "classifier.")
 
 
@@ -96,6 +98,11 @@ class Backbone(nn.Module):
             return None
         weight, bias = (part.to(pooled.device) for part in self.classifier)
         return class_probabilities(pooled.float(), (weight, bias))
+
+    @property
+    def needs_squares(self) -> bool:
+        """Whether images must be squares of one size."""
+        return hasattr(self.model, "pos_embed")
 
     def width(self, *, maps: bool) -> int:
         """Return the number of channels of the maps, or the length of the pooled vector."""
@@ -180,6 +187,23 @@ class Backbone(nn.Module):
         return features.permute(0, 2, 3, 1)
 
 
+class GivenFeatures(Backbone):
+    """Stands for the unknown network that made the features of another program: it cannot see images."""
+
+    @classmethod
+    def named(cls, name: str) -> GivenFeatures | None:
+        """The backbone called features-D, for features of D numbers; None for any other name."""
+        if (match := _GIVEN.fullmatch(name)) is None:
+            return None
+        preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
+        return cls(name, nn.Identity(), int(match[1]), preprocess)
+
+    def _raw(self, images: Tensor) -> Any:
+        raise UserError(
+            "this model takes features, as it was trained on those of another program", "name a folder of features"
+        )
+
+
 class _Tiny(nn.Module):
     """Four 3x3 convolutions, each with GroupNorm and ReLU: (B, 3, H, W) -> (B, 64, H / 8, W / 8)."""
 
@@ -222,9 +246,13 @@ def build_backbone(
         raise UserError(f"image size {size} is too small for a backbone", f"use {SMALLEST} pixels or more")
     if size is not None and size > LARGEST:
         raise UserError(f"image size {size} is too large", f"use {LARGEST} pixels or fewer")
-    from halflabel.features.embed import GivenFeatures
-
     name = full_name(name)
+    if name.endswith(".onnx"):
+        from halflabel.features.onnx_features import OnnxEncoder
+
+        if weights is not None or bands != 3:
+            raise UserError(f"{name} has its own weights, for RGB images", "leave ‹weights› and ‹channels› out")
+        return OnnxEncoder(Path(name), size)
     if (given := GivenFeatures.named(name)) is not None:
         return given
     fetch = pretrained and weights is None

@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.features.backbones import Backbone, Preprocess, fingerprint
+from halflabel.features.backbones import Backbone, fingerprint
 from halflabel.features.feature_cache import cache_features
 from halflabel.images.sources import Features, Images, sequential_plan
 from halflabel.images.stored_features import METADATA, StoredFeatures, describe_features, holds_features
 from halflabel.system.part_files import PART, PartFiles
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
-
-_NAME = re.compile(r"features-(\d+)")
-
-
-class GivenFeatures(Backbone):
-    """Stands for the unknown network that made the features of another program: it cannot see images."""
-
-    @classmethod
-    def named(cls, name: str) -> GivenFeatures | None:
-        """The backbone called features-D, for features of D numbers; None for any other name."""
-        if (match := _NAME.fullmatch(name)) is None:
-            return None
-        preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
-        return cls(name, torch.nn.Identity(), int(match[1]), preprocess)
-
-    def _raw(self, images: Tensor) -> Any:
-        raise UserError(
-            "this model takes features, as it was trained on those of another program", "name a folder of features"
-        )
 
 
 def options_of_features(images: str | Path) -> dict[str, Any]:

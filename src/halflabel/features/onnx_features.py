@@ -1,14 +1,17 @@
-"""Pooled features of a frozen backbone on a CPU by ONNX Runtime, which runs convolutions about twice as fast as torch.
+"""Pooled features on a CPU by ONNX Runtime: of a frozen backbone, and of an image encoder that is given as a file.
 
-Used by the feature cache and by predictors. Both ways agree within `TOLERANCE`, which is checked each time a network is
-opened, so their features share one cache.
+Used by the feature cache and by predictors. The runtime runs convolutions about twice as fast as torch. Both ways agree
+within `TOLERANCE`, which is checked each time a network is opened, so their features share one cache.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
+import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from halflabel.errors import UserError
-from halflabel.features.backbones import Backbone, fingerprint
+from halflabel.errors import UserError, error_summary
+from halflabel.features.backbones import Backbone, Preprocess, fingerprint
 from halflabel.images.views import View
 from halflabel.system.files import atomic_write
 from halflabel.system.reporter import SILENT, Reporter
@@ -30,6 +33,7 @@ TOLERANCE = 1e-4  # largest |x − y| allowed between ONNX Runtime and torch, as
 FEWEST_IMAGES = 100  # with fewer images, torch is done before the network is exported, opened and checked
 
 _SILENT = 4  # the runtime's log level
+_BYTES, _FLOATS = "tensor(uint8)", "tensor(float)"
 
 
 Shape = tuple[int, int]  # height and width
@@ -85,6 +89,110 @@ def _start_session(content: bytes) -> Any:
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
+class OnnxEncoder(Backbone):
+    """The image encoder in an .onnx file, run by ONNX Runtime on the CPU: it can be neither tuned nor exported.
+
+    Its first output is vectors (B, D) or maps (B, D, h, w) of images (B, 3, H, W). They are passed as they are to a
+    uint8 input; for a float input, `preprocess` in the file's metadata states mean and std, as JSON. `digest` is part
+    of the state, so that a trained head is used with the same file only.
+    """
+
+    digest: Tensor
+
+    def __init__(self, path: Path, size: int | None = None) -> None:
+        try:
+            content = path.read_bytes()
+            session = _start_session(content)
+        except ImportError:
+            raise UserError(f"{path} needs the package onnxruntime", "pip install onnxruntime") from None
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read ({error.strerror})", "put it there, or correct ‹backbone›"
+            ) from None
+        except Exception as error:  # the runtime has one exception type per fault
+            reason = error_summary(error)
+            raise UserError(
+                f"{path} cannot be opened as ONNX ({reason})", "save it as one file, weights included"
+            ) from None
+        super().__init__(path.name, nn.Identity(), 0, _read_preprocess(session, path, size))
+        self.path, self.session = path, session
+        self.register_buffer("digest", torch.frombuffer(bytearray(hashlib.sha256(content).digest()), dtype=torch.uint8))
+        side = self.preprocess.size
+        example = self._raw(torch.zeros(2, 3, side, side, dtype=torch.uint8))
+        if example.ndim not in (2, 4) or len(example) != 2:
+            raise UserError(
+                f"{path} returns {tuple(example.shape)} for 2 images, neither vectors (2, D) nor maps (2, D, h, w)",
+                "export the image encoder with its pooling, for batches of any size",
+            )
+        self.channels, self.blocks = example.shape[1], (example.shape[1],)
+
+    @property
+    def needs_squares(self) -> bool:
+        return True
+
+    def __reduce__(self) -> Any:
+        return OnnxEncoder, (self.path, self.preprocess.size)
+
+    def _raw(self, images: Tensor) -> Tensor:
+        (given,) = self.session.get_inputs()
+        images = images.cpu()
+        if given.type == _BYTES:
+            x = images.to(torch.uint8)
+        else:
+            x = (images.float() / 255 - self.mean.cpu()) / self.std.cpu()
+        try:
+            (features,) = self.session.run([self.session.get_outputs()[0].name], {given.name: x.contiguous().numpy()})
+            return torch.from_numpy(features).float().to(self.mean.device)
+        except Exception as error:  # as above
+            shape, reason = tuple(x.shape), error_summary(error)
+            raise UserError(
+                f"{self.path} does not take images {shape} ({reason})", "export it for batches of any size"
+            ) from None
+
+    def _pool(self, raw: Tensor, images: Tensor) -> Tensor:
+        return raw if raw.ndim == 2 else raw.mean((2, 3))
+
+    def _maps(self, raw: Tensor, images: Tensor) -> Tensor:
+        if raw.ndim == 2:
+            raise UserError(f"{self.path} returns vectors, and this needs maps", "use another method or ‹backbone›")
+        return raw
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+        if f"{prefix}digest" in state and not torch.equal(state[f"{prefix}digest"].cpu(), self.digest.cpu()):
+            raise UserError(f"{self.path} is not the file of the training", "put that file back, or train again")
+        super()._load_from_state_dict(state, prefix, *args)
+
+
+def _read_preprocess(session: Any, path: Path, size: int | None) -> Preprocess:
+    """Return size and normalisation of the one input: from its shape, from the metadata, or the stated `size`."""
+    inputs, fix = session.get_inputs(), "export the image encoder alone"
+    if len(inputs) != 1:
+        raise UserError(f"{path} has {len(inputs)} inputs, and an image encoder has one", fix)
+    shape, kind = inputs[0].shape, inputs[0].type
+    is_image = len(shape) == 4 and (shape[1] == 3 or not isinstance(shape[1], int))
+    if not is_image or kind not in (_BYTES, _FLOATS):
+        raise UserError(f"{path} takes {kind} {shape}, not images (N, 3, H, W) of float or uint8", fix)
+    fixed = [side for side in shape[2:] if isinstance(side, int)]
+    unneeded = [0.5] * 3 if kind == _BYTES else []  # the file normalises bytes itself
+    try:
+        stated = json.loads(session.get_modelmeta().custom_metadata_map.get("preprocess", "{}"))
+        side = int(fixed[0] if fixed else size or stated.get("size", 0))
+        mean, std = (tuple(map(float, stated.get(key, unneeded))) for key in ("mean", "std"))
+        crop = float(stated.get("crop_pct", 1))
+        is_valid = len(mean) == len(std) == 3 and 0 < crop <= 1 and all(map(math.isfinite, (*mean, *std))) and all(std)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"{path} has a damaged entry `preprocess` ({error})", "correct its metadata") from None
+    if not side:
+        raise UserError(f"{path} does not say the size of its images", "add ‹size›, such as 224")
+    if not is_valid:
+        fix = "write it into its metadata, see docs/backbones.md"
+        raise UserError(f"{path} does not say how its images are normalised", fix)
+    if {*fixed, size or side} != {side}:
+        pixels = " x ".join(map(str, fixed))
+        raise UserError(f"{path} takes images of {pixels} pixels", "leave ‹size› out; sides must be equal")
+    return Preprocess(side, mean, std, "bilinear" if stated.get("interpolation") == "bilinear" else "bicubic", crop)
+
+
 class _Pooled(nn.Module):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -133,7 +241,7 @@ def _is_convolutional(backbone: Backbone) -> bool:
     """Whether convolutions hold at least half of the weights."""
     layers = [layer for layer in backbone.modules() if isinstance(layer, nn.Conv2d)]
     in_convolutions = sum(layer.weight.numel() for layer in layers)
-    return 2 * in_convolutions >= sum(parameter.numel() for parameter in backbone.parameters())
+    return 0 < sum(parameter.numel() for parameter in backbone.parameters()) <= 2 * in_convolutions
 
 
 def network_file(backbone: Backbone, weights: str, shape: Shape) -> str:

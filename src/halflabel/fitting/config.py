@@ -174,7 +174,8 @@ class Config:
         str,
         Option(
             "efficientnet-lite2, which comes with the package; fast: efficientnet-lite0, half the time, about 2 mAP "
-            "less; or any timm model, downloaded once: docs/backbones.md names good ones and what they cost.",
+            "less; any timm model, downloaded once: docs/backbones.md names good ones and what they cost; or an .onnx "
+            "file with an image encoder.",
             COMMON,
             WITH_EMBED,
         ),
@@ -360,6 +361,8 @@ class Config:
     def __post_init__(self) -> None:
         _validate(self)
         object.__setattr__(self, "backbone", full_name(self.backbone))
+        if self.tune == "all" and self.backbone.endswith(".onnx"):
+            raise UserError(f"{self.backbone} cannot be tuned", "use ‹tune=head›, or a timm model")
         object.__setattr__(self, "group", absolute_group(self.group))
         parse_uncertain(self.uncertain)  # raises for what cannot be read
 
@@ -388,7 +391,7 @@ class Config:
         """The plain, weak and strong views of images, at the size that suits the backbone if none is stated."""
         from halflabel.images.views import make_views
 
-        takes_squares = self.tune == "all" or hasattr(backbone.model, "pos_embed")
+        takes_squares = self.tune == "all" or backbone.needs_squares
         resize = "squash" if self.resize == "keep" and takes_squares else self.resize
         strong: dict[str, Any] = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
         preprocess = backbone.preprocess

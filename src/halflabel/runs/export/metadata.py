@@ -44,6 +44,11 @@ class ModelMetadata:
     def of(cls, predictor: Predictor) -> ModelMetadata:
         """Return the metadata of a trained model."""
         config, view = predictor.config, predictor.views["plain"]
+        if config.backbone.endswith(".onnx"):
+            raise UserError(
+                f"a model on {config.backbone} cannot be exported, as its backbone is not in the run",
+                "train with another ‹backbone›, or predict with the run",
+            )
         assert isinstance(view, Plain)
         preprocess: Any = predictor.model.backbone.preprocess  # type: ignore[union-attr]
         return cls(

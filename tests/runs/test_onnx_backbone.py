@@ -1,0 +1,170 @@
+"""An image encoder in an .onnx file as the backbone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from run_examples import HEAD, TABLE, paint
+from torch import Tensor, nn
+
+from halflabel.errors import UserError
+from halflabel.features.backbones import build_backbone, fingerprint
+from halflabel.features.embed import write_features
+from halflabel.features.onnx_features import quiet_exporter
+from halflabel.images.sources import Images
+from halflabel.labels.names import Names
+from halflabel.runs.export.hub import export_hub
+from halflabel.runs.export.onnx import export_onnx
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.predictor import Predictor
+from halflabel.runs.train import train
+
+PREPROCESS = {"size": 32, "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "interpolation": "bilinear", "crop_pct": 0.9}
+
+
+class Encoder(nn.Module):
+    def __init__(self, output: str = "vectors", seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layer, self.output = nn.Conv2d(3, 12, 4, stride=4), output
+
+    def forward(self, images: Tensor, *others: Tensor) -> Tensor:
+        maps = self.layer(images.float()).relu()
+        maps = maps + sum(other.sum() for other in others)
+        return {"vectors": maps.mean((2, 3)), "maps": maps, "tokens": maps.flatten(2)}[self.output]
+
+
+def write(
+    path: Path,
+    encoder: Encoder,
+    preprocess: Any = PREPROCESS,
+    *,
+    dynamic: tuple[int, ...] = (0,),
+    images: tuple[Tensor, ...] = (torch.zeros(1, 3, 32, 32),),
+) -> Path:
+    names = [f"input{number}" for number in range(len(images))]
+    with quiet_exporter():
+        axes = {"input0": {axis: f"axis{axis}" for axis in dynamic}}
+        torch.onnx.export(encoder, images, str(path), input_names=names, dynamic_axes=axes, dynamo=False)
+    model = onnx.load(path)
+    if preprocess is not None:
+        onnx.helper.set_model_props(model, {"preprocess": json.dumps(preprocess)})
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("output", ["vectors", "maps"])
+def test_features_are_those_of_the_network(tmp_path: Path, output: str) -> None:
+    encoder = Encoder(output)
+    backbone = build_backbone(str(write(tmp_path / "encoder.onnx", encoder)))
+    images = paint(5)[0][:, :, :32, :32]
+    mean, std = (torch.tensor(PREPROCESS[key]).view(3, 1, 1) for key in ("mean", "std"))
+    with torch.no_grad():
+        expected = encoder((images / 255 - mean) / std)
+    pooled = expected if output == "vectors" else expected.mean((2, 3))
+    torch.testing.assert_close(backbone.pooled(images), pooled, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(copy.deepcopy(backbone).pooled(images), pooled, rtol=1e-4, atol=1e-5)
+    assert (backbone.channels, backbone.width(maps=False), backbone.name) == (12, 12, "encoder.onnx")
+    assert (backbone.preprocess.size, backbone.preprocess.interpolation, backbone.preprocess.crop_pct) == (
+        32,
+        "bilinear",
+        0.9,
+    )
+    if output == "maps":
+        torch.testing.assert_close(backbone(images), expected, rtol=1e-4, atol=1e-5)
+    else:
+        with pytest.raises(UserError, match="returns vectors, and this needs maps"):
+            backbone(images)
+
+
+def test_bytes_need_no_normalisation_and_a_dynamic_size_is_stated(tmp_path: Path) -> None:
+    encoder = Encoder()
+    given = (torch.zeros(1, 3, 32, 32, dtype=torch.uint8),)
+    path = write(tmp_path / "encoder.onnx", encoder, None, dynamic=(0, 2, 3), images=given)
+    backbone = build_backbone(str(path), size=48)
+    images = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone.pooled(images), encoder(images), rtol=1e-4, atol=1e-3)
+    with pytest.raises(UserError, match="does not say the size of its images") as raised:
+        build_backbone(str(path))
+    assert raised.value.fix == "add ‹size›, such as 224"
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"preprocess": None}, "does not say how its images are normalised"),
+        ({"preprocess": {**PREPROCESS, "mean": "white"}}, "damaged entry `preprocess`"),
+        ({"preprocess": {**PREPROCESS, "size": "wide"}, "dynamic": (0, 2, 3)}, "damaged entry `preprocess`"),
+        ({"preprocess": [1]}, "damaged entry `preprocess`"),
+        ({"dynamic": ()}, r"does not take images \(2, 3, 32, 32\)"),
+        ({"images": (torch.zeros(1, 3, 32, 32), torch.zeros(4))}, "has 2 inputs"),
+        ({"images": (torch.zeros(1, 3, 32, 32, dtype=torch.int64),)}, r"takes tensor\(int64\)"),
+        ({"images": (torch.zeros(1, 3, 32, 64),)}, "takes images of 32 x 64 pixels"),
+        ({"encoder": Encoder("tokens")}, r"returns \(2, 12, 64\) for 2 images"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(tmp_path: Path, how: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "encoder.onnx", **{"encoder": Encoder(), **how})
+    with pytest.raises(UserError, match=message) as raised:
+        build_backbone(str(path))
+    assert "\n" not in str(raised.value)
+    assert raised.value.fix
+
+
+def test_files_that_cannot_be_opened_and_other_options_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "encoder.onnx", Encoder())
+    with pytest.raises(UserError, match="takes images of 32 x 32 pixels"):
+        build_backbone(str(path), size=64)
+    with pytest.raises(UserError, match="has its own weights"):
+        build_backbone(str(path), weights=path)
+    with pytest.raises(UserError, match="cannot be tuned"):
+        dataclasses.replace(HEAD, backbone=str(path), tune="all")
+    with pytest.raises(UserError, match="cannot be read"):
+        build_backbone(str(tmp_path / "missing.onnx"))
+    (tmp_path / "text.onnx").write_text("no graph")
+    with pytest.raises(UserError, match="cannot be opened as ONNX"):
+        build_backbone(str(tmp_path / "text.onnx"))
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    with pytest.raises(UserError, match="needs the package onnxruntime"):
+        build_backbone(str(path))
+
+
+def test_a_head_is_trained_and_used_with_the_same_file(tmp_path: Path, folder: Path) -> None:
+    path = write(tmp_path / "encoder.onnx", Encoder())
+    config = dataclasses.replace(HEAD, method="bce", backbone=str(path), size=None, fit="auto")
+    run = RunFolder(tmp_path / "run")
+    evaluation = train(TABLE, folder, config, run)
+    assert evaluation is not None
+    assert evaluation.overall["mAP"] > 0.8
+    predictor = Predictor.from_run(run)
+    assert predictor.evaluate(TABLE, folder).overall["mAP"] > 0.8
+    for export in (lambda: export_onnx(predictor, tmp_path / "out.onnx"), lambda: export_hub(run, tmp_path / "hub")):
+        with pytest.raises(UserError, match="cannot be exported"):
+            export()
+    before = fingerprint(build_backbone(str(path)))
+    write(path, Encoder(seed=1))
+    assert fingerprint(build_backbone(str(path))) != before
+    with pytest.raises(UserError, match="is not the file of the training"):
+        Predictor.from_run(run)
+
+
+def test_features_are_written_for_later_trainings(tmp_path: Path, folder: Path) -> None:
+    path = write(tmp_path / "encoder.onnx", Encoder())
+    config = dataclasses.replace(HEAD, backbone=str(path), size=None)
+    backbone = build_backbone(str(path))
+    files = sorted(folder.glob("*.png"))
+    source = Images(files, Names([file.name for file in files]), config.views(backbone))
+    made_by = {"backbone": str(path), "size": 32, "resize": "keep", "channels": 3}
+    assert write_features(backbone, source, tmp_path / "features", made_by) == (len(files), 0)
+    evaluation = train(TABLE, tmp_path / "features", config, RunFolder(tmp_path / "run"))
+    assert evaluation is not None
