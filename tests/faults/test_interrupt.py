@@ -207,10 +207,10 @@ def test_a_stopped_cache_goes_on_after_the_last_whole_batch(
     expected = cache.cache_features(build_backbone("tiny", size=32), images(pictures), tmp_path / "whole", batch_size=2)
     backbone = build_backbone("tiny", size=32)
     with monkeypatch.context() as patch:
-        at_call(patch, backbone, "forward", 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        at_call(patch, backbone, "pooled", 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
         with signals.handle_signals(), pytest.raises(Stopped):
             cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
-    looked = at_call(monkeypatch, backbone, "forward", 0, lambda: None)
+    looked = at_call(monkeypatch, backbone, "pooled", 0, lambda: None)
     features = cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
     assert len(looked) == 3
     np.testing.assert_array_equal(np.asarray(features.values), np.asarray(expected.values))
@@ -223,7 +223,7 @@ def test_a_half_built_cache_that_is_damaged_is_built_anew(
     expected = cache.cache_features(build_backbone("tiny", size=32), images(pictures), tmp_path / "whole", batch_size=2)
     backbone = build_backbone("tiny", size=32)
     with monkeypatch.context() as patch:
-        at_call(patch, backbone, "forward", 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        at_call(patch, backbone, "pooled", 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
         with signals.handle_signals(), pytest.raises(Stopped):
             cache.cache_features(backbone, images(pictures), tmp_path / "cache", batch_size=2)
     partial = next((tmp_path / "cache").glob("*/values.npy"))

@@ -78,6 +78,7 @@ def test_regularised_weights_leave_biases_and_frozen_weights_alone(name, power):
     torch.manual_seed(0)
     model = Model(nn.Linear(3, 3), Linear(3, 4)).double()
     model.backbone.requires_grad_(False)
+    model.backbone.pooled = model.backbone.forward
     labels = torch.tensor([[1, 0, -1, 0], [0, 0, 1, 0]], dtype=torch.int8)
     batch = Batch(torch.arange(2), (torch.randn(2, 3, dtype=torch.float64),), labels)
     weight, bias = model.head.linear.weight, model.head.linear.bias
