@@ -195,18 +195,20 @@ def convert(
     Example: halflabel convert labels.csv labels.json --to lvis
     """
     check_free(out, force)
+    if into is not None and (to != "auto" or image_url is not None or excel_safe):
+        raise UserError("--into keeps the form of the table", "leave out --to, --image-url and --excel-safe")
     if to == "auto":
         to = formats.default_format(out)
     label_import = read(labels)
     rows = label_import.rows if images is None else _with_file_names(label_import.rows, images)
     options: dict[str, Any] = {"without_sources": without_sources, "without_uncertain": without_uncertain}
-    options |= {name: value for name, value in (("image_url", image_url),) if value is not None}
+    options |= {} if image_url is None else {"image_url": image_url}
     if excel_safe:
         if to not in ("long", "wide", "tags") or out.suffix == ".parquet":
             raise UserError(f"--excel-safe is for CSV files, not for {out.name} as {to}", "leave --excel-safe out")
         rows = _excel_safe(rows)
     if into is not None:
-        added = formats.add_to_table(rows, into, out, without_sources=without_sources)
+        added = formats.add_to_table(rows, into, out, **options)
         show_audit(label_import.audit, label_import.table())
         show_written(out, f": {'; '.join(added.lines())}")
         return

@@ -148,3 +148,14 @@ def test_the_command_says_what_it_added(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "1 label added" in " ".join(result.output.split())
+
+
+def test_what_the_table_cannot_hold_is_refused_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("image,tags\na,dog\n")
+    unsure = Labels.build(Names("a"), Names(["cat"]), *np.array([[0], [0], [2]]))
+    with pytest.raises(UserError, match="uncertain"):
+        formats.add_to_table(unsure, tmp_path / "mine.csv", tmp_path / "out.csv")
+    formats.write(labels(a="cat"), tmp_path / "labels.csv")
+    words = ["convert", str(tmp_path / "labels.csv"), str(tmp_path / "out.csv"), "--into", str(tmp_path / "mine.csv")]
+    assert CliRunner().invoke(app, [*words, "--to", "wide"]).exit_code == 2
+    assert not (tmp_path / "out.csv").exists()

@@ -170,11 +170,16 @@ def can_ignore_columns(path: Path, format: str = "auto") -> bool:
 
 
 def add_to_table(
-    labels: Labels | Table, table: str | Path, path: str | Path, *, without_sources: bool = False
+    labels: Labels | Table,
+    table: str | Path,
+    path: str | Path,
+    *,
+    without_sources: bool = False,
+    without_uncertain: bool = False,
 ) -> Added:
     """Write a copy of a table of tags, with a column per class or with a row per label, with the labels that it lacks.
 
-    Nothing is removed from it. A form that cannot hold sources and scores raises UserError, as `write` does.
+    Nothing is removed from it. Sources, scores and uncertain labels raise UserError unless `without_…` accepts their loss.
     """
     from halflabel.labels.formats._into import KINDS, add_to_copy
 
@@ -185,7 +190,7 @@ def add_to_table(
     if kind not in KINDS or Path(table).suffix == ".parquet":
         fix = "name a CSV file of tags, with a column per class, or with a row per label"
         raise UserError(f"{table} is no table that labels can be added to ({kind})", fix)
-    rows = drop_uncertain(Labels.of(labels), kind, accepted=True)
+    rows = drop_uncertain(Labels.of(labels), kind, accepted=without_uncertain)
     if not without_sources:
         check_provenance(rows, np.zeros(len(rows), bool), kind)
     added = add_to_copy(rows, Path(table), Path(path), kind, Policy(**stated))

@@ -88,7 +88,8 @@ class _Copy:
         """The text of all records; `change` returns the new cells of a line of an image, by column."""
         header: list[str] = []
         for raw, fields in self.records():
-            is_above = not header and ([name.strip().lstrip("\ufeff") for name in fields] != self._full_header(fields))
+            names = [name.strip().lstrip("\ufeff") for name in fields[: len(self.sheet.header)]]
+            is_above = not header and names != self.sheet.header
             if not fields or is_above:
                 yield raw
             elif not header:
@@ -97,14 +98,8 @@ class _Copy:
             else:
                 cells = dict(zip(header, fields, strict=False))
                 new = change(cells[image_column].strip(), cells)
-                yield (
-                    self.line([new.get(name, cell) for name, cell in cells.items()] + fields[len(cells) :], raw)
-                    if (new)
-                    else raw
-                )
-
-    def _full_header(self, fields: list[str]) -> list[str]:
-        return [*self.sheet.header, *[""] * (len(fields) - len(self.sheet.header))]
+                changed = [*(new.get(name, cell) for name, cell in cells.items()), *fields[len(cells) :]]
+                yield self.line(changed, raw) if new else raw
 
     def line(self, fields: list[str], like: str = "") -> str:
         """A record in the style of another one."""
@@ -266,7 +261,7 @@ def _add_rows(copy: _Copy, wanted: _Lists, result: Added) -> Iterator[str]:
             name = spelled(label)
             raw = known.get((image, name), "")
             if raw.strip():
-                result.kept += raw not in ("present", words[sign]) if sign in words else 1
+                result.kept += copy.meaning(raw, frozenset(known.values())) != {1: "present", -1: "absent"}[sign]
             elif sign not in words:
                 result.left_out["the table has no column of values, so it cannot say absent"] += 1
             else:
@@ -292,15 +287,14 @@ class _ListStyle:
         """The cell with one more tag; UserError if it would be read back otherwise."""
         text = cell.strip()
         if self.split.is_bracketed:
-            inner = text[1:-1].strip() if text[:1] in ("[", "(", "{") else ""
-            ends = (text[0], text[-1]) if inner or text[:1] in ("[", "(", "{") else ("[", "]")
+            is_list = text[:1] in ("[", "(", "{")
+            inner, ends = (text[1:-1].strip(), text[0] + text[-1]) if is_list else ("", "[]")
             written = f"{ends[0]}{inner}{self.mark if inner else ''}{self.quoted(tag)}{ends[1]}"
         else:
             hash = "#" if self.split.separator == tags.NAMED_SEPARATORS["#"] else ""
             written = f"{text}{self.mark}{hash}{tag}" if text else hash + tag
         if self.tags(written) != [*self.tags(cell), tag]:
-            fix = "rename the class, or write ‹to=long›"
-            raise UserError(f"the lists of this table cannot hold a class called {tag!r}", fix)
+            raise UserError(f"the lists of this table cannot hold a class called {tag!r}", "rename the class")
         return written
 
     @cached_property
@@ -309,12 +303,9 @@ class _ListStyle:
         if self.split.separator == tags.NAMED_SEPARATORS["#"]:
             return " "
         pattern = r",\s*" if self.split.is_bracketed and not self.split.separator else self.split.separator
-        found = (
-            Counter(match for cell in self.cells for match in re.findall(rf"\s*(?:{pattern})\s*", cell))
-            if pattern
-            else {}
-        )
-        return max(found, key=lambda mark: found[mark]) if found else ", "
+        written = (re.findall(rf"\s*(?:{pattern})\s*", cell) for cell in self.cells if pattern)
+        found = Counter(mark for marks in written for mark in marks)
+        return found.most_common(1)[0][0] if found else ", "
 
     def quoted(self, tag: str) -> str:
         single, double = (sum(cell.count(mark) for cell in self.cells) for mark in "'\"")
