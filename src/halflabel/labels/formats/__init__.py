@@ -179,7 +179,7 @@ def add_to_table(
 ) -> Added:
     """Write a copy of a table of tags, with a column per class or with a row per label, with the labels that it lacks.
 
-    Nothing is removed from it. Sources, scores and uncertain labels raise UserError unless `without_…` accepts their loss.
+    Nothing is removed from it. Sources, scores and uncertain labels raise UserError unless their loss is accepted.
     """
     from halflabel.labels.formats._into import KINDS, add_to_copy
 
