@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -56,6 +59,46 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 0.5)]
 
 
+class FakeMlflow:
+    """What the logger uses of MLflow: runs by number, each with a name, parameters and the steps of its numbers."""
+
+    def __init__(self, *, can_write: bool = True) -> None:
+        self.exceptions = SimpleNamespace(MlflowException=OSError)
+        self.can_write, self.runs = can_write, list[dict[str, Any]]()
+
+    def start_run(self, run_id: str | None = None, run_name: str | None = None) -> Any:
+        if not self.can_write:
+            raise OSError("the filesystem tracking backend is in maintenance mode")
+        if run_id is None:
+            self.runs.append({"name": run_name, "steps": []})
+        self.active = self.runs[int(run_id or len(self.runs) - 1)]
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_id or str(len(self.runs) - 1)))
+
+    def log_params(self, parameters: dict[str, str]) -> None:
+        self.active["parameters"] = parameters
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.active["steps"].append(step)
+
+
+def test_a_resumed_training_goes_on_in_its_mlflow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = FakeMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    for epoch, resume in ((1, False), (2, True), (3, True)):
+        make_loggers(["mlflow"], "first", SETTINGS, tmp_path, resume=resume)[0].on_epoch_end(EpochLog(epoch=epoch))
+    assert [run["steps"] for run in mlflow.runs] == [[1, 2, 3]]
+    make_loggers(["mlflow"], "again", SETTINGS, tmp_path)
+    assert [run["name"] for run in mlflow.runs] == ["first", "again"]
+
+
+def test_a_store_that_mlflow_cannot_write_is_an_error_with_a_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", FakeMlflow(can_write=False))
+    with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"):
+        make_loggers(["mlflow"], "first", SETTINGS, tmp_path)
+
+
 @pytest.mark.slow
 def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
@@ -73,8 +116,6 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_a_missing_package_is_reported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     for module in (name, "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"pip install 'halflabel\[{name}\]'"):

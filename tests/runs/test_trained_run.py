@@ -15,6 +15,7 @@ from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.new_run import continue_training, resume_training
 from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
@@ -114,11 +115,6 @@ def other_model(run: RunFolder) -> None:
     run.write_config({**config, "backbone": "efficientnet-lite0"})
 
 
-def other_optimizer(run: RunFolder) -> None:
-    config = run.read_config()
-    run.write_config({**config, "settings": {**config["settings"], "optimizer": "mine"}})
-
-
 DAMAGE: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
     "unfinished": (lambda run: run.weights.unlink(), "has no weights yet.*train --resume"),
     "cut off": (lambda run: run.weights.write_bytes(run.weights.read_bytes()[:100]), "is damaged"),
@@ -129,7 +125,6 @@ DAMAGE: dict[str, tuple[Callable[[RunFolder], Any], str]] = {
     "another model": (other_model, "another model"),
     "config of another version": (lambda run: run.write_config({"colour": "red"}), "does not fit this version"),
     "config with too much": (lambda run: run.write_config({**run.read_config(), "x": 1}), "does not fit this version"),
-    "an optimizer of one's own": (other_optimizer, "HALFLABEL_PLUGINS"),
     "calibration": (lambda run: run.write_text("thresholds.json", "{"), "damaged"),
 }
 
@@ -139,6 +134,17 @@ def save_plain(path: Path) -> None:
 
     save_file(build_backbone("tiny").state_dict(), path)
     path.with_name("checksums.json").unlink()
+
+
+def test_a_run_needs_no_optimizer_to_predict(copied: Path, folder: Path) -> None:
+    """Only training needs the file that registers an optimizer of one's own."""
+    run = RunFolder(copied)
+    config = run.read_config()
+    run.write_config({**config, "settings": {**config["settings"], "optimizer": "mine"}})
+    assert predict_files(Predictor.from_run(RunFolder.open(copied)), [folder / "03.png"], [])[0].labels
+    for train_again in (lambda: resume_training(run), lambda: continue_training(run, RunFolder(copied / "next"))):
+        with pytest.raises(UserError, match="HALFLABEL_PLUGINS"):
+            train_again()
 
 
 def flip(path: Path) -> None:

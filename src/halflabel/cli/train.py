@@ -267,7 +267,8 @@ def _run_job(job: new_run.TrainingJob, loggers: list[str], engine: str) -> None:
     if loggers and distributed.is_main():
         run.folder.mkdir(parents=True, exist_ok=True)
         callback = callbacks.CallbackList(
-            epoch_bar, *callbacks.make_loggers(loggers, run.folder.name, config.as_dict(), run.folder)
+            epoch_bar,
+            *callbacks.make_loggers(loggers, run.folder.name, config.as_dict(), run.folder, resume=job.resume),
         )
     trained = "the head on cached features of" if config.tune == "head" else "all of"
     console.print(f"\nTraining {trained} {config.backbone} by [bold]{config.method}[/] in {escape(run.address)}")

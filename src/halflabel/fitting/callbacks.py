@@ -8,7 +8,7 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
-from halflabel.errors import missing_package
+from halflabel.errors import UserError, error_summary, missing_package
 
 
 class EpochLog(dict[str, Any]):
@@ -77,15 +77,23 @@ class TensorBoard(Callback):
 class MLflow(Callback):
     """Logs a training as an MLflow run: settings, the numbers of each epoch, the evaluation; needs `mlflow`.
 
-    Where it goes is set by MLflow's own variables, such as MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME.
+    Where it goes is set by MLflow's own variables, such as MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME. The run
+    folder keeps the number of the MLflow run in mlflow.txt, so that a resumed training goes on in it.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path, *, resume: bool) -> None:
         import mlflow
 
-        self.mlflow = mlflow
-        mlflow.start_run(run_name=name)
-        mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
+        self.mlflow, place = mlflow, folder / "mlflow.txt"
+        before = place.read_text(encoding="utf-8").strip() if resume and place.is_file() else None
+        try:
+            run = mlflow.start_run(run_id=before, run_name=None if before else name)
+            if before is None:
+                mlflow.log_params({key: str(value)[:500] for key, value in settings.items()})
+        except mlflow.exceptions.MlflowException as error:
+            fix = "name a store that it can write: export MLFLOW_TRACKING_URI=sqlite:///mlflow.db"
+            raise UserError(f"MLflow cannot log this training: {error_summary(error)}", fix) from None
+        place.write_text(run.info.run_id, encoding="utf-8")
 
     def on_epoch_end(self, log: EpochLog) -> None:
         self.mlflow.log_metrics(_numbers(log), step=log["epoch"])
@@ -98,13 +106,18 @@ class MLflow(Callback):
 class WeightsAndBiases(Callback):
     """Logs a training as a Weights & Biases run: settings, the numbers of each epoch, the evaluation; needs `wandb`.
 
-    Where it goes is set by its own variables, such as WANDB_PROJECT and WANDB_MODE=offline.
+    Where it goes is set by its own variables, such as WANDB_PROJECT and WANDB_MODE=offline. The run folder keeps the
+    number of the run in wandb.txt, so that a resumed training goes on in it.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path, *, resume: bool) -> None:
         import wandb
 
-        self.run = wandb.init(name=name, config=dict(settings), dir=str(folder))
+        place = folder / "wandb.txt"
+        before = place.read_text(encoding="utf-8").strip() if resume and place.is_file() else None
+        how: dict[str, Any] = {} if before is None else {"id": before, "resume": "allow"}
+        self.run = wandb.init(name=name, config=dict(settings), dir=str(folder), **how)
+        place.write_text(str(self.run.id), encoding="utf-8")
 
     def on_epoch_end(self, log: EpochLog) -> None:
         self.run.log(_numbers(log), step=log["epoch"])
@@ -114,12 +127,14 @@ class WeightsAndBiases(Callback):
         self.run.finish()
 
 
-def make_loggers(names: Iterable[str], run: str, settings: Mapping[str, Any], folder: Path) -> list[Callback]:
-    """Make the named loggers: tensorboard (in `folder`/tensorboard), mlflow and wandb."""
+def make_loggers(
+    names: Iterable[str], run: str, settings: Mapping[str, Any], folder: Path, *, resume: bool = False
+) -> list[Callback]:
+    """Make the named loggers: tensorboard (in `folder`/tensorboard), mlflow and wandb; `resume` goes on in their run."""
     makers: dict[str, Callable[[], Callback]] = {
         "tensorboard": lambda: TensorBoard(folder / "tensorboard"),
-        "mlflow": lambda: MLflow(run, settings),
-        "wandb": lambda: WeightsAndBiases(run, settings, folder),
+        "mlflow": lambda: MLflow(run, settings, folder, resume=resume),
+        "wandb": lambda: WeightsAndBiases(run, settings, folder, resume=resume),
     }
     loggers = []
     for name in names:

@@ -160,6 +160,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         _validate(self)
+
+    def check_names(self) -> None:
+        """Raise if there is no such optimizer or schedule: for training only, a finished model needs neither."""
         check_name("optimizer", OPTIMIZERS, self.optimizer)
         check_name("schedule", SCHEDULES, self.schedule)
 
@@ -385,6 +388,7 @@ class Config:
         stated = {name: value for name, value in values.items() if value is not None}
         names = {each.name for each in dataclasses.fields(Settings)}
         settings = Settings(**{name: value for name, value in stated.items() if name in names})
+        settings.check_names()
         return cls(**{name: value for name, value in stated.items() if name not in names}, settings=settings)
 
     def views(self, backbone: Backbone) -> dict[str, View]:

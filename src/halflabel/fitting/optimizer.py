@@ -36,7 +36,7 @@ def parameter_groups(model: Model, method: Method, settings: Settings) -> list[d
 
 def make_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
     """The optimizer that the settings name."""
-    check_name("optimizer", OPTIMIZERS, settings.optimizer)
+    settings.check_names()
     return OPTIMIZERS[settings.optimizer](groups, settings)
 
 

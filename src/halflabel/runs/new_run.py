@@ -57,6 +57,7 @@ class TrainingJob(NamedTuple):
 def resume_training(run: RunFolder, images: Path | None = None) -> TrainingJob:
     """The rest of an interrupted run, with its labels and settings; `images` if the image folder has moved."""
     config = Config.from_dict(run.read_config())
+    config.settings.check_names()
     return TrainingJob(run.read_rows(), images or Path(config.images), config, run, run.read_truth(), resume=True)
 
 
@@ -69,6 +70,7 @@ def continue_training(
     run; they replace earlier labels of the same entries.
     """
     config = Config.from_dict(finished.read_config())
+    config.settings.check_names()
     folder = images or Path(config.images)
     config = dataclasses.replace(config, begin_from=str(finished.folder.absolute()), images=absolute_path(folder))
     rows = finished.read_rows()
