@@ -118,7 +118,7 @@ def test_optimizers_and_schedules_are_options() -> None:
     with pytest.raises(UserError, match=r"optimizer cannot be 'adan'.*nadam"):
         Settings(optimizer="adan").check_names()
     with pytest.raises(UserError, match="schedule cannot be 'cosin'"):
-        Settings(schedule="cosin")
+        Settings(schedule="cosin").check_names()
 
 
 def test_a_label_format_is_detected_read_and_written(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ class WeightsAndBiases(Callback):
 def make_loggers(
     names: Iterable[str], run: str, settings: Mapping[str, Any], folder: Path, *, resume: bool = False
 ) -> list[Callback]:
-    """Make the named loggers: tensorboard (in `folder`/tensorboard), mlflow and wandb; `resume` goes on in their run."""
+    """Make the named loggers; `resume` goes on in the run that a logger had begun."""
     makers: dict[str, Callable[[], Callback]] = {
         "tensorboard": lambda: TensorBoard(folder / "tensorboard"),
         "mlflow": lambda: MLflow(run, settings, folder, resume=resume),
