@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
 from halflabel.labels.formats import long
-from halflabel.labels.formats._csv import CsvTable, first_line, raw_records
+from halflabel.labels.formats._csv import first_line, raw_records
+from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.formats.long import COLUMNS
 from halflabel.labels.labels import MODEL_PREFIX, RULE_SOURCE, WEIGHT_COLUMN, Labels
 from halflabel.labels.table import last_of_each

@@ -126,7 +126,7 @@ def _tables_with(column: str, labels: Path) -> list[Path]:
 
 def _columns(path: Path) -> dict[str, Any]:
     """The columns of text and numbers of a table, by name, as Arrow arrays of text."""
-    from halflabel.labels.formats._csv import open_sheet
+    from halflabel.labels.formats._sheets import open_sheet
 
     table, columns = open_sheet(path), {}
     for name in table.header:

@@ -16,7 +16,7 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import fit_platt, has_as_many_negatives
 from halflabel.evaluation.positives_only import fit_positives_only
-from halflabel.labels.formats._csv import CsvTable
+from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method

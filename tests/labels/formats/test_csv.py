@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit
 from halflabel.labels.formats._csv import (
-    CsvTable,
-    ParquetTable,
     _has_cells_of_one_line,
     detect_delimiter,
     existing_path,
@@ -26,6 +24,7 @@ from halflabel.labels.formats._csv import (
     read_lines,
     read_records,
 )
+from halflabel.labels.formats._sheets import CsvTable, ParquetTable
 
 
 def refusal(path: Path, content: bytes, **options: str) -> LabelError:
@@ -147,7 +146,7 @@ def test_select_nothing(file: Path) -> None:
 
 
 def test_a_column_too_long_for_32_bit_offsets_is_one_array() -> None:
-    from halflabel.labels.formats import _csv as sheet
+    from halflabel.labels.formats import _sheets as sheet
 
     class Long:
         """Stands for a column of more than 2 GiB, which a test cannot afford."""

@@ -1,38 +1,24 @@
-"""Paths, lines and tables that readers are given: CSV and Parquet as columns of strings, errors with the line.
-
-Everything stays a string: ids keep their leading zeros, and a class may be called NA or None.
-"""
+"""Paths and lines of text that readers are given, with errors that name the line; `_sheets` has whole tables."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import io
-import math
 import mmap
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, error_summary
-from halflabel.labels.audit import Audit
-from halflabel.labels.formats._parquet import parquet_files, read_parquet
-from halflabel.labels.names import Names, first_duplicate
-from halflabel.labels.policy import MINUS_ONE, ONE, VALUE_WORDS, ZERO, shorten_cell
-from halflabel.system.files import WRITING_MARK, is_utf8
+from halflabel.system.files import WRITING_MARK
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
 
 _BLOCK = 1 << 24  # bytes in which quotes are looked for at a time
-_MOST = float(np.finfo(np.float32).max)
 _DELIMITERS = ",;\t|"
 # Byte order marks; that of UTF-32 begins with that of UTF-16.
 _WIDE_ENCODINGS = {
@@ -45,11 +31,11 @@ _FIX_QUOTES = "close the quote that is opened here, and write a quote inside a q
 _SPECIAL = re.compile('[,;\t|"\r\n]')
 
 # Excel may write this line before the header, to name the delimiter.
-_SEP_LINE = re.compile(r"sep=([,;\t|])\s*")
+SEP_LINE = re.compile(r"sep=([,;\t|])\s*")
 
 # An image name in the first line: the file has no header.
 _IMAGE_ENDING = r"\.(?:jpe?g|png|gif|bmp|webp|tiff?|heic|avif)"
-_IMAGE_NAME = re.compile(f".+{_IMAGE_ENDING}", re.IGNORECASE)
+IMAGE_NAME = re.compile(f".+{_IMAGE_ENDING}", re.IGNORECASE)
 
 # Python's replacement for bytes that do not decode ("surrogateescape"); real text never contains these.
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
@@ -98,16 +84,16 @@ def first_line(path: Path) -> str:
 
     Bytes that are neither UTF-8 nor UTF-16 or UTF-32 with a byte order mark are replaced.
     """
-    return next((line for line in _beginning(path) if not _SEP_LINE.fullmatch(line)), "")
+    return next((line for line in beginning_lines(path) if not SEP_LINE.fullmatch(line)), "")
 
 
-def _beginning(path: Path) -> Iterator[str]:
+def beginning_lines(path: Path) -> Iterator[str]:
     """The lines that are not blank, with undecodable bytes replaced; of UTF-16 and -32 only the first megabyte."""
     try:
         if not path.is_file():  # reading a pipe would wait forever
             return
         with open(path, "rb") as file:
-            wide = _wide_encoding(file.read(4))
+            wide = wide_encoding(file.read(4))
             file.seek(0)
             if wide is not None:
                 text = file.read(1 << 20).decode(wide, errors="replace")
@@ -119,7 +105,7 @@ def _beginning(path: Path) -> Iterator[str]:
         return
 
 
-def _wide_encoding(beginning: bytes) -> str | None:
+def wide_encoding(beginning: bytes) -> str | None:
     """UTF-16 or UTF-32, by its byte order mark; None for other files."""
     return next((name for mark, name in _WIDE_ENCODINGS.items() if beginning.startswith(mark)), None)
 
@@ -215,7 +201,7 @@ def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterato
     line = 1
     try:
         for record in reader:
-            if record and not (line == 1 and _SEP_LINE.fullmatch(delimiter.join(record))):
+            if record and not (line == 1 and SEP_LINE.fullmatch(delimiter.join(record))):
                 yield line, record
             line = reader.line_num + 1
     except csv.Error as fault:
@@ -291,324 +277,3 @@ def _not_text(what: str, encoding: str, path: Path, line: int) -> LabelError:
         path,
         line=line,
     )
-
-
-class CsvTable:
-    """Columns of strings from a CSV file.
-
-    The delimiter (comma, semicolon, tab or bar) is detected from the header, or read from Excel's `sep=;` above it. A
-    byte order mark is skipped.
-    """
-
-    selected: NDArray[np.int64] | None = None  # the rows that `select` has left; None for all
-
-    def __init__(self, path: str | Path, *, encoding: str | None = None) -> None:
-        self.path = existing_path(path)
-        self.encoding = self._check_encoding(encoding or "utf-8")
-        sep_line = _SEP_LINE.fullmatch(next(_beginning(self.path), ""))
-        self.delimiter = sep_line[1] if sep_line else detect_delimiter(first_line(self.path))
-        self._lines_above_header = 1 if sep_line else 0
-        first_record = next(read_records(self.path, self.delimiter, self.encoding), (1, []))[1]
-        self.header = [name.strip() for name in first_record]
-        self._check_first_line()
-        ends_in_delimiter = len(self.header) > 1 and not self.header[-1]
-        self.columns = self._read()
-        if ends_in_delimiter and not pc.any(pc.not_equal(self.columns[-1], "")).as_py():
-            del self.header[-1], self.columns[-1]
-        self._check_header()
-        if len(self) == 0:
-            raise LabelError("the file has a header but no rows", "export the labels again", self.path)
-        self._refuse_second_header()
-
-    def __len__(self) -> int:
-        return self._count() if self.selected is None else len(self.selected)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._position
-
-    def _count(self) -> int:
-        """The number of rows of the file."""
-        return len(self.columns[0]) if self.columns else 0
-
-    def _cells(self, name: str) -> pa.Array:
-        """A column of text, with all rows of the file."""
-        return self.columns[self._position[name]]
-
-    def _line(self, row: int) -> int:
-        """The line where a row of the file starts."""
-        return record_line(self.path, row + 1, self.delimiter, self.encoding)
-
-    def check_columns(self, names: Iterable[str]) -> None:
-        """Raise LabelError with the existing columns if one of these is missing."""
-        for name in names:
-            if name not in self._position:
-                columns = ", ".join(map(repr, self.header[:12]))
-                fix = f"add the column {name!r} or check the names of the columns"
-                raise self.error(f"there is no column {name!r}; found: {columns}", fix, line=1)
-
-    def column(self, name: str) -> pa.Array:
-        """A column of text by name, with the selected rows."""
-        self.check_columns((name,))
-        cells = self._cells(name)
-        return cells if self.selected is None else cells.take(pa.array(self.selected))
-
-    def is_list(self, name: str) -> bool:
-        """Whether a column holds lists, as Parquet and JSON can."""
-        return False
-
-    def lists(self, name: str) -> list[list[str] | None]:
-        """The lists of class names in a column; None where a row has null instead."""
-        values = self._values(name)
-        for row, value in enumerate(values):
-            if not isinstance(value, list | None):
-                message = "this is not a list, as on other lines"
-                raise self.error(message, "write a list on every line: [], or null", row=row, column=name)
-            for item in value or ():
-                if not isinstance(item, str) or not item or not is_utf8(item):
-                    raise self.error(f"{item!r} is not the name of a class", "write its name", row=row, column=name)
-        return values
-
-    def _values(self, name: str) -> list[Any]:
-        """A column as Python values."""
-        values: list[Any] = self.column(name).to_pylist()
-        return values
-
-    def image_names(self, name: str) -> Names:
-        """The images in a column; LabelError for a blank or repeated name."""
-        names = self.column(name)
-        if (blank := pc.index(names, pa.scalar("", names.type)).as_py()) >= 0:
-            raise self.error("the image has no name", "fill it in", row=blank, column=name)
-        codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
-        _, first = np.unique(codes, return_index=True)
-        if len(repeats := np.setdiff1d(np.arange(len(codes)), first)):
-            row, before = int(repeats[0]), int(np.argmax(codes == codes[repeats[0]]))
-            message = f"image {names[row].as_py()!r} is already on line {self.line(before)}"
-            fix = "leave one line per image, or use the long form to keep contradicting labels"
-            raise self.error(message, fix, row=row, column=name)
-        return Names(names)
-
-    def numbers(self, name: str | None, fix: str, *, least: float = -_MOST, most: float = _MOST) -> NDArray[np.float32]:
-        """A column of numbers in a range; NaN for a blank cell, and everywhere if there is no such column."""
-        if name is None or name not in self:
-            return np.full(len(self), np.nan, np.float32)
-        column = self.column(name)
-        text = pc.if_else(pc.equal(column, ""), None, column)
-        try:
-            numbers = np.asarray(pc.cast(text, pa.float32()).to_numpy(zero_copy_only=False), dtype=np.float32)
-        except pa.ArrowInvalid:  # Python reads some numbers that Arrow does not, such as with blanks around them
-            numbers = np.array([self._number(name, row, cell) for row, cell in enumerate(column.to_pylist())])
-            with np.errstate(over="ignore"):  # numbers that are too large become infinite
-                numbers = numbers.astype(np.float32)
-        if (is_outside := (numbers < least) | (numbers > most)).any():
-            row = int(np.argmax(is_outside))
-            what = "too large" if numbers[row] > most else "negative" if least == 0 else "too small"
-            raise self.error(f"{name} {column[row].as_py()!r:.60} is {what}", fix, row=row, column=name)
-        return numbers
-
-    def _number(self, name: str, row: int, cell: str) -> float:
-        try:
-            return parse_float(cell.strip() or "nan")
-        except ValueError:
-            message = f"{name} {cell!r:.60} is not a number"
-            raise self.error(message, "use a number or blank", row=row, column=name) from None
-
-    def select(self, where: Mapping[str, str], audit: Audit) -> None:
-        """Select the rows whose columns have these values; the others are left out of every column."""
-        keep = np.ones(len(self), bool)
-        for name, value in where.items():
-            match = pc.equal(self.column(name), value).to_numpy(zero_copy_only=False)
-            if not match.any():
-                found = ", ".join(map(repr, pc.unique(self.column(name)).to_pylist()[:8]))
-                message = f"no row has {value!r} here; found: {found}"
-                raise self.error(message, f"use ‹where={name}=VALUE› with one of these", column=name)
-            keep &= match
-        if not keep.any():
-            conditions = " and ".join(f"{name}={value}" for name, value in where.items())
-            raise self.error(f"no row has {conditions} together", "leave one ‹where› out, or change its value")
-        audit.note_count(int(np.count_nonzero(~keep)), f"of {len(self)} rows left out by ‹where›")
-        if where:
-            self.selected = np.flatnonzero(keep) if self.selected is None else self.selected[keep]
-
-    def line(self, row: int) -> int:
-        """The line of the file where a selected row starts."""
-        return self._line(row if self.selected is None else int(self.selected[row]))
-
-    def error(self, message: str, fix: str, *, row: int | None = None, **place: Any) -> LabelError:
-        """A LabelError for this file; `row` is translated to its line."""
-        if row is not None:
-            place["line"] = self.line(row)
-        return LabelError(message, fix, self.path, **place)
-
-    def _check_encoding(self, encoding: str) -> str:
-        """The normalized encoding; LabelError if the file is UTF-16 but another encoding is stated."""
-        try:
-            "".encode(encoding)
-            encoding = codecs.lookup(encoding).name
-        except (LookupError, UnicodeError, ValueError):
-            raise LabelError(f"no encoding is called {encoding!r}", "try utf-8 or latin-1", self.path) from None
-        if encoding.startswith(("utf-16", "utf-32")):
-            return encoding
-        with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if (wide := _wide_encoding(data[:4])) is not None:
-                raise LabelError(
-                    f"the file is {wide.upper()}", f"save it as UTF-8, or add ‹encoding={wide}›", self.path
-                )
-            if (position := data.find(b"\0")) >= 0:
-                raise LabelError(
-                    "byte 0x00 is not allowed in a text file",
-                    "save the file as UTF-8, or add ‹encoding=utf-16-le› if that is what it is",
-                    self.path,
-                    line=data[:position].count(b"\n") + 1,
-                )
-        return encoding
-
-    def _check_first_line(self) -> None:
-        """Raise LabelError if the first line is not a header but already the first image."""
-        if self.header and _IMAGE_NAME.fullmatch(self.header[0]):
-            raise self.error(
-                f"the first line is not a header: it begins with the image {self.header[0]!r}",
-                "add a line above it, such as image,class,value or image,tags",
-                line=1 + self._lines_above_header,
-            )
-
-    def _check_header(self) -> None:
-        # A search in a list of 40,000 names for each of them would take a minute.
-        self._position = {name: position for position, name in enumerate(self.header)}
-        if "" in self.header:
-            number = self.header.index("") + 1
-            raise self.error(f"column {number} has no name", "give every column a name in the first line", line=1)
-        if (name := first_duplicate(self.header)) is not None:
-            raise self.error(f"the column {name!r} occurs twice", "rename or remove one of them", line=1, column=name)
-
-    def _refuse_second_header(self) -> None:
-        """Raise LabelError for a row that repeats the header, as two files joined by `cat` have it."""
-        names = pa.array([self.header[0], "\ufeff" + self.header[0]], self.columns[0].type)
-        is_header = pc.is_in(self.columns[0], value_set=names)
-        for name, column in zip(self.header[1:], self.columns[1:], strict=True):
-            if not pc.any(is_header).as_py():
-                return
-            is_header = pc.and_(is_header, pc.equal(pc.utf8_trim_whitespace(column), name))
-        if pc.any(is_header).as_py():
-            message = "the header is repeated here: two files may have been joined"
-            raise self.error(message, "remove this line", row=pc.index(is_header, True).as_py())
-
-    def _read(self) -> list[pa.Array]:
-        import pyarrow.csv as pa_csv
-
-        check_quotes(self.path, self.delimiter, self.encoding)
-        # Columns get their numbers as names, so that no name can collide with Arrow's handling of headers.
-        numbers = [str(i) for i in range(len(self.header))]
-        try:
-            table = pa_csv.read_csv(
-                self.path,
-                pa_csv.ReadOptions(
-                    column_names=numbers, skip_rows=self._lines_above_header, encoding=self.encoding, block_size=1 << 24
-                ),
-                pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-                pa_csv.ConvertOptions(column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=False),
-            )
-        except (pa.ArrowInvalid, pa.ArrowKeyError, UnicodeError, OSError) as error:
-            raise csv_fault(self.path, self.header, error, self.delimiter, self.encoding) from None
-        return [_combine(column).slice(1) for column in table.columns]
-
-
-class ParquetTable(CsvTable):
-    """Columns of text or lists from a Parquet file or a folder of them; a "line" is the row number, counted from 1."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path) if Path(path).is_dir() else existing_path(path)
-        self.table = read_parquet(self.path)
-        self.header = list(self.table.column_names)
-        self._check_header()
-        if len(self) == 0:
-            raise LabelError("the file has no rows", "export the labels again", self.path)
-
-    def _count(self) -> int:
-        return len(self.table)
-
-    def _line(self, row: int) -> int:
-        return row + 1
-
-    def is_list(self, name: str) -> bool:
-        kind = self.table.schema.field(name).type
-        return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-    def _cells(self, name: str) -> pa.Array:
-        column = self.table.column(name)
-        with self._refuse_type(name):
-            if pa.types.is_dictionary(column.type) and pa.types.is_binary(column.type.value_type):
-                column = column.cast(pa.binary())
-            return pc.fill_null(_combine(column), "")
-
-    def _values(self, name: str) -> list[Any]:
-        with self._refuse_type(name):
-            values: list[Any] = self.table.column(name).cast(pa.large_list(pa.string())).to_pylist()
-        return values
-
-    @contextmanager
-    def _refuse_type(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except pa.ArrowException:
-            message = f"a column of type {self.table.schema.field(name).type} cannot hold labels"
-            fix = f"store text, numbers, true or false, or add ‹ignore={name}›"
-            raise self.error(message, fix, column=name) from None
-
-
-def open_sheet(path: str | Path, encoding: str | None = None) -> CsvTable:
-    """A Parquet file, a folder of them, or a CSV file."""
-    return ParquetTable(path) if parquet_files(Path(path)) else CsvTable(path, encoding=encoding)
-
-
-def _combine(column: pa.ChunkedArray) -> pa.Array:
-    """One array of strings; with 64-bit offsets only if the text is too long for 32-bit ones."""
-    text = column.cast(pa.string())
-    return (text.cast(pa.large_string()) if text.nbytes >= 2**31 else text).combine_chunks()
-
-
-_VALUE_CELLS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
-_UNKNOWN_CELLS = frozenset(word for word, meaning in VALUE_WORDS.items() if meaning == "unknown")
-
-# Numbers of any size in a column of these names are scores.
-_SCORE_NAMES = ("score", "conf", "prob", "likelihood", "certainty", "percent", "logit")
-
-
-def refuse_possible_values(sheet: CsvTable, names: Iterable[str]) -> None:
-    """Raise LabelError for a column whose cells may be the values or the probabilities of the labels.
-
-    A column of nothing but 1 may be ignored: it says present, as the rows themselves do.
-    """
-    for name in names:
-        try:
-            column = sheet.column(name)
-        except LabelError:  # objects or lists, which are not values
-            continue
-        cells = pc.unique(pc.utf8_lower(pc.utf8_trim_whitespace(column))).to_pylist()
-        texts = {text for text in cells if text not in _UNKNOWN_CELLS}
-        if not texts or texts <= {*ONE} or not _may_be_values(name, texts):
-            continue
-        example = shorten_cell(min(texts), 20)
-        raise sheet.error(
-            f"the cells, such as {example!r}, may say present or absent, or how probable the label is",
-            f"call the column 'value' if it does; if every row says present, add ‹ignore={name}›",
-            column=name,
-        )
-
-
-def _may_be_values(name: str, texts: set[str]) -> bool:
-    is_score = any(word in name.lower() for word in _SCORE_NAMES)
-    if is_score:  # also one number per tag
-        texts = {part for text in texts for part in re.split(r"[\s,;|\[\]()]+", text) if part}
-    numbers = [number for text in texts if (number := _number(text)) is not None]
-    if len(numbers) < len(texts):
-        return texts <= _VALUE_CELLS
-    return is_score or all(-1 <= number <= 1 for number in numbers)
-
-
-def _number(text: str) -> float | None:
-    """The finite number in a cell, also as a percentage or with a decimal comma."""
-    try:
-        number = parse_float(text.removesuffix("%").replace(",", "."))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

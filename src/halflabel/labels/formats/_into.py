@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats import long, tags, wide
-from halflabel.labels.formats._csv import CsvTable, raw_records
+from halflabel.labels.formats._csv import raw_records
+from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Meaning, Policy, UndecidedValue, read_value
 from halflabel.system.files import atomic_write

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import CsvTable, existing_path
+from halflabel.labels.formats._csv import existing_path
+from halflabel.labels.formats._sheets import CsvTable
 from halflabel.system.files import DuplicateKey, is_utf8, parse_json
 
 Id: TypeAlias = int | str

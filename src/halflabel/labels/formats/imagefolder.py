@@ -15,10 +15,11 @@ import numpy as np
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats import tags
-from halflabel.labels.formats._csv import CsvTable, existing_path, first_line, open_sheet, refuse_possible_values
+from halflabel.labels.formats._csv import existing_path, first_line
 from halflabel.labels.formats._entries import apply_unlisted_policy, rows_of_lists, unlisted_not_stated
 from halflabel.labels.formats._json import JsonLines
 from halflabel.labels.formats._parquet import parquet_columns
+from halflabel.labels.formats._sheets import CsvTable, open_sheet, refuse_possible_values
 from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.formats.wide import decode_columns
 from halflabel.labels.labels import Labels

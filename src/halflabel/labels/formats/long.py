@@ -29,19 +29,10 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import (
-    CsvTable,
-    ParquetTable,
-    csv_line,
-    detect_delimiter,
-    first_line,
-    header_fields,
-    open_sheet,
-    read_records,
-    refuse_possible_values,
-)
+from halflabel.labels.formats._csv import csv_line, detect_delimiter, first_line, header_fields, read_records
 from halflabel.labels.formats._entries import mark_unlisted_absent, require_unlisted
 from halflabel.labels.formats._parquet import parquet_columns
+from halflabel.labels.formats._sheets import CsvTable, ParquetTable, open_sheet, refuse_possible_values
 from halflabel.labels.formats._write import check_names
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS, own_output_error
 from halflabel.labels.labels import WEIGHT_COLUMN, Labels, too_many_sources

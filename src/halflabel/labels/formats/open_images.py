@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import (
-    check_quotes,
-    csv_fault,
-    existing_path,
-    first_line,
-    parse_float,
-    read_records,
-)
+from halflabel.labels.formats._csv import check_quotes, csv_fault, existing_path, first_line, parse_float, read_records
 from halflabel.labels.labels import Labels, too_many_sources
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy

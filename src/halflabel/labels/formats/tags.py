@@ -21,16 +21,9 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import (
-    CsvTable,
-    csv_line,
-    detect_delimiter,
-    first_line,
-    header_fields,
-    read_records,
-    refuse_possible_values,
-)
+from halflabel.labels.formats._csv import csv_line, detect_delimiter, first_line, header_fields, read_records
 from halflabel.labels.formats._entries import apply_unlisted_policy, rows_of_lists, unlisted_not_stated
+from halflabel.labels.formats._sheets import CsvTable, refuse_possible_values
 from halflabel.labels.formats._write import check_has_labels, keeps_no_provenance, split_by_image
 from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.labels import Labels, is_model_source
