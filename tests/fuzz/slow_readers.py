@@ -286,6 +286,7 @@ def camtrap(path: Path, policy: dict[str, Any]) -> Labels | None:
         names = [medium.get("fileName", "") for medium in media]
     names = names if all(names) and len(set(names)) == len(names) else ids
     seen, open_, entries, classes = set(), set(), [], set()
+    observed = {row["mediaID"] for row in observations}
     for row in observations:
         about = [
             name
@@ -293,6 +294,7 @@ def camtrap(path: Path, policy: dict[str, Any]) -> Labels | None:
             if (row["mediaID"] == medium["mediaID"])
             or (
                 not row["mediaID"]
+                and medium["mediaID"] not in observed
                 and row.get("deploymentID", "") == medium.get("deploymentID", "")
                 and row.get("eventStart", "") <= medium.get("timestamp", "") <= row.get("eventEnd", "")
             )

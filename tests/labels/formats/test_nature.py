@@ -42,6 +42,22 @@ def test_blank_media_lack_every_species_and_open_ones_say_nothing() -> None:
     assert formats.read(CAMTRAP, Policy(unlisted="unknown")).table().dense().min() == 0
 
 
+def test_what_is_said_of_a_photo_goes_before_what_is_said_of_its_event(tmp_path: Path) -> None:
+    (tmp_path / "media.csv").write_text(
+        "mediaID,deploymentID,timestamp,filePath\n"
+        + "".join(f"m{n},d1,2031-05-04T10:00:0{n}Z,{n}.jpg\n" for n in range(3))
+    )
+    (tmp_path / "observations.csv").write_text(
+        "mediaID,deploymentID,eventStart,eventEnd,observationType,scientificName\n"
+        ",d1,2031-05-04T10:00:00Z,2031-05-04T10:00:09Z,animal,Lynx lynx\n"
+        "m0,d1,,,blank,\n"
+        "m1,d1,,,animal,Sus scrofa\n"
+    )
+    table = formats.read(tmp_path).table()
+    assert list(table.classes) == ["Lynx lynx", "Sus scrofa"]
+    assert table.dense().tolist() == [[-1, -1], [-1, 1], [1, -1]]
+
+
 def test_the_deployment_is_a_group() -> None:
     images = formats.read(CAMTRAP).rows.images
     assert image_groups(column_group("deploymentID", CAMTRAP), images) == ["d1"] * 3 + ["d2"] * 3

@@ -2,8 +2,9 @@
 
 An observation says that a species was seen in a medium. A medium that people or models have classified lacks all other
 species, and a blank one all of them, unless `unlisted` states otherwise; where an animal could not be identified, other
-species are unknown. Observations of a whole event are those of all its media. Observations made by a machine are those
-of a model. Images are named by filePath; where that is a URL, by fileName, or by mediaID if file names repeat.
+species are unknown. Observations of a whole event are those of its media that have no observation of their own.
+Observations made by a machine are those of a model. Images are named by filePath; where that is a URL, by fileName, or
+by mediaID if file names repeat.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pathlib import Path
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import CsvTable, first_line, header_fields
+from halflabel.labels.formats._csv import first_line, header_fields
 from halflabel.labels.formats._entries import Entries, utc_time
+from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.labels import model_source
 from halflabel.labels.names import first_duplicate
 from halflabel.labels.policy import Policy
@@ -93,7 +95,8 @@ def _places(media: CsvTable, observations: CsvTable, audit: Audit) -> list[list[
         of_deployment.setdefault(deployment, []).append(place)
     times = _cells(media, "timestamp")
     time_of = cache(lambda place: _time(media, times[place], place, "timestamp"))
-    places, events = [], 0
+    places, events, observed = [], 0, {*_cells(observations, "mediaID")}
+    own = {place for medium, place in number.items() if medium in observed}
     columns = (_cells(observations, name) for name in ("mediaID", "deploymentID", "eventStart", "eventEnd"))
     for row, (medium, deployment, start, end) in enumerate(zip(*columns, strict=True)):
         if medium and medium not in number:
@@ -105,9 +108,12 @@ def _places(media: CsvTable, observations: CsvTable, audit: Audit) -> list[list[
         if not events:
             media.check_columns(("timestamp",))
         first, last = _time(observations, start, row, "eventStart"), _time(observations, end, row, "eventEnd")
-        places.append([place for place in of_deployment.get(deployment, ()) if first <= time_of(place) <= last])
+        media_of_event = (place for place in of_deployment.get(deployment, ()) if place not in own)
+        places.append([place for place in media_of_event if first <= time_of(place) <= last])
         events += 1
-    audit.note_count(events, "observations of whole events are taken for each of their images")
+    audit.note_count(
+        events, "observations of whole events are taken for those of their images that have none of their own"
+    )
     return places
 
 
