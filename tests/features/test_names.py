@@ -152,6 +152,7 @@ class Imagenet(torch.nn.Module):
 
     name = "resnet"
     classifier = torch.zeros(1000, 4), torch.zeros(1000)
+    projection = None
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ def test_what_hinders_names_is_one_line_or_an_error(lines, monkeypatch):
     assert ask(lines, ["0", "class_7"[5:]]) is None
     assert ask(lines, use="off") is None
     assert lines.messages == []
-    assert ask(lines, backbone=SimpleNamespace(name="tiny", classifier=None)) is None
+    assert ask(lines, backbone=SimpleNamespace(name="tiny", classifier=None, projection=None)) is None
     assert "where few labels are known: tiny gives no probabilities of ImageNet classes" in lines.messages.pop()
     monkeypatch.setattr(names_module, "_PACKAGES", ("no_such_package",))
     assert ask(lines) is None
@@ -229,4 +230,4 @@ def test_results_depend_on_the_content_of_descriptions(lines, tmp_path, monkeypa
         found.add(names_identity("auto", str(path)))
     assert len(found) == 4
     monkeypatch.setattr(names_module, "_PACKAGES", ("no_such_package",))
-    assert names_identity("auto", None) == "off"
+    assert names_identity("auto", None) not in found

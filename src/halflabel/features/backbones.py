@@ -3,7 +3,8 @@
 The default, `efficientnet-lite2`, and `efficientnet-lite0` (`fast`: half the time) have ImageNet weights that come with
 Python packages, so they work offline.
 `tiny` is a small untrained network for tests and demos; `features-D` stands for given features.
-The path of an .onnx file stands for the image encoder in it; every other name is a timm model.
+The path of an .onnx file stands for the image encoder in it, `open-clip:…` for a CLIP model with its text tower; every
+other name is a timm model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pickle
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from difflib import get_close_matches
@@ -87,6 +88,17 @@ class Backbone(nn.Module):
         # The linear classifier on the first block of pooled features that the weights were trained with; it is not part
         # of the backbone's state.
         self.classifier: Classifier | None = None
+        # Weight (E, D) from the first block of pooled features to the space of `encode`; not part of the state either.
+        self.projection: Tensor | None = None
+
+    @property
+    def name_classifier(self) -> Classifier | None:
+        """What class names are compared by: the pretraining classifier, or the projection, with an empty bias."""
+        return self.classifier if self.projection is None else (self.projection, torch.zeros(0))
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        """Return the vectors (N, E) of texts by the text tower of the same model."""
+        raise NotImplementedError(f"{self.name} has no text tower")
 
     @torch.no_grad()
     def imagenet_probabilities(self, pooled: Tensor) -> Tensor | None:
@@ -152,8 +164,11 @@ class Backbone(nn.Module):
         """Return what the network's forward_features makes of normalised images."""
         if images.ndim != 4 or images.shape[1] != len(self.mean):
             raise ValueError(f"images must have shape (B, {len(self.mean)}, H, W), not {tuple(images.shape)}")
-        x = (images.to(self.mean.dtype) / 255 - self.mean) / self.std
-        return self.model.forward_features(x)  # type: ignore[operator]
+        return self.model.forward_features(self.normalise(images))  # type: ignore[operator]
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Return (images / 255 - mean) / std."""
+        return (images.to(self.mean.dtype) / 255 - self.mean) / self.std
 
     def _maps(self, raw: Any, images: Tensor) -> Tensor:
         return self._normed(self._channels_last(raw, *images.shape[2:])).permute(0, 3, 1, 2)
@@ -255,11 +270,17 @@ def build_backbone(
         return OnnxEncoder(Path(name), size)
     if (given := GivenFeatures.named(name)) is not None:
         return given
+    if name.startswith("open-clip:"):
+        from halflabel.features.clip import build_clip
+
+        if bands != 3:
+            raise UserError(f"{name} takes RGB images", "leave ‹channels› out")
+        return build_clip(name, weights, pretrained=pretrained, size=size)
     fetch = pretrained and weights is None
     state = None if weights is None else _read_state_dict(Path(weights))
     has_classifier = fetch and name != "tiny"
     if name == "tiny":
-        with _fixed_seed():
+        with fixed_seed():
             model: nn.Module = _Tiny()
         preprocess = Preprocess(64, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), "bilinear", 1.0)
     elif name in _LITE:
@@ -330,7 +351,7 @@ def load_lite(variant: int, *, pretrained: bool = True) -> nn.Module:
 
     The packages name the parameters differently, but in the same order: they are matched by position.
     """
-    with _fixed_seed():
+    with fixed_seed():
         model = EfficientNetLite(variant).eval()
     if not pretrained:
         model.reset_classifier(0)
@@ -363,7 +384,7 @@ def fingerprint(backbone: Backbone) -> str:
 
 
 @contextmanager
-def _fixed_seed() -> Iterator[None]:
+def fixed_seed() -> Iterator[None]:
     """Initial weights from seed 0, on the CPU; the global random state is restored afterwards."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # torch.manual_seed would also seed the accelerators, which fork_rng does not restore here.
@@ -400,7 +421,7 @@ def _create(name: str, *, pretrained: bool, size: int | None, state: dict[str, T
         # Models whose parameters depend on the input size (ViT, Swin) must know it; timm then resizes the weights.
         if size is not None and getattr(config, "fixed_input_size", False):
             options["img_size"] = size
-        with _fixed_seed():
+        with fixed_seed():
             model: nn.Module = timm.create_model(name, pretrained=pretrained, **options)
     # timm, the hub and the network raise many unrelated types, which all mean the same to the user.
     except Exception as error:

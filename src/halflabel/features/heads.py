@@ -127,8 +127,10 @@ class NormalisedLinear(Head):
         transform = FeatureTransform([size for size in (own, width - pretraining - own) if size], pretraining)
         keys = state.get(f"{prefix}similar.keys")
         similar = None if keys is None else SimilarImages(len(keys), transform.out_channels, classes)
-        likeness = state.get(f"{prefix}names.likeness")
-        scorer = None if likeness is None else NameScores(own, likeness.shape[1], classes)
+        parts = [state.get(f"{prefix}names.class_{part}") for part in ("weight", "bias")]
+        scorer = None
+        if parts[0] is not None and parts[1] is not None:
+            scorer = NameScores(parts[0].shape[1], len(parts[0]), classes, of_text=not len(parts[1]))
         return cls(transform, classes, similar, scorer)
 
     def class_maps(self, maps: Tensor) -> Tensor:

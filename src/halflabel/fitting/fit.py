@@ -93,8 +93,8 @@ class Inputs:
 
     @cached_property
     def names(self) -> NameScores | None:
-        """Scores of the classes from their names; None without their likeness, or a classifier of the backbone."""
-        classifier = None if self.backbone is None else self.backbone.classifier
+        """Scores of the classes from their names; None without their likeness, or a backbone to compare."""
+        classifier = None if self.backbone is None else self.backbone.name_classifier
         if self.likeness is None or classifier is None:
             return None
         return NameScores.fit(classifier, self.likeness, pooled_features(self.features))
