@@ -23,6 +23,7 @@ from halflabel.types import Batch, Output, Sweep, Targets
 
 ROUNDS = 4  # solves of a method that relabels by its scores
 TOLERANCE = 0.03  # of the gradient of each class, as a share of the gradient where all images score the same
+_FIRST_STRENGTH = 1e-3  # of the first solve, which starts from zero
 _ITERATIONS = 60  # at most, of a solve
 _JOINT_ITERATIONS = 30  # of a loss that ties the classes of an image together
 _ROUND_ITERATIONS = 8  # of each round of such a loss with relabelling
@@ -223,9 +224,20 @@ class LinearSolver:
 
     @torch.no_grad()
     def _solve_classes(self, gradients: _ClassGradients, strength: float, iterations: int) -> None:
-        """Solve each class on its own: the loss of an entry depends on its own logit alone."""
+        """Solve each class on its own: the loss of an entry depends on its own logit alone.
+
+        The first solve goes through stronger regularisation: from zero, a weak one ends far from the optimum.
+        """
         if gradients.is_empty:  # nothing is known: every solution is as good
             return
+        if not bool(self.weight.any()):
+            first = _FIRST_STRENGTH
+            while first > 1.5 * strength:
+                self._solve_strength(gradients, first, iterations)
+                first /= 3
+        self._solve_strength(gradients, strength, iterations)
+
+    def _solve_strength(self, gradients: _ClassGradients, strength: float, iterations: int) -> None:
         variance = torch.ones_like(self.head.scale) if self.variance is None else self.variance
         constant, curvature = gradients.constant()
         scale = (curvature[:, None] * variance + strength).rsqrt()
