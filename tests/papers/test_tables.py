@@ -18,7 +18,7 @@ from halflabel.methods.base import recipe, recipes
 from halflabel.papers.datasets import DATASETS
 from halflabel.papers.measure import LABEL_METRICS, METRICS, RELABEL_METRICS, label_shares
 from halflabel.papers.spec import Condition, PaperTable, PaperTraining, TableRow
-from halflabel.papers.tables import PRINTED, TABLES, drawn, find_table
+from halflabel.papers.tables import PRINTED, TABLES, find_table
 
 ALL = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 
@@ -94,7 +94,7 @@ def test_rows_columns_and_measures_are_those_published(table: PaperTable) -> Non
         relative = any(measure.relative for measure in table.measures)
         assert row.relative_to is None or (relative and row.relative_to in rows)
         assert set(row.measured_as) <= {measure.name for measure in table.measures}
-    if table.id == "S3-noise" or table.id in {drawn_table.id for drawn_table in drawn.TABLES}:  # a diagram
+    if "figure" in table.id or table.id in ("S3-noise", "S5-mlml"):  # a diagram
         assert table.id not in PRINTED
         return
     printed = PRINTED[table.id]

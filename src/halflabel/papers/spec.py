@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from halflabel.labels import drop
 from halflabel.papers.datasets import dataset_options
 
 if TYPE_CHECKING:
@@ -94,8 +95,6 @@ _SELECTION: dict[Select, str] = {
 # released code of the partial-label and single-positive literature.
 _OTHER_DATASET_OPTIONS = {"difficult": "absent"}
 
-MIRROR_ONLY = {"least": 1.0, "flip": 0.5}  # weak view: mirror the whole image, no crop
-
 
 @dataclass(frozen=True)
 class MaskSpec:
@@ -104,18 +103,21 @@ class MaskSpec:
     protocol: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def parse(cls, text: str) -> MaskSpec:
+        """Read a protocol as `compare --protocol` takes it, such as "dense:share=0.1"; "all" keeps all labels."""
+        return cls() if text == "all" else cls(*drop.parse_protocol(text))
+
+    @classmethod
+    def partial(cls, percent: int, *, exact: bool) -> MaskSpec:
+        """Keep part of the labels: the same number in each image (exact), or each label with the same probability."""
+        return cls() if percent == 100 else cls("partial", {"share": percent / 100, "exact": exact})
+
     def label_mask(self) -> LabelMask:
         """The same mask in the form that experiments use."""
         from halflabel.comparison.grid import LabelMask  # imports torch
 
         return LabelMask(self.protocol, tuple(sorted(self.options.items())))
-
-
-def partial_labels(percent: int, *, exact: bool) -> MaskSpec:
-    """Keep part of the labels: the same number in each image (exact), or each label with the same probability."""
-    if percent == 100:
-        return MaskSpec()
-    return MaskSpec("partial", {"share": percent / 100, "exact": exact})
 
 
 @dataclass(frozen=True)
