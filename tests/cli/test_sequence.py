@@ -14,8 +14,7 @@ from halflabel.cli.sequence import after_report, after_review, after_train, join
 from halflabel.labels import formats
 from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.questions.choose import read_questions
-from halflabel.review.live_finish import next_run_folder
-from halflabel.runs.folder import RunFolder
+from halflabel.runs.folder import RunFolder, next_run_folder
 
 
 def next_words(output: str) -> list[str]:

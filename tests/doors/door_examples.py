@@ -29,8 +29,7 @@ from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.review.live import LiveModel
-from halflabel.review.live_finish import finish_review
-from halflabel.review.live_setup import open_live_review
+from halflabel.review.live_run import finish_review, open_live_review
 from halflabel.runs.folder import RunFolder
 
 Logits = NDArray[np.float32]

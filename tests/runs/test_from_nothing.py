@@ -17,7 +17,7 @@ from halflabel.features.heads import NormalisedLinear
 from halflabel.images.sources import open_images
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
-from halflabel.review.live_setup import open_live_review
+from halflabel.review.live_run import open_live_review
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder

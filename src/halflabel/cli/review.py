@@ -32,7 +32,7 @@ from halflabel.labels import formats
 from halflabel.labels import names as label_names
 from halflabel.questions import choose
 from halflabel.report import run_page
-from halflabel.review import live_process, live_setup, security, server
+from halflabel.review import live_process, live_run, security, server
 from halflabel.review import session as review_session
 from halflabel.review import thumbnails as review_thumbnails
 from halflabel.runs import folder as run_folder
@@ -174,7 +174,7 @@ def _start_without_labels(run: Path, images: Path | None, classes: str, backbone
         return
     if images is None:
         raise UserError("IMAGES is missing", f"halflabel review {shlex.quote(str(run))} photos/ --classes {classes}")
-    live_setup.start_without_labels(run, images, names, backbone)
+    live_run.start_without_labels(run, images, names, backbone)
 
 
 def _login() -> str:

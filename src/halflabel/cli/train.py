@@ -47,7 +47,6 @@ from halflabel.fitting.config import COMMON, Config
 from halflabel.images import sources
 from halflabel.labels import labels as label_rows
 from halflabel.methods import base
-from halflabel.review import live_finish
 from halflabel.runs import folder as run_folder
 from halflabel.runs import from_nothing, new_run
 from halflabel.system import distributed, gpu_memory, signals
@@ -246,7 +245,7 @@ def _continue(
         ctx, "--continue", allowed if answers is None else allowed | {each.name for each in label_parameters()}
     )
     finished = run_folder.RunFolder.open(folder)
-    target = out or live_finish.next_run_folder(folder)
+    target = out or run_folder.next_run_folder(folder)
     run = distributed.run_on_main(lambda: run_folder.RunFolder.create(target, force=force))
     rows = read(answers).rows if answers is not None else finished.read_answers()
     job = new_run.continue_training(finished, run, answers=rows, images=images)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from pydantic import BeforeValidator
+from scipy.special import stdtrit
 
 from halflabel import metrics
 from halflabel.comparison.bench import Bench
@@ -294,7 +295,6 @@ def difference(values: NDArray[np.float64], replicates: NDArray[np.float64], pos
 
 def _variance(values: NDArray[np.float64], replicates: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return the variance of the mean over seeds, the bias of the replicates, and the 95 % quantile."""
-    from scipy.stats import t
 
     means = replicates.mean(0)
     means = means[np.isfinite(means)]
@@ -303,7 +303,7 @@ def _variance(values: NDArray[np.float64], replicates: NDArray[np.float64]) -> t
     total = image_variance + seed_variance
     freedom = total**2 / (seed_variance**2 / (len(values) - 1)) if seed_variance**2 > 0 else math.inf
     bias = float(means.mean() - values.mean()) if len(means) else 0.0
-    return total, bias, float(t.ppf((1 + LEVEL) / 2, freedom))
+    return total, bias, float(stdtrit(freedom, (1 + LEVEL) / 2))
 
 
 class TaskScore(NamedTuple):

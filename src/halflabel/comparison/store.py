@@ -16,12 +16,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import halflabel
 from halflabel.comparison.grid import Outcome, Task
 from halflabel.errors import UserError
 from halflabel.evaluation.registry import own_functions
+from halflabel.labels import formats
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, recipes
 from halflabel.system.files import atomic_write, read_json, to_json_value, write_csv, write_json
@@ -144,15 +146,11 @@ class Store:
 
     def write_table(self, table: Any) -> None:
         """Write the Arrow table of the finished runs."""
-        import pyarrow.parquet as pq
-
         with atomic_write(self.folder / "trials.parquet") as temporary:
             pq.write_table(table, temporary)
 
     def write_test(self, table: Table) -> None:
         """Write the test labels, which are the same for all tasks, unless they are already written."""
-        from halflabel.labels import formats
-
         if not (self.folder / "test.parquet").exists():
             formats.write(table, self.folder / "test.parquet")
 

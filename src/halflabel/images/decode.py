@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
@@ -303,8 +305,6 @@ def _split(path: str) -> tuple[str, str]:
 
 def split_suffixes(names: Any) -> tuple[Any, NDArray[np.int64]]:
     """Split a pyarrow column of names into bases and the rank of each ending in SUFFIXES (len(SUFFIXES) for none)."""
-    import pyarrow.compute as pc
-
     endings = "|".join(suffix[1:] for suffix in SUFFIXES)
     bases = pc.replace_substring_regex(names, pattern=rf"(?is)([^/])\.(?:{endings})$", replacement=r"\1")
     cut = pc.not_equal(bases, names).to_numpy(zero_copy_only=False)
@@ -320,8 +320,6 @@ def list_images(folder: str | Path) -> tuple[Any, list[str]]:
 
     Paths that are not UTF-8, which a column of text cannot hold, are returned as a list beside it.
     """
-    import pyarrow as pa
-
     paths = (path for path in _walk(local_folder(folder)) if _split(path)[1])
     chunks: list[Any] = []
     not_utf8: list[str] = []

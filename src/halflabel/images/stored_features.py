@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
 import torch
 from numpy.typing import NDArray
 
@@ -102,16 +105,11 @@ def unlisted_images(names: Names, place: Path) -> list[str]:
 
 
 def _all_names(files: Sequence[Path]) -> Any:
-    import pyarrow as pa
-
     names = [images.cast(pa.large_string()) for path in files for images, _ in _batches(path, with_features=False)]
     return pa.concat_arrays(names) if names else pa.array([], pa.large_string())
 
 
 def _schema(path: Path) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         return pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
@@ -120,7 +118,6 @@ def _schema(path: Path) -> Any:
 
 def _columns(schema: Any) -> tuple[str, str] | None:
     """Return the names of the columns of images and of features; None if one is missing."""
-    import pyarrow.types as pt
 
     def is_vector(kind: Any) -> bool:
         is_list = pt.is_fixed_size_list(kind) or pt.is_list(kind) or pt.is_large_list(kind)
@@ -135,9 +132,6 @@ def _columns(schema: Any) -> tuple[str, str] | None:
 
 def _batches(path: Path, *, with_features: bool = True) -> Iterator[tuple[Any, Any]]:
     """Yield names and features of the rows of a file, as Arrow arrays."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     columns = _columns(_schema(path))
     if columns is None:
         raise UserError(f"{path} has no features", _FIX)
@@ -160,8 +154,6 @@ def _dimensions(folder: Path) -> int:
 
 def _read_values(names: Names, folder: Path, channels: int) -> tuple[torch.Tensor, NDArray[np.bool_]]:
     """Return the features (N, D) in the order of `names`, and which images have any (N,); the last row of one wins."""
-    import pyarrow.types as pt
-
     files = parquet_files(folder)
     schema = _schema(files[0])
     kind = schema.field((_columns(schema) or ("", ""))[1]).type.value_type

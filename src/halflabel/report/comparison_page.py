@@ -19,6 +19,7 @@ from halflabel import metrics
 from halflabel.comparison.conclusions import MEANING, group_gaps, verdict
 from halflabel.comparison.result import RESAMPLES, Interval, Row, Trials, difference
 from halflabel.errors import UserError
+from halflabel.labels import formats
 from halflabel.labels.table import Table
 from halflabel.report import svg
 from halflabel.report.layout import (
@@ -116,8 +117,6 @@ def _without_folders(value: Any, name: str = "") -> Any:
 
 
 def _read_test(folder: Path, digest: str | None) -> Table:
-    from halflabel.labels import formats
-
     path = folder / "test.parquet"
     table = formats.read(path, format="long").table()
     if table.digest() != digest:

@@ -11,29 +11,28 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from halflabel.errors import UserError
+from halflabel.features.class_maps import heat_png, photo_heat_maps
+from halflabel.images.decode import BadImage, read_image
+from halflabel.images.sources import Images, Subset, open_images
 from halflabel.labels.table import are_nearly_all_positive
 from halflabel.questions.choose import choose_questions, rank_among_equal
 from halflabel.questions.next import present_limits
 from halflabel.report.layout import section, truncation_note
 from halflabel.report.run_facts import RunFacts
+from halflabel.runs.folder import RunFolder
+from halflabel.runs.predictor import Predictor
 from halflabel.system.format import probability, shorten
 from halflabel.system.html import Html, count, el
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
-
-if TYPE_CHECKING:
-    import torch
-
-    from halflabel.images.sources import Images
-    from halflabel.runs.folder import RunFolder
-    from halflabel.runs.predictor import Predictor
-
 
 TILES = 150  # of a gallery at most
 WRONG_TILES = 60  # of labels that look wrong
@@ -106,8 +105,6 @@ def score_images(
 
     Of more training images a random sample is scored, which depends only on the image names.
     """
-    from halflabel.images.sources import Subset
-
     training = facts.training
     if facts.is_out_of_fold:
         training = training[:0]  # an image without a score could not be read
@@ -136,9 +133,6 @@ def galleries(
     `maps` draws where the model sees the class, which takes a pass through the network per photo. Where precision can
     only be estimated, the questions that would tell most come first.
     """
-    from halflabel.images.sources import open_images
-    from halflabel.runs.predictor import Predictor
-
     predictor = Predictor.from_run(run)
     source = open_images(facts.table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
     scored = score_images(facts, predictor, source, scan, reporter)
@@ -204,13 +198,6 @@ def _question_entries(facts: RunFacts, scored: GalleryScores) -> list[GalleryEnt
     return [GalleryEntry(row[int(results.images[item.image])], item.column) for item in questions]
 
 
-def no_galleries() -> Html:
-    """Return the section without photos: how to get galleries."""
-    hint = el("code", "halflabel report RUN --images PHOTOS")
-    line = el("p", "Galleries of likely missing and likely wrong labels need the photos. Get them with ", hint, ".")
-    return section("photos", "Labels to check", line)
-
-
 class _Photo(NamedTuple):
     """A photo on the page: its name, its small copy as a data URL, and a class map per class."""
 
@@ -267,8 +254,6 @@ class _TileMaker:
 
     def _photo(self, row: int, columns: Sequence[int]) -> _Photo | None:
         """Read a photo, shrink it and compute its class maps; None where it cannot be read."""
-        from halflabel.images.decode import BadImage, read_image
-
         number = int(self.scored.images[row])
         try:
             image = read_image(self.source.paths[number])
@@ -310,8 +295,6 @@ class _TileMaker:
 
     def _class_maps(self, image: torch.Tensor, columns: Sequence[int]) -> dict[int, str]:
         """Return class maps as data URLs of small transparent images; empty where the head has none."""
-        from halflabel.features.class_maps import heat_png, photo_heat_maps
-
         predictor = self.predictor
         try:
             heat = photo_heat_maps(predictor.model, predictor.views["plain"], image, columns, MAP_SIDE)
@@ -322,8 +305,6 @@ class _TileMaker:
 
 def _jpeg(image: torch.Tensor, width: int, height: int, most: int = PHOTO_BYTES) -> str:
     """Return a photo as a data URL of a small JPEG without metadata, of at most `most` bytes."""
-    from PIL import Image
-
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     picture = picture.resize((width, height), Image.Resampling.LANCZOS)
     for quality in (78, 60, 40, 20, 5):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.evaluation.registry import shown_metrics
-from halflabel.report import gallery, svg
+from halflabel.report import svg
 from halflabel.report.labels_page import cooccurrence_section, known_labels_section
 from halflabel.report.layout import (
     FEW_POSITIVES,
@@ -94,7 +94,7 @@ def build_page(
     results = facts.held_out
     listed = np.argsort(-facts.table.stats.positives, kind="stable")[:TABLE_CLASSES]
     sections = [
-        gallery.galleries(facts, run, images, scan=scan, maps=maps, reporter=reporter) if images else None,
+        _galleries(facts, run, images, scan=scan, maps=maps, reporter=reporter) if images else None,
         _class_section(facts, listed),
         threshold_section(results) if results is not None else None,
         precision_recall_section(results) if results is not None and results.knows_absence else None,
@@ -102,7 +102,7 @@ def build_page(
         known_labels_section(facts.table, len(facts.training) if facts.finished else None),
         cooccurrence_section(facts.table),
         training_section(facts.log),
-        None if images else gallery.no_galleries(),
+        None if images else _no_galleries(),
     ]
     shown = [part for part in sections if part is not None]
     method = str(facts.config.get("method", "?"))
@@ -123,6 +123,19 @@ def build_page(
     links = section_links(_LINKS, shown, _class_filter(facts, listed))
     one_class = el("section", id="one-class", hidden=True, aria_live="polite")
     return document(title, [header, links, el("main", one_class, *shown), _footer(facts)])
+
+
+def _galleries(*about: Any, **options: Any) -> Html | None:
+    from halflabel.report.gallery import galleries  # imports torch
+
+    return galleries(*about, **options)
+
+
+def _no_galleries() -> Html:
+    """Return the section without photos: how to get galleries."""
+    hint = el("code", "halflabel report RUN --images PHOTOS")
+    line = el("p", "Galleries of likely missing and likely wrong labels need the photos. Get them with ", hint, ".")
+    return section("photos", "Labels to check", line)
 
 
 def _class_filter(facts: RunFacts, listed: NDArray[np.int64]) -> Html:

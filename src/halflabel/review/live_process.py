@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from halflabel.errors import UserError
-from halflabel.review.live_finish import FinishedReview, finish_review
 from halflabel.review.session import ReviewSession
 from halflabel.runs.folder import RunFolder
 
@@ -187,7 +186,7 @@ def _work(connection: Connection, setup: LiveSetup, scratch: Path) -> None:
         os.nice(_NICENESS)
     try:
         from halflabel.review.live_questions import EntryAnswer
-        from halflabel.review.live_setup import open_live_review
+        from halflabel.review.live_run import open_live_review
 
         review = open_live_review(RunFolder(setup.run), setup.images, setup.precision)
         number = 0
@@ -219,14 +218,13 @@ def _work(connection: Connection, setup: LiveSetup, scratch: Path) -> None:
 
 
 def _finish(connection: Connection, setup: LiveSetup, answers: str | Path) -> dict[str, Any]:
+    from halflabel.review.live_run import finish_review
+
     def step(text: str) -> None:
         connection.send(("step", text))
 
     try:
-        result: FinishedReview = finish_review(
-            RunFolder(setup.run), setup.images, answers, precision=setup.precision,
-            write_report=setup.write_report, step=step,
-        )  # fmt: skip
-        return result._asdict()
+        about: dict[str, Any] = {"precision": setup.precision, "write_report": setup.write_report}
+        return finish_review(RunFolder(setup.run), setup.images, answers, **about, step=step)._asdict()
     except UserError as error:
         return {"error": f"{error}."}

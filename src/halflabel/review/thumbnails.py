@@ -10,7 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from PIL import Image
+
 from halflabel.errors import UserError
+from halflabel.images.decode import BadImage, read_image, read_pixels
 from halflabel.images.pack.read import is_pack
 from halflabel.runs.folder import RunFolder
 
@@ -71,10 +74,6 @@ class Thumbnails:
 
 
 def _shrink(path: Path, side: int) -> bytes:
-    from PIL import Image
-
-    from halflabel.images.decode import BadImage, read_pixels
-
     try:
         picture = Image.fromarray(read_pixels(path, min_side=side))
     except BadImage as bad:
@@ -98,7 +97,6 @@ class ClassMaps:
     def _make(self, image: int, column: int) -> bytes:
         """Return the class map of one photo in the photo's aspect ratio, scaled to its own maximum."""
         from halflabel.features.class_maps import heat_png, photo_heat_maps
-        from halflabel.images.decode import BadImage, read_image
         from halflabel.runs.predictor import Predictor
 
         try:

@@ -19,10 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from halflabel import __version__
 from halflabel.errors import UserError
+from halflabel.evaluation.calibration import Calibration
+from halflabel.labels import formats
+from halflabel.labels.answers import AnswerStore
 from halflabel.runs.folder_integrity import training_lock, verify_checksum, with_checksum, write_checksums
 from halflabel.runs.score_file import read_kind, read_scores, write_scores
 from halflabel.runs.store import OCCUPIED_FIX, RunStore
@@ -40,7 +44,6 @@ from halflabel.system.files import (
 from halflabel.system.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
-    from halflabel.evaluation.calibration import Calibration
     from halflabel.evaluation.scores import Kind, Scores
     from halflabel.labels.labels import Labels
     from halflabel.labels.names import Names
@@ -175,8 +178,6 @@ class RunFolder:
             (self / name).unlink(missing_ok=True)
         self.write_labels(labels)
         if truth is not None:
-            from halflabel.labels import formats
-
             formats.write(truth, self / "truth.parquet")
         self.write_config(config)
 
@@ -218,8 +219,6 @@ class RunFolder:
 
     @_first_process_only
     def write_config(self, config: Mapping[str, Any]) -> None:
-        import yaml
-
         with with_checksum(self / "config.yaml"), atomic_write(self / "config.yaml") as temporary:
             temporary.write_text(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
 
@@ -267,8 +266,6 @@ class RunFolder:
 
     def read_calibration(self) -> Calibration:
         """Return the calibration that turns logits into probabilities; no change where nothing was evaluated."""
-        from halflabel.evaluation.calibration import Calibration
-
         if not self.is_calibrated:
             return Calibration()
         verify_checksum(self / "calibration.json")
@@ -364,8 +361,6 @@ class RunFolder:
 
         Rows keep their source and score, so labels made by a model remain marked as such; overridden rows are dropped.
         """
-        from halflabel.labels import formats
-
         with with_checksum(self.labels):
             formats.write(labels.drop_overridden(), self.labels)
         self.write_text("data.hash", labels.training.digest() + "\n")
@@ -379,8 +374,6 @@ class RunFolder:
         return self._read_labels()[0]
 
     def _read_labels(self) -> tuple[Labels, Table]:
-        from halflabel.labels import formats
-
         verify_checksum(self.labels)
         try:
             rows = formats.read(self.labels, format="long").rows
@@ -393,8 +386,6 @@ class RunFolder:
 
     def read_answers(self) -> Labels | None:
         """Return the answers of `review` as rows about the images and classes of the run; None if there are none."""
-        from halflabel.labels.answers import AnswerStore
-
         if not self.answers.exists():
             return None
         labels = self.read_rows()
@@ -404,8 +395,6 @@ class RunFolder:
 
     def read_truth(self) -> Table | None:
         """Return the hidden labels that the log compares guesses with, or None."""
-        from halflabel.labels import formats
-
         path = self / "truth.parquet"
         return formats.read(path, format="long").table() if path.exists() else None
 
@@ -435,6 +424,17 @@ class RunFolder:
         from halflabel.runs.scores import score_images
 
         return score_images(self, names, Path(folder), reporter)
+
+
+def next_run_folder(run: Path) -> Path:
+    """Return RUN-2, or the first such name that is not taken; after RUN-2 comes RUN-3."""
+    base, _, digits = run.name.rpartition("-")
+    if digits.isdecimal() and base and run.with_name(base).exists():
+        run = run.with_name(base)
+    number = 2
+    while (folder := run.with_name(f"{run.name}-{number}")).exists():
+        number += 1
+    return folder
 
 
 def model_kind(path: Path) -> Literal["run", "hub", "onnx"]:

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import torch
 
 from halflabel.errors import UserError
@@ -175,8 +176,6 @@ def _made_of(predictor: Predictor, files: FileList, options: dict[str, Any]) -> 
 
 def _as_table(predictions: list[Prediction]) -> Any:
     """Return the predictions as a pyarrow table."""
-    import pyarrow as pa
-
     rows: list[tuple[Any, ...]] = []
     for item in predictions:
         rows += [(item.image, each["class"], each["probability"], each["present"], "") for each in item.labels]

@@ -14,6 +14,8 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
@@ -41,6 +43,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.runs.export.metadata import ModelMetadata
+from halflabel.runs.export.onnx import OnnxHead, read_metadata
 from halflabel.runs.folder import RunFolder, model_kind
 from halflabel.runs.folder_integrity import verify_checksum
 from halflabel.system import distributed, memory
@@ -66,8 +69,6 @@ class Predictor:
     @classmethod
     def from_run(cls, run: RunFolder) -> Predictor:
         """Load the weights, class names, thresholds and calibration of a finished run."""
-        from safetensors import SafetensorError, safe_open
-
         config = Config.from_dict(run.read_config())
         run.check_finished()
         verify_checksum(run.weights)
@@ -103,9 +104,6 @@ class Predictor:
     @classmethod
     def from_hub(cls, folder: Path) -> Predictor:
         """Load model.safetensors and config.json of an exported folder; runs no code from it, downloads nothing."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         path = folder / "config.json"
         metadata = ModelMetadata.from_dict(read_json(path, "export the run again"), str(path))
         described = _described_by(metadata, str(path))
@@ -130,8 +128,6 @@ class Predictor:
     @classmethod
     def from_onnx(cls, path: Path) -> Predictor:
         """Open an ONNX file, run by ONNX Runtime on the CPU; its `model` has no weights to inspect."""
-        from halflabel.runs.export.onnx import OnnxHead, read_metadata
-
         head = OnnxHead.open(path)
         described = _described_by(read_metadata(head.session, path), str(path))
         return cls(Model(None, head), **described)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import cast, get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.scores import Kind, Scores
@@ -20,9 +22,6 @@ _BLOCK_ENTRIES = 1 << 22  # entries read or written at a time
 
 
 def write_scores(path: Path, scores: Scores) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     flat = pa.array(np.ascontiguousarray(scores.logits, dtype=np.float32).reshape(-1))
     logits = pa.FixedSizeListArray.from_arrays(flat, len(scores.classes))
     table = pa.table({"image": scores.images.array, "logits": logits, "fold": scores.fold})
@@ -32,9 +31,6 @@ def write_scores(path: Path, scores: Scores) -> None:
 
 
 def read_scores(path: Path) -> Scores:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         verify_checksum(path)
         with pq.ParquetFile(path) as file:
@@ -54,9 +50,6 @@ def read_scores(path: Path) -> Scores:
 
 def read_kind(path: Path) -> Kind:
     """Return the kind of the scores in a file, without reading them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         return _kind(pq.read_schema(path).metadata)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:

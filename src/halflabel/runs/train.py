@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import load_file
 from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
@@ -250,8 +251,6 @@ def _fit(job: _Job, init_callback: Callback | None) -> Fit:
 
 def _load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
     """Put the weights of a finished run into a model for the same classes."""
-    from safetensors.torch import load_file
-
     before = Predictor.from_run(run)
     if list(before.classes) != list(classes):
         raise UserError(

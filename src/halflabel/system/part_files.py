@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from halflabel.errors import UserError
 from halflabel.system.files import atomic_write, file_crc32, read_json, write_json
 
@@ -58,8 +60,6 @@ class PartFiles:
 
     def add(self, table: Any, images: int, bad: int) -> None:
         """Write a pyarrow table with the results of the next images as a file."""
-        import pyarrow.parquet as pq
-
         path = self.folder / f"part-{len(self.parts):05d}.parquet"
         with atomic_write(path) as temporary:
             pq.write_table(table, temporary)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
@@ -61,8 +62,6 @@ def hash_names(names: Sequence[str] | Any) -> U64:
     >>> bool(cat == again), bool(cat == dog)
     (True, False)
     """
-    import pyarrow as pa
-
     array = names if isinstance(names, pa.Array) else pa.array(list(names), pa.large_string())
     array = array.cast(pa.large_string())
     offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, array.offset * 8)

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
@@ -79,9 +81,6 @@ def _open_tar(path: Path) -> Iterator[tarfile.TarFile]:
 
 @lru_cache(maxsize=4)
 def _list_members(tars: tuple[tuple[Path, int, int], ...]) -> Members:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     names, numbers, offsets, lengths = [], [], [], []
     for number, (path, size, _) in enumerate(tars):
         in_tar: list[str] = []

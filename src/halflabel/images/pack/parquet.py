@@ -15,6 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
 from halflabel.errors import LabelError, UserError
 from halflabel.images.pack.read import is_pack
 from halflabel.labels.formats import webdataset
@@ -77,9 +81,6 @@ def _parquet_files(folder: Path) -> list[Path]:
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
     """Yield a Parquet file; UserError if it cannot be read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         with pq.ParquetFile(path) as file:
             yield file
@@ -111,7 +112,6 @@ def _write_tar(path: Path, stem: str, tar: IO[bytes]) -> None:
 
 def _image_column(schema: Any) -> str | None:
     """The first column of structs with the field bytes, or of bytes."""
-    import pyarrow.types as pt
 
     def has_bytes(kind: Any) -> bool:
         if pt.is_struct(kind):

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
@@ -41,6 +42,7 @@ from halflabel.images.decode import (
     split_suffixes,
 )
 from halflabel.images.file_identity import refuse_twins
+from halflabel.labels.names import find_names
 from halflabel.system.files import file_crc32, read_json
 from halflabel.system.remote import RemoteFolder, StoreError, local_folder
 from halflabel.system.webdataset import list_members, tar_files
@@ -115,8 +117,6 @@ def open_pack(folder: str | Path) -> Pack:
 
 @lru_cache(maxsize=8)
 def _open(folder: str, changed: int, version: int) -> Pack:
-    import pyarrow as pa
-
     path = Path(folder)
     manifest = read_manifest(path) or {}
     fix = f"pack the images again: halflabel pack IMAGES {folder} --force"
@@ -141,8 +141,6 @@ def _open(folder: str, changed: int, version: int) -> Pack:
 @lru_cache(maxsize=8)
 def _open_tars(folder: str, tars: tuple[tuple[str, int, int], ...]) -> Pack:
     """Open tars that others wrote: their images are of any size and format, and have no checksums."""
-    import pyarrow as pa
-
     members = list_members([Path(path) for path, _, _ in tars])
     images = np.flatnonzero(split_suffixes(members.names)[1] < len(SUFFIXES))
     if not len(images):
@@ -249,10 +247,6 @@ class Pack:
 
         Ids that are names, with or without their ending, are matched as whole columns, without a Python object each.
         """
-        import pyarrow as pa
-
-        from halflabel.labels.names import find_names
-
         wanted = names if isinstance(names, pa.Array) else pa.array(list(names), pa.string())
         wanted = wanted.cast(self.names.type)
 

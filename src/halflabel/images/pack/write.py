@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from PIL import Image, JpegImagePlugin
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms.v2.functional import resize
 
 from halflabel.errors import UserError
 from halflabel.images.decode import (
@@ -69,8 +72,6 @@ def pack_images(
     complete data file; the bytes are the same as without the interruption, for any number of workers. Unreadable images
     are listed in bad_images.csv; more than the share `max_bad` of all images is an error.
     """
-    import pyarrow as pa
-
     refuse_remote(out)
     folder = local_folder(folder)
     names, not_utf8, image_of = _select_images(folder, labels)
@@ -132,8 +133,6 @@ def pack_images(
 
 def _select_images(folder: Path, labels: Labels | None) -> tuple[Any, list[str], dict[str, int]]:
     """Return the sorted relative paths to pack, those not in UTF-8, and the labelled image of each path."""
-    import pyarrow as pa
-
     if read_manifest(folder) is not None:
         raise UserError(f"{folder} is a pack already", "name the folder with the original images")
     if labels is None:
@@ -154,9 +153,6 @@ def _sample_keys(names: Any) -> Any:
     A key ends at the first dot of a file name, so other dots are written %2E. Where `a.jpg` and `a.png` would have the
     same key, the ending stays.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     bases, _ = split_suffixes(names)
     counts = pc.value_counts(bases)
     repeated = pc.filter(counts.field("values"), pc.greater(counts.field("counts"), 1))
@@ -197,8 +193,6 @@ def _begin(out: Path, manifest: dict[str, Any], force: bool) -> dict[str, Any] |
 
 def _read_finished_parts(out: Path, quarantine: Quarantine) -> tuple[list[Any], int]:
     """Return the indexes of complete data files and the number of their images; unreadable ones join the quarantine."""
-    import pyarrow as pa
-
     parts: list[Any] = []
     done = 0
     while (path := out / f"{len(parts):05d}.arrow").exists():
@@ -241,8 +235,6 @@ class _DataFile:
         return offset
 
     def finish(self, done: int) -> Any:
-        import pyarrow as pa
-
         if self._file is not None:
             end_tar(self._file)
             self.length = self._file.tell()
@@ -266,8 +258,6 @@ class _DataFile:
 
 
 def _write_arrow(batch: Any, path: Path) -> None:
-    import pyarrow as pa
-
     with (
         atomic_write(path) as temporary,
         pa.OSFile(str(temporary), "wb") as file,
@@ -277,8 +267,6 @@ def _write_arrow(batch: Any, path: Path) -> None:
 
 
 def _finish(out: Path, manifest: dict[str, Any], parts: list[Any], bad: int) -> dict[str, Any]:
-    import pyarrow as pa
-
     whole = pa.Table.from_batches([part.replace_schema_metadata(None) for part in parts])
     if whole["name"].nbytes < 1 << 31:  # saves 4 bytes per name
         whole = whole.set_column(0, "name", whole["name"].cast(pa.string()))
@@ -344,8 +332,6 @@ def encode_image(path: Path, settings: PackSettings) -> tuple[bytes, int, int]:
     if new == (height, width) and (unchanged := _storable_jpeg(path)) is not None:
         return unchanged, int(width), int(height)
     if new != (height, width):
-        from torchvision.transforms.v2.functional import resize
-
         image = resize(image, list(new), antialias=True)
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     stream = io.BytesIO()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import wasserstein_distance
 
 from halflabel.errors import UserError, missing_package
 from halflabel.fitting.config import Config
@@ -33,6 +34,13 @@ def literal(name: str) -> str:
     a\\$^\\$b
     """
     return name.replace("$", r"\$")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure of this size in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Any, path: Path, *, caption: str = "") -> None:
@@ -101,12 +109,10 @@ def draw_image_neighbours(
     photos: (H, W, 3) of the query and neighbour images, by their row number in `similar`; a missing photo leaves its
     place blank. titles: the text above each photo.
     """
-    from matplotlib.figure import Figure
-
     index = similar.index.cpu()
     weights = [part.cpu() for part in similar.weights]
     columns = 1 + max(int((index[list(queries)] >= 0).sum(1).max()), 1)
-    figure = Figure(figsize=(1.9 * columns, 2.05 * len(queries)), layout="constrained")
+    figure = new_figure(1.9 * columns, 2.05 * len(queries))
     for query, axes in zip(queries, figure.subplots(len(queries), columns, squeeze=False), strict=True):
         for panel in axes:
             panel.axis("off")
@@ -129,12 +135,10 @@ def draw_label_neighbours(
     before: Edges, after: Edges, classes: Names | Sequence[str], path: Path, n: int = 30, caption: str = ""
 ) -> None:
     """Draw bars of the n strongest edges between different labels, with the weights before training."""
-    from matplotlib.figure import Figure
-
     edges = strongest_edges(before, after, classes, n)[::-1]
     if not edges:
         raise FigureUnavailable("no label is connected to another one")
-    figure = Figure(figsize=(6.5, 1.4 + 0.24 * len(edges)), layout="constrained")
+    figure = new_figure(6.5, 1.4 + 0.24 * len(edges))
     axes = figure.subplots()
     places = np.arange(len(edges))
     axes.barh(places, [edge.weight for edge in edges], color=BLUE, label="learned")
@@ -194,11 +198,9 @@ def draw_score_densities(
     densities: ScoreDensities, path: Path, classes: Sequence[str], most: int = 40, caption: str = ""
 ) -> None:
     """Draw the two densities over all classes, and bars of the `most` smallest distances per class."""
-    from matplotlib.figure import Figure
-
     measured = np.flatnonzero(~np.isnan(densities.per_class))
     shown = measured[np.argsort(densities.per_class[measured], kind="stable")][:most][::-1]
-    figure = Figure(figsize=(10, max(3.6, 1 + 0.2 * len(shown))), layout="constrained")
+    figure = new_figure(10, max(3.6, 1 + 0.2 * len(shown)))
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     for meaning, density in (("present", densities.present), ("absent", densities.absent)):
         left.stairs(density, densities.edges, fill=True, alpha=0.45, color=_COLOURS[meaning], label=f"truly {meaning}")
@@ -228,8 +230,6 @@ def _density(scores: Floats, edges: Floats) -> Floats:
 
 def _distance(present: Floats, absent: Floats) -> float:
     """W₁ of two samples; NaN if one of them is empty."""
-    from scipy.stats import wasserstein_distance
-
     return float(wasserstein_distance(present, absent)) if len(present) and len(absent) else np.nan
 
 

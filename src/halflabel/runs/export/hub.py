@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from halflabel.errors import UserError
 from halflabel.evaluation.scores import MEASURED_ON
 from halflabel.runs.folder import RunFolder
@@ -57,8 +59,6 @@ def export_hub(
 
 def card(run: RunFolder, metadata: ModelMetadata) -> str:
     """Return the model card: front matter for the Hub, then the evaluation of the run."""
-    import yaml
-
     front = _front_matter(metadata, run.read_metrics(), run.score_kind)
     front_matter = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
     run_card = run / "model_card.md"

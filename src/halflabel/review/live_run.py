@@ -1,0 +1,130 @@
+"""A live review of a run, or of photos without any label; and its end, a new run that learned from the answers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from halflabel.errors import UserError
+from halflabel.features.backbone_names import DEFAULT
+from halflabel.filling.run import fill, has_only_positives, write_filled
+from halflabel.fitting.assembly import Assembly
+from halflabel.fitting.config import Config
+from halflabel.fitting.fit import Inputs
+from halflabel.images.sources import group_images, open_images
+from halflabel.labels.answers import AnswerStore
+from halflabel.labels.table import Table
+from halflabel.questions.choose import asked_entries
+from halflabel.review.live import LiveModel, LiveReview
+from halflabel.runs.folder import RunFolder, next_run_folder
+from halflabel.runs.from_nothing import FROM_NOTHING, learn_from_answers, without_labels
+from halflabel.runs.train import train
+from halflabel.system.files import absolute_path
+
+
+def start_without_labels(folder: Path, images: Path, classes: Sequence[str], backbone: str | None) -> RunFolder:
+    """Start a run folder with the photos of a folder and these classes, and no label."""
+    run = RunFolder.create(folder)
+    labels = without_labels(images, classes)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    run.start(labels, Config(method=FROM_NOTHING, images=absolute_path(images), backbone=backbone or DEFAULT).as_dict())
+    return run
+
+
+def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveReview:
+    """Load features and labels of a run; features that are not in the cache are computed."""
+    config = Config.from_dict(run.read_config())
+    assembly = Assembly(config)
+    labels = run.read_rows()
+    table = labels.training
+    backbone = assembly.make_backbone()
+    views = config.views(backbone)
+    source = open_images(table.images, images, views, workers=config.workers, max_bad=1.0)
+    features = assembly.features(backbone, source, len(table.classes), run.cache, for_training=False)
+    groups = group_images(config.group, table.images, source)
+    likeness = assembly.likeness(backbone, table.classes, run.cache)
+    inputs = Inputs(lambda: features, backbone, groups=groups, likeness=likeness)
+    return LiveReview(
+        LiveModel(inputs, config, from_nothing=not table.known),
+        labels,
+        precision=precision,
+        positives_per_image=config.positives_per_image,
+        seed=config.settings.seed,
+        fill_weights=_fill_weights(run, table),
+    )
+
+
+def _fill_weights(run: RunFolder, table: Table) -> dict[tuple[int, int], float]:
+    """Return the inclusion weights of the random questions of `fill`, by image and class index.
+
+    They are a sample of the likeliest entries only: their answers do not measure the model on the others.
+    """
+    asked = asked_entries(run.control) if run.control.exists() else {}
+    image = table.images.index([name for name, _ in asked]).tolist()
+    column = table.classes.index([name for _, name in asked]).tolist()
+    return dict(zip(zip(image, column, strict=True), asked.values(), strict=True))
+
+
+class FinishedReview(NamedTuple):
+    """Where the results are, and what could not be done."""
+
+    run: str
+    answers: int
+    mean_average_precision: float | None  # out of fold, on known labels
+    filled: str  # the label file, "" if nothing was filled
+    filled_labels: int
+    report: str
+    note: str
+
+
+def finish_review(
+    run: RunFolder,
+    images: Path,
+    answers: str | Path,
+    *,
+    precision: float,
+    write_report: Callable[..., Any] | None,
+    step: Callable[[str], None],
+) -> FinishedReview:
+    """Train a new run beside `run` from its labels and the answers; write its filled labels and its report.
+
+    The settings stay; a review that started without labels learns as it did meanwhile. `step` receives a description
+    of each step.
+    """
+    rows = run.read_rows()
+    with closing(AnswerStore(answers)) as store:
+        answered = store.label_rows(rows.images, rows.classes)
+    if not len(answered):
+        raise UserError("there are no answers yet", "answer some questions first")
+    labels = rows.append(answered)
+    config = replace(Config.from_dict(run.read_config()), images=absolute_path(images))
+    if not rows.training.known:
+        config = learn_from_answers(config, labels.training)
+    folder = next_run_folder(run.folder)
+    step("training")
+    new = RunFolder.create(folder)
+    evaluation = train(labels, images, config, new)
+    new.inherit_fill_options(run)
+    note, filled, count = "", "", 0
+    if has_only_positives(new):
+        command = shlex.join(["halflabel", "fill", str(folder), str(images), "--precision", f"{precision:g}"])
+        note = f"No labels were filled: that needs answers to random questions, which this command asks: {command}"
+    else:
+        step("filling unknown labels")
+        try:
+            plan = fill(new, images, precision=precision)
+            tally = write_filled(plan, new.filled, base=labels)
+            filled, count = str(new.filled), int((tally.present + tally.absent).sum())
+        except UserError as error:
+            note = f"No labels were filled: {error}."
+    if write_report is not None:
+        step("writing the report")
+        write_report(new, images=images)
+    score = evaluation.overall.get("mAP") if evaluation is not None else None
+    known = None if score is None or score != score else float(score)
+    report = str(new / "report.html") if write_report is not None else ""
+    return FinishedReview(str(folder), len(answered), known, filled, count, report, note)
