@@ -50,7 +50,7 @@ class Policy:
     zero: Annotated[Meaning | None, "What 0 means, where it could be absent or unknown."] = None
     values: Annotated[Mapping[str, Meaning], "What another value means.", "RAW=MEANING"] = field(default_factory=dict)
     difficult: Annotated[Meaning | None, "Pascal VOC: what a difficult object means."] = None
-    machine: Annotated[float | None, "Open Images: machine labels of at least this confidence are present."] = None
+    machine: Annotated[float | None, "Labels by a model with at least this confidence are present."] = None
     image_column: Annotated[str | None, "The column with the image names."] = None
     tag_column: Annotated[str | None, "Lists of tags: the column with the list.", "COLUMN"] = None
     ignore: Annotated[tuple[str, ...], "A column that is not a class.", "COLUMN"] = ()

@@ -14,7 +14,6 @@ from halflabel.labels.policy import Policy
 
 GOLDEN = GOLDEN_FILES
 MINIMAL = [{"image": "/data/a.jpg", "id": 1, "tags": "dog"}, {"image": "/b.jpg", "id": 2, "tags": {"choices": ["cat"]}}]
-CVAT = '<?xml version="1.0"?>\n<annotations><image id="0" name="a.jpg"><tag label="dog"></tag></image></annotations>\n'
 BOXES = "<annotation><filename>a.jpg</filename><object><name>dog</name></object></annotation>"
 
 
@@ -30,30 +29,23 @@ def test_label_studios_short_form(tmp_path: Path) -> None:
     error = refusal(path)
     assert "JSON-MIN" in error.message
     assert "as JSON" in error.fix
-    path.write_text(json.dumps([{"image_id": 1, "category_id": 2, "score": 0.5}]))
+    path.write_text(json.dumps([{"image_id": 1, "category_id": 2}]))
     assert "a file of results" in refusal(path).fix
 
 
-def test_cvat(tmp_path: Path) -> None:
-    (tmp_path / "annotations.xml").write_text(CVAT)
-    error = refusal(tmp_path / "annotations.xml")
-    assert "CVAT" in error.message
-    assert "image,tags" in error.fix
-
-
-def test_boxes_of_pascal_voc(tmp_path: Path) -> None:
+def test_a_voc_folder_with_lists_of_classes_is_read_by_them(tmp_path: Path) -> None:
     boxes = tmp_path / "VOC2007" / "Annotations"
     boxes.mkdir(parents=True)
     (boxes / "a.xml").write_text(BOXES)
+    (tmp_path / "VOC2007" / "JPEGImages").mkdir()
+    (tmp_path / "VOC2007" / "SegmentationClass").mkdir()
+    for name in ("JPEGImages/a.jpg", "SegmentationClass/a.png"):
+        (tmp_path / "VOC2007" / name).touch()
     for path in (tmp_path / "VOC2007", boxes, boxes / "a.xml"):
-        error = refusal(path)
-        assert "Pascal VOC" in error.message
-        assert "image,tags" in error.fix
+        assert formats.detect_format(path) == "voc-xml"
     main = tmp_path / "VOC2007" / "ImageSets" / "Main"
     main.mkdir(parents=True)
     (main / "dog_train.txt").write_text("a 1\n")
-    for path in (boxes, boxes / "a.xml"):
-        assert f"name the folder above, {tmp_path / 'VOC2007'}" in refusal(path).fix
     assert formats.detect_format(tmp_path / "VOC2007") == "voc"
 
 
@@ -65,6 +57,9 @@ def test_folders_that_may_be_splits(tmp_path: Path) -> None:
     assert "folders of images (dog, train), which may be classes, splits or parts" in error.message
     assert error.fix.startswith("if they are classes, add ‹format=class-folders›")
     assert "dog/dog1.JPG,dog;cat" in error.fix
+    (tmp_path / "train" / "a.xml").write_text(BOXES)
+    assert refusal(tmp_path).fix == f"name this folder: {tmp_path / 'train'}"
+    assert formats.detect_format(tmp_path / "train") == "voc-xml"
 
 
 def test_what_is_not_known(tmp_path: Path) -> None:

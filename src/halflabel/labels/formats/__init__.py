@@ -51,6 +51,7 @@ FORMATS = {
     "voc": "Pascal VOC folder: ImageSets/Main/<class>_<split>.txt",
     "cub": "CUB-200 attributes folder: attributes/image_attribute_labels.txt",
     "nus-wide": "NUS-WIDE folder: Labels_<class>.txt beside an image list",
+    "yolo": "YOLO folder: images, labels/*.txt and data.yaml or classes.txt",
     "webdataset": "WebDataset tars: KEY.json, KEY.cls or KEY.txt beside KEY.jpg; also a pack with labels",
     "tags": "one line per image with a list of tags in one column: a.jpg,dog;cat (CSV)",
     "imagefolder": "Hugging Face ImageFolder: metadata.csv, .jsonl or .parquet with file_name",

@@ -34,6 +34,7 @@ class Entries:
         self.sources: dict[str, int] = {}
         self._counts: Counter[tuple[str, int | None]] = Counter()
         self._rows: list[tuple[int, int, int, int, float]] = []
+        self._unknown: list[tuple[int, int]] = []
 
     def add_image(self, name: str) -> None:
         """Give an image its number; it may have no labels."""
@@ -46,9 +47,11 @@ class Entries:
     def add(
         self, image: str, label: str, value: int | None, raw: str, source: str = "", score: float = math.nan
     ) -> None:
-        """Add a row; `raw` is the audit's word for what the file has here. The value None, unknown, is only counted."""
+        """Add a row; `raw` is the audit's word for what the file has here. The value None, unknown, makes no row."""
         self._counts[raw, value] += 1
         if value is None:
+            if image in self.images and label in self.classes:
+                self._unknown.append((self.images[image], self.classes[label]))
             return
         self._rows.append(
             (
@@ -78,11 +81,16 @@ class Entries:
         complete: Container[str] | None = None,
         conflicts: str = IN_BOTH_LISTS,
     ) -> LabelImport:
-        """The rows, with the policy for unlisted pairs applied: only to the images `complete`, if given."""
+        """The rows, with the policy for unlisted pairs applied: only to the images `complete`, if given.
+
+        Pairs that the file has as unknown stay unknown.
+        """
         rows = self.build()
+        unknown = np.array(self._unknown, np.int64).reshape(-1, 2).T
         self.audit.note_count(rows.count_conflicts(), conflicts)
         images = None if complete is None else np.array([name in complete for name in self.images], bool)
-        return LabelImport(apply_unlisted_policy(rows, policy, self.audit, images=images, default=default), self.audit)
+        rows = apply_unlisted_policy(rows, policy, self.audit, images=images, default=default, unknown=unknown)
+        return LabelImport(rows, self.audit)
 
 
 def rows_of_lists(
@@ -132,15 +140,19 @@ def apply_unlisted_policy(
     images: NDArray[np.bool_] | None = None,
     default: str = "unknown",
     raw: str = "not listed",
+    unknown: NDArray[np.int64] | None = None,
 ) -> Labels:
     """Mark unlisted pairs absent if the policy says so, else count them as unknown in the audit.
 
     `images` (N,): the images whose unlisted pairs may be absent; all if None. `default` holds if nothing is stated.
+    `unknown` (2, n): the images and classes of pairs that are listed as unknown.
     """
     if (policy.unlisted or default) == "absent":
-        return mark_unlisted_absent(rows, audit, images=images, raw=raw)
-    # Sorting millions of numbers is several times faster than np.unique.
-    pairs = np.sort(rows.image.astype(np.int64) * len(rows.classes) + rows.column)
+        return mark_unlisted_absent(rows, audit, images=images, raw=raw, unknown=unknown)
+    pairs = rows.image.astype(np.int64) * len(rows.classes) + rows.column
+    if unknown is not None:
+        pairs = np.concatenate([pairs, unknown[0] * len(rows.classes) + unknown[1]])
+    pairs.sort()  # sorting millions of numbers is several times faster than np.unique
     listed = int(np.count_nonzero(np.diff(pairs, prepend=-1)))
     audit.add(raw, "unknown", len(rows.images) * len(rows.classes) - listed)
     return rows
@@ -153,11 +165,12 @@ def mark_unlisted_absent(
     images: NDArray[np.bool_] | None = None,
     classes: NDArray[np.bool_] | None = None,
     raw: str = "not listed",
+    unknown: NDArray[np.int64] | None = None,
 ) -> Labels:
     """Add a row "absent" with the source UNLISTED_SOURCE for every pair without a row.
 
-    The masks `images` (N,) and `classes` (C,) limit this to some images and classes. `raw` is the audit's word for
-    these pairs.
+    The masks `images` (N,) and `classes` (C,) limit this to some images and classes, and the pairs `unknown` (2, n)
+    are left out. `raw` is the audit's word for the pairs that are marked.
     """
     shape = len(rows.images), len(rows.classes)
     if shape[0] * shape[1] * _ENTRY_BYTES > physical_memory() // 2:
@@ -169,6 +182,8 @@ def mark_unlisted_absent(
     unlisted[slice(0) if images is None else ~images] = False
     unlisted[:, slice(0) if classes is None else ~classes] = False
     unlisted[rows.image, rows.column] = False
+    if unknown is not None:
+        unlisted[tuple(unknown)] = False
     image, column = np.nonzero(unlisted)
     audit.add(raw, "absent", len(image))
     absent = np.full(len(image), -1, np.int8)

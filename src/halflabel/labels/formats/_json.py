@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -38,14 +38,21 @@ class Node:
 
     @property
     def place(self) -> str:
-        """Where the value stands in the file."""
-        before = self.parent.place if self.parent is not None else ""
+        """Where the value stands in the file, or in its line of the file."""
+        if self.parent is None:
+            return "" if isinstance(self.key, int) else self.key
+        before = self.parent.place
         key = f"[{self.key}]" if isinstance(self.key, int) else self.key
         return before + "." * bool(before and not key.startswith("[")) + key
 
+    @property
+    def line(self) -> int | None:
+        """The line of the file, where each line has a document: the key of the document."""
+        return self.parent.line if self.parent is not None else self.key if isinstance(self.key, int) else None
+
     def error(self, message: str, fix: str) -> LabelError:
         """A LabelError for this place."""
-        return LabelError(message, fix, self.path, column=self.place or None)
+        return LabelError(message, fix, self.path, line=self.line, column=self.place or None)
 
     def refuse(self, expected: str, fix: str) -> LabelError:
         """The LabelError for a value of another kind than expected."""
@@ -71,6 +78,12 @@ class Node:
         if not isinstance(self.value, dict):
             raise self.refuse("an object", fix)
         return self.value
+
+    def each(self) -> list[Node]:
+        """The items of a list, or the values of an object by their keys; null is empty."""
+        if isinstance(self.value, dict):
+            return [Node(item, self.path, self, key) for key, item in self.value.items()]
+        return self.list("make it a list or an object", optional=True)
 
     def list(self, fix: str = "make it a list", *, optional: bool = False) -> list[Node]:
         """The items of a list; null is an empty list if it is `optional`."""
@@ -163,6 +176,21 @@ def _parse(text: str, path: Path, first_line: int = 1, **options: Any) -> Any:
     raise LabelError(message, fix, path, line=first_line + line - 1)
 
 
+def load_lines(path: Path, encoding: str = "utf-8", **options: Any) -> Iterator[Node]:
+    """The object on each line of a file; blank lines are left out."""
+    path = existing_path(path)
+    number = 0
+    for line, text in enumerate(_decode(path.read_bytes(), encoding, path).split("\n"), 1):
+        if text.strip(" \t\r"):
+            number = line
+            record = _parse(text, path, line, **options)
+            if not isinstance(record, dict):
+                raise LabelError("this is not an object", 'write one like {"file_name": "a.jpg", …}', path, line=line)
+            yield Node(record, path, key=line)
+    if not number:
+        raise LabelError("the file has no rows", "export the labels again", path)
+
+
 class JsonLines(CsvTable):
     """One JSON object per line as a table, whose columns hold single values or lists of strings.
 
@@ -171,20 +199,9 @@ class JsonLines(CsvTable):
 
     def __init__(self, path: Path, encoding: str | None) -> None:
         self.path = existing_path(path)
-        self.records: list[Record] = []
-        self.lines: list[int] = []
-        text = _decode(self.path.read_bytes(), encoding or "utf-8", self.path)
-        for number, line in enumerate(text.split("\n"), 1):
-            if not line.strip(" \t\r"):
-                continue
-            record = _parse(line, self.path, number, parse_int=str, parse_float=str, parse_constant=str)
-            if not isinstance(record, dict):
-                fix = 'write one like {"file_name": "a.jpg", …}'
-                raise LabelError("this is not an object", fix, self.path, line=number)
-            self.lines.append(number)
-            self.records.append(record)
-        if not self.records:
-            raise LabelError("the file has no rows", "export the labels again", path)
+        nodes = list(load_lines(self.path, encoding or "utf-8", parse_int=str, parse_float=str, parse_constant=str))
+        self.lines = [node.line for node in nodes]
+        self.records: list[Record] = [node.value for node in nodes]
         self.header = list(dict.fromkeys(key for record in self.records for key in record))
         self._check_header()
         self._encode(self.header, "a column name", None)
@@ -210,7 +227,7 @@ class JsonLines(CsvTable):
         return [record.get(name) for record in self.records]
 
     def _line(self, row: int) -> int:
-        return self.lines[row]
+        return self.lines[row] or 1
 
     def _encode(self, values: list[Any], what: str, name: str | None) -> pa.Array:
         """Strings to Arrow; JSON can contain half of a surrogate pair, which is not valid text."""

@@ -8,23 +8,17 @@ from pathlib import Path
 from halflabel.errors import LabelError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._entries import Entries, require_unlisted
-from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, folders_with_images
+from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, SPLITS, folders_with_images
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "ignore")
 CANNOT_WRITE = ("folders of images cannot hold several classes of an image", "write the long form (‹to=long›)")
 
-# Folders of these names divide a data set; they are not classes.
-_SPLITS = {
-    *("all", "dev", "holdout", "image", "images", "img", "imgs", "photos", "pictures", "test", "testing", "train"),
-    *("training", "unlabeled", "unlabelled", "val", "valid", "validation"),
-}
-
 
 def sniff(path: Path) -> bool:
     """A folder of two or more folders with images, none of which has the name of a split."""
     folders = [name.lower() for name, _ in folders_with_images(path)] if path.is_dir() else []
-    return len(folders) > 1 and _SPLITS.isdisjoint(folders)
+    return len(folders) > 1 and SPLITS.isdisjoint(folders)
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
@@ -53,7 +47,7 @@ def _class_names(path: Path, policy: Policy) -> list[str]:
     with os.scandir(path) as entries:
         folders = [entry for entry in entries if entry.is_dir() and entry.name not in hidden]
     names = sorted(entry.name for entry in folders if not entry.name.startswith("."))
-    if names and _SPLITS.issuperset(name.lower() for name in names):
+    if names and SPLITS.issuperset(name.lower() for name in names):
         fix = f"name the folder of one split, such as {path / names[0]}"
         raise LabelError(f"the folders are splits, not classes: {', '.join(names[:3])}", fix, path)
     for name in names:

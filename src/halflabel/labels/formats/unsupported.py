@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from itertools import islice
 from pathlib import Path
 
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import first_line
-from halflabel.labels.formats._json import head_and_tail, starts_with
+from halflabel.labels.formats._json import head_and_tail
 from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.labels import WEIGHT_COLUMN
 from halflabel.labels.policy import shorten_cell
@@ -17,10 +18,12 @@ PREDICTION_COLUMNS = ("image", "class", "probability", "present", "error")  # pr
 QUESTION_COLUMNS = ("image", "class", "probability", "why", WEIGHT_COLUMN)  # next
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+# Folders of these names divide a data set; they are not classes.
+SPLITS = {
+    *("all", "dev", "holdout", "image", "images", "img", "imgs", "photos", "pictures", "test", "testing", "train"),
+    *("training", "unlabeled", "unlabelled", "val", "valid", "validation"),
+}
 _MAX_ENTRIES = 200  # entries of a folder that are examined
-
-_FULL_EXPORT_KEYS = ('"image_id"', '"category_id"', '"data"')  # keys of COCO results and of full Label Studio exports
-_MINIMAL_EXPORT_KEYS = ('"choices"', '"annotation_id"', '"annotator"', '"lead_time"', '"image"', '"img"')
 
 # The first bytes of files that are not labels, what they are, and what to do.
 _UNPACK = "unpack it, and name the file inside"
@@ -38,6 +41,10 @@ _OTHER_CONTENT = {
     b"<!doctype html": ("a web page", "download the file itself"),
     b"<html": ("a web page", "download the file itself"),
 }
+_MINIMAL_EXPORT = re.compile(
+    r'[\ufeff\s]*\[(?!.*"(?:image_id|category_id|annotations)").*"(?:choices|annotation_id|annotator|lead_time|image|img)"',
+    re.DOTALL,
+)
 _WRITE = "write a CSV file with the header image,tags and one line per image, such as"
 
 
@@ -96,34 +103,23 @@ def own_output_error(header: list[str]) -> tuple[str, str] | None:
 
 
 def _recognize_file(path: Path) -> tuple[str, str] | None:
-    suffix = path.suffix.lower()
-    if suffix not in (".json", ".xml"):
+    if path.suffix.lower() != ".json" or not _MINIMAL_EXPORT.match(text := head_and_tail(path)) or '"data"' in text:
         return None
-    text = head_and_tail(path)
-    if suffix == ".json":
-        is_minimal_export = starts_with(text, "[") and any(mark in text for mark in _MINIMAL_EXPORT_KEYS)
-        if is_minimal_export and not any(mark in text for mark in _FULL_EXPORT_KEYS):
-            message = (
-                "a list of images like Label Studio's JSON-MIN, which does not distinguish skipped tasks from answers"
-            )
-            return message, "export the project again as JSON, another choice in the same export menu"
-    elif "<annotations" in text and "<image " in text:
-        example = "a.jpg,dog;cat from the <tag label=…> of its <image name=…>"
-        return "this is CVAT's XML (CVAT for images), which is not supported", f"{_WRITE} {example}"
-    elif "<annotation" in text and "<filename>" in text:
-        return _pascal_voc_boxes(path.parent)
-    return None
+    message = "a list of images like Label Studio's JSON-MIN, which does not distinguish skipped tasks from answers"
+    return message, "export the project again as JSON, another choice in the same export menu"
 
 
 def _recognize_folder(path: Path) -> tuple[str, str] | None:
-    for folder in (path, path / "Annotations"):
-        if any(name.lower().endswith(".xml") for name in _entry_names(folder)):
-            return _pascal_voc_boxes(folder)
     if any(name.lower().endswith(IMAGE_ENDINGS) for name in _entry_names(path)):
         return "this folder has images, but no labels in a known format", "name the file with the labels"
     class_folders = folders_with_images(path)
     if not class_folders:
         return None
+    for name in (name for name, _ in class_folders if name.lower() in SPLITS):
+        if any(
+            file.lower().endswith((".xml", ".json", ".jsonl", ".csv", ".txt")) for file in _entry_names(path / name)
+        ):
+            return f"the folder {name!r} has labels beside its images", f"name this folder: {path / name}"
     examples = ", ".join(name for name, _ in class_folders[:3]) + (", …" if len(class_folders) > 3 else "")
     name, image = class_folders[0]
     other = f"name the file with the labels, or {_WRITE} {name}/{image},dog;cat"
@@ -138,14 +134,6 @@ def folders_with_images(path: Path) -> list[tuple[str, str]]:
         if images := [file for file in _entry_names(path / name) if file.lower().endswith(IMAGE_ENDINGS)]:
             folders.append((name, min(images)))
     return folders
-
-
-def _pascal_voc_boxes(folder: Path) -> tuple[str, str]:
-    message = "these are Pascal VOC's boxes, one XML file per image, which are not supported"
-    parent = folder.parent
-    if any((parent / "ImageSets" / "Main").glob("?*_?*.txt")):
-        return message, f"name the folder above, {parent}: its ImageSets/Main says which classes each image has"
-    return message, f"{_WRITE} a.jpg,dog;cat from the <name> of each <object>, or download ImageSets/Main too"
 
 
 def _entry_names(folder: Path) -> list[str]:

@@ -1,0 +1,214 @@
+"""Files with one record per image: `reader` makes the `read` of a format from its `entries(path, policy)`.
+
+`entries` yields an ImageRecord for each image, and a text for each class that the file declares. What all these formats
+share is done here, once: the names of images, several boxes of one class, images that are listed twice, scores of
+models, and the question what it means that a class is not listed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+from halflabel.errors import LabelError
+from halflabel.labels.audit import LabelImport
+from halflabel.labels.formats._csv import existing_path, parse_float
+from halflabel.labels.formats._entries import Entries, require_unlisted
+from halflabel.labels.formats._json import MAX_SCORE, Node, head_and_tail, load_json
+from halflabel.labels.labels import is_model_source
+from halflabel.labels.policy import Policy
+
+_GEOMETRY = ("imageData", "points", "rle", "mask", "bbox", "segmentation", "coordinates")  # large, and never needed
+IN_BOTH = "entries are both present and absent: present wins, both rows are kept"
+
+Key = tuple[str, str, int | None, str]
+
+
+class Label(NamedTuple):
+    """A class of an image; `raw` is the audit's word for it, the value None means unknown."""
+
+    name: str
+    raw: str = "box"
+    value: int | None = 1
+    source: str = ""
+    score: float = math.nan
+
+
+class ImageRecord(NamedTuple):
+    """All labels of an image, whose name is a path or a URL; where `is_labelled` is False, nobody looked for others."""
+
+    image: Node
+    labels: list[Label]
+    is_labelled: bool = True
+
+
+def reader(
+    format: str, entries: Callable[[Path, Policy], Iterator[ImageRecord | str]]
+) -> Callable[[Path, Policy], LabelImport]:
+    """The `read` of a format."""
+
+    def read(path: Path, policy: Policy) -> LabelImport:
+        parts = list(entries(path, policy))
+        records = [part for part in parts if not isinstance(part, str)]
+        images = _distinct(records)
+        result = Entries(format, path, images=images, classes=[part for part in parts if isinstance(part, str)])
+        result.audit.note_count(len(records) - len(images), "images are listed twice, with the same labels: read once")
+        for each in chain.from_iterable(record.labels for record in images.values()):
+            result.add_class(each.name)  # in the order of the file
+        labels = {name: _distinct_labels(record.labels) for name, record in images.items()}
+        threshold = _machine_threshold(labels, policy, path)
+        for name, scores in labels.items():
+            for (label, raw, value, source), score in scores.items():
+                is_below = not math.isnan(score) and score < threshold
+                result.add(name, label, None if is_below else value, "score below" if is_below else raw, source, score)
+        if not result.classes:
+            raise LabelError("no image has a label", "check that the labels were exported", path)
+        boxes = sum(len(record.labels) for record in images.values()) - sum(map(len, labels.values()))
+        result.audit.note_count(boxes, "further labels of a class in the same image: counted once")
+        if math.isinf(threshold):
+            scored = sum(not math.isnan(score) for scores in labels.values() for score in scores.values())
+            result.audit.note_count(
+                scored, "labels are scores of a model: left out; ‹machine=0.5› reads those from 0.5"
+            )
+        labelled = {name for name, record in images.items() if record.is_labelled}
+        if labelled:
+            others = len(images) - len(labelled)
+            result.audit.note_count(
+                others, "images were labelled by nobody, or by a model: what is not listed is unknown"
+            )
+        if any(result.classes.keys() - {key[0] for key in labels[name]} for name in labelled):
+            require_unlisted(policy, "the file lists what is present", path, "every class was looked for")
+        return result.read(policy, complete=labelled, conflicts=IN_BOTH)
+
+    return read
+
+
+def sniffer(endings: str, start: str, *marks: str) -> Callable[[Path], bool]:
+    """The `sniff` for a file, or the first one of a folder: its ending, its beginning, and patterns in its text."""
+
+    def sniff(path: Path) -> bool:
+        try:
+            file = min(files_of(path, endings), default=path) if path.is_dir() else path
+        except OSError:
+            return False
+        if not re.fullmatch(endings, file.suffix, re.IGNORECASE):
+            return False
+        text = head_and_tail(file)
+        is_start = re.match(rf"[\ufeff\s]*{start}", text) is not None
+        return is_start and all(re.search(mark, text) is not None for mark in marks)
+
+    return sniff
+
+
+def files_of(path: Path, endings: str) -> list[Path]:
+    """The file itself, or those of a folder with one of the endings, such as `[.]json`."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.iterdir() if re.fullmatch(endings, file.suffix, re.IGNORECASE))
+
+
+def single_file(path: Path, endings: str) -> Path:
+    """The file itself, or the only one of a folder with one of the endings."""
+    files = files_of(path, endings)
+    if len(files) != 1:
+        names = f": {', '.join(file.name for file in files[:4])}" if files else ""
+        raise LabelError(f"there are {len(files)} label files in this folder", f"name one file{names}", path)
+    return files[0]
+
+
+def load_document(path: Path) -> Node:
+    """The content of a JSON file, or of the only one in a folder, without outlines."""
+    return load_json(single_file(path, "[.]json"), without=_GEOMETRY)
+
+
+def model_score(node: Node) -> float:
+    """The score of a label that only a model makes; LabelError if there is none."""
+    if math.isnan(score := node.score()):
+        raise node.refuse("a score", "give it a number from 0 to 1")
+    return score
+
+
+def finite_numbers(fields: list[str]) -> list[float]:
+    """The fields of a line as numbers; none if one is not a number, or too large for a score."""
+    try:
+        numbers = [parse_float(text) for text in fields]
+    except ValueError:
+        return []
+    return numbers if all(abs(number) <= MAX_SCORE for number in numbers) else []
+
+
+def load_xml(path: Path) -> ElementTree.Element:
+    """The content of an XML file; a document type is refused, because it may define texts that repeat each other."""
+    path = existing_path(path)
+
+    class Builder(ElementTree.TreeBuilder):
+        def doctype(self, *_: Any) -> None:
+            raise LabelError("the file has a <!DOCTYPE>", "remove this line", path)
+
+    try:
+        return ElementTree.parse(path, ElementTree.XMLParser(target=Builder())).getroot()
+    except ElementTree.ParseError as error:
+        fix = "export the file again, or repair it here"
+        raise LabelError(f"this is not XML ({error.msg})", fix, path, line=error.position[0]) from None
+    except (OSError, ValueError, LookupError) as error:
+        raise LabelError(f"cannot be read as XML ({error})", "export the file again", path) from None
+
+
+def _distinct(records: list[ImageRecord]) -> dict[str, ImageRecord]:
+    """The record of each image by its name; LabelError for two records that differ."""
+    images: dict[str, ImageRecord] = {}
+    for name, record in zip(_image_names([record.image for record in records]), records, strict=True):
+        before = images.setdefault(name, record)
+        if before.image.value != record.image.value or set(before.labels) != set(record.labels):
+            raise record.image.error(f"the image {name!r} is listed twice, with different labels", "leave one of them")
+    return images
+
+
+def _image_names(nodes: list[Node]) -> list[str]:
+    """The last part of URLs and of absolute paths; where two images have the same one, the whole path.
+
+    >>> _image_names([Node(name, Path()) for name in ("s3://b/x/a.jpg", "https://h/c%20d.jpg?v=1", "x/a.jpg")])
+    ['a.jpg', 'c d.jpg', 'x/a.jpg']
+    >>> _image_names([Node(name, Path()) for name in ("s3://b/x/1.jpg", "s3://b/y/1.jpg", "..\\\\1.jpg")])
+    ['x/1.jpg', 'y/1.jpg', '1.jpg']
+    """
+    paths, is_whole = [], []
+    for node in nodes:
+        scheme, mark, rest = node.name().partition("://")
+        path = rest.partition("/")[2] if mark else scheme
+        if scheme in ("http", "https") and mark:
+            path = unquote(re.split("[?#]", path)[0])
+        parts = path.replace("\\", "/").split("/")
+        is_whole.append(not mark and parts[0] not in ("", "..") and not parts[0].endswith(":"))
+        paths.append("/".join(parts if is_whole[-1] else [part for part in parts if part not in ("", "..")]))
+        if not paths[-1]:
+            raise node.error(f"{node.value!r} has no image name", "give it the path of the image")
+    short = [path if whole else path.rpartition("/")[2] for path, whole in zip(paths, is_whole, strict=True)]
+    return short if len(set(short)) == len(set(paths)) else paths
+
+
+def _distinct_labels(labels: list[Label]) -> dict[Key, float]:
+    """The largest score of each (class, word, value, source); those that hold over others come last."""
+    scores: dict[Key, float] = {}
+    order = sorted(labels, key=lambda label: (not is_model_source(label.source), label.value or 0))
+    for name, raw, value, source, score in order:
+        key = name, raw, value, source
+        scores[key] = max(score, scores.get(key, -math.inf))
+    return scores
+
+
+def _machine_threshold(labels: dict[str, dict[Key, float]], policy: Policy, path: Path) -> float:
+    """The score from which a label of a model is present; LabelError if there are only such labels and it is open."""
+    if policy.machine is not None:
+        return policy.machine
+    scores = list(chain.from_iterable(of_image.values() for of_image in labels.values()))
+    if scores and not any(map(math.isnan, scores)):
+        message = "all labels are scores of a model, and the file does not state from which score a class is present"
+        raise LabelError(message, "add ‹machine=0.5›, or another confidence from which a class counts as present", path)
+    return math.inf
