@@ -49,6 +49,7 @@ FORMATS = {
     "camtrap-dp": "Camtrap DP folder of camera traps: media.csv and observations.csv",
     "bigearthnet": "BigEarthNet metadata.parquet, or a folder of its patches",
     "voc": "Pascal VOC folder: ImageSets/Main/<class>_<split>.txt",
+    "voc-xml": "Pascal VOC boxes: one XML file per image",
     "cub": "CUB-200 attributes folder: attributes/image_attribute_labels.txt",
     "nus-wide": "NUS-WIDE folder: Labels_<class>.txt beside an image list",
     "yolo": "YOLO folder: images, labels/*.txt and data.yaml or classes.txt",
