@@ -23,6 +23,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "binary": ("own.labels", Policy()),
     "label-studio": ("*.json", Policy()),
     "fiftyone": ("own", Policy()),
+    "labelme": ("*", Policy(unlisted="unknown")),
     "voc-xml": ("*", Policy(unlisted="unknown")),
     "yolo": ("farm", Policy(unlisted="unknown", split="train")),
     "lvis": ("*.json", Policy()),
