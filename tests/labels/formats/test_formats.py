@@ -24,6 +24,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "label-studio": ("*.json", Policy()),
     "fiftyone": ("own", Policy()),
     "labelme": ("*", Policy(unlisted="unknown")),
+    "via": ("*.json", Policy(unlisted="unknown")),
     "cvat": ("*", Policy(unlisted="unknown")),
     "voc-xml": ("*", Policy(unlisted="unknown")),
     "yolo": ("farm", Policy(unlisted="unknown", split="train")),

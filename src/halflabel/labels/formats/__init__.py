@@ -41,6 +41,7 @@ FORMATS = {
     "binary": "halflabel's binary form (.labels): memory-mapped, for millions of images",
     "label-studio": "Label Studio JSON: tasks to annotate, and the annotations",
     "labelme": "LabelMe JSON, one file per image: shapes are present, flags present or absent",
+    "via": "VGG Image Annotator JSON, project or annotations",
     "cvat": "CVAT for images, XML: boxes, shapes and tags",
     "fiftyone": "FiftyOne folder: labels.json, and negatives.json for absent classes",
     "lvis": "LVIS JSON: boxes are present, neg_category_ids absent, the rest unknown",
