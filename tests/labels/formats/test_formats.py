@@ -26,6 +26,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "labelme": ("*", Policy(unlisted="unknown")),
     "via": ("*.json", Policy(unlisted="unknown")),
     "cvat": ("*", Policy(unlisted="unknown")),
+    "labelbox": ("*", Policy(unlisted="unknown")),
     "voc-xml": ("*", Policy(unlisted="unknown")),
     "yolo": ("farm", Policy(unlisted="unknown", split="train")),
     "lvis": ("*.json", Policy()),

@@ -43,6 +43,7 @@ FORMATS = {
     "labelme": "LabelMe JSON, one file per image: shapes are present, flags present or absent",
     "via": "VGG Image Annotator JSON, project or annotations",
     "cvat": "CVAT for images, XML: boxes, shapes and tags",
+    "labelbox": "Labelbox NDJSON: objects and classifications",
     "fiftyone": "FiftyOne folder: labels.json, and negatives.json for absent classes",
     "lvis": "LVIS JSON: boxes are present, neg_category_ids absent, the rest unknown",
     "coco": "COCO JSON: images, annotations, categories",
