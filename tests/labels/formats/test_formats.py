@@ -27,6 +27,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "via": ("*.json", Policy(unlisted="unknown")),
     "cvat": ("*", Policy(unlisted="unknown")),
     "labelbox": ("*", Policy(unlisted="unknown")),
+    "sagemaker": ("*", Policy(unlisted="unknown")),
     "voc-xml": ("*", Policy(unlisted="unknown")),
     "yolo": ("farm", Policy(unlisted="unknown", split="train")),
     "lvis": ("*.json", Policy()),
