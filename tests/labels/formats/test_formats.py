@@ -28,6 +28,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "cvat": ("*", Policy(unlisted="unknown")),
     "labelbox": ("*", Policy(unlisted="unknown")),
     "sagemaker": ("*", Policy(unlisted="unknown")),
+    "vertex": ("*", Policy(unlisted="unknown")),
     "voc-xml": ("*", Policy(unlisted="unknown")),
     "yolo": ("farm", Policy(unlisted="unknown", split="train")),
     "lvis": ("*.json", Policy()),
