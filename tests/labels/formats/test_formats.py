@@ -33,6 +33,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "vertex": ("*", Policy(unlisted="unknown")),
     "voc-xml": ("*", Policy(unlisted="unknown")),
     "yolo": ("farm", Policy(unlisted="unknown", split="train")),
+    "kitti": ("*", Policy(unlisted="unknown")),
     "lvis": ("*.json", Policy()),
     "coco": ("*.json", Policy(unlisted="unknown")),
     "open-images": ("**/train-annotations-*.csv", Policy()),

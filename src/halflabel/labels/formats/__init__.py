@@ -58,6 +58,7 @@ FORMATS = {
     "bigearthnet": "BigEarthNet metadata.parquet, or a folder of its patches",
     "voc": "Pascal VOC folder: ImageSets/Main/<class>_<split>.txt",
     "voc-xml": "Pascal VOC boxes: one XML file per image",
+    "kitti": "KITTI folder: label_2/*.txt",
     "cub": "CUB-200 attributes folder: attributes/image_attribute_labels.txt",
     "nus-wide": "NUS-WIDE folder: Labels_<class>.txt beside an image list",
     "yolo": "YOLO folder: images, labels/*.txt and data.yaml or classes.txt",
