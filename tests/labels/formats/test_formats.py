@@ -26,6 +26,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "labelme": ("*", Policy(unlisted="unknown")),
     "via": ("*.json", Policy(unlisted="unknown")),
     "createml": ("*.json", Policy(unlisted="unknown")),
+    "megadetector": ("*.json", Policy(machine=0.5)),
     "datumaro": ("*.json", Policy(unlisted="unknown")),
     "cvat": ("*", Policy(unlisted="unknown")),
     "labelbox": ("*", Policy(unlisted="unknown")),

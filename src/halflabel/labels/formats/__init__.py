@@ -43,6 +43,7 @@ FORMATS = {
     "labelme": "LabelMe JSON, one file per image: shapes are present, flags present or absent",
     "via": "VGG Image Annotator JSON, project or annotations",
     "createml": "CreateML JSON: a list of images with annotations",
+    "megadetector": "MegaDetector JSON: scores of a model",
     "datumaro": "Datumaro JSON: items with annotations",
     "cvat": "CVAT for images, XML: boxes, shapes and tags",
     "labelbox": "Labelbox NDJSON: objects and classifications",
