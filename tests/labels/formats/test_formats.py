@@ -32,6 +32,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "labelbox": ("*", Policy(unlisted="unknown")),
     "sagemaker": ("*", Policy(unlisted="unknown")),
     "vertex": ("*", Policy(unlisted="unknown")),
+    "coco-results": ("*", Policy(machine=0.5)),
     "voc-xml": ("*", Policy(unlisted="unknown")),
     "yolo": ("farm", Policy(unlisted="unknown", split="train")),
     "kitti": ("*", Policy(unlisted="unknown")),

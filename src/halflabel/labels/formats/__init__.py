@@ -49,6 +49,7 @@ FORMATS = {
     "labelbox": "Labelbox NDJSON: objects and classifications",
     "sagemaker": "SageMaker Ground Truth manifest: a line of JSON per image",
     "vertex": "Vertex AI and AutoML JSON Lines: classes or boxes",
+    "coco-results": "COCO results: a list of detections with scores of a model",
     "fiftyone": "FiftyOne folder: labels.json, and negatives.json for absent classes",
     "lvis": "LVIS JSON: boxes are present, neg_category_ids absent, the rest unknown",
     "coco": "COCO JSON: images, annotations, categories",
