@@ -10,9 +10,7 @@ import pytest
 from command_line import done, refused
 from PIL import Image
 
-from halflabel.cli import demo_data as demo_data
-from halflabel.cli.demo_data import ANSWERS, write_data
-from halflabel.cli.demo_steps import DecidedPhoto, Decision, write_grid
+from halflabel.cli.demo_steps import ANSWERS, DecidedPhoto, Decision, DemoData, write_data, write_grid
 from halflabel.labels.formats import read
 from halflabel.papers.datasets import birds
 from halflabel.runs import new_run
@@ -27,7 +25,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_run, "train_run", small)
 
 
-def check_files(data: demo_data.DemoData) -> None:
+def check_files(data: DemoData) -> None:
     known, truth, test = (read(path).table() for path in (data.labels, data.hidden_labels, data.test_labels))
     assert known == data.known
     assert (np.bincount(known.entries()[0]) == ANSWERS).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from halflabel.images.views import Weak
 from halflabel.labels import drop
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, recipes
-from halflabel.papers.datasets import DATASETS
+from halflabel.papers.datasets import _READERS, DATASETS
 from halflabel.papers.measure import LABEL_METRICS, METRICS, RELABEL_METRICS, label_shares
 from halflabel.papers.spec import Condition, PaperTable, PaperTraining, TableRow
 from halflabel.papers.tables import PRINTED, TABLES, find_table
@@ -44,9 +43,10 @@ def test_data_sets_and_masks_accept_their_options(table: PaperTable) -> None:
     small = Table.from_dense([[1, -1], [-1, 1], [1, 1], [-1, -1]] * 10)
     for condition in table.conditions:
         entry = DATASETS[condition.dataset]
-        opener = import_module(f"halflabel.papers.datasets.{entry.module}").read
         for trial in condition.trials:
-            inspect.signature(opener).bind(Path(), **entry.fixed, **condition.dataset_options, **trial)
+            inspect.signature(_READERS[entry.reader][0]).bind(
+                Path(), **entry.fixed, **condition.dataset_options, **trial
+            )
         overrides = [hiding for row in table.rows if (hiding := row.mask_for(condition)) is not None]
         for hiding in (*condition.masks, *overrides):
             if hiding.protocol:

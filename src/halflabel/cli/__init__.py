@@ -76,6 +76,7 @@ _COMMANDS = {
 _MODULES = {
     **dict.fromkeys(("inspect", "import", "convert", "drop"), "labels"),
     "evaluate": "predict",
+    "study": "compare",
     "figures": "reproduce",
 }
 

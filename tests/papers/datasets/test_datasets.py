@@ -117,7 +117,7 @@ def test_coco_words_of_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         write_file(
             tmp_path / "annotations" / f"captions_{part}2014.json", json.dumps({"images": images, "annotations": marks})
         )
-    monkeypatch.setattr("halflabel.papers.datasets.coco.WORDS", 4)
+    monkeypatch.setattr("halflabel.papers.datasets.photo_folders.WORDS", 4)
     dataset = open_dataset("coco2014", tmp_path, labels="words")
     assert list(dataset.classes) == ["a", "runs", "board", "dog"]  # images with it, then the alphabet
     assert dataset.train.dense().tolist() == [[1, 1, -1, 1], [1, 1, -1, -1], [1, -1, 1, -1]]

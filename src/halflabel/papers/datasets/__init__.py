@@ -1,30 +1,29 @@
 """Readers of public data sets in their published layout: a folder in, labels for training and test out.
 
-`base` holds Dataset, Split, RawImages and the errors about missing files; each other module reads one layout.
+`base` holds Dataset, Split, RawImages and the errors about missing files; the other modules read the layouts.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from halflabel.errors import LabelError, UserError
+from halflabel.papers.datasets import photo_folders, records
 from halflabel.papers.datasets.base import Dataset, Layout, RawImages, Split
 
 __all__ = ["DATASETS", "Dataset", "Layout", "RawImages", "Split", "dataset_layout", "dataset_options", "open_dataset"]
 
 
 class _Entry(NamedTuple):
-    """The module that reads a data set, and fixed arguments besides the folder and the user's options.
+    """The name of the reader, and its fixed arguments besides the folder and the user's options.
 
     `published` are the numbers of training and test images, where they do not depend on the release or on options.
     """
 
     title: str
-    module: str
+    reader: str
     fixed: dict[str, Any]
     published: tuple[int, int] | None = None
 
@@ -41,6 +40,7 @@ DATASETS = {
     "cifar10": _Entry("CIFAR-10, binary version, one class per image", "cifar10", {}),
     "stl10": _Entry("STL-10, binary version, one class per image", "stl10", {}),
 }
+_READERS = {**photo_folders.READERS, **records.READERS}
 
 
 def open_dataset(name: str, folder: str | Path, **options: Any) -> Dataset:
@@ -55,19 +55,20 @@ def open_dataset(name: str, folder: str | Path, **options: Any) -> Dataset:
             raise UserError(f"the data set {name} has no option {option!r}", f"its options: {', '.join(allowed)}")
     if not Path(folder).is_dir():
         raise LabelError("there is no such folder", dataset_layout(name, **options).fix(), folder)
-    return _reader(name)(Path(folder), **entry.fixed, **options)
+    return _READERS[entry.reader][0](Path(folder), **entry.fixed, **options)
 
 
 def dataset_options(name: str) -> list[str]:
     """Return the options that `open_dataset` takes for a data set."""
-    fixed = _entry(name).fixed
-    return [option for option in inspect.signature(_reader(name)).parameters if option not in ("folder", *fixed)]
+    entry = _entry(name)
+    parameters = inspect.signature(_READERS[entry.reader][0]).parameters
+    return [option for option in parameters if option not in ("folder", *entry.fixed)]
 
 
 def dataset_layout(name: str, **options: Any) -> Layout:
     """Return what the folder of a data set contains for these options of `open_dataset`, and where to get the files."""
     entry = _entry(name)
-    layout: Callable[..., Layout] = import_module(f"halflabel.papers.datasets.{entry.module}").layout
+    layout = _READERS[entry.reader][1]
     accepted = inspect.signature(layout).parameters
     return layout(**entry.fixed, **{option: value for option, value in options.items() if option in accepted})
 
@@ -76,8 +77,3 @@ def _entry(name: str) -> _Entry:
     if name not in DATASETS:
         raise UserError(f"there is no data set {name!r}", f"use one of: {', '.join(DATASETS)}")
     return DATASETS[name]
-
-
-def _reader(name: str) -> Callable[..., Dataset]:
-    reader: Callable[..., Dataset] = import_module(f"halflabel.papers.datasets.{DATASETS[name].module}").read
-    return reader

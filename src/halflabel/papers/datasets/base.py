@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from halflabel.errors import LabelError, UserError
+from halflabel.images.decode import locate_images
 from halflabel.labels.names import Names
+from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
 
 if TYPE_CHECKING:
@@ -72,8 +74,6 @@ class Split:
 
     def sample(self, share: float, *, seed: int = 0) -> Split:
         """Draw a share of the images, stratified by the known positives and negatives of every class."""
-        from halflabel.labels.split import assign_parts
-
         if not 0 < share <= 1:
             raise UserError(f"the share {share:g} is not in (0, 1]", "use a share such as 0.1 for 10 %")
         if share == 1:
@@ -82,8 +82,6 @@ class Split:
 
     def on_disk(self) -> Split:
         """Return the images whose files exist: downloads of NUS-WIDE and Open Images lack some."""
-        from halflabel.images.decode import locate_images
-
         if isinstance(self.images, RawImages):
             return self
         paths = locate_images(list(self.labels.images), self.images)
@@ -144,6 +142,9 @@ class Layout(NamedTuple):
             if path.exists():
                 return path
         raise self.missing(paths[0])
+
+
+Reader = tuple[Callable[..., Dataset], Callable[..., Layout]]  # the functions that read and that describe a folder
 
 
 def single_label(images: Names, classes: Names, column: NDArray[np.int64]) -> Table:
