@@ -29,12 +29,11 @@ from halflabel.evaluation.evaluate import evaluate
 from halflabel.evaluation.scores import Scores
 from halflabel.features.heads import Head
 from halflabel.filling.run import fill, write_filled
-from halflabel.fitting.assembly import Assembly, pooled_features
+from halflabel.fitting.assembly import pooled_features
 from halflabel.fitting.auto import choose
 from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Inputs
 from halflabel.fitting.fit import fit as fit_head
-from halflabel.images.sources import open_images
 from halflabel.labels import drop
 from halflabel.labels.formats import read
 from halflabel.labels.labels import Labels
@@ -45,6 +44,7 @@ from halflabel.questions.choose import write_questions
 from halflabel.questions.next import next_questions
 from halflabel.report.run_page import write_report
 from halflabel.runs import new_run
+from halflabel.runs.crossfit import open_inputs
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.system.files import atomic_write, cache_folder, write_csv
@@ -340,17 +340,8 @@ class TestBench:
     @classmethod
     def open(cls, data: DemoData, config: Config, cache: Path, reporter: Reporter = SILENT) -> TestBench:
         """Read the features that a run uses from its cache; compute those that the cache does not have."""
-        assembly = Assembly(config)
-        backbone = assembly.make_backbone()
-        views = config.views(backbone)
-        training, test = (
-            assembly.features(
-                backbone, open_images(table.images, data.photos, views), len(table.classes), cache, reporter=reporter
-            )
-            for table in (data.truth, data.test)
-        )
-        likeness = assembly.likeness(backbone, data.truth.classes, cache)
-        return cls(data, Inputs(lambda: training, backbone, likeness=likeness), pooled_features(test))
+        training, test = (open_inputs(config, table, data.photos, cache, reporter) for table in (data.truth, data.test))
+        return cls(data, training, pooled_features(test.features))
 
     def measure(self, reading: str, seed: int) -> Result:
         """Fit a head as `halflabel train` does, to the labels that a reading takes for known, and evaluate it."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -30,14 +30,11 @@ from halflabel.fitting.config import (
     parse_option,
 )
 from halflabel.labels import formats, groups
+from halflabel.labels.audit import LabelImport
 from halflabel.labels.policy import LABEL_VALUES, Policy, forget_stated, keep_stated, policy_file, read_stated
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.remote import local_folder
-
-if TYPE_CHECKING:
-    from halflabel.labels.audit import LabelImport
-
 
 HELP_ALL = "--help-all"
 READING = "How to read the label file"

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from halflabel import __version__
 from halflabel.comparison.grid import Candidate, LabelMask, Options, Outcome, Task
-from halflabel.comparison.sources import ExperimentData, ExperimentSources, OutOfTime, Parts
+from halflabel.comparison.sources import ExperimentSources, OutOfTime, Parts
 from halflabel.errors import UserError
 from halflabel.evaluation.evaluate import evaluate
 from halflabel.evaluation.scores import Scores
@@ -36,7 +36,6 @@ from halflabel.features.names import names_identity
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
 from halflabel.fitting.fit import HELD_OUT, LEFT_OUT, TRAINED, Fit, Inputs, Watch, fit
 from halflabel.fitting.loop import Fitted
@@ -46,7 +45,7 @@ from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Stats, Table
 from halflabel.methods.base import Method, recipe
 from halflabel.system.files import atomic_write, to_json_value
-from halflabel.system.reporter import SILENT, Reporter
+from halflabel.system.reporter import Reporter
 
 Select = Literal["known", "hidden"]
 
@@ -189,7 +188,7 @@ class Division(NamedTuple):
 
 
 @dataclass(eq=False)
-class Bench:
+class Bench(ExperimentSources):
     """The data and settings of an experiment; trains one task at a time.
 
     The test images are the same for all tasks and keep all their labels. Of the other images a label mask hides some
@@ -206,20 +205,13 @@ class Bench:
     config.linear_init of them, or if that is 0 their own number.
     """
 
-    data: ExperimentData
-    config: Config
-    cache: Path
+    _: KW_ONLY
     select: Select = "known"
-    pretrained: bool = True
     truth: bool = False
     labelled_only: bool = False
     start: Start | None = None
     with_f1: bool = False
-    reporter: Reporter = SILENT
     _divisions: dict[tuple[LabelMask, int], Division] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.sources = ExperimentSources(self.data, self.config, self.cache, self.pretrained, self.reporter)
 
     @property
     def rest(self) -> Table:
@@ -260,12 +252,12 @@ class Bench:
         """Return all values, except the task itself, that the results of a task depend on."""
         config = self.config.as_dict()
         config |= config.pop("settings")
-        config["weights"] = fingerprint(self.sources.backbone) if self.config.weights else None  # by content
+        config["weights"] = fingerprint(self.backbone) if self.config.weights else None  # by content
         config["names"] = names_identity(self.config.names, config.pop("descriptions"))
         data = self.data
         return {
             **{name: value for name, value in config.items() if name not in _NOT_SHARED},
-            **self.sources.digests,
+            **self.digests,
             "labels": data.table.digest(),
             "test labels": self.test.digest(),
             "validation labels": None if data.validation is None else data.validation.digest(),
@@ -369,16 +361,16 @@ class Bench:
         part = np.full(len(known), LEFT_OUT, np.int8)
         part[inside], part[outside] = TRAINED, HELD_OUT
         cached = self.config.tune == "head"
-        backbone = self.sources.backbone if cached else copy.deepcopy(self.sources.backbone)
+        backbone = self.backbone if cached else copy.deepcopy(self.backbone)
         # Features are not timed: otherwise the first task that needs them would pay for all.
         try:
-            parts = self.sources.features(assembly) if cached else self.sources.pictures
+            parts = self.features(assembly) if cached else self.pictures
             inputs = Inputs(
-                lambda: self.sources.features(assembly).rest,
+                lambda: self.features(assembly).rest,
                 backbone,
                 lambda: parts.rest,
                 self.groups,
-                likeness=self.sources.likeness,
+                likeness=self.likeness,
             )
             if assembly.config.linear_init:
                 _ = inputs.features
@@ -444,10 +436,6 @@ class Bench:
         positives = self.config.positives_per_image
         calibration, thresholds = evaluate(scores, known, positives_per_image=positives, resamples=0)[0]
         return {"calibration": calibration.as_json(), "thresholds": thresholds.tolist()}
-
-    def bad_images(self) -> list[tuple[str, str, str]]:
-        """Return (image, path, reason) of the images that could not be read so far."""
-        return self.sources.bad_images()
 
 
 def _known_share(table: Table) -> float:

@@ -201,7 +201,7 @@ def run_trials(
         failures=tuple(failures),
         left_out=len(not_run),
         chosen_by=reasons,
-        waiting=bench.sources.unfinished_features,
+        waiting=bench.unfinished_features,
     )
     return FinishedTrials(bench, grid, outcomes, scorer, store, trials)
 

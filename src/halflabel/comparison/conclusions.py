@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
-from halflabel.comparison.result import RESAMPLES
+from halflabel.comparison.bench import Bench
+from halflabel.comparison.grid import Grid
+from halflabel.comparison.result import RESAMPLES, Gap, Growth, Interval, Row, TaskScorer, Trials
 from halflabel.system.format import points
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from halflabel.comparison.bench import Bench
-    from halflabel.comparison.grid import Grid
-    from halflabel.comparison.result import Gap, Growth, Interval, Row, TaskScorer, Trials
 
 MEANING = {
     "partial": "some labels of every image",

@@ -19,7 +19,7 @@ def decode_bands(file: IO[bytes], path: str | Path, channels: int, *, max_pixels
     8-bit values are kept. Others are scaled by one factor for all bands, so that the ratio of two bands is kept: 0
     stays, and the 99.5th percentile of the image becomes 255.
     """
-    from halflabel.images.decode import BadImage
+    from halflabel.images.decode import BadImage, TooManyPixels
 
     mark = file.read(len(NPY_MARK))
     file.seek(0)
@@ -41,7 +41,8 @@ def decode_bands(file: IO[bytes], path: str | Path, channels: int, *, max_pixels
     if values.ndim != 3 or values.shape[2] != channels or not values.size or values.dtype.kind not in "uif":
         raise BadImage(path, f"an array of the shape {values.shape} and type {values.dtype}, not of {channels} bands")
     if values.shape[0] * values.shape[1] * channels > 3 * max_pixels:
-        raise BadImage(path, f"{values.shape[1]} × {values.shape[0]} pixels of {channels} bands are over the limit")
+        height, width = values.shape[:2]
+        raise TooManyPixels(path, f"{width} × {height} pixels of {channels} bands are over the limit")
     return np.ascontiguousarray(_to_bytes(values))
 
 

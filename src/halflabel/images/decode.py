@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from halflabel.labels.names import Names
 
 MAX_PIXELS = 100_000_000
-UNAVAILABLE = "object store: "  # begins the reason of an image whose store failed, which ends a pass over the images
 _WIDE_MODE_COST = 2  # memory per pixel of 16 and 32-bit grey, beside 8-bit pixels
 
 _ENDINGS = "jpg jpeg png webp gif bmp tif tiff jpe jfif mpo avif heic heif dcm npy"
@@ -67,6 +66,18 @@ class BadImage(Exception):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class UnknownFormat(BadImage):
+    """A file that is not an image of a known format."""
+
+
+class TooManyPixels(BadImage):
+    """An image that is over the limit of pixels."""
+
+
+class StoreFailed(BadImage):
+    """An image that may be intact, in an object store that failed; it ends a pass over the images."""
 
 
 def open_image(path: str | Path) -> IO[bytes]:
@@ -151,7 +162,7 @@ def decode_image(
         if width * height * cost > max_pixels:
             kind = " of more than 8 bits" if cost > 1 else ""
             limit = max_pixels // cost
-            raise BadImage(path, f"{width} × {height} pixels{kind} is over the limit of {limit}")
+            raise TooManyPixels(path, f"{width} × {height} pixels{kind} is over the limit of {limit}")
         if image.info.get("progressive") and (scans := _count_scans(file)) > _MOST_SCANS:
             raise BadImage(path, f"{scans} scans are over the limit of {_MOST_SCANS}")
         if min_side:
@@ -176,7 +187,8 @@ def _as_bad_image(path: str | Path) -> Iterator[None]:
     except BadImage:
         raise
     except Exception as error:
-        raise BadImage(path, _reason(error)) from error
+        kind = TooManyPixels if isinstance(error, Image.DecompressionBombError) else BadImage
+        raise kind(path, _reason(error)) from error
 
 
 @contextmanager
@@ -204,7 +216,7 @@ def _header(path: str | Path, file: IO[bytes], prefix: bytes) -> ImageFile.Image
         # `accept` returns a text if Pillow was built without this format.
         if accept is not None and accept(prefix) is True:
             return factory(file, os.fspath(path))
-    raise BadImage(path, "not an image")
+    raise UnknownFormat(path, "not an image")
 
 
 def _avif() -> type[ImageFile.ImageFile] | None:

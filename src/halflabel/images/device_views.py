@@ -120,7 +120,7 @@ class DeviceViews:
                 views.append(plain(image, 0))
                 numbers.append(number)
             except BadImage as bad:
-                whole.mark_unreadable(number, str(bad.path), bad.reason)
+                whole.mark_bad(number, bad)
         return FetchedBatch(np.asarray(numbers, np.int64), (torch.stack(views),) if views else ())
 
 

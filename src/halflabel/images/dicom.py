@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.images.decode import BadImage
+from halflabel.images.decode import BadImage, TooManyPixels
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -32,7 +32,7 @@ def decode_dicom(file: IO[bytes], path: str | Path, *, max_pixels: int) -> NDArr
         raise BadImage(path, "a DICOM file without pixels")
     width, height = int(dataset.Columns), int(dataset.Rows)
     if width * height > max_pixels:
-        raise BadImage(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
+        raise TooManyPixels(path, f"{width} × {height} pixels is over the limit of {max_pixels}")
     try:
         values = pixel_array(dataset, index=0)
     except (NotImplementedError, RuntimeError) as error:

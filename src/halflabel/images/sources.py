@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from halflabel.errors import UserError
-from halflabel.images.decode import UNAVAILABLE, BadImage, item_files, none_found_error, read_image
+from halflabel.images.decode import BadImage, StoreFailed, item_files, none_found_error, read_image
 from halflabel.images.file_identity import FileState, group_copies
 from halflabel.images.image_list import stack_images
 from halflabel.images.quarantine import Quarantine, TooManyBadImages
@@ -258,8 +258,8 @@ class Images:
 
         self._plan.plan, self._plan.items = plan, items
         for images, stacked, bad in self._loader:
-            for number, path, reason in bad:
-                self.mark_unreadable(number, path, reason)
+            for number, error in bad:
+                self.mark_bad(number, error)
             yield FetchedBatch(np.asarray(images, dtype=np.int64), tuple(stacked))
 
     def part(self, index: NDArray[np.int64]) -> Images:
@@ -275,13 +275,14 @@ class Images:
         """Return the group of each image (N,): images with the same bytes are in one group."""
         return group_copies(self.paths)
 
-    def mark_unreadable(self, number: int, path: str, reason: str) -> None:
-        """Add an unreadable image to the quarantine, once; too many raise TooManyBadImages.
+    def mark_bad(self, number: int, error: BadImage) -> None:
+        """Add an unreadable image as `mark_unreadable`; one whose object store failed is an error at once."""
+        if isinstance(error, StoreFailed):
+            raise UserError(f"{error.path} could not be read from its store", error.reason)
+        self.mark_unreadable(number, str(error.path), error.reason)
 
-        An image whose object store failed is an error at once: it may be intact.
-        """
-        if reason.startswith(UNAVAILABLE):
-            raise UserError(f"{path} could not be read from its store", reason.removeprefix(UNAVAILABLE))
+    def mark_unreadable(self, number: int, path: str, reason: str) -> None:
+        """Add an unreadable image to the quarantine, once; too many raise TooManyBadImages."""
         if self._note(number, path, reason):
             self.quarantine.check(len(self), self.max_bad, so_far=True)
 
@@ -401,7 +402,7 @@ class _Decoder(Dataset[Any]):
         try:
             image = self.read(number, views)
         except BadImage as bad:
-            return number, None, (number, str(bad.path), bad.reason)
+            return number, None, bad
         return number, tuple(view(image, key) for view, key in zip(views, keys, strict=True)), None
 
 
@@ -409,10 +410,10 @@ def _read_file(paths: Sequence[str], number: int, views: list[View]) -> Tensor:
     return read_image(paths[number], channels=getattr(views[0], "channels", 3))
 
 
-def _collate(items: list[Any]) -> tuple[list[int], list[Tensor], list[tuple[int, str, str]]]:
+def _collate(items: list[Any]) -> tuple[list[int], list[Tensor], list[tuple[int, BadImage]]]:
     good = [(number, views) for number, views, bad in items if bad is None]
     stacked = [stack_images(same) for same in zip(*(views for _, views in good), strict=True)]
-    return [number for number, _ in good], stacked, [bad for _, _, bad in items if bad is not None]
+    return [number for number, _ in good], stacked, [(number, bad) for number, _, bad in items if bad is not None]
 
 
 def group_images(

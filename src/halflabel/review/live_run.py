@@ -12,14 +12,12 @@ from typing import Any, NamedTuple
 from halflabel.errors import UserError
 from halflabel.features.backbone_names import DEFAULT
 from halflabel.filling.run import fill, has_only_positives, write_filled
-from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config
-from halflabel.fitting.fit import Inputs
-from halflabel.images.sources import group_images, open_images
 from halflabel.labels.answers import AnswerStore
 from halflabel.labels.table import Table
 from halflabel.questions.choose import asked_entries
 from halflabel.review.live import LiveModel, LiveReview
+from halflabel.runs.crossfit import open_inputs
 from halflabel.runs.folder import RunFolder, next_run_folder
 from halflabel.runs.from_nothing import FROM_NOTHING, learn_from_answers, without_labels
 from halflabel.runs.train import train
@@ -37,17 +35,8 @@ def start_without_labels(folder: Path, images: Path, classes: Sequence[str], bac
 
 def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveReview:
     """Load features and labels of a run; features that are not in the cache are computed."""
-    config = Config.from_dict(run.read_config())
-    assembly = Assembly(config)
-    labels = run.read_rows()
-    table = labels.training
-    backbone = assembly.make_backbone()
-    views = config.views(backbone)
-    source = open_images(table.images, images, views, workers=config.workers, max_bad=1.0)
-    features = assembly.features(backbone, source, len(table.classes), run.cache, for_training=False)
-    groups = group_images(config.group, table.images, source)
-    likeness = assembly.likeness(backbone, table.classes, run.cache)
-    inputs = Inputs(lambda: features, backbone, groups=groups, likeness=likeness)
+    config, labels = Config.from_dict(run.read_config()), run.read_rows()
+    table, inputs = labels.training, open_inputs(config, labels, images, run.cache)
     return LiveReview(
         LiveModel(inputs, config, from_nothing=not table.known),
         labels,

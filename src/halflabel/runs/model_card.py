@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from halflabel.evaluation.evaluate import Evaluation
 from halflabel.evaluation.scores import MEASURED_ON, Kind
+from halflabel.labels.table import Table
 from halflabel.system.format import markdown
-
-if TYPE_CHECKING:
-    from halflabel.evaluation.evaluate import Evaluation
-    from halflabel.labels.table import Table
 
 
 def model_card(config: Mapping[str, Any], trained: str, evaluation: Evaluation, held_out: Table, kind: Kind) -> str:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from halflabel.errors import NoReadableImage
 from halflabel.evaluation.scores import Scores, image_blocks
 from halflabel.features.vector_store import Block, VectorStore
+from halflabel.fitting.config import Config
 from halflabel.images.decode import first_files
 from halflabel.images.file_identity import FileState
 from halflabel.labels.names import Names
@@ -32,7 +33,6 @@ from halflabel.system.rng import bits
 from halflabel.system.webdataset import tar_files
 
 if TYPE_CHECKING:
-    from halflabel.fitting.config import Config
     from halflabel.images.sources import Images
 
 _DIMENSIONS = 64  # of the features for finding near-duplicates: a random projection preserves angles
@@ -157,7 +157,6 @@ def _compute(
     run: RunFolder, table: Table, folder: Path, reporter: Reporter, rows: NDArray[np.int64]
 ) -> Iterator[Block]:
     from halflabel.fitting.assembly import Assembly, pooled_features
-    from halflabel.fitting.config import Config
     from halflabel.runs.predictor import Predictor
 
     if run.weights.is_file():

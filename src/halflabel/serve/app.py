@@ -31,7 +31,7 @@ from torch import Tensor
 
 from halflabel import __version__
 from halflabel.errors import UserError
-from halflabel.images.decode import BadImage, read_image
+from halflabel.images.decode import BadImage, TooManyPixels, UnknownFormat, read_image
 from halflabel.images.sources import Arrays
 from halflabel.images.views import View
 from halflabel.labels.names import Names
@@ -224,7 +224,7 @@ class _Service:
                 _return_memory()
             return view
         except BadImage as bad:
-            status = 415 if bad.reason == "not an image" else 413 if "pixels" in bad.reason else 400
+            status = 415 if isinstance(bad, UnknownFormat) else 413 if isinstance(bad, TooManyPixels) else 400
             return upload._replace(status=status, reason=bad.reason)
 
 

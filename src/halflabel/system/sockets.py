@@ -5,14 +5,12 @@ Imports no torch, so that a port in use is reported at once.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from halflabel.errors import UserError
-
-if TYPE_CHECKING:
-    import asyncio
 
 
 def open_socket(host: str, *ports: int) -> socket.socket:

@@ -35,8 +35,9 @@ from halflabel.errors import UserError
 from halflabel.images.decode import (
     MAX_PIXELS,
     SUFFIXES,
-    UNAVAILABLE,
     BadImage,
+    StoreFailed,
+    TooManyPixels,
     decode_image,
     match_names,
     split_suffixes,
@@ -208,7 +209,7 @@ class Pack:
                 self.remote.discard(name, offset, length)
                 data = self.remote.read(name, offset, length)
         except StoreError as error:
-            raise BadImage(self.folder / self.name(number), f"{UNAVAILABLE}{error}") from None
+            raise StoreFailed(self.folder / self.name(number), str(error)) from None
         return data
 
     def _read_local(self, number: int, shard: int, offset: int, length: int) -> bytes:
@@ -234,7 +235,7 @@ class Pack:
         if "width" in self.index:
             width, height = int(self.index["width"][number]), int(self.index["height"][number])
             if width * height > MAX_PIXELS:
-                raise BadImage(path, f"{width} × {height} pixels is over the limit of {MAX_PIXELS}")
+                raise TooManyPixels(path, f"{width} × {height} pixels is over the limit of {MAX_PIXELS}")
             if data[:3] == b"\xff\xd8\xff" and not (min_side and min(width, height) >= 2 * min_side):
                 images = decode_jpegs([data])
                 if images is not None:
