@@ -6,12 +6,17 @@ Messages name options as data, ‹name› or ‹name=value›: the command line 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _MAX_LENGTH = 2000  # characters; a name in a damaged file may have millions
 
 _OPTION = re.compile("‹([a-z_]+)(?:=(.*?))?›", re.DOTALL)
+Options = Sequence[tuple[str, str | None]]  # name and value
+
+_ANY_OPTION = "‹[a-z_]+(?:=[^›]*)?›"
+_ALTERNATIVE = re.compile(rf"({_ANY_OPTION}(?: {_ANY_OPTION})*)(?: \(([^()]*)\))?")  # options, and what they mean
+_ALTERNATIVES = re.compile(rf"add {_ALTERNATIVE.pattern}(?:(?:, or |, | or ){_ALTERNATIVE.pattern})*")
 # The name and password of an address, and a password among the parameters of a connection.
 _SECRETS = re.compile(
     r"(?<=://)(?:[^\s/:@]*:(?!\d+(?:[/?\s'\"]|$))\S*@|[^\s/@]*@)|(?<=password=)(?:'[^']*'|[^\s&]+)", re.IGNORECASE
@@ -33,6 +38,29 @@ def hide_secrets(text: str) -> str:
 def write_options(text: str, write: Callable[[str, str | None], str]) -> str:
     """A message with its options, ‹name› or ‹name=value›, as `write` spells them."""
     return _OPTION.sub(lambda option: write(option[1], option[2]), text)
+
+
+def alternatives(fix: str) -> list[tuple[Options, str]]:
+    """The options that a fix offers, "add A or B C (why)": those to be added together, and why; else none.
+
+    >>> alternatives("add ‹unlisted=unknown› (nobody looked) or ‹unlisted=absent› ‹zero=absent›")
+    [([('unlisted', 'unknown')], 'nobody looked'), ([('unlisted', 'absent'), ('zero', 'absent')], '')]
+    >>> alternatives("write one name, or add ‹merge_names›")
+    []
+    """
+    if not _ALTERNATIVES.fullmatch(fix):
+        return []
+    found = _ALTERNATIVE.finditer(fix)
+    return [([(o[1], o[2]) for o in _OPTION.finditer(each[1])], each[2] or "") for each in found]
+
+
+def write_alternative(options: Options) -> str:
+    """Options as a message holds them.
+
+    >>> write_alternative([("unlisted", "absent"), ("merge_names", None)])
+    '‹unlisted=absent› ‹merge_names›'
+    """
+    return " ".join(f"‹{name}›" if value is None else f"‹{name}={value}›" for name, value in options)
 
 
 def in_python(text: str) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -18,7 +20,7 @@ import typer
 from typer.core import TyperCommand
 
 from halflabel.cli.terminal import in_shell, show_names_and_texts
-from halflabel.errors import UserError
+from halflabel.errors import Options, UserError, alternatives, write_alternative
 from halflabel.fitting.config import (
     COMMON,
     IMAGES,
@@ -39,6 +41,7 @@ from halflabel.system.remote import local_folder
 HELP_ALL = "--help-all"
 READING = "How to read the label file"
 SHARED = "halflabel_shared_options"
+ARGUMENTS = "halflabel_arguments"
 
 ReadLabels = Callable[[Path], "LabelImport"]
 Command = Callable[..., Any]
@@ -106,6 +109,7 @@ class SharedOptions(TyperCommand):
         return [*params[:own], *self.shared, *params[own:]]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = list(args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -121,6 +125,7 @@ class SharedOptions(TyperCommand):
         except UserError as error:
             flags = {flag for parameter in self.get_params(ctx) for flag in parameter.opts}
             known = flags if "--set" in flags else ()
+            error.fix = _commands(ctx, error.fix, flags)
             error.message, error.fix = in_shell(error.message, known), in_shell(error.fix, known)
             raise
 
@@ -310,30 +315,76 @@ def spell(name: str) -> str:
 
 
 def _read(values: dict[str, Any], path: Path, *, also_ignore: tuple[str, ...] = ()) -> LabelImport:
-    """Read a label file by the options that were given, and by those that were stated beside it before."""
+    """Read a label file by the options that were given, and by those that were stated beside it before.
+
+    What the file leaves open is asked on a terminal; elsewhere the error has a complete command for each answer.
+    """
     given = {name: value for name, value in values.items() if value is not None and value not in ([], ())}
     if given.pop("forget_policy", False):
         forget_stated(path)
-    if "values" in given:
-        given["values"] = _pairs("--value", given["values"], set(LABEL_VALUES))
-    if "where" in given:
-        given["where"] = _pairs("--where", given["where"])
-    if "ignore" in given:
-        given["ignore"] = tuple(given["ignore"])
+    for name, meanings in (("values", set(LABEL_VALUES)), ("where", None)):
+        if name in given:
+            given[name] = _pairs(spell(name), given[name], meanings)
     before = read_stated(path)
-    ignored = (*given.get("ignore", ()), *also_ignore)
-    try:
-        result = formats.read(path, **{**given, **({"ignore": ignored} if ignored else {})})
-    except UserError as error:
-        if before and "forget_policy" not in error.fix:  # what was stated may be about an earlier content of the file
-            error.fix += f"; or, if {policy_file(path)} is about another file, add ‹forget_policy›"
-        raise
+    while True:
+        ignored = (*given.get("ignore", ()), *also_ignore)
+        try:
+            result = formats.read(path, **{**given, **({"ignore": ignored} if ignored else {})})
+            break
+        except UserError as error:
+            answers = alternatives(error.fix)
+            if answers and sys.stdin.isatty() and sys.stderr.isatty():
+                _add_options(given, _ask(error, answers))
+                continue
+            if before and not answers and "forget_policy" not in error.fix:  # it may be about an earlier content
+                error.fix += f"; or, if {policy_file(path)} is about another file, add ‹forget_policy›"
+            raise
     if distributed.is_main():
         if stated := [f"{name}={value}" for name, value in before.items() if name not in given]:
             typer.echo(f"Read as {policy_file(path)} states: {', '.join(stated)}", err=True)
         if note := keep_stated(path, given):
             typer.echo(note, err=True)
     return result
+
+
+def _ask(error: UserError, answers: list[tuple[Options, str]]) -> Options:
+    """Show the answers to a question on the terminal, and return the options of the chosen one."""
+    typer.echo(in_shell(error.message), err=True)
+    for number, (options, why) in enumerate(answers, 1):
+        typer.echo(f"  {number}  {in_shell(write_alternative(options))}" + f"  ({why})" * bool(why), err=True)
+
+    def parse(text: str) -> Options:
+        if text.strip() not in map(str, range(1, len(answers) + 1)):
+            raise UserError(f"{text!r} is not the number of an answer", f"write a number from 1 to {len(answers)}")
+        return answers[int(text) - 1][0]
+
+    chosen: Options = typer.prompt("Number of the answer", value_proc=parse, err=True)
+    return chosen
+
+
+def _commands(ctx: Any, fix: str, flags: set[str]) -> str:
+    """A fix that offers options, as complete commands; others as they are."""
+    answers = alternatives(fix)
+    if not answers or any("--set" not in flags and spell(name) not in flags for each, _ in answers for name, _ in each):
+        return fix
+    command = shlex.join(["halflabel", str(ctx.info_name), *ctx.meta[ARGUMENTS]])
+    known = flags if "--set" in flags else ()
+    lines = (
+        f"{command} {in_shell(write_alternative(each), known)}" + f"    # {why}" * bool(why) for each, why in answers
+    )
+    return "\n   or: ".join(lines)
+
+
+def _add_options(given: dict[str, Any], options: Options) -> None:
+    """Add options to those given, as values of the policy."""
+    for name, value in options:
+        if name == "ignore":
+            given[name] = (*given.get(name, ()), str(value))
+        elif name in ("values", "where"):
+            meanings = set(LABEL_VALUES) if name == "values" else None
+            given[name] = {**given.get(name, {}), **_pairs(spell(name), [str(value)], meanings)}
+        else:
+            given[name] = True if value is None else float(value) if name == "machine" else value
 
 
 def read_grouped(read: ReadLabels, labels: Path, group: str | None) -> tuple[LabelImport, str | None]:

@@ -85,7 +85,7 @@ def show_error(error: UserError) -> None:
     stderr = SafeConsole(stderr=True, highlight=False)
     stderr.print(f"[bold red]error:[/] {escape(in_shell(error.message))}")
     if error.fix:
-        stderr.print(f"  [bold]fix:[/] {escape(in_shell(error.fix))}")
+        stderr.print(f"  [bold]fix:[/] {escape(in_shell(error.fix))}", soft_wrap=True if "\n" in error.fix else None)
 
 
 def in_shell(text: str, flags: Collection[str] = ()) -> str:

@@ -42,7 +42,6 @@ def studio(*results: tuple[str, str], image: str = "a.jpg", score: object = None
 
 
 REFUSED: dict[str, tuple[str, str | bytes, Policy, str]] = {
-    "UTF-32": ("x.csv", LONG.encode("utf-32"), Policy(), "the file is UTF-32.*utf-32"),
     "gzip": ("x.csv", gzip.compress(LONG.encode()), Policy(), "gzip archive.*unpack"),
     "gzip as JSON": ("x.json", gzip.compress(coco().encode()), LISTED, "gzip archive"),
     "spreadsheet": ("x.csv", b"PK\x03\x04" + bytes(30), Policy(), "Excel.*CSV"),
@@ -54,7 +53,6 @@ REFUSED: dict[str, tuple[str, str | bytes, Policy, str]] = {
     "two long files": ("x.csv", LONG + LONG, Policy(), "line 4: the header is repeated"),
     "two lists of tags": ("x.csv", TAGS + "\ufeff" + TAGS, LISTED, "line 4: the header is repeated"),
     "transposed": ("x.csv", "class,a.jpg,b.jpg\ndog,1,0\ncat,0,1\n", Policy(), "columns are images"),
-    "no header": ("x.csv", "17,1,0\n18,0,1\n", Policy(), "not a header: it has values"),
     "numbers of classes": ("x.csv", "image,label\na.jpg,0\nb.jpg,1\n", Policy(), "numbers of two classes"),
     "numbers in JSON": ("metadata.jsonl", '{"file_name":"a.jpg","label":0}\n', Policy(), "numbers of two classes"),
     "NUL in a name": ("metadata.jsonl", '{"file_name":"a\\u0000.jpg","dog":1}\n', Policy(), "NUL"),
@@ -72,7 +70,7 @@ REFUSED: dict[str, tuple[str, str | bytes, Policy, str]] = {
     "not dog": ("x.csv", tagged("not dog;cat", "dog"), LISTED, "'not dog' may mean"),
     "dog?": ("x.csv", tagged("dog?;cat", "dog"), LISTED, "may mean"),
     "dog=0": ("x.csv", tagged("dog=0;cat", "dog"), LISTED, "'dog=0' may mean"),
-    "comma of another script": ("x.csv", tagged("dog、cat", "cat"), LISTED, "may separate tags.*separator"),
+    "comma of another script": ("x.csv", tagged("dog、cat", "cat"), LISTED, "several readings.*separator"),
     "tags by a model": ("x.csv", tagged("dog,Model:x", columns="image,tags,source"), LISTED, "a model made"),
     "scores of tags": ("x.csv", tagged("dog;cat,0.1;0.9", columns="image,tags,scores"), LISTED, "how probable"),
 }
@@ -89,6 +87,8 @@ def test_it_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
 
 READ = {
     "two byte order marks": ("x.csv", "\ufeff\ufeff" + LONG, Policy(), "utf-8", {("a.jpg", "dog"): 1}),
+    "no header": ("x.csv", "17,1,0\n18,0,1\n", Policy(), "utf-8", {("17", "2"): 1, ("18", "2"): -1}),
+    "UTF-16": ("x.csv", WIDE, Policy(), "utf-16", {("b.jpg", "dog"): -1}),
     "UTF-32": ("x.csv", WIDE, Policy(encoding="utf-32"), "utf-32", {("b.jpg", "dog"): -1}),
     "0 stated": ("x.csv", "image,label\na,0\nb,1\n", Policy(zero="absent"), "utf-8", {("a", "label"): -1}),
     "classes of numbers": ("x.csv", "image,1,0\na,1,0\n", Policy(), "utf-8", {("a", "0"): -1, ("a", "1"): 1}),

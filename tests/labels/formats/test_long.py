@@ -66,9 +66,10 @@ def test_latin_1() -> None:
 
 def test_utf_16() -> None:
     path = GOLDEN / "utf16.csv"
+    for encoding in (None, "utf-16"):
+        assert list(long.read(path, Policy(unlisted="unknown", encoding=encoding)).rows.images) == ["ü.jpg"]
     with pytest.raises(LabelError, match='encoding="utf-16"'):
-        long.read(path, UNKNOWN)
-    assert list(long.read(path, Policy(unlisted="unknown", encoding="utf-16")).rows.images) == ["ü.jpg"]
+        long.read(path, Policy(unlisted="unknown", encoding="latin-1"))
 
 
 def test_quotes_sources_scores_and_unlisted() -> None:
@@ -194,7 +195,7 @@ def test_parquet_with_nulls_and_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("column", "cells"),
-    [("confidence", "0.9 0.2"), ("score", "97 3"), ("p", "0.5 0.5"), ("present", "0 1"), ("seen", "yes no")],
+    [("confidence", "0.9 0.2"), ("score", "97 3"), ("p", "0.5 0.5"), ("verified", "0 1"), ("seen", "yes no")],
 )
 def test_a_column_that_may_be_a_value_is_asked_about(file: Path, column: str, cells: str) -> None:
     first, second = cells.split()

@@ -107,16 +107,6 @@ def test_what_is_suggested_can_be_copied(file: Path) -> None:
     assert "\n" not in fix
 
 
-@pytest.mark.parametrize("content", ["a.jpg,dog,1\nb.jpg,cat,1\n", "a.PNG,1,0\nb.png,0,1\n", 'a.jpg,"dog, cat"\n'])
-def test_a_file_without_a_header_is_refused(file: Path, content: str) -> None:
-    file.write_text(content)
-    with pytest.raises(LabelError, match="the first line is not a header") as caught:
-        formats.read(file)
-    assert caught.value.line == 1
-    assert "image,class,value" in caught.value.fix
-    assert "no header line" in refusal(file, None, "0001,dog,1\n0002,cat,1\n").fix
-
-
 def test_image_column(file: Path) -> None:
     file.write_text("cat,Filename,dog\n1,a,0\n")
     assert list(wide.read(file, Policy()).rows.images) == ["a"]
@@ -331,9 +321,3 @@ def test_what_is_stated_already_is_not_asked_again(file: Path) -> None:
     error = refusal(file, Policy(ignore=("split",), minus_one="absent"))
     assert "in all" not in error.message
     assert wide.read(file, Policy(ignore=("split",), minus_one="unknown")).table().known == 2
-
-
-def test_row_numbers_of_pandas_are_not_a_class(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("Unnamed: 0,image,dog\n0,a.jpg,1\n1,b.jpg,0\n")
-    with pytest.raises(LabelError, match="numbers the rows"):
-        formats.read(tmp_path / "a.csv")

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._csv import check_exists
+from halflabel.labels.formats._layout import TABLES, choose_reading
 from halflabel.labels.formats._write import check_provenance, drop_uncertain
 from halflabel.labels.formats.unsupported import (
     describe_beginning,
@@ -159,9 +160,12 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
         format = stated.pop("format", "auto")
     path, policy = local_path(path), replace(policy or Policy(), **stated)
     name = detect_format(path) if format == "auto" else format
-    if format == "auto" and policy.tag_column is not None and name in ("long", "wide"):
-        name = "tags"  # the user says that the column lists tags
     check_exists(path)
+    if name in TABLES and path.is_file() and path.suffix != ".parquet":
+        reading = choose_reading(
+            path, policy, name, is_stated=format != "auto", read=lambda form, *values: _call(form, "read", *values)
+        )
+        name, policy = reading.format, reading.policy
     if name in FORMATS:
         refuse_other_content(path)
     policy.check(_module(name).USES, name)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import math
 import mmap
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +38,13 @@ SEP_LINE = re.compile(r"sep=([,;\t|])\s*")
 # An image name in the first line: the file has no header.
 _IMAGE_ENDING = r"\.(?:jpe?g|png|gif|bmp|webp|tiff?|heic|avif)"
 IMAGE_NAME = re.compile(f".+{_IMAGE_ENDING}", re.IGNORECASE)
+
+# An image or a video, also with its address; and numbers, also several in a cell.
+_FILE_CELL = re.compile(rf"(?:\S+://\S+|.+(?:{_IMAGE_ENDING}|\.(?:mp4|avi|mov|dcm|npy)))", re.IGNORECASE)
+_NUMBERS = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?(?:[ ;|,][-+]?[\d.]+)*")
+# Names that say that a line is a header.
+IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path", "photo", "img")
+_HEADER_NAMES = (*IMAGE_COLUMNS, "name", "label", "labels", "tag", "tags", "class", "value", "image_name", "filepath")
 
 # Python's replacement for bytes that do not decode ("surrogateescape"); real text never contains these.
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
@@ -113,6 +122,19 @@ def wide_encoding(beginning: bytes) -> str | None:
 def parse_float(text: str) -> float:
     """The number in a text; ValueError also for 1_0, which Python reads as 10."""
     return float(text.replace("_", "?"))
+
+
+def number_of(text: str) -> float | None:
+    """The finite number in a cell, also as a percentage or with a decimal comma; None for other text.
+
+    >>> number_of("12,5 %"), number_of("nan"), number_of("a")
+    (12.5, None, None)
+    """
+    try:
+        number = parse_float(text.removesuffix("%").replace(",", "."))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def detect_delimiter(line: str) -> str:
@@ -227,6 +249,78 @@ def csv_fault(path: Path, header: list[str], error: Exception, delimiter: str, e
     except LabelError as fault:
         return fault
     return LabelError(f"cannot be read as CSV ({error_summary(error)})", "check the quoting and the encoding", path)
+
+
+class Beginning(NamedTuple):
+    """How a table is written, by its first lines, and its columns."""
+
+    encoding: str
+    delimiter: str
+    lines_above: int  # Excel's `sep=;`
+    header: list[str]  # without a header line the columns are numbered
+    has_header: bool
+    is_short: bool  # the header has no name for the first column
+    is_indexed: bool  # the first column only numbers the rows
+    rows: list[list[str]]
+
+
+def read_beginning(path: Path, encoding: str | None, count: int = 100) -> Beginning:
+    """The header and at most `count` rows of a table; the line above the header, the delimiter and the index column.
+
+    A first line that has cells like those of the other lines is not a header.
+    """
+    with open(path, "rb") as file:
+        encoding = encoding or wide_encoding(file.read(4)) or "utf-8"
+    sep_line = SEP_LINE.fullmatch(next(beginning_lines(path), ""))
+    delimiter = sep_line[1] if sep_line else detect_delimiter(first_line(path))
+    records = [fields for _, fields in islice(read_records(path, delimiter, encoding), count + 1)]
+    header, rows = [name.strip() for name in (records or [[]])[0]], records[1:]
+    has_header = not _is_row(header, rows)
+    if not has_header:
+        header, rows = _number_columns(records), records
+    first = [row[0].strip() for row in rows if row]
+    are_numbered = first in ([str(n) for n in range(start, start + len(first))] for start in (0, 1))
+    is_short = bool(rows) and has_header and all(len(row) == len(header) + 1 for row in rows)
+    is_short = is_short and (are_numbered or all(map(_FILE_CELL.fullmatch, first)))
+    if is_short:  # as R writes the names of the rows
+        header.insert(0, "")
+    is_indexed = are_numbered and len(header) > 2 and header[0] in ("", "Unnamed: 0")
+    if header[:1] == [""] and not is_indexed:
+        header[0] = "image" if "image" not in header else "1"
+    return Beginning(encoding, delimiter, int(sep_line is not None), header, has_header, is_short, is_indexed, rows)
+
+
+def _number_columns(rows: list[list[str]]) -> list[str]:
+    """The names of columns without a header: their numbers, or those of a row per label if the third has its value."""
+    values = {row[2].strip() for row in rows if len(row) == 3}
+    if len(rows[0]) == 3 and values <= {"1", "0", "-1"} and not all(_NUMBERS.fullmatch(row[1]) for row in rows):
+        return ["image", "class", "value"]
+    return [str(number) for number in range(1, len(rows[0]) + 1)]
+
+
+def _is_row(first: list[str], rows: list[list[str]]) -> bool:
+    """Whether the first line of a table is a row: its cells are like those below, and none says otherwise."""
+    if any(name.lower() in _HEADER_NAMES for name in first):
+        return False
+    if any(_FILE_CELL.fullmatch(cell) for cell in first[:2]):
+        return True
+    columns = list(zip(*(row for row in rows if len(row) == len(first)), strict=True))
+    if not columns or "" in first:
+        return False
+    is_alike = False
+    for name, cells in zip(first, columns, strict=True):
+        filled = [text for cell in cells if (text := cell.strip())]
+        if filled and all(_NUMBERS.fullmatch(text) for text in filled):
+            if not _NUMBERS.fullmatch(name):
+                return False
+            is_alike = True
+        elif filled and all(_FILE_CELL.fullmatch(text) for text in filled):
+            return False
+        elif len(columns) > 1 and len(set(filled)) < len(filled) and name in filled:
+            is_alike = True
+    numbers = [int(name) for name in first if name.isdecimal()]
+    are_classes = len(numbers) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return is_alike and not are_classes
 
 
 def check_quotes(path: Path, delimiter: str, encoding: str = "utf-8") -> None:

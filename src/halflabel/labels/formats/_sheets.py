@@ -6,7 +6,6 @@ Everything stays a string: ids keep their leading zeros, and a class may be call
 from __future__ import annotations
 
 import codecs
-import math
 import mmap
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,16 +21,13 @@ from numpy.typing import NDArray
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit
 from halflabel.labels.formats._csv import (
-    IMAGE_NAME,
-    SEP_LINE,
-    beginning_lines,
+    Beginning,
     check_quotes,
     csv_fault,
-    detect_delimiter,
     existing_path,
-    first_line,
+    number_of,
     parse_float,
-    read_records,
+    read_beginning,
     record_line,
     wide_encoding,
 )
@@ -54,17 +50,16 @@ class CsvTable:
 
     def __init__(self, path: str | Path, *, encoding: str | None = None) -> None:
         self.path = existing_path(path)
-        self.encoding = self._check_encoding(encoding or "utf-8")
-        sep_line = SEP_LINE.fullmatch(next(beginning_lines(self.path), ""))
-        self.delimiter = sep_line[1] if sep_line else detect_delimiter(first_line(self.path))
-        self._lines_above_header = 1 if sep_line else 0
-        first_record = next(read_records(self.path, self.delimiter, self.encoding), (1, []))[1]
-        self.header = [name.strip() for name in first_record]
-        self._check_first_line()
-        ends_in_delimiter = len(self.header) > 1 and not self.header[-1]
-        self.columns = self._read()
-        if ends_in_delimiter and not pc.any(pc.not_equal(self.columns[-1], "")).as_py():
-            del self.header[-1], self.columns[-1]
+        self.encoding = self._check_encoding(encoding)
+        beginning = read_beginning(self.path, self.encoding)
+        self.header, self.delimiter, self.has_header = beginning.header, beginning.delimiter, beginning.has_header
+        self.columns = self._read(beginning)
+        kept = [
+            position
+            for position, (name, column) in enumerate(zip(self.header, self.columns, strict=True))
+            if (name or pc.any(pc.not_equal(column, "")).as_py()) and not (beginning.is_indexed and position == 0)
+        ]
+        self.header, self.columns = [self.header[i] for i in kept], [self.columns[i] for i in kept]
         self._check_header()
         if len(self) == 0:
             raise LabelError("the file has a header but no rows", "export the labels again", self.path)
@@ -86,7 +81,7 @@ class CsvTable:
 
     def _line(self, row: int) -> int:
         """The line where a row of the file starts."""
-        return record_line(self.path, row + 1, self.delimiter, self.encoding)
+        return record_line(self.path, row + self.has_header, self.delimiter, self.encoding)
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Raise LabelError with the existing columns if one of these is missing."""
@@ -189,19 +184,21 @@ class CsvTable:
             place["line"] = self.line(row)
         return LabelError(message, fix, self.path, **place)
 
-    def _check_encoding(self, encoding: str) -> str:
-        """The normalized encoding; LabelError if the file is UTF-16 but another encoding is stated."""
-        try:
-            "".encode(encoding)
-            encoding = codecs.lookup(encoding).name
-        except (LookupError, UnicodeError, ValueError):
-            raise LabelError(f"no encoding is called {encoding!r}", "try utf-8 or latin-1", self.path) from None
-        if encoding.startswith(("utf-16", "utf-32")):
-            return encoding
+    def _check_encoding(self, encoding: str | None) -> str:
+        """The normalized encoding: stated, by the byte order mark, or UTF-8; LabelError if it cannot be right."""
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if (wide := wide_encoding(data[:4])) is not None:
+            wide = wide_encoding(data[:4])
+            encoding = encoding or wide or "utf-8"
+            try:
+                "".encode(encoding)
+                encoding = codecs.lookup(encoding).name
+            except (LookupError, UnicodeError, ValueError):
+                raise LabelError(f"no encoding is called {encoding!r}", "try utf-8 or latin-1", self.path) from None
+            if encoding.startswith(("utf-16", "utf-32")):
+                return encoding
+            if wide is not None:
                 raise LabelError(
-                    f"the file is {wide.upper()}", f"save it as UTF-8, or add ‹encoding={wide}›", self.path
+                    f"the file is {wide.upper()}", f"add ‹encoding={wide}›, or save it as UTF-8", self.path
                 )
             if (position := data.find(b"\0")) >= 0:
                 raise LabelError(
@@ -211,15 +208,6 @@ class CsvTable:
                     line=data[:position].count(b"\n") + 1,
                 )
         return encoding
-
-    def _check_first_line(self) -> None:
-        """Raise LabelError if the first line is not a header but already the first image."""
-        if self.header and IMAGE_NAME.fullmatch(self.header[0]):
-            raise self.error(
-                f"the first line is not a header: it begins with the image {self.header[0]!r}",
-                "add a line above it, such as image,class,value or image,tags",
-                line=1 + self._lines_above_header,
-            )
 
     def _check_header(self) -> None:
         # A search in a list of 40,000 names for each of them would take a minute.
@@ -232,6 +220,8 @@ class CsvTable:
 
     def _refuse_second_header(self) -> None:
         """Raise LabelError for a row that repeats the header, as two files joined by `cat` have it."""
+        if not self.has_header:
+            return
         names = pa.array([self.header[0], "\ufeff" + self.header[0]], self.columns[0].type)
         is_header = pc.is_in(self.columns[0], value_set=names)
         for name, column in zip(self.header[1:], self.columns[1:], strict=True):
@@ -242,24 +232,29 @@ class CsvTable:
             message = "the header is repeated here: two files may have been joined"
             raise self.error(message, "remove this line", row=pc.index(is_header, True).as_py())
 
-    def _read(self) -> list[pa.Array]:
+    def _read(self, beginning: Beginning) -> list[pa.Array]:
         import pyarrow.csv as pa_csv
 
         check_quotes(self.path, self.delimiter, self.encoding)
         # Columns get their numbers as names, so that no name can collide with Arrow's handling of headers.
         numbers = [str(i) for i in range(len(self.header))]
+        rows_above = int(self.has_header and not beginning.is_short)
         try:
             table = pa_csv.read_csv(
                 self.path,
                 pa_csv.ReadOptions(
-                    column_names=numbers, skip_rows=self._lines_above_header, encoding=self.encoding, block_size=1 << 24
+                    column_names=numbers,
+                    skip_rows=beginning.lines_above,
+                    skip_rows_after_names=self._line(0) - 1 - beginning.lines_above if beginning.is_short else 0,
+                    encoding=self.encoding,
+                    block_size=1 << 24,
                 ),
                 pa_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
                 pa_csv.ConvertOptions(column_types=dict.fromkeys(numbers, pa.string()), strings_can_be_null=False),
             )
         except (pa.ArrowInvalid, pa.ArrowKeyError, UnicodeError, OSError) as error:
             raise csv_fault(self.path, self.header, error, self.delimiter, self.encoding) from None
-        return [_combine(column).slice(1) for column in table.columns]
+        return [_combine(column).slice(rows_above) for column in table.columns]
 
 
 class ParquetTable(CsvTable):
@@ -320,7 +315,7 @@ _VALUE_CELLS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
 _UNKNOWN_CELLS = frozenset(word for word, meaning in VALUE_WORDS.items() if meaning == "unknown")
 
 # Numbers of any size in a column of these names are scores.
-_SCORE_NAMES = ("score", "conf", "prob", "likelihood", "certainty", "percent", "logit")
+SCORE_NAMES = ("score", "conf", "prob", "likelihood", "certainty", "percent", "logit")
 
 
 def refuse_possible_values(sheet: CsvTable, names: Iterable[str]) -> None:
@@ -346,19 +341,10 @@ def refuse_possible_values(sheet: CsvTable, names: Iterable[str]) -> None:
 
 
 def _may_be_values(name: str, texts: set[str]) -> bool:
-    is_score = any(word in name.lower() for word in _SCORE_NAMES)
+    is_score = any(word in name.lower() for word in SCORE_NAMES)
     if is_score:  # also one number per tag
         texts = {part for text in texts for part in re.split(r"[\s,;|\[\]()]+", text) if part}
-    numbers = [number for text in texts if (number := _number(text)) is not None]
+    numbers = [number for text in texts if (number := number_of(text)) is not None]
     if len(numbers) < len(texts):
         return texts <= _VALUE_CELLS
     return is_score or all(-1 <= number <= 1 for number in numbers)
-
-
-def _number(text: str) -> float | None:
-    """The finite number in a cell, also as a percentage or with a decimal comma."""
-    try:
-        number = parse_float(text.removesuffix("%").replace(",", "."))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

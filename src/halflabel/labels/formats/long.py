@@ -29,7 +29,14 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import csv_line, detect_delimiter, first_line, header_fields, read_records
+from halflabel.labels.formats._csv import (
+    IMAGE_COLUMNS,
+    csv_line,
+    detect_delimiter,
+    first_line,
+    header_fields,
+    read_records,
+)
 from halflabel.labels.formats._entries import mark_unlisted_absent, require_unlisted
 from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.formats._sheets import CsvTable, ParquetTable, open_sheet, refuse_possible_values
@@ -54,12 +61,10 @@ from halflabel.system.files import atomic_write
 HOLDS_UNCERTAIN = HOLDS_WEIGHTS = True
 USES = ("unlisted", "minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
 
-IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path", "photo", "img")
-
 _ALIASES = {
     "image": IMAGE_COLUMNS,
     "class": ("class", "label", "tag", "category", "class_name", "label_name"),
-    "value": ("value",),
+    "value": ("value", "present", "presence", "is_present"),
     "source": ("source", "annotator"),
     "score": ("score", "confidence"),
     WEIGHT_COLUMN: (WEIGHT_COLUMN,),
@@ -69,7 +74,7 @@ _TYPES = (pa.string(), pa.string(), pa.int8(), pa.string(), pa.float32(), pa.flo
 _SCHEMA = pa.schema(list(zip((*COLUMNS, WEIGHT_COLUMN), _TYPES, strict=True)))
 _BLOCK = 1 << 18
 _FIX_WEIGHT = "use the inclusion weight of the question, 0 if it was chosen, or blank if nobody was asked"
-_MOST_COLUMNS = 8  # a table with more is wide: it has a column per class
+MOST_COLUMNS = 8  # a table with more is wide: it has a column per class
 
 _VALUE_CELLS = frozenset(("", *ONE, *ZERO, *MINUS_ONE))
 
@@ -175,7 +180,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     )
     if "value" not in roles:
         _note_lists(classes, audit)
-    audit.note_names("columns not used", unused)
+    audit.note_names("columns not used", (name for name in sheet.header if name in {*unused, *policy.ignore}))
     return LabelImport(rows, audit)
 
 
@@ -193,7 +198,7 @@ def write(rows: Labels, path: Path) -> None:
 
 
 def _is_long_header(header: list[str]) -> bool:
-    return {"image", "class"} <= set(find_roles(header, None)) and len(header) <= _MOST_COLUMNS
+    return {"image", "class"} <= set(find_roles(header, None)) and len(header) <= MOST_COLUMNS
 
 
 def find_roles(header: list[str], image_column: str | None) -> dict[str, str]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,11 +23,17 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import csv_line, detect_delimiter, first_line, header_fields, read_records
+from halflabel.labels.formats._csv import (
+    IMAGE_COLUMNS,
+    csv_line,
+    detect_delimiter,
+    first_line,
+    header_fields,
+    read_records,
+)
 from halflabel.labels.formats._entries import apply_unlisted_policy, rows_of_lists, unlisted_not_stated
 from halflabel.labels.formats._sheets import CsvTable, refuse_possible_values
 from halflabel.labels.formats._write import check_has_labels, keeps_no_provenance, split_by_image
-from halflabel.labels.formats.long import IMAGE_COLUMNS
 from halflabel.labels.labels import Labels, is_model_source
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy, shorten_cell
@@ -47,6 +55,8 @@ _BRACKETS = r"""(?s)^(\[.*\]|\(\s*['"].*\)|\{\s*['"].*\})$"""  # lists, tuples a
 # Marks of a tag that may deny it or doubt it, where the bare tag is a class too: -dog, not dog, dog?, dog=0.
 _DENIAL = r"(?i)^(?:[-!~]|not?[ _])\s*|\s*\?$|\s*[:=]\s*-?\d*[.,]?\d+%?$"
 _FOREIGN_SEPARATORS = "，、；،؛"
+
+_MOST_CELLS = 5000  # that are looked at for blanks between tags
 
 _AROUND_BRACKETS = r"^\s*\[|\]\s*$"
 
@@ -119,9 +129,14 @@ def read(path: Path, policy: Policy) -> LabelImport:
     classes = Names(pc.unique(pa.concat_arrays([items for items, _ in parts.values()])))
     if not len(classes):
         raise sheet.error("every cell is empty, so there are no classes", "export the tags again", column=present)
+    used = {image_column, *lists, *policy.ignore, *policy.where}
+    unused = [name for name in sheet.header if name not in used]
     if len(lists) == 1 and policy.unlisted is None:
-        message, fix = unlisted_not_stated(f"the tags ({split.description}) say present and nothing says absent")
-        raise sheet.error(message, fix, column=present)
+        counts = f"{len(images):,} images, {len(classes):,} classes, {len(parts[present][0]):,} present"
+        names = ", ".join(map(repr, classes.array.slice(0, 4).to_pylist())) + ", …" * (len(classes) > 4)
+        places = f"images in {image_column!r}, tags in {present!r} ({split.description}): {counts}: {names}"
+        not_used = f". Not used: {', '.join(map(repr, unused[:8]))}" if unused else ""
+        raise sheet.error(*unlisted_not_stated(f"{places}{not_used}. Nothing says absent"))
 
     audit.note(f"tags {split.description}")
     column = {name: classes.index(items) for name, (items, _) in parts.items()}
@@ -134,11 +149,9 @@ def read(path: Path, policy: Policy) -> LabelImport:
     rows = rows_of_lists(images, classes, parsed, audit)
     _add_notes(audit, rows, len(sheet))
     rows = apply_unlisted_policy(rows, policy, audit)
-    used = {image_column, *lists, *policy.ignore, *policy.where}
-    unused = [name for name in sheet.header if name not in used]
     refuse_possible_values(sheet, unused)
     _refuse_models(sheet, unused)
-    audit.note_names("columns not used", unused)
+    audit.note_names("columns not used", (name for name in sheet.header if name in {*unused, *policy.ignore}))
     return LabelImport(rows, audit)
 
 
@@ -244,15 +257,43 @@ def _most_frequent_separator(cells: pa.Array) -> Splitting:
             mark = next(mark for mark in _FOREIGN_SEPARATORS if mark in example)
             message = f"{mark!r} in {shorten_cell(example)!r} may separate tags, or be part of a name"
             raise UserError(message, f"add ‹separator={mark}› or ‹separator=none›")
-        lines = bool(pc.any(pc.match_substring_regex(cells, r"[\r\n]")).as_py())
-        description = "split at line ends" if lines else "one per cell: there is no separator"
-        return Splitting(NAMED_SEPARATORS["newline"] if lines else "", description)
+        if pc.any(pc.match_substring_regex(cells, r"[\r\n]")).as_py():
+            return Splitting(NAMED_SEPARATORS["newline"], "split at line ends")
+        texts = cells.slice(0, _MOST_CELLS).to_pylist()
+        if (separate := separates(texts)) is None:
+            example = next(text for text in texts if " " in text)
+            message = f"the blanks in {shorten_cell(example)!r} may separate tags, or be part of a name"
+            raise UserError(message, "add ‹separator=space› (several tags) or ‹separator=none› (one name)")
+        description = "split at blanks" if separate else "one per cell: there is no separator"
+        return Splitting(NAMED_SEPARATORS["space"] if separate else "", description)
     if len(winners) > 1:
         marks = " and ".join(map(repr, winners))
         return Splitting("", f"one per cell: {marks} are equally frequent; ‹separator› chooses one")
     others = " and ".join(repr(mark) for mark, count in counts.items() if count and mark != winners[0])
     description = f"split at {winners[0]!r}" + (f", and not at {others}" if others else "")
     return Splitting(re.escape(winners[0]), description)
+
+
+def separates(cells: Sequence[str], separator: str = r"\s+") -> bool | None:
+    """Whether a separator divides these distinct cells into tags, and is not part of names; None if it may be.
+
+    In lists every word is in several cells, in cells of several lengths, and never twice in a cell.
+
+    >>> separates(["traffic light", "stop sign", "dog"]), separates(["0 3", "0 2 3", "3", "2 3"])
+    (False, True)
+    >>> separates(["red car", "blue car", "red bus", "blue bus"])
+    """
+    lists = [[word for word in map(str.strip, re.split(separator, cell.strip())) if word] for cell in cells]
+    several = [words for words in lists if len(words) > 1]
+    count = Counter(word for words in lists for word in set(words))
+    if not several or sum(len(set(words)) < len(words) for words in several) * 20 > len(several):
+        return False
+    shared = sum(all(count[word] > 1 for word in words) for words in several) / len(several)
+    is_varied = len({len(words) for words in lists}) > 1
+    least = 0.5 if all(map(str.isdecimal, count)) else 0.8
+    if is_varied and shared > least and (least < 0.8 or 2 * len(count) <= len(cells)):
+        return True
+    return None if shared > 0.5 else False
 
 
 def split_cells(cells: pa.Array, split: Splitting) -> tuple[pa.Array, NDArray[np.int64]]:

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import csv_line, first_line
+from halflabel.labels.formats._csv import IMAGE_COLUMNS, csv_line, first_line
 from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.formats._write import keeps_no_provenance, table_lines
-from halflabel.labels.formats.long import IMAGE_COLUMNS, has_values
+from halflabel.labels.formats.long import has_values
 from halflabel.labels.formats.open_images import REQUIRED_COLUMNS
 from halflabel.labels.formats.tags import LIST_COLUMNS
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS

@@ -1,0 +1,375 @@
+"""What each column of a table holds, judged by the values of its first rows, and how the table is to be read.
+
+`formats.read` completes the policy with it for tables of the formats tags, wide and long. Only where things are is
+taken from the values: which column names the image, which lists the classes, which are not about labels. What changes
+the meaning of a label is left open, so the readers ask.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from halflabel.errors import LabelError, UserError, alternatives, write_alternative
+from halflabel.labels.formats import tags
+from halflabel.labels.formats._csv import IMAGE_COLUMNS, IMAGE_NAME, number_of, read_beginning
+from halflabel.labels.formats._sheets import SCORE_NAMES, CsvTable
+from halflabel.labels.formats.long import MOST_COLUMNS, find_roles, has_values
+from halflabel.labels.policy import MINUS_ONE, ONE, VALUE_WORDS, ZERO, Policy, shorten_cell
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_MOST_CELLS = 200_000  # of the beginning of a table that are looked at
+_MOST_ROWS = 2_000
+_MARKS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
+_NUMBER_MARKS = frozenset((*ONE, *ZERO, *MINUS_ONE))
+_MOST_ODD_MARKS = 2  # other values of a column of marks
+_MOST_COUNT = 50  # of objects in an image
+
+_IMAGE_WORDS = _words("image img images photo photos picture pic file filename filepath path imagename imageid url")
+_ID_WORDS = _words("id ids uuid guid key index name sample item asset")
+_LABEL_WORDS = _words(
+    "tag tags label labels class classes category categories keyword keywords hashtag hashtags genre genres species "
+    "target targets attribute attributes finding findings diagnosis diagnoses concept concepts object objects topic "
+    "topics taxon breed disease diseases classname labelname "
+)
+_NOT_LABEL_WORDS = _words("source score confidence conf prob count counts time date by user url file path set split")
+_TEXT_WORDS = _words(
+    "sex gender caption description comment comments note notes title text remark remarks summary prompt"
+)
+_SPLITS = _words("train training val valid validate validation dev test testing holdout eval unassigned trainval")
+_SPLIT_WORDS = _words("split subset partition fold phase usage set")
+_COORDINATES = _words("x y w h x1 y1 x2 y2 xmin ymin xmax ymax cx cy left top right bottom xcenter ycenter")
+_SIZES = _words("width height depth area rotation angle lat lon lng latitude longitude altitude bbox")
+_DATE = re.compile(r"\d{4}[-/:.]\d\d?[-/:.]\d\d?\b.*|\d\d?[-/.]\d\d?[-/.]\d{2,4}\b.*|\d\d?:\d\d(:\d\d)?.*")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the beginning of a table."""
+
+    name: str
+    cells: Sequence[str]  # stripped
+
+    @cached_property
+    def filled(self) -> list[str]:
+        return [cell for cell in self.cells if cell]
+
+    @cached_property
+    def distinct(self) -> Counter[str]:
+        return Counter(self.filled)
+
+    @cached_property
+    def words(self) -> set[str]:
+        """The words of the name, in lower case: imageName, image_name and "Image name" have the same."""
+        spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", self.name)
+        return {word.lower() for word in re.findall(r"[^\W_]+", spaced)}
+
+    @cached_property
+    def kind(self) -> str:
+        """One of blank, image, split, date, coordinate, marks, count, number, list, text and category."""
+        lower = {cell.lower() for cell in self.distinct}
+        if not lower:
+            return "blank"
+        if sum(map(is_image_name, self.filled)) > 0.8 * len(self.filled):
+            return "image"
+        if lower <= _SPLITS and (self.words & _SPLIT_WORDS or len(lower & {"train", "training", "test"})):
+            return "split"
+        if self.is_coordinate:
+            return "coordinate"
+        if lower <= _MARKS:
+            return "marks"
+        numbers = [number_of(cell) for cell in self.distinct]
+        odd = lower - _MARKS
+        if None not in numbers:
+            is_count = all(n == int(n) and 0 <= n <= _MOST_COUNT for n in numbers) and not lower.isdisjoint(ZERO)  # type: ignore[arg-type]
+            return "count" if is_count else "number"
+        if len(odd) <= _MOST_ODD_MARKS and lower & _NUMBER_MARKS and not any(re.search("[,;|]", cell) for cell in odd):
+            return "marks"
+        if all(map(_DATE.fullmatch, self.distinct)):
+            return "date"
+        if all(cell[0] in "[({#" for cell in self.distinct):
+            return "list"
+        if self.words & _TEXT_WORDS or self._is_prose():
+            return "text"
+        return "list" if self.is_list else "category"
+
+    @cached_property
+    def is_coordinate(self) -> bool:
+        bare = re.sub(r"[^a-z0-9]", "", self.name.lower())
+        return bare.removeprefix("bbox").removeprefix("box") in _COORDINATES or bool(self.words & _SIZES)
+
+    @cached_property
+    def is_label_named(self) -> bool:
+        return bool(self.words & _LABEL_WORDS) and not self.words & _NOT_LABEL_WORDS
+
+    @cached_property
+    def is_score(self) -> bool:
+        return any(word in self.name.lower() for word in SCORE_NAMES)
+
+    @cached_property
+    def is_list(self) -> bool:
+        """Whether cells hold several classes."""
+        try:
+            split = tags.detect_splitting(pa.array(self.filled, pa.string()), Policy())
+        except UserError:  # the reader asks
+            return True
+        return bool(split.separator) or split.is_bracketed
+
+    def _is_prose(self) -> bool:
+        """Whether the cells are sentences: long, nearly all different, and not lists of a few words that repeat."""
+        if len(self.filled) < 4 or len(self.distinct) < 0.9 * len(self.filled):
+            return False
+        words = Counter(word for cell in self.filled for word in re.split(r"[\s,;|]+", cell))
+        return words.total() > 3 * len(self.filled) and 4 * sum(n == 1 for n in words.values()) > len(words)
+
+
+def is_image_name(text: str) -> bool:
+    """Whether a cell is the name or the address of an image or a video."""
+    return IMAGE_NAME.fullmatch(text.partition("?")[0]) is not None
+
+
+TABLES = ("long", "tags", "wide")
+_MOST_ANSWERS = 8
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A plausible reading of a table: its format, its policy, and the options that choose it, in words too."""
+
+    format: str
+    policy: Policy
+    stated: tuple[tuple[str, str | None], ...] = ()
+    words: str = ""
+
+    def but(self, words: str, *stated: tuple[str, str], **changes: Any) -> Reading:
+        """This reading with more options."""
+        both = "; ".join(filter(None, (self.words, words)))
+        return replace(self, policy=replace(self.policy, **changes), stated=(*self.stated, *stated), words=both)
+
+
+def choose_reading(
+    path: Path, policy: Policy, format: str, *, is_stated: bool, read: Callable[[str, Path, Policy], object]
+) -> Reading:
+    """The only plausible reading of a table; LabelError with the options of each if there are several.
+
+    `format` is recognized by the header, or stated. With several readings, the error also has what each leaves open.
+    """
+    layout = Layout(path, policy)
+    readings = layout.readings(format if is_stated else "auto") if layout.columns else []
+    if len(readings) < 2:
+        return readings[0] if readings else Reading(format, policy)
+    answers, previews, faults = [], [], []
+    for reading in readings:
+        try:
+            read(reading.format, path, reading.policy)
+            answers.append((reading.stated, reading.words))
+        except UserError as error:
+            faults.append(error)
+            preview = error.message.removeprefix(str(path)).lstrip(":, ")
+            previews += [preview] * (preview not in previews)
+            for options, why in alternatives(error.fix):
+                answers.append(((*reading.stated, *options), "; ".join(filter(None, (reading.words, why)))))
+    if not answers:
+        raise faults[0]
+    offers = (write_alternative(options) + f" ({words})" for options, words in answers[:_MOST_ANSWERS])
+    message = "; ".join(("several readings of this table are plausible", *previews[:2]))
+    raise LabelError(message, f"add {' or '.join(offers)}", path)
+
+
+class Layout:
+    """The columns of a table by their kind, and the readings that they allow."""
+
+    def __init__(self, path: Path, policy: Policy) -> None:
+        beginning = read_beginning(path, policy.encoding, _MOST_ROWS)
+        self.path, self.policy, self.header, self.has_header = path, policy, beginning.header, beginning.has_header
+        rows = beginning.rows[: max(10, _MOST_CELLS // max(len(self.header), 1))]
+        cells = list(zip(*(row for row in rows if len(row) == len(self.header)), strict=True))
+        columns = [Column(name, list(map(str.strip, each))) for name, each in zip(self.header, cells, strict=False)]
+        self.columns = [c for c in columns[beginning.is_indexed :] if c.name or c.filled]
+
+    @cached_property
+    def image(self) -> str:
+        """The column that names the image: stated, with names of files, or by its own name."""
+        if self.policy.image_column is not None:
+            return self.policy.image_column
+        usual = {name: rank for rank, name in enumerate(IMAGE_COLUMNS)}
+
+        def rank(column: Column) -> tuple[int | bool, ...]:
+            return (
+                column.name == self.policy.tag_column,
+                column.kind != "image",
+                usual.get(column.name.lower(), len(usual)),
+                not column.words & _IMAGE_WORDS,
+                not column.words & _ID_WORDS or column.is_label_named,
+                column.kind in ("marks", "list", "split", "blank", "coordinate"),
+            )
+
+        return min(self.columns, key=rank).name
+
+    @cached_property
+    def others(self) -> list[Column]:
+        """The columns that may hold labels."""
+        left_out = {self.image, *self.policy.ignore, *self.policy.where}
+        return [column for column in self.columns if column.name not in left_out]
+
+    @cached_property
+    def marks(self) -> list[Column]:
+        """The columns of classes; a blank one is a class beside others."""
+        marks = [c for c in self.others if c.kind in ("marks", "count")]
+        are_blank = all(c.kind == "blank" and not c.is_label_named for c in self.others)
+        return [c for c in self.others if c in marks or (c.kind == "blank" and (marks or are_blank))]
+
+    @cached_property
+    def listed(self) -> list[Column]:
+        """The columns that name classes: those with a usual name, else lists, else any that repeats words."""
+        words = [c for c in self.others if c.kind in ("list", "category")]
+        lists = [c for c in words if c.kind == "list"]
+        numbers = [c for c in self.others if c.kind in ("count", "number") and c.is_label_named]
+        blank = [c for c in self.others if c.kind == "blank" and c.is_label_named and not self.marks]
+        return _without_codes([c for c in words if c.is_label_named] or lists or words or numbers or blank)
+
+    def readings(self, format: str) -> list[Reading]:
+        """Each plausible reading; `format` is "auto" or stated."""
+        if self.header[2:] and all(is_image_name(c.name) for c in self.others):
+            message = f"the columns are images, such as {self.others[0].name!r}, and the lines are classes"
+            raise LabelError(message, "exchange lines and columns: one line per image", self.path, line=1)
+        if format in ("long", "wide") or (format == "auto" and has_values(self.header)):
+            name = "long" if format == "auto" else format
+            return [Reading(name, self.policy if name == "long" else self._policy(()))]
+        if self.policy.tag_column is not None:
+            listed = [column for column in self.columns if column.name == self.policy.tag_column]
+        else:
+            listed = self.listed
+        marks = self.marks if format == "auto" and self.policy.tag_column is None else []
+        if listed and marks:
+            listed, marks = self._choose_form(listed, marks)
+        if not listed and not marks:
+            if format == "tags":
+                return [Reading("tags", self.policy)]
+            raise self._no_labels()
+        several = len(listed) + bool(marks) > 1
+        readings = [reading for column in listed for reading in self._list_readings(column, format, several)]
+        if marks:
+            names = ", ".join(c.name for c in marks[:3]) + ", …" * (len(marks) > 3)
+            ignored = [c.name for c in self.others if c not in marks and not c.is_score and c.kind != "split"]
+            stated = [("format", "wide"), *(("ignore", name) for name in ignored)] if listed else []
+            readings.append(Reading("wide", self._policy(ignored)).but(f"classes {names}" * several, *stated))
+        for split in [c for c in self.others if c.kind == "split"]:
+            readings = [each for reading in readings for each in self._split_readings(reading, split.name)]
+        return readings
+
+    def _choose_form(self, listed: list[Column], marks: list[Column]) -> tuple[list[Column], list[Column]]:
+        """What is left if columns of marks and columns that name classes are in one table."""
+        filled = [c for c in marks if c.kind != "blank"]
+        if listed[0].kind in ("count", "number"):  # numbers of classes, if nothing else says what is in the image
+            return ([], marks) if any(c not in listed for c in filled) else (listed, [])
+        if len(filled) == 1 and self._is_long(listed[0]):  # about the row, or its value: the reader asks
+            return listed, []
+        named = [c for c in listed if c.is_label_named or c.kind == "list"]
+        marked = {c.name.lower() for c in marks}
+        if not named or any(_classes_of(c) <= marked for c in named):
+            return [], marks
+        return named, marks
+
+    def _list_readings(self, column: Column, format: str, several: bool) -> list[Reading]:
+        ignored = [c.name for c in self.others if c.kind == "coordinate"]
+        stated = [("tag_column", column.name)] if several else []
+        as_tags = Reading("tags", self._policy(ignored)).but(
+            f"tags in {column.name}" * several, *stated, tag_column=column.name
+        )
+        if self.policy.separator is not None or column.kind not in ("list", "category"):
+            return [as_tags]
+        cells, marks = list(column.distinct), []
+        try:
+            split = tags.detect_splitting(pa.array(cells, pa.string()), Policy())
+            if split.separator == "," and column.name.lower() not in tags.LIST_COLUMNS:
+                marks = [",", "none"] if not tags.separates(cells, ",") else []
+        except UserError as error:
+            answers = [dict(options) for options, _ in alternatives(error.fix)]
+            marks = [str(answer["separator"]) for answer in answers if "separator" in answer]
+        if marks:
+            stated = [] if several else [("tag_column", column.name)]
+            words = {"none": "one tag per cell"}
+            return [
+                as_tags.but(words.get(m, "several tags per cell"), *stated, ("separator", m), separator=m)
+                for m in marks
+            ]
+        if format == "auto" and self._is_long(column) and column.kind != "list":
+            return [replace(as_tags, format="long", policy=self._policy(ignored))]
+        return [as_tags]
+
+    def _is_long(self, column: Column) -> bool:
+        """Whether the table is a row per label for the reader of such rows, which also reads sources and scores."""
+        is_usual = find_roles(self.header, self.image).get("class") == column.name
+        return self.policy.tag_column is None and is_usual and len(self.header) <= MOST_COLUMNS
+
+    def _split_readings(self, reading: Reading, name: str) -> list[Reading]:
+        splits = pc.unique(CsvTable(self.path, encoding=self.policy.encoding).column(name)).to_pylist()
+        if len(splits) < 2:
+            return [reading]
+        ignore = (*reading.policy.ignore, name)
+        everything = reading.but("all rows", ("ignore", name), ignore=ignore)
+        where = self.policy.where
+        parts = [reading.but(f"only {s}", ("where", f"{name}={s}"), where={**where, name: s}) for s in splits if s]
+        return [everything, *parts]
+
+    def _policy(self, ignored: Iterable[str]) -> Policy:
+        return replace(self.policy, image_column=self.image, ignore=(*self.policy.ignore, *ignored))
+
+    def _no_labels(self) -> LabelError:
+        kinds = "; ".join(
+            f"{shorten_cell(c.name)!r}: {_KINDS[c.kind]}"
+            + (f" such as {shorten_cell(c.filled[0], 30)!r}" * bool(c.filled))
+            for c in self.others[:12]
+        )
+        message = f"no column says which classes an image shows ({kinds or 'there is only ' + repr(self.image)})"
+        texts = [c.name for c in self.others if c.kind in ("text", "date", "number", "coordinate")]
+        fix = f"add ‹tag_column={texts[0]}› (if it names the classes)" if texts else "name another file"
+        return LabelError(message, fix, self.path)
+
+
+_KINDS = {
+    "blank": "nothing",
+    "image": "files",
+    "split": "splits",
+    "coordinate": "coordinates",
+    "marks": "marks",
+    "count": "counts",
+    "number": "numbers",
+    "date": "dates",
+    "text": "text",
+    "list": "lists",
+    "category": "words",
+}
+
+
+def _classes_of(column: Column) -> set[str]:
+    """The classes that a column lists, in lower case."""
+    cells = pa.array(column.filled, pa.string())
+    try:
+        items, _ = tags.split_cells(cells, tags.detect_splitting(cells, Policy()))
+    except UserError:
+        return {""}
+    return {item.lower() for item in items.to_pylist()}
+
+
+def _without_codes(columns: list[Column]) -> list[Column]:
+    """The columns without those that say the same as an earlier one, such as the code of a class beside its name."""
+    kept: list[Column] = []
+    for column in columns:
+        pairs = (set(zip(column.cells, other.cells, strict=True)) for other in kept)
+        if not any(len(pair) == len(column.distinct) < len(column.filled) for pair in pairs):
+            kept.append(column)
+    return kept
