@@ -205,10 +205,63 @@ def test_scores_meet_labels_by_name_and_models_do_not_evaluate() -> None:
     assert np.isnan(without_intervals["mAP_low"])
 
 
+def draw_decisions(rng: np.random.Generator, images: int) -> tuple[Tensor, Tensor]:
+    """Images with a common part of the noise; classes in 10 to 30 % of them."""
+    present = rng.random((images, 4)) < np.linspace(0.1, 0.3, 4)
+    noise = rng.normal(size=(images, 1)) + rng.normal(size=(images, 4))
+    return torch.from_numpy(3.0 * present - 1.5 + 0.7 * noise), torch.from_numpy(
+        np.where(present, 1, -1).astype(np.int8)
+    )
+
+
+def test_the_intervals_of_precision_recall_and_f1_contain_the_truth() -> None:
+    rng, names = np.random.default_rng(0), ("OP", "OR", "micro_f1", "macro_f1")
+    truth = measure(*draw_decisions(rng, 200_000), CLASSES, resamples=0).overall
+    holds = np.zeros(len(names))
+    for _ in range(200):
+        stated = measure(*draw_decisions(rng, 60), CLASSES, resamples=2).overall
+        holds += [stated[f"{name}_low"] <= truth[name] <= stated[f"{name}_high"] for name in names]
+    assert (holds >= 180).all()
+
+
+def test_images_of_a_group_widen_the_intervals() -> None:
+    logits, labels = draw_decisions(np.random.default_rng(0), 60)
+    alone = measure(logits, labels, CLASSES)
+    doubled = [torch.cat([part, part]) for part in (logits, labels)]
+    copies = measure(*doubled, CLASSES, groups=np.tile(np.arange(60), 2))
+    for end in ("OP_low", "OR_high", "micro_f1_low"):
+        assert copies.overall[end] == pytest.approx(alone.overall[end], abs=0.005)
+
+
+def test_a_training_states_nothing_of_classes_with_few_positives_and_nothing_by_few_labels() -> None:
+    rng = np.random.default_rng(0)
+    logits, labels = draw_decisions(rng, 200)
+    labels[2:, 3] = -1
+    labels[:2, 3] = 1
+    table = Table.from_dense(labels.numpy(), classes=CLASSES)
+    images = table.images
+    fold = (np.arange(200) % 5).astype(np.int8)
+    own = Scores(images, CLASSES, logits.float().numpy(), fold, "out-of-fold")
+    decisions, stated = evaluate(own, table)
+    first_three = measure(logits[:, :3].float(), labels[:, :3], CLASSES.take(np.arange(3)), None)
+    assert stated.overall["mAP"] == pytest.approx(first_three.overall["mAP"])
+    assert math.isnan(stated.per_class[3]["AP"])
+    assert stated.overall["classes"] == 3
+    assert evaluate(own, table, decisions=decisions)[1].overall["OP"] == stated.overall["OP"]
+    held_out = Scores.held_out(images, CLASSES, own.logits)
+    assert evaluate(held_out, table)[1].overall["classes"] == 4
+    assert all(line.value[0].isdigit() for line in stated.lines())
+    few = table.subset(np.arange(20))
+    assert not any(
+        character.isdigit() for line in evaluate(own.of(few.images), few)[1].lines() for character in line.value
+    )
+
+
 def test_lines_show_every_number_once() -> None:
     logits, labels = case()
     titles = [line.title for line in measure(logits, labels, CLASSES).lines()]
-    assert titles == ["mAP", "micro F1", "macro F1", "calibration error"]
+    assert titles == ["mAP", "micro F1", "precision", "recall", "macro F1", "calibration error"]
     first, second = measure(logits, labels.clamp(min=0), CLASSES).lines()[:2]
-    assert (first.title, first.interval) == ("recall of known positives", "")
+    assert first.title == "recall of known positives"
+    assert first.with_interval == f"{first.value} ({first.interval})"
     assert second.with_interval == f"{second.value} ({second.interval})"

@@ -276,11 +276,14 @@ def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> Non
     if any(value.get(f"G{number}", math.nan) == value.get(f"G{number}", math.nan) for number in range(1, 6)):
         groups = "  ".join(f"G{number} {points(value[f'G{number}'])}" for number in range(1, 6))
         show_paragraph(f"mAP of fifths of the classes, fewest training labels first: {groups}")
+    left_out = [row["class"] for row in evaluation.per_class if row["recall"] != row["recall"]]
     if of_training:
-        known = sum(row["present"] + row["absent"] for row in evaluation.per_class)
+        present, absent = (sum(row[key] for row in evaluation.per_class) for key in ("present", "absent"))
+        covered = len(evaluation.per_class) - len(left_out)
         show_paragraph(
-            f"[bright_black]measured on {counted(known, 'known label')} of {counted(int(value['images']), 'image')}, "
-            "scored by models that had not seen them[/]"
+            f"[bright_black]measured on {counted(present + absent, 'known label')} of "
+            f"{counted(int(value['images']), 'image')}, {group_digits(present)} of them present, scored by models that "
+            f"had not seen them; {covered} of {counted(len(evaluation.per_class), 'class', 'classes')} covered[/]"
         )
     else:
         show_paragraph(f"[bright_black]{escape(evaluation.protocol)}[/]")
@@ -302,10 +305,10 @@ def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> Non
     if "estimated_precision" in value:
         _show_rarely_found(evaluation)
         return
-    blind = [row["class"] for row in evaluation.per_class if row["present"] == 0 or row["absent"] == 0]
-    if blind:
-        those = counted(len(blind), "class", "classes")
-        show_paragraph(f"— for {those} without a known positive or negative here: {escape(first_names(blind))}")
+    if left_out:
+        those = counted(len(left_out), "class", "classes")
+        why = "with too few known positives, or no known negative, here"
+        show_paragraph(f"left out of mAP and macro F1: {those} {why}: {escape(first_names(left_out))}")
 
 
 def _show_rarely_found(evaluation: Evaluation) -> None:

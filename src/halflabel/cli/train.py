@@ -27,7 +27,7 @@ from halflabel.cli.options import (
     takes_training_options,
 )
 from halflabel.cli.progress import Bar, TrainingBar
-from halflabel.cli.sequence import after_train
+from halflabel.cli.sequence import after_train, join_command
 from halflabel.cli.terminal import (
     console,
     show_audit,
@@ -40,6 +40,7 @@ from halflabel.cli.terminal import (
     warnings_in_a_line,
 )
 from halflabel.errors import UserError
+from halflabel.evaluation.registry import has_too_few
 from halflabel.fitting import advice as method_advice
 from halflabel.fitting import assembly as assemblies
 from halflabel.fitting import auto, callbacks
@@ -277,6 +278,9 @@ def _run_job(job: new_run.TrainingJob, loggers: list[str], engine: str) -> None:
         evaluation = job.start(Reporter(features, show_message, callback, fits=fits), init_callback=head_bar)
     if evaluation is not None:
         show_evaluation(evaluation, of_training=True)
+        if has_too_few(evaluation.overall):
+            question_command = ("next", run.folder, job.images, "--count", "30", "--control", "1")
+            show_command(join_command(*question_command), "Too few to say: answer 30 random questions")
         _show_random_answers(job)
     show_written(run.address)
     if run.store is None:

@@ -1,10 +1,12 @@
-"""Confidence intervals of average precision, by the bootstrap.
+"""Confidence intervals: of average precision by the bootstrap, of rates such as F1 by their linearisation.
 
-It draws images with replacement and sorts each class once for all replicates. Intervals of shares: `system.intervals`.
+The bootstrap draws images with replacement and sorts each class once for all replicates. Intervals of shares of
+independent entries: `system.intervals`.
 """
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -129,6 +131,23 @@ def limits(
     )
     # In exact arithmetic the value lies between the ends; rounding may move an end past a value near 0 or 1.
     return torch.minimum(low.clamp(min=0), value), torch.maximum(high.clamp(max=1), value)
+
+
+def rate_limits(
+    value: float, residual: Tensor, positives: float, group: NDArray[np.int64], least_variance: float = 0.0
+) -> tuple[float, float]:
+    """Return `limits` of a rate from how much each image (N,) moves it (`thresholded.rate_residuals`).
+
+    The variance is that of the sum over `group`s (N,) of images, which are drawn together.
+    """
+    number = torch.from_numpy(np.unique(group, return_inverse=True)[1].reshape(-1))
+    if not len(number) or positives <= 0:
+        return math.nan, math.nan
+    sums = torch.zeros(int(number.max()) + 1, dtype=torch.float64).index_add_(0, number, residual.cpu().double())
+    variance = sums.square().sum() * len(sums) / max(len(sums) - 1, 1)
+    variance = variance.clamp(min=least_variance)
+    ends = limits(*torch.tensor([value, float(variance), 0.0, positives], dtype=torch.float64))
+    return float(ends[0]), float(ends[1])
 
 
 def positives_of_mean(positives: Tensor) -> float:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Compute = Callable[["Tensor", "Tensor", "Tensor"], float]
 
+FEWEST_POSITIVES = 30  # present labels behind a stated metric: with fewer, intervals of F1 are about 25 points wide
+
 
 class Metric(NamedTuple):
     """A metric as it is shown: its title, whether in points of 100, and a note for the report."""
@@ -52,6 +54,8 @@ class Shown(NamedTuple):
 _TABLE: dict[str, Metric] = {
     "mAP": Metric("mAP", "mean over classes; 100 is best", is_share=True),
     "micro_f1": Metric("micro F1", "all entries together; 100 is best", is_share=True),
+    "OP": Metric("precision", "all entries together; 100 is best", is_share=True),
+    "OR": Metric("recall", "all entries together; 100 is best", is_share=True),
     "macro_f1": Metric("macro F1", "mean over classes; 100 is best", is_share=True),
     "ECE": Metric("calibration error", "how far scores are off; 0 is best"),
 }
@@ -110,9 +114,16 @@ def check_own_metrics() -> None:
     own_metrics(torch.tensor([[0.9, 0.2], [0.3, 0.8]]), labels, torch.tensor([0.5, 0.5]))
 
 
+def has_too_few(values: Mapping[str, float]) -> bool:
+    """Return whether too few present labels are behind what a training states about itself."""
+    return values.get("positives", FEWEST_POSITIVES) < FEWEST_POSITIVES
+
+
 def shown_metrics(values: Mapping[str, float]) -> list[Shown]:
     """Return the metrics that `values` has, as text; those that are estimated where others cannot be measured."""
     table = _ESTIMATED if "estimated_precision" in values else _all()
+    if has_too_few(values):
+        return [Shown(each.title, "too few to say", each.note) for name, each in table.items() if name in values]
     return [_shown(each, name, values) for name, each in table.items() if name in values]
 
 
