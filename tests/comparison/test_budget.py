@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from halflabel.comparison.bench import Trained
+from halflabel.comparison.bench import Trained, run_grid
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
-from halflabel.comparison.run_grid import run_grid
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, EpochLog

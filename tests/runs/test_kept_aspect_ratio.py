@@ -14,9 +14,8 @@ from PIL import Image
 from halflabel.features.backbones import build_backbone
 from halflabel.features.onnx_features import find_onnx_backbone
 from halflabel.fitting.config import Config, Settings
-from halflabel.images.image_list import ImageList, stack_images
 from halflabel.images.sources import open_images
-from halflabel.images.views import Plain, kept_shape
+from halflabel.images.views import ImageList, Plain, kept_shape, stack_images
 from halflabel.labels.table import Table
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx

@@ -75,6 +75,8 @@ _COMMANDS = {
 # The modules of commands that have another name.
 _MODULES = {
     **dict.fromkeys(("inspect", "import", "convert", "drop"), "labels"),
+    **dict.fromkeys(("pack", "embed", "cache"), "images"),
+    **dict.fromkeys(("export", "serve"), "ship"),
     "evaluate": "predict",
     "study": "compare",
     "figures": "reproduce",

@@ -11,13 +11,13 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.grid import Budget, GridBar, resumable_grid
+from halflabel.cli.compare import Budget, GridBar, resumable_grid
 from halflabel.cli.options import GroupedCommand, RunArgument, panel, takes_training_options
 from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console, plain_table, show_message, show_written
 from halflabel.errors import UserError
 from halflabel.fitting.config import COMMON
-from halflabel.papers import datasets, describe, settings, tables
+from halflabel.papers import datasets, settings, tables
 from halflabel.papers import result as paper_result
 from halflabel.papers import run as paper_run
 from halflabel.papers.figures import draw
@@ -143,7 +143,7 @@ def _show_table(id: str) -> None:
     for name, reason in table.skipped().items():
         console.print(f"[bright_black]skipped: {escape(name)}: {escape(reason)}[/]")
     console.print("\n[bold]protocol[/]")
-    for line in describe.describe_table(table):
+    for line in paper_result.describe_table(table):
         console.print(f"  {escape(line)}")
     for note in table.notes:
         if note != caption:
@@ -172,7 +172,7 @@ def _show(reproduction: paper_result.Reproduction) -> None:
         _show_condition(shown, several)
     console.print()
     for title, lines in (
-        ("protocol", describe.group_lines(reproduction.protocol, most=3)),
+        ("protocol", paper_result.group_lines(reproduction.protocol, most=3)),
         ("skipped", reproduction.skipped),
         ("not available", [f"{name}: {why}" for name, why in reproduction.missing.items()]),
         ("failed", reproduction.failures),

@@ -4,9 +4,8 @@ compare.py         `compare`: which method is best for these labels; and what ev
 study.py           `study` and `grow`: how to spend labels, and whether more labels pay, by a power law
 conclusions.py     sentences that the intervals support, and how the numbers were obtained
 grid.py            candidates, label masks, tasks, and the order in which they are run
-run_grid.py        runs the tasks within a time budget, skipping finished ones
 sources.py         training and test images, and their features, opened once; model-made labels are left out
-bench.py           trains one task on the data, as `train` would, or from a start that all tasks share
+bench.py           trains one task, as `train` would, or from a start that all share; and all within a time budget
 store.py           the folder with the finished tasks; what was edited is trained again
 result.py          intervals, paired differences and the table
 """

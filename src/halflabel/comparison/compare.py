@@ -11,11 +11,10 @@ from typing import Any, TypedDict, Unpack, get_args
 from torch import Tensor
 
 from halflabel import __version__
-from halflabel.comparison.bench import Bench
+from halflabel.comparison.bench import Bench, run_grid
 from halflabel.comparison.conclusions import conclude_comparison, describe_trials
 from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Results, Search, deadline_of
 from halflabel.comparison.result import Failure, Kind, TaskScorer, Trials, summarise
-from halflabel.comparison.run_grid import run_grid
 from halflabel.comparison.sources import choosing_labels, split_data, without_model_labels
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError, in_python

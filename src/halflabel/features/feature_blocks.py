@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel.features.vector_store import Block
-from halflabel.images.image_list import ImageList
 from halflabel.images.items import Items
 from halflabel.images.sources import Arrays, Images, Plan, Source, plan_of, sequential_plan
 from halflabel.images.stored_features import StoredFeatures
+from halflabel.images.views import ImageList
 from halflabel.system import ray_engine
 from halflabel.system.gpu_memory import MicroBatcher
 

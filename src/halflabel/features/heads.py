@@ -13,7 +13,7 @@ from halflabel.errors import UserError, WrongHead
 from halflabel.features.feature_transform import FeatureTransform
 from halflabel.features.names import NameScores
 from halflabel.features.similar_images import SimilarImages
-from halflabel.images.image_list import ImageList
+from halflabel.images.views import ImageList
 from halflabel.types import Output, at_least_float32
 
 

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from halflabel.errors import NoReadableImage, UserError
-from halflabel.images.bands import NPY_MARK, TIFF_MARKS, decode_bands
 from halflabel.images.file_identity import refuse_twins
 from halflabel.system.files import is_utf8
 from halflabel.system.remote import local_folder
@@ -39,6 +38,8 @@ _ENDINGS = "jpg jpeg png webp gif bmp tif tiff jpe jfif mpo avif heic heif dcm n
 SUFFIXES = tuple(f".{ending}" for ending in _ENDINGS.split())
 _RANK = {suffix: rank for rank, suffix in enumerate(SUFFIXES)}
 
+NPY_MARK = b"\x93NUMPY"
+TIFF_MARKS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # The only parsers that ever see a file, besides those for AVIF, HEIC and DICOM. The JPEG parser also opens MPO (several
 # pictures).
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -137,12 +138,12 @@ def decode_image(
     file: IO[bytes], path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int = 0, channels: int = 3
 ) -> NDArray[np.uint8]:
     """Decode an open file as `read_pixels` does; BadImage reports `path`."""
+    from halflabel.images.other_formats import decode_bands, decode_dicom
+
     with _as_bad_image(path), _quiet():
         prefix = file.read(_PREFIX_BYTES)
         file.seek(0)
         if prefix[128:] == b"DICM":
-            from halflabel.images.dicom import decode_dicom
-
             return decode_dicom(file, path, max_pixels=max_pixels)
         if prefix.startswith(NPY_MARK) or (channels != 3 and prefix.startswith(TIFF_MARKS)):
             return decode_bands(file, path, channels, max_pixels=max_pixels)

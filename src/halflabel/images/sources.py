@@ -21,9 +21,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from halflabel.errors import UserError
 from halflabel.images.decode import BadImage, StoreFailed, item_files, none_found_error, read_image
 from halflabel.images.file_identity import FileState, group_copies
-from halflabel.images.image_list import stack_images
 from halflabel.images.quarantine import Quarantine, TooManyBadImages
-from halflabel.images.views import View, view_keys
+from halflabel.images.views import View, stack_images, view_keys
 from halflabel.labels.groups import image_groups
 from halflabel.labels.names import Names
 from halflabel.labels.split import group_numbers, join_groups

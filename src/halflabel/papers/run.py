@@ -11,17 +11,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from halflabel import __version__
-from halflabel.comparison.bench import Bench
+from halflabel.comparison.bench import Bench, run_grid
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task, deadline_of
-from halflabel.comparison.run_grid import run_grid
 from halflabel.comparison.sources import split_data
 from halflabel.comparison.store import Store
 from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, CallbackList
 from halflabel.papers.datasets import DATASETS, Dataset, Split, dataset_layout, open_dataset
-from halflabel.papers.describe import describe_masks, describe_measure, describe_training, group_lines
 from halflabel.papers.measure import RELABEL_METRICS, measure_task
-from halflabel.papers.result import CellRun, Reproduction, collect_figures
+from halflabel.papers.result import (
+    CellRun,
+    Reproduction,
+    collect_figures,
+    describe_masks,
+    describe_measure,
+    describe_training,
+    group_lines,
+)
 from halflabel.papers.settings import CellSetup, Overrides, set_up_cell
 from halflabel.papers.spec import Cell, Condition, PaperTable, TableRow
 from halflabel.papers.tables import PRINTED, caption_of, find_table, paper_of

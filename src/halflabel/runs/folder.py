@@ -27,8 +27,15 @@ from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
 from halflabel.labels import formats
 from halflabel.labels.answers import AnswerStore
-from halflabel.runs.folder_integrity import training_lock, verify_checksum, with_checksum, write_checksums
-from halflabel.runs.score_file import read_kind, read_scores, write_scores
+from halflabel.runs.run_files import (
+    read_kind,
+    read_scores,
+    training_lock,
+    verify_checksum,
+    with_checksum,
+    write_checksums,
+    write_scores,
+)
 from halflabel.runs.store import OCCUPIED_FIX, RunStore
 from halflabel.system import distributed
 from halflabel.system.files import (

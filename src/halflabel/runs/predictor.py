@@ -45,7 +45,7 @@ from halflabel.methods.base import recipe
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import OnnxHead, read_metadata
 from halflabel.runs.folder import RunFolder, model_kind
-from halflabel.runs.folder_integrity import verify_checksum
+from halflabel.runs.run_files import verify_checksum
 from halflabel.system import distributed, memory
 from halflabel.system.files import read_json
 from halflabel.system.reporter import SILENT, Reporter

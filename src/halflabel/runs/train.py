@@ -37,9 +37,9 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.labels.uncertain import describe_reading
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.folder_integrity import verify_checksum, write_checksums
 from halflabel.runs.model_card import model_card
 from halflabel.runs.predictor import Predictor
+from halflabel.runs.run_files import verify_checksum, write_checksums
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter

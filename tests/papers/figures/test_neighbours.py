@@ -12,12 +12,12 @@ from halflabel.labels.names import Names
 from halflabel.methods.parts.label_graph import Edges, identity
 from halflabel.methods.parts.matching_pursuit import Similar
 from halflabel.papers.figures.draw import (
+    FigureUnavailable,
     draw_image_neighbours,
     draw_label_neighbours,
     spread_queries,
     strongest_edges,
 )
-from halflabel.papers.figures.inputs import FigureUnavailable
 
 EDGES = Edges(np.array([0, 0, 1, 1, 2, 2]), np.array([0, 1, 0, 2, 0, 1]), np.array([9.0, 0.5, 0.5, 2.0, 0.0, 1.0]))
 START = EDGES._replace(weights=np.array([0.9, 0.1, 0.2, 0.3, 0.4, 0.5]))

@@ -12,7 +12,7 @@ import yaml
 from halflabel.errors import UserError
 from halflabel.evaluation.scores import MEASURED_ON
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.folder_integrity import verify_checksum
+from halflabel.runs.run_files import verify_checksum
 from halflabel.system.files import atomic_write, write_json
 from halflabel.system.format import decimal, markdown, points
 

@@ -23,8 +23,7 @@ from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.calibration import Calibration
 from halflabel.features.heads import Head, Model, NormalisedLinear
 from halflabel.features.onnx_features import parity_images, quiet_exporter
-from halflabel.images.image_list import ImageList
-from halflabel.images.views import Plain, kept_shapes
+from halflabel.images.views import ImageList, Plain, kept_shapes
 from halflabel.methods.base import recipe
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.system.files import atomic_write
