@@ -489,9 +489,9 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
     not_reused: Counter[str] = Counter()
     reused = 0
     for number, task in enumerate(grid.tasks(outcomes), 1):
-        stored = store.read(task, shape)
-        if stored.outcome is not None:
-            outcomes[task] = stored.outcome
+        stored, reason = store.read(task, shape)
+        if stored is not None:
+            outcomes[task] = stored
             reused += 1
             continue
         # After the first task that does not fit, no other is started, so that methods stay comparable.
@@ -500,10 +500,10 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
         if stopped:
             not_run.append(task)
             continue
-        if stored.reason:
-            not_reused[stored.reason] += 1
-            if not_reused[stored.reason] == 1:
-                reporter.message(f"{task.describe()}: trained again, because {stored.reason}")
+        if reason:
+            not_reused[reason] += 1
+            if not_reused[reason] == 1:
+                reporter.message(f"{task.describe()}: trained again, because {reason}")
         callback.on_task_start(task, number, grid.total, _remaining_seconds(grid, outcomes))
         try:
             outcome, logits = _attempt(task, bench, store, callback, deadline)

@@ -9,7 +9,7 @@ from typing import Literal
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.grid import Grid
 from halflabel.comparison.result import RESAMPLES, Gap, Growth, Interval, Row, TaskScorer, Trials
-from halflabel.system.format import points
+from halflabel.system.format import points, signed_interval, signed_points
 
 MEANING = {
     "partial": "some labels of every image",
@@ -50,12 +50,7 @@ def _percent(share: float) -> str:
 
 
 def _difference(gap: Gap) -> str:
-    return f"{_points(gap.difference)} points, {_points(gap.low)} to {_points(gap.high)}"
-
-
-def _points(value: float) -> str:
-    """Format a difference of mAP."""
-    return points(value, 2, signed=True)
+    return f"{signed_points(gap.difference)} points, {signed_interval(gap.low, gap.high)}"
 
 
 def conclude_growth(law: Growth) -> str:
@@ -73,7 +68,7 @@ def conclude_growth(law: Growth) -> str:
         advice += " Backtest: " if backtest.held else " Caution, the backtest failed: "
         advice += (
             f"from half of the labels the same fit predicted {_between(backtest.foretold)} for the last doubling, "
-            f"which gave {_points(backtest.measured)}."
+            f"which gave {signed_points(backtest.measured)}."
         )
     return advice
 
@@ -84,7 +79,7 @@ def verdict(gain: Interval, worth: float) -> Literal["yes", "no", "open"]:
 
 
 def _between(value: Interval) -> str:
-    return f"{_points(value.mean)} ({_points(value.low)} to {_points(value.high)})"
+    return f"{signed_points(value.mean)} ({signed_interval(value.low, value.high)})"
 
 
 def conclude_comparison(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -135,7 +130,7 @@ def _references(rows: Sequence[Row], oracle: Row | None) -> str:
 
 def _lead_interval(row: Row) -> str:
     """The interval of the lead of the best method over this one."""
-    return f"(95 %: {points(-row.behind_high, 2, signed=True)} to {points(-row.behind_low, 2, signed=True)})"
+    return f"(95 %: {signed_interval(-row.behind_high, -row.behind_low)})"
 
 
 def describe_trials(grid: Grid, bench: Bench, scorer: TaskScorer, trials: Trials) -> list[str]:

@@ -26,7 +26,7 @@ from halflabel.evaluation.scores import Scores
 from halflabel.labels.split import group_numbers
 from halflabel.methods.base import recipe
 from halflabel.system.files import to_json_value
-from halflabel.system.format import group_digits, points
+from halflabel.system.format import group_digits, points, signed_interval, signed_points
 
 RESAMPLES = 400
 LEVEL = 0.95
@@ -117,15 +117,15 @@ class Row:
 
     def cells(self) -> list[Cell]:
         """Return what tables show of a row, column by column."""
-        best, low, high = "—", *(points(end, 2, signed=True) for end in (self.behind_low, self.behind_high))
+        best, behind = "—", signed_interval(self.behind_low, self.behind_high)
         if self.role != "oracle" and not math.isnan(self.behind):
-            best = "best" if self.is_best else points(self.behind, 2, signed=True) + " ≈" * self.is_tie
+            best = "best" if self.is_best else signed_points(self.behind) + " ≈" * self.is_tie
         memory = f"{self.memory / 2**20:.0f} MB" if self.memory >= 2**20 else "< 1 MB"
         rate = f"{self.lr:.2g}{' ↥' * self.rate_at_edge}" if self.solver == "sgd" else self.solver
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         return [
             Cell("mAP", self.mAP, points(self.mAP), f"{points(self.mAP_low)} – {points(self.mAP_high)}"),
-            Cell("to the best", self.behind, best, f"{low} to {high}" if best not in ("—", "best") else ""),
+            Cell("to the best", self.behind, best, "" if best in ("—", "best") else behind),
             Cell("CF1", self.CF1, points(self.CF1), _spread(self.CF1_sd)),
             Cell("OF1", self.OF1, points(self.OF1), _spread(self.OF1_sd)),
             *(Cell(shown.title, math.nan, shown.value) for shown in shown_metrics(self.own_metrics)),
@@ -357,6 +357,7 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, k
         panels.setdefault(pair[1] if kind == "comparison" else pair[0].name, []).append(pair)
     rows: list[Row] = []
     records: list[dict[str, Any]] = []
+    finished = _FinishedRuns(grid, outcomes, bench)
     for panel in panels.values():
         scored = {pair: scores for pair in panel if (scores := scorer.scores(grid, pair, outcomes))}
         common = set(common_seeds(scored))
@@ -365,102 +366,105 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, k
         ranked = sorted(scored, key=lambda pair: (not common & set(scored[pair]), -means[pair]))
         best = scored[ranked[0]] if ranked else {}
         for pair in ranked if kind == "comparison" else scored:
-            runs = _records(grid, outcomes, bench, pair, scored[pair])
-            rows.append(_row(grid, outcomes, bench, pair, runs, scored[pair], judged_by[pair], best))
+            runs = finished.records(pair, scored[pair])
+            rows.append(finished.row(pair, runs, scored[pair], judged_by[pair], best))
             records += runs.values()
     kinds = {outcome.memory_kind for outcome in outcomes.values() if outcome.memory_kind}
     table = pa.Table.from_pylist(records)
     return Trials(tuple(rows), kind, memory_kind=" or ".join(sorted(kinds)), table=table)
 
 
-def _records(
-    grid: Grid, outcomes: Results, bench: Bench, pair: Pair, scored: Mapping[int, TaskScore]
-) -> dict[int, dict[str, Any]]:
-    """Return what is known of each finished run of a pair, by seed."""
-    (candidate, mask), tasks = pair, grid.finished(*pair, outcomes)
-    about = {
-        "labels": mask.name,
-        "strategy": mask.protocol,
-        "share": mask.clean(bench.rest),
-        "method": candidate.name,
-        "solver": candidate.solver,
-    }
-    return {
-        seed: {
-            **about,
-            "seed": seed,
-            "lr": task.lr,
-            "options": ":".join(f"{name}={value}" for name, value in task.options),
-            "mAP": scored[seed].mAP,
-            **dict.fromkeys(_F1, math.nan),
-            **scored[seed].metrics,
-            "validation": outcomes[task].select,
-            "known": outcomes[task].known,
-            "best_epoch": outcomes[task].best_epoch,
-            "strength": outcomes[task].strength,
-            "seconds": outcomes[task].seconds,
-            "memory": outcomes[task].memory,
-            "run": task.key,
+@dataclass(frozen=True)
+class _FinishedRuns:
+    """All runs of trials, as records of single runs and as rows of pairs."""
+
+    grid: Grid
+    outcomes: Results
+    bench: Bench
+
+    def records(self, pair: Pair, scored: Mapping[int, TaskScore]) -> dict[int, dict[str, Any]]:
+        """Return what is known of each finished run of a pair, by seed."""
+        (candidate, mask), tasks = pair, self.grid.finished(*pair, self.outcomes)
+        about = {
+            "labels": mask.name,
+            "strategy": mask.protocol,
+            "share": mask.clean(self.bench.rest),
+            "method": candidate.name,
+            "solver": candidate.solver,
         }
-        for seed, task in tasks.items()
-    }
+        return {
+            seed: {
+                **about,
+                "seed": seed,
+                "lr": task.lr,
+                "options": ":".join(f"{name}={value}" for name, value in task.options),
+                "mAP": scored[seed].mAP,
+                **dict.fromkeys(_F1, math.nan),
+                **scored[seed].metrics,
+                "validation": self.outcomes[task].select,
+                "known": self.outcomes[task].known,
+                "best_epoch": self.outcomes[task].best_epoch,
+                "strength": self.outcomes[task].strength,
+                "seconds": self.outcomes[task].seconds,
+                "memory": self.outcomes[task].memory,
+                "run": task.key,
+            }
+            for seed, task in tasks.items()
+        }
 
+    def row(
+        self,
+        pair: Pair,
+        runs: Mapping[int, dict[str, Any]],
+        scored: Mapping[int, TaskScore],
+        seeds: Sequence[int],
+        best: Mapping[int, TaskScore],
+    ) -> Row:
+        (candidate, mask), tasks = pair, self.grid.finished(*pair, self.outcomes)
+        mean = mean_interval([scored[seed] for seed in seeds])
+        if scored is best:
+            behind = Interval(0.0, 0.0, 0.0)
+        elif all(seed in best for seed in seeds):
+            behind = paired_interval([scored[seed] for seed in seeds], [best[seed] for seed in seeds])
+        else:
+            behind = Interval(math.nan, math.nan, math.nan)
+        first, run = next(iter(tasks.values())), next(iter(runs.values()))
+        own = list(own_functions())
+        assumed = any(self.outcomes[tasks[seed]].measure == "assumed_mAP" for seed in seeds)
 
-def _row(
-    grid: Grid,
-    outcomes: Results,
-    bench: Bench,
-    pair: Pair,
-    runs: Mapping[int, dict[str, Any]],
-    scored: Mapping[int, TaskScore],
-    seeds: Sequence[int],
-    best: Mapping[int, TaskScore],
-) -> Row:
-    (candidate, mask), tasks = pair, grid.finished(*pair, outcomes)
-    mean = mean_interval([scored[seed] for seed in seeds])
-    if scored is best:
-        behind = Interval(0.0, 0.0, 0.0)
-    elif all(seed in best for seed in seeds):
-        behind = paired_interval([scored[seed] for seed in seeds], [best[seed] for seed in seeds])
-    else:
-        behind = Interval(math.nan, math.nan, math.nan)
-    first, run = next(iter(tasks.values())), next(iter(runs.values()))
-    own = list(own_functions())
-    assumed = any(outcomes[tasks[seed]].measure == "assumed_mAP" for seed in seeds)
+        def mean_of(*names: str) -> dict[str, Any]:
+            return {name: float(np.mean([runs[seed][name] for seed in seeds])) for name in names}
 
-    def mean_of(*names: str) -> dict[str, Any]:
-        return {name: float(np.mean([runs[seed][name] for seed in seeds])) for name in names}
+        def spread(name: str) -> float:
+            """The standard deviation over seeds; NaN for a single one."""
+            return float(np.std([run[name] for run in runs.values()], ddof=1)) if len(runs) > 1 else math.nan
 
-    def spread(name: str) -> float:
-        """The standard deviation over seeds; NaN for a single one."""
-        return float(np.std([run[name] for run in runs.values()], ddof=1)) if len(runs) > 1 else math.nan
-
-    return Row(
-        **{name: run[name] for name in ("labels", "method", "strategy", "share", "solver", "lr")},
-        mAP=mean.mean,
-        mAP_low=mean.low,
-        mAP_high=mean.high,
-        behind=behind.mean,
-        behind_low=behind.low,
-        behind_high=behind.high,
-        seeds=len(seeds),
-        seed_sd=spread("mAP"),
-        **mean_of("validation", "seconds", "known", *_F1),
-        selected_on="known positives" if assumed else "known labels",
-        memory=float(np.median([runs[seed]["memory"] for seed in seeds])),
-        CF1_sd=spread("CF1"),
-        OF1_sd=spread("OF1"),
-        options=_key_options(candidate, first),
-        tried=len(grid.tried(candidate, mask, outcomes)),
-        to_try=grid.runs(candidate) - grid.seeds + 1,
-        rate_at_edge=first.lr != candidate.lr,
-        known_labels=mask.apply(bench.rest, 0).known,
-        per_seed=tuple(score.mAP for score in scored.values()),
-        judged_by=tuple(seeds),
-        runs=tuple(tasks[seed].key for seed in seeds),
-        own_metrics=mean_of(*own),
-        role=candidate.role or ("naive" if candidate.method == NAIVE else ""),
-    )
+        return Row(
+            **{name: run[name] for name in ("labels", "method", "strategy", "share", "solver", "lr")},
+            mAP=mean.mean,
+            mAP_low=mean.low,
+            mAP_high=mean.high,
+            behind=behind.mean,
+            behind_low=behind.low,
+            behind_high=behind.high,
+            seeds=len(seeds),
+            seed_sd=spread("mAP"),
+            **mean_of("validation", "seconds", "known", *_F1),
+            selected_on="known positives" if assumed else "known labels",
+            memory=float(np.median([runs[seed]["memory"] for seed in seeds])),
+            CF1_sd=spread("CF1"),
+            OF1_sd=spread("OF1"),
+            options=_key_options(candidate, first),
+            tried=len(self.grid.tried(candidate, mask, self.outcomes)),
+            to_try=self.grid.runs(candidate) - self.grid.seeds + 1,
+            rate_at_edge=first.lr != candidate.lr,
+            known_labels=mask.apply(self.bench.rest, 0).known,
+            per_seed=tuple(score.mAP for score in scored.values()),
+            judged_by=tuple(seeds),
+            runs=tuple(tasks[seed].key for seed in seeds),
+            own_metrics=mean_of(*own),
+            role=candidate.role or ("naive" if candidate.method == NAIVE else ""),
+        )
 
 
 def _key_options(candidate: Candidate, task: Task) -> dict[str, Any]:

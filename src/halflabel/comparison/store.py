@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -41,13 +41,6 @@ _FILES = [
 _FLOATS = tuple(column.name for column in fields(Outcome) if column.type == "float")  # null in JSON: not a number
 _DAMAGED = "its files are damaged"
 _READ: dict[str, tuple[object, bytes]] = {}  # the spec of its import and the syntax tree of a module, by name
-
-
-class StoredRun(NamedTuple):
-    """The outcome of a finished task; None if there is none to use, with the reason if there was one."""
-
-    outcome: Outcome | None
-    reason: str = ""
 
 
 class Store:
@@ -93,24 +86,24 @@ class Store:
             raise UserError(f"{self.folder} holds something other than a comparison or study", "choose another ‹out›")
         return content
 
-    def read(self, task: Task, shape: tuple[int, int]) -> StoredRun:
-        """Return the outcome of a finished task, or why it must be run again."""
+    def read(self, task: Task, shape: tuple[int, int]) -> tuple[Outcome | None, str]:
+        """Return the outcome of a finished task; or None, and why a stored one must be run again, if there is one."""
         try:
             content = json.loads(self._json(task).read_text(encoding="utf-8"))
             if content["source"] != method_digest(task.candidate.method):
-                return StoredRun(None, f"the code that trains {task.candidate.method} was edited")
+                return None, f"the code that trains {task.candidate.method} was edited"
             values = content["outcome"]
             numbers = {name: math.nan for name in _FLOATS if values[name] is None}
             outcome = Outcome(**{**values, **numbers, "log": tuple(values["log"])})
             if outcome.error:
-                return StoredRun(None, "it failed before")
+                return None, "it failed before"
             if np.load(self._npy(task), mmap_mode="r", allow_pickle=False).shape != shape:
-                return StoredRun(None, _DAMAGED)
+                return None, _DAMAGED
         except FileNotFoundError:
-            return StoredRun(None)
+            return None, ""
         except (OSError, ValueError, KeyError, TypeError, EOFError):
-            return StoredRun(None, _DAMAGED)
-        return StoredRun(outcome)
+            return None, _DAMAGED
+        return outcome, ""
 
     def write(self, task: Task, outcome: Outcome, logits: NDArray[np.float32] | None) -> None:
         """Write the logits, then the JSON file: its presence means that the task is finished."""

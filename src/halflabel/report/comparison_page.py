@@ -36,14 +36,12 @@ from halflabel.report.layout import (
     section,
     section_links,
     share_chart,
-    signed_interval,
-    signed_points,
     training_summary,
     truncation_note,
 )
 from halflabel.report.svg import figure
 from halflabel.runs.redact import shown_name, shown_options, without_folders
-from halflabel.system.format import counted, points, shorten
+from halflabel.system.format import counted, points, shorten, signed_interval, signed_points
 from halflabel.system.html import Html, count, document, el, join, percent
 
 PANELS = 6  # sets of labels that are drawn

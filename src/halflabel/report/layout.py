@@ -119,16 +119,6 @@ def cell_with_note(value: float, shown: str, note: str) -> Html:
     return cell(value, join([shown, el("br"), el("span", note, class_="muted")]) if note else shown)
 
 
-def signed_points(value: float) -> str:
-    """Format a difference of mAP, with its sign."""
-    return points(value, 2, signed=True)
-
-
-def signed_interval(low: float, high: float) -> str:
-    """Format the interval of a difference of mAP."""
-    return f"{signed_points(low)} to {signed_points(high)}"
-
-
 def scroll_table(
     titles: Sequence[str],
     rows: Sequence[Html],

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from halflabel.errors import UserError, error_summary
+from halflabel.system import memory
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Tensor
 
 # Longer than anything the main process does while the others wait: checksums of a large cache, metrics, plots.
@@ -92,15 +94,20 @@ def shut_down() -> None:
             dist.destroy_process_group()
 
 
+def _connected() -> Any:
+    """Return torch.distributed, connected to the other processes."""
+    from torch import distributed as dist
+
+    initialize()
+    return dist
+
+
 def all_gather(value: Any) -> list[Any]:
     """Return the values of all processes, by rank, in every process."""
     if not is_distributed():
         return [value]
-    from torch import distributed as dist
-
-    initialize()
     values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value)
+    _connected().all_gather_object(values, value)
     return values
 
 
@@ -108,11 +115,8 @@ def gather_to_main(value: Any) -> list[Any]:
     """Return the values of all processes, by rank, in the main process; an empty list in the others."""
     if not is_distributed():
         return [value]
-    from torch import distributed as dist
-
-    initialize()
     values: list[Any] = [None] * world_size() if is_main() else []
-    dist.gather_object(value, values if is_main() else None)
+    _connected().gather_object(value, values if is_main() else None)
     return values
 
 
@@ -120,9 +124,7 @@ def run_on_main(work: Callable[[], T]) -> T:
     """Run `work` in the main process; the others wait and get its result, or its UserError."""
     if not is_distributed():
         return work()
-    from torch import distributed as dist
-
-    initialize()
+    dist = _connected()
     outcome: list[Any] = [None, None]  # result, error
     if is_main():
         try:
@@ -156,12 +158,9 @@ def merge_rows(tables: dict[str, Tensor], plan: Sequence[NDArray[np.int64]]) -> 
     """
     if not is_distributed():
         return tables
-    import numpy as np
     import torch
-    from torch import distributed as dist
 
-    from halflabel.system import memory
-
+    dist = _connected()
     shapes: dict[str, tuple[int, ...]] = {}
     for shapes_of_rank in all_gather({name: tuple(table.shape) for name, table in tables.items()}):
         shapes |= shapes_of_rank
@@ -192,14 +191,12 @@ def synchronize(tensors: Iterable[Tensor]) -> int:
     """
     if not is_distributed():
         return 0
-    from torch import distributed as dist
-
     local = list(tensors)
     checksums = all_gather([_checksum(tensor) for tensor in local])
     different = [tensor for tensor, *sums in zip(local, *checksums, strict=True) if len(set(sums)) > 1]
     for tensor in different:
         buffer = tensor.detach().contiguous()
-        dist.broadcast(buffer, 0)
+        _connected().broadcast(buffer, 0)
         tensor.detach().copy_(buffer)
     return len(different)
 

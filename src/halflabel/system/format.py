@@ -22,6 +22,16 @@ def points(value: float, digits: int = 1, *, signed: bool = False) -> str:
     return f"{rounded:{'+' if signed and rounded else ''}.{digits}f}".replace("-", "−")
 
 
+def signed_points(value: float) -> str:
+    """Format a difference of metrics, with its sign."""
+    return points(value, 2, signed=True)
+
+
+def signed_interval(low: float, high: float) -> str:
+    """Format the interval of a difference of metrics."""
+    return f"{signed_points(low)} to {signed_points(high)}"
+
+
 def markdown(name: str) -> str:
     r"""Format a name as plain text in Markdown, also in a cell of a table: no HTML, no link, no emphasis.
 
