@@ -62,7 +62,7 @@ def test_probabilities_passed_to_a_fold_come_from_models_without_it() -> None:
     transform = FeatureTransform.fit(features)
     basis = Basis(transform, np.arange(len(table)), features, torch.eye(features.shape[1]), features.var(0))
     before, after = (
-        _guesses_by_fold(_Task(recipe("bce").make, basis, labels, fold, 5, labels), 1e-3, _Steps(None, 1))
+        _guesses_by_fold(_Task([recipe("bce").make], basis, labels, fold, 5, labels), 1e-3, _Steps(None, 1))
         for labels in (table, Table.from_dense(changed))
     )
     other_folds = fold != fold[image]

@@ -101,13 +101,18 @@ def ranking_quality(scores: Tensor, labels: Tensor) -> float:
     every method's ranking alike. At most 4 million entries are sorted: of larger tables classes are taken at equal
     distances. Images whose first score is NaN are left out.
     """
+    quality = mean_known(ranking_quality_of_classes(scores, labels))
+    return 0.0 if math.isnan(quality) else quality
+
+
+def ranking_quality_of_classes(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return the average precisions whose mean is `ranking_quality`, NaN for classes without one."""
     step = sampling_step(scores.shape)
     scored = ~torch.isnan(scores[:, 0])
     scores, labels = scores[scored, ::step], labels[scored, ::step]
     if not has_negatives_to_rank(labels):
         labels = torch.where(labels > 0, 1, -1)
-    quality = mean_average_precision(scores, labels)
-    return 0.0 if math.isnan(quality) else quality
+    return average_precision(scores, labels)
 
 
 def best_thresholds(scores: ArrayLike, labels: ArrayLike) -> Tensor:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,8 @@ from halflabel.features.heads import NormalisedLinear
 from halflabel.features.names import NameScores
 from halflabel.features.similar_images import KEY_SIZE, SimilarImages, nearest_images
 from halflabel.fitting.callbacks import EpochLog
-from halflabel.fitting.solver import LinearSolver
+from halflabel.fitting.measured import Measured, choose_members
+from halflabel.fitting.solver import AverageSolver, LinearSolver
 from halflabel.fitting.trust import choose_trust
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
@@ -108,6 +109,8 @@ class CrossFit:
     known: int  # labels for which the strength was chosen among all
     _task: _Task
     chosen_strength: float  # among all
+    members: tuple[int, ...]  # numbers of the methods that are averaged
+    measured: Measured
     next_factor: float  # of the strength that a further fit tries; 1 where the strength was given
 
     def is_near(self, table: Table) -> bool:
@@ -155,8 +158,9 @@ class CrossFit:
 def crossfit(
     features: Tensor | Sequence[Basis],
     table: Table,
-    make_method: MakeMethod,
+    make_method: MakeMethod | Sequence[MakeMethod],
     *,
+    measure: bool = False,
     classifier: Classifier | None = None,
     strength: float | None = None,
     use_similar: bool = True,
@@ -176,6 +180,9 @@ def crossfit(
     similar images need guesses that depend neither on the image they come from nor on the image they are passed to: for
     each pair of folds a model is fitted without both. The final head is fitted on all images.
 
+    Of several methods the logits are averaged, each at its own strength. With `measure`, `choose_members` takes one of
+    them or the average of some, by the same quality.
+
     Of several bases, they also choose the one that is used, unless the strength is given: then it is the first. With
     class names in the basis, this is done without them. Then the out-of-fold scores choose the trust in the names per
     class, on the labels of `unchosen`: answers to questions that the names chose cannot tell their worth.
@@ -184,8 +191,9 @@ def crossfit(
     on classes at equal distances, which also decide on similar images: most losses are solved class by class, so that
     a sample of classes chooses like all of them.
     """
+    make_methods = make_method if isinstance(make_method, Sequence) else [make_method]
     if start is not None and start.is_near(table):
-        return _fit_further(start, table, make_method, table if evaluation is None else evaluation)
+        return _fit_further(start, table, make_methods, table if evaluation is None else evaluation)
     folds = folds or default_folds(table)
     bases = Basis.of(features, classifier, device=device) if isinstance(features, Tensor) else features
     basis = bases[0]
@@ -197,22 +205,32 @@ def crossfit(
     judged = (table if evaluation is None else evaluation).subset(rows)
     is_large = table.shape[0] * table.shape[1] >= LARGE
     pairs = folds * (folds - 1) // 2
-    attempts = 0 if strength is not None else len(bases) * len(STRENGTHS) * (1 if is_large else folds)
+    searches = len(bases) + len(make_methods) - 1
+    attempts = 0 if strength is not None else searches * len(STRENGTHS) * (1 if is_large else folds)
     fold_fits = folds if is_large or strength is not None else 0
     steps = _Steps(progress, attempts + fold_fits + pairs * use_similar)
     tried: dict[float, float] = {}
     factor = 1.0 if strength is not None else 3.0
 
     with use_free_cores():
-        task = _Task(make_method, basis, table.subset(rows), fold, folds, judged, basis.names)
+        task = _Task(make_methods, basis, table.subset(rows), fold, folds, judged, basis.names)
+        members, measured = tuple(range(len(make_methods))), Measured()
         if strength is None:
             choices = []
+            choose = _choose_strength_by_sample if is_large else _choose_strength
             for each in bases:
-                attempt = replace(task, basis=each, scored={})
-                choose = _choose_strength_by_sample if is_large else _choose_strength
+                attempt = replace(task, make_methods=make_methods[:1], basis=each, scored={})
                 choices.append((*choose(attempt, steps), attempt))
             # The mean over strengths: the best of few labels is best by chance.
             strength, tried, task = max(choices, key=lambda choice: np.mean([choice[1][each] for each in STRENGTHS]))
+            if len(make_methods) > 1:
+                attempts_of_all = [(strength, task)]
+                for make in make_methods[1:]:
+                    attempt = replace(task, make_methods=[make], scored={}, heads=[])
+                    attempts_of_all.append((choose(attempt, steps)[0], attempt))
+                if measure:
+                    members, measured = choose_members([attempt.judged for _, attempt in attempts_of_all])
+                strength, task = _average([attempts_of_all[member] for member in members])
         if not len(task.out_of_fold):
             task.out_of_fold = _score_folds(task, _solvers(task), strength, steps)
         if task.names is not None:
@@ -224,8 +242,9 @@ def crossfit(
         tried = tried or {strength: quality}
         if use_similar:
             logits, quality = _mix_similar(task, strength, quality, is_large, steps)
+    of_all = task.of_all(logits, len(table))
     return CrossFit(
-        task.of_all(logits, len(table)), fold_of_all, strength, tried, quality, table.known, task, strength, factor
+        of_all, fold_of_all, strength, tried, quality, table.known, task, strength, members, measured, factor
     )
 
 
@@ -248,7 +267,7 @@ def _table(shape: tuple[int, int], device: torch.device) -> Tensor:
     return memory.table_on(device, shape, what=f"the features of {shape[0]} images take")
 
 
-def _score(solver: LinearSolver, task: _Task, rows: Tensor) -> Tensor:
+def _score(solver: LinearSolver | AverageSolver, task: _Task, rows: Tensor) -> Tensor:
     """Return the logits of some images, block by block."""
     return torch.cat([solver.score(task.take(part)) for part in torch.split(rows, _SCORED)])
 
@@ -274,7 +293,7 @@ class _Steps:
 class _Task:
     """Principal components, labels and folds of the readable training images; and what was fitted to them."""
 
-    make_method: MakeMethod
+    make_methods: Sequence[MakeMethod]  # whose logits are averaged
     basis: Basis
     table: Table
     fold: Tensor
@@ -286,6 +305,8 @@ class _Task:
     heads: Heads = field(default_factory=list)  # weights and biases without each fold
     similar: tuple[Tensor, Tensor] | None = None  # similarity and index of similar images, where they are used
     guesses: list[Tensor] = field(default_factory=list)  # for the references (R, C), by fold
+    factors: Sequence[float] = (1.0,)  # strengths of the methods, relative to that of the first
+    judged: tuple[Tensor, Tensor] | None = None  # the scores that chose the strength, and their labels
 
     def __post_init__(self) -> None:
         self.features, device = self.basis.features, self.basis.features.device
@@ -308,13 +329,13 @@ class _Task:
             sampled.out_of_fold = self.out_of_fold[:, torch.from_numpy(columns).to(self.fold.device)]
         return sampled
 
-    def solver(self, rows: Tensor, start: tuple[Tensor, Tensor] | None = None) -> LinearSolver:
+    def solver(self, rows: Tensor, start: tuple[Tensor, Tensor] | None = None) -> LinearSolver | AverageSolver:
         """Return a solver for the images of a (N,) mask."""
         index = rows.nonzero()[:, 0]
-        table, variance = self.table.subset(index.cpu().numpy()), self.basis.variance
-        return LinearSolver(
-            self.make_method(), self.take(index), table, variance=variance, start=start, trust=self.trust
-        )
+        table, features = self.table.subset(index.cpu().numpy()), self.take(index)
+        how: dict[str, Any] = {"variance": self.basis.variance, "start": start, "trust": self.trust}
+        solvers = [LinearSolver(make(), features, table, **how) for make in self.make_methods]
+        return solvers[0] if len(solvers) == 1 else AverageSolver(solvers, self.factors)
 
     def take(self, rows: Tensor) -> Tensor:
         """Return the features of some images, block by block, and their scores from class names beside them."""
@@ -364,14 +385,14 @@ class _Task:
         return ranking_quality(scores, self.evaluation_labels)
 
 
-def _fit_further(start: CrossFit, table: Table, make_method: MakeMethod, evaluation: Table) -> CrossFit:
+def _fit_further(start: CrossFit, table: Table, make_methods: Sequence[MakeMethod], evaluation: Table) -> CrossFit:
     """Fit to more labels of the same images, from the last solution: folds and guesses of similar images stay.
 
     The strength is compared with one neighbour, in turn the higher and the lower one until one of them is better.
     """
     task = start._task
     rows, none = task.basis.rows, _Steps(None, 0)
-    task = replace(task, make_method=make_method, table=table.subset(rows), evaluation=evaluation.subset(rows))
+    task = replace(task, make_methods=make_methods, table=table.subset(rows), evaluation=evaluation.subset(rows))
     strength, next_factor = start.strength, start.next_factor
     with use_free_cores():
         solvers = [task.solver(task.fold != number, head) for number, head in enumerate(task.heads)]
@@ -411,7 +432,7 @@ def _choose_strength(task: _Task, steps: _Steps) -> tuple[float, dict[float, flo
         return reached
 
     strength, tried = best_strength(quality)
-    task.heads, task.out_of_fold = heads, best[1]
+    task.heads, task.out_of_fold, task.judged = heads, best[1], (best[1], task.evaluation_labels)
     return strength, tried
 
 
@@ -460,7 +481,7 @@ def _between(first: Heads, second: Heads, share: Tensor) -> Heads:
     return [(torch.lerp(w, v, share[:, None]), torch.lerp(b, c, share)) for (w, b), (v, c) in pairs]
 
 
-def _solvers(task: _Task, heads: Heads | None = None) -> Iterator[LinearSolver]:
+def _solvers(task: _Task, heads: Heads | None = None) -> Iterator[LinearSolver | AverageSolver]:
     """Make the solver of each fold when it is needed, as all at once would take much memory; it starts from a head."""
     return (task.solver(task.fold != number, heads[number] if heads else None) for number in range(task.folds))
 
@@ -471,16 +492,39 @@ def _choose_strength_by_sample(task: _Task, steps: _Steps) -> tuple[float, dict[
     Each fit starts from zero, as that of all classes does: with few labels a fit that ends by the tolerance depends on
     where it starts.
     """
-    task = task.sample()
-    rows = task.rows_of_fold[0]
+    sample = task.sample()
+    rows, scored = task.rows_of_fold[0], {}
+    labels = sample.evaluation_labels[rows]
 
     def quality(strength: float) -> float:
-        solver = task.solver(task.fold != 0)
+        solver = sample.solver(task.fold != 0)
         solver.fit(strength)
         steps.done()
-        return ranking_quality(_score(solver, task, rows), task.evaluation_labels[rows])
+        scored[strength] = _score(solver, sample, rows)
+        return ranking_quality(scored[strength], labels)
 
-    return best_strength(quality)
+    strength, tried = best_strength(quality)
+    task.judged = scored[strength], labels
+    return strength, tried
+
+
+def _average(attempts: Sequence[tuple[float, _Task]]) -> tuple[float, _Task]:
+    """Return the strength and the task of the average of several methods, from the strength and the task of each."""
+    (strength, first), tasks = attempts[0], [task for _, task in attempts]
+    if len(attempts) == 1:
+        return strength, first
+    make_methods = [make for task in tasks for make in task.make_methods]
+    average = replace(first, make_methods=make_methods, factors=[other / strength for other, _ in attempts])
+    average.out_of_fold, average.scored = torch.empty(0), {}
+    if len(first.out_of_fold):
+        average.out_of_fold = torch.stack([task.out_of_fold for task in tasks]).mean(0)
+        average.heads = [_mean_head(heads) for heads in zip(*(task.heads for task in tasks), strict=True)]
+    return strength, average
+
+
+def _mean_head(heads: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    weights, biases = zip(*heads, strict=True)
+    return torch.stack(weights).mean(0), torch.stack(biases).mean(0)
 
 
 def best_strength(quality: Callable[[float], float]) -> tuple[float, dict[float, float]]:
@@ -498,7 +542,11 @@ def best_strength(quality: Callable[[float], float]) -> tuple[float, dict[float,
 
 
 def _score_folds(
-    task: _Task, solvers: Iterable[LinearSolver], strength: float, steps: _Steps, iterations: int | None = None
+    task: _Task,
+    solvers: Iterable[LinearSolver | AverageSolver],
+    strength: float,
+    steps: _Steps,
+    iterations: int | None = None,
 ) -> Tensor:
     """Return the out-of-fold logits (N, C) of one strength, by the solver of each fold; its heads are the task's."""
     logits = torch.empty(task.table.shape, device=task.features.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -287,6 +287,37 @@ class LinearSolver:
             optimizer.step(objective)  # type: ignore[no-untyped-call]
         finally:
             self.method.relabel = relabel
+
+
+class AverageSolver:
+    """Several fits to the same labels, whose logits are averaged: one linear head again.
+
+    `factors` are the strengths of the fits, relative to the one that is given to `fit`.
+    """
+
+    def __init__(self, solvers: Sequence[LinearSolver], factors: Sequence[float]) -> None:
+        self.solvers, self.factors = solvers, factors
+
+    @property
+    def weight(self) -> Tensor:
+        """The mean weights (C, D) of the last solutions."""
+        return torch.stack([solver.weight for solver in self.solvers]).mean(0)
+
+    @property
+    def bias(self) -> Tensor:
+        return torch.stack([solver.bias for solver in self.solvers]).mean(0)
+
+    def fit(self, strength: float, iterations: int | None = None) -> None:
+        """Solve each one for its own strength."""
+        for solver, factor in zip(self.solvers, self.factors, strict=True):
+            solver.fit(factor * strength, iterations)
+
+    def score(self, features: Tensor) -> Tensor:
+        """Return the mean logits (N, C) of normalised features."""
+        total = self.solvers[0].score(features)
+        for solver in self.solvers[1:]:
+            total += solver.score(features)
+        return total / len(self.solvers)
 
 
 @dataclass(frozen=True)
