@@ -22,7 +22,6 @@ from halflabel.fitting.config import Config, Settings, declared_options, parse_o
         ("lr", float("nan")),
         ("lr", "0.1"),
         ("ema", 1.5),
-        ("optimizer", "lion"),
         ("device", "tpu"),
         ("seed", 1 << 63),
     ],
@@ -36,6 +35,14 @@ def test_a_wrong_setting_is_named(name: str, value: Any) -> None:
     content["settings"][name] = value
     with pytest.raises(UserError, match=rf"config\.yaml.*{name} cannot be"):
         Config.from_dict(content)
+
+
+def test_an_optimizer_that_is_not_here_stops_training_but_not_a_finished_model() -> None:
+    content = Config().as_dict()
+    content["settings"]["optimizer"] = "lion"
+    settings = Config.from_dict(content).settings
+    with pytest.raises(UserError, match="'lion'"):
+        settings.check_names()
 
 
 def test_an_unknown_setting_is_named() -> None:

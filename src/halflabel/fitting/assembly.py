@@ -6,7 +6,7 @@ Used by `train`, cross-fitting, comparisons and the estimator, so that a configu
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -64,6 +64,15 @@ class Assembly:
             method.relabel.group = self.config.group
         return method
 
+    def others(self, texts: str) -> list[Assembly]:
+        """Return the parts by other methods instead, named as in `Config.candidates`: "bce smoothing=0.1, em"."""
+        found = []
+        for text in filter(None, texts.split(", ")):
+            name, *options = text.split()
+            parsed = recipe(name).parse(dict(option.split("=", 1) for option in options))
+            found.append(Assembly(replace(self.config, method=name, options=parsed)))
+        return found
+
     def make_head(self, method: Method, channels: int, classes: int) -> Head:
         return seeded(self.config.settings.seed, lambda: method.head(channels, classes))
 
@@ -103,6 +112,8 @@ class Assembly:
             needs_maps = self.needs_maps(method, len(table.classes))
             way = f"{self.config.settings.epochs} epochs of batches on cached {'maps' if needs_maps else 'vectors'}"
             way += ", backbone frozen"
+        if self.config.averaged_with and self.uses_solver(table):
+            return f"average of {self.config.named} and {self.config.averaged_with.replace(', ', ' and ')}; {way}"
         return f"{self.recipe.name}: {self.make_method().describe()}; {way}"
 
     def training_table(self, table: Table) -> Table:

@@ -26,6 +26,10 @@ class Choice:
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)  # such as lr, epochs, ema
     config: Mapping[str, Any] = field(default_factory=dict)  # such as linear_init
+    candidates: tuple[Choice, ...] = ()  # that a linear fit measures, to take one instead, or an average
+
+    def __str__(self) -> str:
+        return " ".join([self.method, *(f"{name}={value}" for name, value in self.options.items())])
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,9 @@ _CSL = Choice(
     {"lr": 9e-4},
 )
 
+_MEASURED = (_SMOOTH_BCE, _CURRICULUM, _EASY_PRESENCES)
+_MEASURED_FULL = (_SMOOTH_BCE, _BCE)
+_MEASURED_POSITIVES = (_EM, _LL_R, _AN_LS)
 _POSITIVES = (_N_LS, _LL_R, _EM, _SPLC, _WAN, _AN)
 _MANY_POSITIVES = (_EM, _LL_R, _N_LS, _SPLC, _WAN, _AN)
 _MANY: dict[str, Any] = {"positives": (60, math.inf), "classes": (0, 200)}
@@ -159,7 +166,8 @@ def choose(stats: Stats, *, tune: str = "head", method: str | None = None) -> Ch
         return Choice(method, settings={"epochs": epochs_for(stats.images, tune)})
     candidates = _candidates(stats)
     if tune == "head":
-        return replace(candidates[0], settings={"epochs": epochs_for(stats.images, tune), **candidates[0].settings})
+        settings = {"epochs": epochs_for(stats.images, tune), **candidates[0].settings}
+        return replace(candidates[0], settings=settings, candidates=_measured(stats))
     from halflabel.methods.base import recipe
 
     by_name = {choice.method: choice for choice in candidates}
@@ -168,6 +176,14 @@ def choose(stats: Stats, *, tune: str = "head", method: str | None = None) -> Ch
         best = Choice(whole, recipe(whole).summary)
     start = {"linear_init": epochs_for(stats.images), "linear_lr": recipe(best.method).lr, "crop": 0.5, "mirror": True}
     return replace(best, settings=WHOLE, config=start)
+
+
+def _measured(stats: Stats) -> tuple[Choice, ...]:
+    """Return the methods that a linear fit measures; their average is taken where nothing is better."""
+    if stats.regime == "full" and not stats.unlabelled_share:
+        return _MEASURED_FULL
+    candidates = _candidates(stats)
+    return _MEASURED_POSITIVES if candidates in (_POSITIVES, _MANY_POSITIVES) else _MEASURED
 
 
 def suited(stats: Stats) -> tuple[Choice, ...]:

@@ -264,6 +264,8 @@ class Config:
             OPTIMIZATION,
         ),
     ] = True
+    averaged_with: str = ""  # in a linear fit: further methods whose logits are averaged with those of the method
+    candidates: str = ""  # in a linear fit: methods that are measured, to be taken instead or averaged with
     linear_init: Annotated[
         Count,
         Option(
@@ -368,6 +370,11 @@ class Config:
             raise UserError(f"{self.backbone} cannot be tuned", "use ‹tune=head›, or a timm model")
         object.__setattr__(self, "group", absolute_group(self.group))
         parse_uncertain(self.uncertain)  # raises for what cannot be read
+
+    @property
+    def named(self) -> str:
+        """The method with its options: "bce smoothing=0.1"."""
+        return " ".join([self.method, *(f"{name}={value}" for name, value in self.options.items())])
 
     def as_dict(self) -> dict[str, Any]:
         """The content of config.yaml."""

@@ -110,7 +110,7 @@ class CrossFit:
     _task: _Task
     chosen_strength: float  # among all
     members: tuple[int, ...]  # numbers of the methods that are averaged
-    measured: Measured
+    measured: Sequence[Measured]  # what `--method auto` compared
     next_factor: float  # of the strength that a further fit tries; 1 where the strength was given
 
     def is_near(self, table: Table) -> bool:
@@ -214,7 +214,8 @@ def crossfit(
 
     with use_free_cores():
         task = _Task(make_methods, basis, table.subset(rows), fold, folds, judged, basis.names)
-        members, measured = tuple(range(len(make_methods))), Measured()
+        members = tuple(range(len(make_methods)))
+        measured: list[Measured] = []
         if strength is None:
             choices = []
             choose = _choose_strength_by_sample if is_large else _choose_strength
@@ -305,8 +306,9 @@ class _Task:
     heads: Heads = field(default_factory=list)  # weights and biases without each fold
     similar: tuple[Tensor, Tensor] | None = None  # similarity and index of similar images, where they are used
     guesses: list[Tensor] = field(default_factory=list)  # for the references (R, C), by fold
-    factors: Sequence[float] = (1.0,)  # strengths of the methods, relative to that of the first
-    judged: tuple[Tensor, Tensor] | None = None  # the scores that chose the strength, and their labels
+    factors: Sequence[float] = ()  # strengths of the methods, relative to that of the first; (): the same
+    # The scores that chose the strength, and their labels.
+    judged: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
 
     def __post_init__(self) -> None:
         self.features, device = self.basis.features, self.basis.features.device
@@ -335,7 +337,7 @@ class _Task:
         table, features = self.table.subset(index.cpu().numpy()), self.take(index)
         how: dict[str, Any] = {"variance": self.basis.variance, "start": start, "trust": self.trust}
         solvers = [LinearSolver(make(), features, table, **how) for make in self.make_methods]
-        return solvers[0] if len(solvers) == 1 else AverageSolver(solvers, self.factors)
+        return solvers[0] if len(solvers) == 1 else AverageSolver(solvers, self.factors or [1.0] * len(solvers))
 
     def take(self, rows: Tensor) -> Tensor:
         """Return the features of some images, block by block, and their scores from class names beside them."""
@@ -517,9 +519,18 @@ def _average(attempts: Sequence[tuple[float, _Task]]) -> tuple[float, _Task]:
     average = replace(first, make_methods=make_methods, factors=[other / strength for other, _ in attempts])
     average.out_of_fold, average.scored = torch.empty(0), {}
     if len(first.out_of_fold):
-        average.out_of_fold = torch.stack([task.out_of_fold for task in tasks]).mean(0)
-        average.heads = [_mean_head(heads) for heads in zip(*(task.heads for task in tasks), strict=True)]
+        average.out_of_fold, average.heads = _mean_scores([(task.out_of_fold, task.heads) for task in tasks])
+        paths = [sorted(each for each in task.scored if each >= own) for own, task in attempts]
+        for stronger in zip(*paths, strict=False):  # the strength of each one, and those above it, step by step
+            scored = [task.scored[each] for each, task in zip(stronger, tasks, strict=True)]
+            average.scored[stronger[0]] = _mean_scores(scored)
     return strength, average
+
+
+def _mean_scores(scored: Sequence[tuple[Tensor, Heads]]) -> tuple[Tensor, Heads]:
+    """Return the mean logits of several methods, and the mean head of each fold."""
+    logits, heads = zip(*scored, strict=True)
+    return torch.stack(logits).mean(0), [_mean_head(of_fold) for of_fold in zip(*heads, strict=True)]
 
 
 def _mean_head(heads: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

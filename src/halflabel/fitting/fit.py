@@ -150,6 +150,7 @@ class Fit:
     head_log: Sequence[EpochLog] = ()  # of the epochs of the head alone
     assumes_absent: bool | None = None  # whether unknown labels counted as absent where something was chosen
     tuned_head: Head | None = None  # that the network was tuned with, where another was fitted afterwards
+    config: Config | None = None  # of a linear fit: with the methods that were taken
 
     @property
     def model(self) -> Model:
@@ -241,10 +242,13 @@ def _fit_linear(
     config, table = assembly.config, labels.training
     choosing = labels.choosing if choosing is None else choosing
     assembly.recipe.check_way(config.options, "linear")
+    measured = [] if config.l2_strength is not None or folds is not None else assembly.others(config.candidates)
+    methods = measured or [assembly, *assembly.others(config.averaged_with)]
     fitted = crossfit(
         inputs.bases,
         assembly.training_table(table),
-        assembly.make_method,
+        [each.make_method for each in methods],
+        measure=bool(measured),
         strength=config.l2_strength,
         use_similar=config.similar,
         evaluation=choosing,
@@ -256,7 +260,10 @@ def _fit_linear(
         start=None if start is None else start.crossfit,
     )
     scores = Scores(table.images, table.classes, fitted.logits, fitted.fold, "out-of-fold")
-    return Fit(scores, fitted.log, crossfit=fitted, assumes_absent=not (choosing.value < 0).any())
+    named = [methods[member].config for member in fitted.members]
+    with_others = ", ".join(each.named for each in named[1:])
+    chosen = dataclasses.replace(config, method=named[0].method, options=named[0].options, averaged_with=with_others)
+    return Fit(scores, fitted.log, crossfit=fitted, assumes_absent=not (choosing.value < 0).any(), config=chosen)
 
 
 def _fit_folds(assembly: Assembly, labels: Labels, inputs: Inputs, folds: int) -> Fit:

@@ -5,47 +5,63 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from halflabel.evaluation.ranking import mean_known, ranking_quality_of_classes
 
-
-class Measured(dict[tuple[int, ...], tuple[float, float]]):
-    """Mean quality, and its difference to the first average in standard errors, by the numbers of the methods."""
+_ERRORS = 2.0  # standard errors by which another choice must be better than the average of all
 
 
-_MOST = 3  # methods of an average
-_ERRORS = 2.0  # standard errors by which another choice must be better than the first two methods together
+class Measured(NamedTuple):
+    """The out-of-fold quality of a method, or of the average of some."""
+
+    members: tuple[int, ...]  # numbers of the methods
+    quality: float
+    gain: float  # mean over classes of the difference to the average of all
+    error: float  # its standard error
+
+    @property
+    def is_better(self) -> bool:
+        return self.gain > _ERRORS * self.error
 
 
-def choose_members(scored: Sequence[tuple[Tensor, Tensor] | None]) -> tuple[tuple[int, ...], Measured]:
+def choose_members(scored: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[int, ...], list[Measured]]:
     """Return the numbers of the methods to average, one or several, and what was measured.
 
-    `scored` holds logits (N, C) and labels of each method, the one that is best elsewhere first. The average of the
-    first two is taken, unless another choice is better by 2 standard errors, from the differences of the classes: few
-    labels tell methods apart badly.
+    `scored` holds logits (N, C) and labels of each method. The average of all is taken, unless another choice is better
+    by 2 standard errors, from the differences of the classes: few labels tell methods apart badly.
     """
-    logits = [pair[0] for pair in scored if pair is not None]
-    assert len(logits) == len(scored)
-    assert scored[0] is not None
-    labels, numbers = scored[0][1], range(len(logits))
-    choices = [each for size in range(1, _MOST + 1) for each in itertools.combinations(numbers, size)]
-    of_classes = {each: ranking_quality_of_classes(_mean(logits, each), labels) for each in choices}
-    first = tuple(numbers[:2])
-    differences = {each: _standard_errors(quality - of_classes[first]) for each, quality in of_classes.items()}
-    measured = Measured({each: (mean_known(of_classes[each]), differences[each]) for each in choices})
-    better = [each for each in choices if measured[each][1] > _ERRORS]
-    return max(better, key=lambda each: measured[each][0], default=first), measured
+    logits, numbers = [pair[0] for pair in scored], range(len(scored))
+    of_all = ranking_quality_of_classes(_mean(logits, numbers), scored[0][1])
+    measured = []
+    for size in numbers:
+        for members in itertools.combinations(numbers, size + 1):
+            of_classes = ranking_quality_of_classes(_mean(logits, members), scored[0][1])
+            gains = (of_classes - of_all)[~torch.isnan(of_classes)]
+            error = float(gains.std()) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
+            gain = float(gains.mean()) if len(gains) else 0.0
+            measured.append(Measured(members, mean_known(of_classes), gain, error))
+    better = [each for each in measured if each.is_better]
+    return max(better, key=lambda each: each.quality, default=measured[-1]).members, measured
+
+
+def measured_lines(measured: Sequence[Measured], names: Sequence[str], taken: Sequence[int]) -> list[str]:
+    """Return one line for each method alone, for the average of all and for what was taken."""
+    lines = []
+    for each in measured:
+        is_taken = each.members == tuple(taken)
+        if len(each.members) > 1 and each != measured[-1] and not is_taken:
+            continue
+        name = names[each.members[0]] if len(each.members) == 1 else "average of all"
+        if 1 < len(each.members) < len(names):
+            name = "average of " + " and ".join(names[member] for member in each.members)
+        difference = "" if each == measured[-1] else f", {100 * each.gain:+.1f} ± {200 * each.error:.1f} against all"
+        lines.append(f"{'→' if is_taken else ' '} {name}: {100 * each.quality:.1f}{difference}")
+    return lines
 
 
 def _mean(logits: Sequence[Tensor], members: Sequence[int]) -> Tensor:
     return torch.stack([logits[member] for member in members]).mean(0)
-
-
-def _standard_errors(differences: Tensor) -> float:
-    """Return the mean difference of the classes in standard errors; 0 where too few classes have one."""
-    known = differences[~torch.isnan(differences)]
-    error = float(known.std()) / math.sqrt(len(known)) if len(known) > 1 else math.inf
-    return float(known.mean()) / error if error > 0 and len(known) > 1 else 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -151,7 +151,7 @@ class LiveModel:
 
     def refit(self, labels: Labels) -> NDArray[np.float32]:
         """Fit the model to labels and return out-of-fold logits (N, C), NaN for unreadable images."""
-        table, config = labels.training, self.config
+        table, config = labels.training, replace(self.config, candidates="")  # the choice stays until Finish
         if not table.known and self.inputs.names is not None:
             return self.inputs.logits_of_names().numpy()
         if not table.known:

@@ -188,6 +188,7 @@ def make_config(
             **set_options,
             "method": chosen.name,
             "options": {**choice.options, **options},
+            "candidates": "" if options else ", ".join(map(str, choice.candidates)),
             "images": images,
             **options_of_features(images),
         }
@@ -201,8 +202,10 @@ def change_config(
 
     The options of the method are those of the earlier run if it had the same method.
     """
+    is_same = method == earlier.method and not options
     earlier_options = earlier.options if method == earlier.method else {}
     values = {**vars(earlier.settings), **vars(earlier), **given}
+    values |= {} if is_same else {"averaged_with": "", "candidates": ""}
     values.pop("settings")
     values |= options_of_features(images)
     return Config.from_options(

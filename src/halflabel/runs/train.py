@@ -28,6 +28,7 @@ from halflabel.fitting.checkpoint import load_state, save_tensors
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
 from halflabel.fitting.fit import Fit, Inputs, Watch, fit, hold_out
+from halflabel.fitting.measured import measured_lines
 from halflabel.images.device_views import DeviceViews
 from halflabel.images.quarantine import TooManyBadImages
 from halflabel.images.sources import Arrays, Features, Images, Source, group_images, open_images
@@ -95,6 +96,10 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
     finally:  # also when there are too many of them
         job.write_bad_images()
     job.report_bad_images()
+    if fitted.config is not None and fitted.config != config:
+        job.set_config(fitted.config)
+        if distributed.is_main():
+            run.write_config({**job.config.as_dict(), "size": job.size})
     run.write_log(fitted.log)
     scores = fitted.scores
     if scores is not None:
@@ -103,7 +108,7 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
         if fitted.tuned_head is not None:  # training continues from it
             save_tensors(fitted.tuned_head.state_dict(), run.tuned_head)
             write_checksums(run.folder, run.tuned_head.name)
-        _write_model(run, Model(job.backbone, fitted.model.head), job.table.classes, config, job.size)
+        _write_model(run, Model(job.backbone, fitted.model.head), job.table.classes, job.config, job.size)
     images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
     run.write_text("repro.sh", _repro(run, images))
     run.write_completion(job.assembly.describe(job.table))
@@ -125,6 +130,11 @@ class _Job:
     cache: Path | None
     truth: Table | None
     resume: bool
+
+    def set_config(self, config: Config) -> None:
+        """Take a configuration with other methods."""
+        self.config, self.assembly = config, Assembly(config)
+        self.reporter.message(f"taken: {self.assembly.describe(self.table)}")
 
     def check(self) -> None:
         """Check method and labels, and load the backbone."""
@@ -245,6 +255,11 @@ def _fit(job: _Job, init_callback: Callback | None) -> Fit:
             reporter.message(line)
     fitted = fit(job.labels, inputs, config, part=part, begin=begin, watch=watch)
     if fitted.crossfit is not None:
+        if measured := fitted.crossfit.measured:
+            names = [each.config.named for each in job.assembly.others(config.candidates)]
+            reporter.message("methods, by the mean AP of out-of-fold scores on the known labels:")
+            for line in measured_lines(measured, names, fitted.crossfit.members):
+                reporter.message(line)
         reporter.message(fitted.crossfit.choice)
     return fitted
 
