@@ -245,16 +245,19 @@ def show_advice(advice: Advice, *, all_methods: bool) -> None:
         if caution.kind != "known share":  # the counts of the labels say it already
             show_paragraph(f"• {escape(caution.message)}")
     if advice.methods and not all_methods:
-        method, why = advice.methods[0]
-        show_choice(method, why)
+        show_choice(advice.measured)
     elif advice.methods:
         console.print("\n[bold]suitable methods, best first[/]")
         show_names_and_texts(advice.methods)
 
 
-def show_choice(method: str, why: str) -> None:
-    """Print the method that `auto` chooses."""
-    show_paragraph(f"Method: [bold]{method}[/], the first choice for such labels: it {escape(why)}.")
+def show_choice(methods: Sequence[str]) -> None:
+    """Print the methods that `auto` measures."""
+    listed = f"{', '.join(methods[:-1])} and {methods[-1]}"
+    show_paragraph(
+        f"Methods: [bold]{escape(listed)}[/] are measured on the known labels, and their average is taken unless "
+        "another choice is clearly better."
+    )
 
 
 def show_names_and_texts(texts: Iterable[tuple[str, str]]) -> None:

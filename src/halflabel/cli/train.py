@@ -180,7 +180,10 @@ def _new_job(
     choice = auto.choose(table.stats, tune=tune, method=None if method == "auto" else method)
     if method == "auto":
         show_paragraph(method_advice.describe_labels(table.stats))
-        show_choice(choice.method, choice.why)
+        if choice.candidates:
+            show_choice(list(map(str, choice.candidates)))
+        else:
+            show_paragraph(f"Method: [bold]{choice.method}[/]: it {choice.why}.")
     texts, chosen = training.pop("options"), base.recipe(choice.method)
     new_run.check_options(chosen, texts)
     options = chosen.parse(texts)

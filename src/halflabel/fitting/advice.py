@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from halflabel.evaluation.evaluate import Evaluation
 from halflabel.features.names import leaning
-from halflabel.fitting.auto import suited
+from halflabel.fitting.auto import choose, suited
 from halflabel.labels.table import Stats
 from halflabel.system.format import counted
 
@@ -40,6 +40,7 @@ class Advice:
     regime: str
     methods: tuple[Suggestion, ...]
     cautions: tuple[Caution, ...]
+    measured: tuple[str, ...] = ()  # the methods that `train` measures
 
 
 _PROPAGATE = Suggestion("ss-rml", "copies labels to the images that have none, from their nearest labelled images")
@@ -49,7 +50,7 @@ _ROBUST = Suggestion("rml", "if labels may be wrong, which a table cannot show: 
 def advise(stats: Stats) -> Advice:
     """Return methods to try and things to check, from counts of the known labels.
 
-    The methods are those of `halflabel.fitting.auto`, so that `inspect` and `train --method auto` agree. `ss-rml` is
+    The methods are those of `halflabel.fitting.auto`, so that `inspect` and `compare` agree. `ss-rml` is
     added if some images have no label at all, and `rml` always, for labels that may be wrong: a table cannot show that.
     """
     methods = [Suggestion(choice.method, choice.why) for choice in suited(stats)]
@@ -57,7 +58,8 @@ def advise(stats: Stats) -> Advice:
     if methods:
         listed = {suggestion.method for suggestion in methods}
         methods += [suggestion for suggestion in (*also, _ROBUST) if suggestion.method not in listed]
-    return Advice(describe_labels(stats), tuple(methods), tuple(_cautions(stats)))
+    names = tuple(map(str, choose(stats).candidates)) if methods else ()
+    return Advice(describe_labels(stats), tuple(methods), tuple(_cautions(stats)), names)
 
 
 def describe_labels(stats: Stats) -> str:
