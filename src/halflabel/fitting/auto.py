@@ -102,7 +102,7 @@ _CSL = Choice(
 
 _MEASURED = (_SMOOTH_BCE, _CURRICULUM, _EASY_PRESENCES)
 _MEASURED_FULL = (_SMOOTH_BCE, _BCE)
-_MEASURED_POSITIVES = (_EM, _LL_R, _AN_LS)
+_MEASURED_POSITIVES = (_N_LS, _LL_R, _AN_LS)  # where a class has few positives, em is unsteady
 _POSITIVES = (_N_LS, _LL_R, _EM, _SPLC, _WAN, _AN)
 _MANY_POSITIVES = (_EM, _LL_R, _N_LS, _SPLC, _WAN, _AN)
 _MANY: dict[str, Any] = {"positives": (60, math.inf), "classes": (0, 200)}
@@ -183,7 +183,9 @@ def _measured(stats: Stats) -> tuple[Choice, ...]:
     if stats.regime == "full" and not stats.unlabelled_share:
         return _MEASURED_FULL
     candidates = _candidates(stats)
-    return _MEASURED_POSITIVES if candidates in (_POSITIVES, _MANY_POSITIVES) else _MEASURED
+    if candidates is _MANY_POSITIVES:
+        return candidates[:3]
+    return _MEASURED_POSITIVES if candidates is _POSITIVES else _MEASURED
 
 
 def suited(stats: Stats) -> tuple[Choice, ...]:
