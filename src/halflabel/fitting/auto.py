@@ -101,6 +101,7 @@ _CSL = Choice(
 )
 
 _MEASURED = (_SMOOTH_BCE, _CURRICULUM, _EASY_PRESENCES)
+_MEASURED_FEW = (_SMOOTH_BCE, _EASY_PRESENCES)
 _MEASURED_FULL = (_SMOOTH_BCE, _BCE)
 _MEASURED_POSITIVES = (_N_LS, _LL_R, _AN_LS)  # where a class has few positives, em is unsteady
 _POSITIVES = (_N_LS, _LL_R, _EM, _SPLC, _WAN, _AN)
@@ -185,7 +186,9 @@ def _measured(stats: Stats) -> tuple[Choice, ...]:
     candidates = _candidates(stats)
     if candidates is _MANY_POSITIVES:
         return candidates[:3]
-    return _MEASURED_POSITIVES if candidates is _POSITIVES else _MEASURED
+    if candidates is _POSITIVES:
+        return _MEASURED_POSITIVES
+    return _MEASURED_FEW if candidates[0] is _EASY_PRESENCES else _MEASURED
 
 
 def suited(stats: Stats) -> tuple[Choice, ...]:
