@@ -70,7 +70,9 @@ def test_options_are_sorted_into_config_and_settings() -> None:
 
 def test_every_option_is_declared_with_help_and_defaults_in_bounds() -> None:
     fields = {field.name for kind in (Config, Settings) for field in dataclasses.fields(kind)}
-    assert fields - set(declared_options()) == {"method", "options", "settings", "images"}
+    assert fields - set(declared_options()) == {
+        *("method", "options", "settings", "images", "averaged_with", "candidates")
+    }
     for declared in declared_options().values():
         assert declared.help.endswith(".")
         assert "train" in declared.commands
