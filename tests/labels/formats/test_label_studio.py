@@ -84,7 +84,7 @@ def test_golden_answers() -> None:
         "1 times a task was skipped",
         "1 drafts",
         "1 answers were submitted as predicted",
-        "1 results are not choices",
+        "1 results are left out",
     ):
         assert any(note.startswith(words) for note in result.audit.notes), words
     assert any("both present and absent" in note for note in result.audit.notes)
@@ -226,6 +226,19 @@ def test_other_projects_name_the_classes_present() -> None:
     assert absent.table().dense().tolist() == [[1, 1], [-1, -1], [0, 0], [-1, 1]]
     assert ("not chosen", "absent", 3) in [tuple(line) for line in absent.audit.value_counts]
     assert "‹unlisted" in label_error(label_studio.read, GOLDEN / "answers.json", Policy(unlisted="absent")).fix
+
+
+def test_labels_of_shapes_are_present() -> None:
+    path = GOLDEN / "foreign" / "shapes.json"
+    assert formats.detect_format(path) == "label-studio"
+    assert "‹unlisted" in label_error(label_studio.read, path).fix
+    absent = label_studio.read(path, Policy(unlisted="absent"))
+    assert list(absent.rows.classes) == ["cat", "dog", "grass", "snow"]
+    assert absent.table().dense().tolist() == [[1, 1, -1, -1], [-1, -1, 1, 1], [-1] * 4, [0] * 4]
+    assert [tuple(line) for line in absent.audit.value_counts][:2] == [
+        ("shape", "present", 3),
+        ("chosen", "present", 1),
+    ]
 
 
 def test_the_field_of_the_image_can_be_named(tmp_path: Path) -> None:

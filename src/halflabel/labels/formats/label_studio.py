@@ -3,7 +3,8 @@
 Written: the tasks, with the known labels as predictions, so that every task is open and annotators see it filled in;
 next to them the labelling interface (`NAME.config.xml`), which has to be pasted into the project before the tasks are
 imported. Read: Label Studio's JSON export. An answer becomes a row with the source "person"; "unsure" becomes a row
-that retracts the label. Choices of other projects are read as the names of present classes.
+that retracts the label. Choices of other projects, and the labels of boxes, brushes and other shapes, are read as the
+names of present classes.
 """
 
 from __future__ import annotations
@@ -53,6 +54,11 @@ _ANSWERS = {"yes": 1, "no": -1, "unsure": 0}
 _ANSWER_WORDS = {1: "yes", -1: "no"}
 _EXPORT = "export the project again, as JSON"
 _XML_QUOTE = {'"': "&quot;"}
+_SHAPES = "boxes and other shapes"  # stands for a question
+_SHAPE_TYPES = {
+    *("labels", "rectanglelabels", "ellipselabels", "polygonlabels", "keypointlabels", "brushlabels"),
+    *("bitmasklabels", "vectorlabels"),
+}
 _IMAGE_KEYS = ("image", "img", "url", "photo", "picture")
 
 
@@ -86,13 +92,14 @@ def read(path: Path, policy: Policy) -> LabelImport:
         else:
             _read_predictions(reading, task["data"], predictions, image)
     if reading.question_of:
-        reason = "choices name classes that are present and none says absent"
-        require_unlisted(policy, reason, path, "every choice was considered")
+        reason = "choices and shapes name classes that are present and none says absent"
+        require_unlisted(policy, reason, path, "every class was considered")
     elif policy.unlisted is not None:
         message = "every class has its own question, so nothing is unlisted"
         raise LabelError(message, "leave ‹unlisted› out: an open question is unknown", path)
     if not reading.entries.classes:
-        raise LabelError("the file has no choices", "export the project again, as JSON", path)
+        message = "the file has no choices and no labels of shapes"
+        raise LabelError(message, "submit annotations in Label Studio, and export the project again", path)
     return _finish(reading, policy, answered)
 
 
@@ -202,15 +209,20 @@ def _read_predictions(reading: _Reading, data: Node, predictions: list[Node], im
 
 
 def _answers(reading: _Reading, annotation: Node) -> Iterator[tuple[str, Node, Node]]:
-    """(question, choice, the whole result) of each choice."""
+    """(question, choice, the whole result) of each choice, and in projects of others of each label of a shape."""
+    shown = set()  # classes of shapes, of which there may be many
     for result in annotation["result"].list(_EXPORT, optional=True):
-        if result.object(_EXPORT).get("type") != "choices":
+        kind = result.object(_EXPORT).get("type")
+        if kind != "choices" and (kind not in _SHAPE_TYPES or reading.own_questions):
             reading.counts["other"] += 1
             continue
-        question, choices = result["from_name"].name(), result["value"]["choices"]
+        question = result["from_name"].name() if kind == "choices" else _SHAPES
+        choices = result["value"][kind]
         if len(choices.list(_EXPORT)) > 1 and question in reading.own_questions:
             raise choices.error("one question has two answers", "leave one of them")
-        yield from ((question, choice, result) for choice in choices.list())
+        new = [choice for choice in choices.list(_EXPORT) if question != _SHAPES or choice.name() not in shown]
+        shown.update(choice.value for choice in new if question == _SHAPES)
+        yield from ((question, choice, result) for choice in new)
 
 
 def _add_answer(reading: _Reading, image: str, question: str, choice: Node, source: str, score: float) -> None:
@@ -219,8 +231,9 @@ def _add_answer(reading: _Reading, image: str, question: str, choice: Node, sour
     if question in reading.own_questions:
         label, value, raw = _class_of(question) or "", _ANSWERS[answer], answer
     else:
-        value, raw = 1, "chosen"
-        if (other := reading.question_of.setdefault(label, question)) != question:
+        value, raw = 1, "chosen" if question != _SHAPES else "shape"
+        other = reading.question_of.setdefault(label, question)
+        if _SHAPES not in (other, question) and other != question:
             message = f"the choice {label!r} answers two questions, {other!r} and {question!r}: the class is not clear"
             raise choice.error(message, "give the choices of each question names of their own")
     reading.entries.add(image, label, value, raw, source, score)
@@ -239,7 +252,7 @@ def _finish(reading: _Reading, policy: Policy, answered: bool) -> LabelImport:
     audit.note_count(counts["drafts"], "drafts were not submitted: left out")
     audit.note_count(counts["predictions"], "predictions are left out: annotators saw them")
     audit.note_count(counts["left"], "answers were submitted as predicted")
-    audit.note_count(counts["other"], "results are not choices (boxes, texts …): left out")
+    audit.note_count(counts["other"], "results are left out: shapes beside our questions, texts, relations …")
     if not answered:
         audit.note("no task is answered yet: these are the predictions, with their source and score")
     note = "entries are both present and absent: the last answer wins, all rows are kept"
