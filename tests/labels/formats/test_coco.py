@@ -63,6 +63,12 @@ def test_audit_says_what_became_what() -> None:
     assert ("not listed", "absent", 8) in [tuple(line) for line in audit.value_counts]
 
 
+def test_segments_of_panoptic_annotations_are_present() -> None:
+    table = coco.read(GOLDEN.with_name("panoptic.json"), ABSENT)
+    assert table.table().dense().tolist() == [[1, 1], [-1, -1]]
+    assert [note for note in table.audit.notes if note.startswith("1 annotations are crowds")]
+
+
 def test_unlisted_must_be_stated() -> None:
     with pytest.raises(LabelError, match="may be absent or unknown") as caught:
         coco.read(GOLDEN, Policy())

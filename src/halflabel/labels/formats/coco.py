@@ -1,6 +1,7 @@
 """COCO JSON: `images`, `annotations` and `categories`. An annotation means present; nothing means absent.
 
-LVIS is the same with lists of absent classes: `lvis` uses what is here.
+Panoptic annotations list the segments of an image. LVIS is the same with lists of absent classes: `lvis` uses what is
+here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ USES = ("unlisted",)
 # Keys of annotations in other people's files that deny them, with the values that do.
 _DENIALS = {"value": (0, -1, "0", "-1", "absent"), "present": (0, "0", "no", "false"), "deleted": (1, "1", "true")}
 _OWN_KEYS = {"score", "source", *_DENIALS}
-_GEOMETRY_KEYS = ("segmentation", "bbox", "keypoints", "segments_info")  # only detectors need them, and they are large
+_GEOMETRY_KEYS = ("segmentation", "bbox", "keypoints")  # only detectors need them, and they are large
 _LISTS = "name an annotation file with images, annotations and categories; a file of results has no list of images"
 
 Pair = tuple[int, int]  # numbers of an image and a class
@@ -50,10 +51,12 @@ class Document:
             record = node.object()
             if not _OWN_KEYS.isdisjoint(record):
                 _check_annotation(node)
-            pair = image_numbers[find(node["image_id"], image_numbers, "images")], self.find_class(node["category_id"])
-            self.present.setdefault(pair, record)
-            self.counts.update(key for key in ("iscrowd", "ignore") if record.get(key) == 1)
-        self.repeats = len(lists["annotations"]) - len(self.present)
+            image = image_numbers[find(node["image_id"], image_numbers, "images")]
+            for part in node["segments_info"].list() if "segments_info" in record else (node,):
+                self.present.setdefault((image, self.find_class(part["category_id"])), record)
+                self.counts.update(key for key in ("iscrowd", "ignore") if part[key].value == 1)
+                self.counts["all"] += 1
+        self.repeats = self.counts["all"] - len(self.present)
         self.images, self.classes = list(images), list(classes)
 
     def find_class(self, node: Node) -> int:
