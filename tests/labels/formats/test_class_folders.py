@@ -49,5 +49,5 @@ def test_nothing_to_read_and_nothing_to_write(tmp_path: Path) -> None:
     (tmp_path / "dog").mkdir()
     assert not class_folders.sniff(tmp_path)
     assert "no folder with images" in label_error(class_folders.read, tmp_path, Policy()).message
-    with pytest.raises(UserError, match="cannot hold several classes"):
+    with pytest.raises(UserError, match="only read"):
         formats.write(formats.read(GOLDEN, Policy(unlisted="unknown")).rows, tmp_path / "x", format="class-folders")

@@ -20,7 +20,7 @@ ABSENT: dict[str, Any] = {"unlisted": "absent"}
 
 # Golden file -> what has to be stated, images, classes and labels (N, C).
 CASES: dict[str, tuple[dict[str, Any], str, str, list[list[int]]]] = {
-    "labelme/own": (UNKNOWN, "a.jpg b.jpg", "cat dog night rain", [[1, 1, 1, -1], [0, 0, -1, 1]]),
+    "labelme/own": ({}, "a.jpg b.jpg", "cat dog night rain", [[1, 1, 1, -1], [0, 0, -1, 1]]),
     "via/project.json": (ABSENT, "a.jpg b.jpg", "gull tern", [[1, 1], [-1, -1]]),
     "via/version_1.json": ({}, "c.jpg", "gull ringed tern", [[1, 1, 1]]),
     "createml/annotations.json": (ABSENT, "a.jpg b.jpg sub/c.jpg", "cat dog", [[1, 1], [-1, -1], [-1, 1]]),
@@ -28,12 +28,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[list[int]]]] = {
     "datumaro/default.json": (ABSENT, "a.jpg b", "cat dog cow", [[1, 1, -1], [-1, -1, -1]]),
     "cvat": (UNKNOWN, "farm/a.jpg farm/b.jpg farm/c.jpg", "cat dog_&_pup cow", [[1, 1, 0], [0, 1, 0], [0, 0, 0]]),
     "voc_xml/farm": (ABSENT, "a.jpg b c.jpg", "cat dog", [[1, 0], [-1, 1], [-1, -1]]),
-    "labelbox": (
-        ABSENT,
-        "a.jpg b.jpg c.jpg",
-        "cat snow night dog",
-        [[1, 1, -1, -1], [1, -1, -1, 1], [0, 0, 0, 0]],
-    ),
+    "labelbox": ({}, "a.jpg b.jpg c.jpg", "cat snow night dog", [[1, 1, -1, 0], [1, 0, 0, 1], [0, 0, 0, 0]]),
     "sagemaker/output.manifest": (ABSENT, "a.jpg b.jpg c.jpg", "cat dog", [[1, -1], [-1, -1], [0, 0]]),
     "sagemaker/multilabel.manifest": (UNKNOWN, "a.jpg b.jpg", "night snow", [[1, 1], [1, 0]]),
     "sagemaker/single.manifest": (ABSENT, "a.jpg b.jpg", "cat dog", [[1, -1], [-1, 1]]),

@@ -26,6 +26,7 @@ from halflabel.labels.policy import Policy
 
 _GEOMETRY = ("imageData", "points", "rle", "mask", "bbox", "segmentation", "coordinates")  # large, and never needed
 IN_BOTH = "entries are both present and absent: present wins, both rows are kept"
+_BELOW = "score below the threshold"
 
 Key = tuple[str, str, int | None, str]
 
@@ -49,42 +50,49 @@ class ImageRecord(NamedTuple):
 
 
 def reader(
-    format: str, entries: Callable[[Path, Policy], Iterator[ImageRecord | str]]
+    format: str,
+    entries: Callable[[Path, Policy], Iterator[ImageRecord | str]],
+    *,
+    default: str = "",
+    complete: str = "every class was looked for",
 ) -> Callable[[Path, Policy], LabelImport]:
-    """The `read` of a format."""
+    """The `read` of a format.
+
+    Where nothing says absent, `unlisted` must be stated, unless `default` holds; `complete` says what "absent" means.
+    """
 
     def read(path: Path, policy: Policy) -> LabelImport:
         parts = list(entries(path, policy))
         records = [part for part in parts if not isinstance(part, str)]
         images = _distinct(records)
-        result = Entries(format, path, images=images, classes=[part for part in parts if isinstance(part, str)])
-        result.audit.note_count(len(records) - len(images), "images are listed twice, with the same labels: read once")
-        for each in chain.from_iterable(record.labels for record in images.values()):
-            result.add_class(each.name)  # in the order of the file
         labels = {name: _distinct_labels(record.labels) for name, record in images.items()}
         threshold = _machine_threshold(labels, policy, path)
-        for name, scores in labels.items():
-            for (label, raw, value, source), score in scores.items():
-                is_below = not math.isnan(score) and score < threshold
-                result.add(name, label, None if is_below else value, "score below" if is_below else raw, source, score)
+        result = Entries(format, path, images=images, classes=[part for part in parts if isinstance(part, str)])
+        below = 0
+        for name, record in images.items():
+            for label in record.labels:
+                result.add_class(label.name)  # in the order of the file
+            for (label_name, raw, value, source), score in labels[name].items():
+                is_below = score < threshold
+                below += is_below
+                result.add(name, label_name, None if is_below else value, _BELOW if is_below else raw, source, score)
         if not result.classes:
             raise LabelError("no image has a label", "check that the labels were exported", path)
-        boxes = sum(len(record.labels) for record in images.values()) - sum(map(len, labels.values()))
-        result.audit.note_count(boxes, "further labels of a class in the same image: counted once")
-        if math.isinf(threshold):
-            scored = sum(not math.isnan(score) for scores in labels.values() for score in scores.values())
-            result.audit.note_count(
-                scored, "labels are scores of a model: left out; ‹machine=0.5› reads those from 0.5"
-            )
         labelled = {name for name, record in images.items() if record.is_labelled}
-        if labelled:
-            others = len(images) - len(labelled)
-            result.audit.note_count(
-                others, "images were labelled by nobody, or by a model: what is not listed is unknown"
-            )
-        if any(result.classes.keys() - {key[0] for key in labels[name]} for name in labelled):
-            require_unlisted(policy, "the file lists what is present", path, "every class was looked for")
-        return result.read(policy, complete=labelled, conflicts=IN_BOTH)
+        open_names = (name for name in labelled if result.classes.keys() - {key[0] for key in labels[name]})
+        says_absent = any(key[2] == -1 for of_image in labels.values() for key in of_image)
+        if not says_absent and not default and next(open_names, None) is not None:
+            require_unlisted(policy, "the file lists what is present", path, complete)
+        note = result.audit.note_count
+        note(len(records) - len(images), "images are listed twice, with the same labels: read once")
+        repeats = sum(len(record.labels) for record in images.values()) - sum(map(len, labels.values()))
+        note(repeats, "further labels of a class in the same image: counted once")
+        note(
+            below * math.isinf(threshold), "labels are scores of a model: left out; ‹machine=0.5› reads those from 0.5"
+        )
+        others = (len(images) - len(labelled)) * bool(labelled)
+        note(others, "images were labelled by nobody, or by a model: what is not listed is unknown")
+        return result.read(policy, default=default or "unknown", complete=labelled, conflicts=IN_BOTH)
 
     return read
 
@@ -185,7 +193,7 @@ def _image_names(nodes: list[Node]) -> list[str]:
         if scheme in ("http", "https") and mark:
             path = unquote(re.split("[?#]", path)[0])
         parts = path.replace("\\", "/").split("/")
-        is_whole.append(not mark and parts[0] not in ("", "..") and not parts[0].endswith(":"))
+        is_whole.append(not mark and parts[0] not in ("", "..") and not re.fullmatch("[A-Za-z]:", parts[0]))
         paths.append("/".join(parts if is_whole[-1] else [part for part in parts if part not in ("", "..")]))
         if not paths[-1]:
             raise node.error(f"{node.value!r} has no image name", "give it the path of the image")

@@ -6,6 +6,7 @@ of each patch. The lists are complete: a class that is not listed is absent, unl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,12 @@ import pyarrow as pa
 from halflabel.errors import LabelError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._csv import choose_split
-from halflabel.labels.formats._entries import Entries
-from halflabel.labels.formats._json import load_json
+from halflabel.labels.formats._json import Node, load_json
 from halflabel.labels.formats._parquet import parquet_columns, parquet_files, read_parquet
+from halflabel.labels.formats._records import ImageRecord, Label, reader
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "split")
-CANNOT_WRITE = ("the places and times of the patches are not known", "write the long form (‹to=long›)")
 
 _JSON = "*/*_labels_metadata.json"
 _COLUMNS = {"patch_id", "labels"}
@@ -33,18 +33,12 @@ def sniff(path: Path) -> bool:
     return set(parquet_columns(path)) >= _COLUMNS
 
 
-def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the list of each patch."""
+def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
+    """The list of each patch."""
     lists = _read_table(path, policy) if parquet_files(path) else _read_folder(path, policy)
-    entries = Entries("bigearthnet", path, images=lists, classes=sorted(set().union(*lists.values())))
+    yield from sorted(set().union(*lists.values()))
     for patch, labels in lists.items():
-        for name in labels:
-            entries.add(patch, name, 1, "listed")
-    if not entries.classes:
-        raise LabelError("no patch has a label", "check the file", path)
-    rows, audit = entries.read(policy, default="absent")
-    audit.note("neighbouring patches look alike: train with ‹group=^(.*)_[0-9]+_[0-9]+$›, which is the tile")
-    return LabelImport(rows, audit)
+        yield ImageRecord(Node(patch, path), [Label(name, "listed") for name in labels])
 
 
 def _read_table(path: Path, policy: Policy) -> dict[str, list[str]]:
@@ -78,3 +72,10 @@ def _check(labels: Any, path: Path, patch: object, line: int | None = None) -> l
     if len(set(labels)) < len(labels):
         raise LabelError(f"the patch {patch!r:.60} has a label twice", "list each label once", path, line=line)
     return list(labels)
+
+
+def read(path: Path, policy: Policy) -> LabelImport:
+    """Read the lists."""
+    result = reader("bigearthnet", entries, default="absent")(path, policy)
+    result.audit.note("neighbouring patches look alike: train with ‹group=^(.*)_[0-9]+_[0-9]+$›, which is the tile")
+    return result

@@ -23,7 +23,6 @@ from halflabel.labels.names import first_duplicate
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted",)
-CANNOT_WRITE = ("the deployments and times of the images are not known", "write the long form (‹to=long›)")
 
 _MEDIA, _OBSERVATIONS = "media.csv", "observations.csv"
 _COLUMNS = ("observationType", "scientificName", "classificationMethod", "classifiedBy")

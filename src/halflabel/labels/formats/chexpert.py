@@ -15,7 +15,6 @@ from halflabel.labels.formats._csv import first_line, header_fields
 from halflabel.labels.policy import Policy
 
 USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
-CANNOT_WRITE = ("the columns about the patient are not known", "write a wide table instead (‹to=wide›)")
 
 _FINDINGS = {"No Finding", "Cardiomegaly", "Lung Opacity", "Support Devices"}  # their presence is proof enough
 _ABOUT_PATIENT = ("Sex", "Age", "Frontal/Lateral", "AP/PA", "subject_id", "study_id")

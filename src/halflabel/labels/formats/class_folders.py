@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from halflabel.errors import LabelError
-from halflabel.labels.audit import LabelImport
-from halflabel.labels.formats._entries import Entries, require_unlisted
+from halflabel.labels.formats._json import Node
+from halflabel.labels.formats._records import ImageRecord, Label, reader
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, SPLITS, folders_with_images
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "ignore")
-CANNOT_WRITE = ("folders of images cannot hold several classes of an image", "write the long form (‹to=long›)")
 
 
 def sniff(path: Path) -> bool:
@@ -21,24 +21,22 @@ def sniff(path: Path) -> bool:
     return len(folders) > 1 and SPLITS.isdisjoint(folders)
 
 
-def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the class of each image from its folder; images in deeper folders belong to the first folder's class."""
-    classes = _class_names(path, policy) if path.is_dir() else []
-    entries = Entries("class-folders", path, classes=classes)
-    for name in classes:
-        files_of_class = sorted(
+def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
+    """The class of each image from its folder; images in deeper folders belong to the first folder's class."""
+    names = _class_names(path, policy) if path.is_dir() else []
+    count = 0
+    for name in names:
+        yield name
+        for file in sorted(
             Path(folder, file).relative_to(path).as_posix()
             for folder, _, files in os.walk(path / name)
             for file in files
             if file.lower().endswith(IMAGE_ENDINGS) and not file.startswith(".")
-        )
-        for file in files_of_class:
-            entries.add(file, name, 1, "folder")
-    if not entries.images:
+        ):
+            count += 1
+            yield ImageRecord(Node(file, path), [Label(name, "folder")])
+    if not count:
         raise LabelError("there is no folder with images", "name the folder that has one folder per class", path)
-    complete = "each image shows nothing else of these classes"
-    require_unlisted(policy, "each image is in the folder of one class", path, complete)
-    return entries.read(policy)
 
 
 def _class_names(path: Path, policy: Policy) -> list[str]:
@@ -55,3 +53,6 @@ def _class_names(path: Path, policy: Policy) -> list[str]:
             fix = f"remove the link, or add ‹ignore={name}›"
             raise LabelError(f"the folder {name!r} is a link that leads back here", fix, path)
     return names
+
+
+read = reader("class-folders", entries, complete="each image shows nothing else of these classes")

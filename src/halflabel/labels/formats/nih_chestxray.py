@@ -14,7 +14,6 @@ from halflabel.labels.formats._csv import first_line, header_fields
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "where", "encoding")
-CANNOT_WRITE = ("the columns about the patient are not known", "write a list of tags instead (‹to=tags›)")
 
 _IMAGE, _FINDINGS = "Image Index", "Finding Labels"
 

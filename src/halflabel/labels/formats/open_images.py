@@ -25,7 +25,6 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
 
 USES = ("machine",)
-CANNOT_WRITE = ("the layout of Open Images cannot say which model made a label", "write the long form (‹to=long›)")
 
 COLUMNS = ("ImageID", "Source", "LabelName", "Confidence")
 REQUIRED_COLUMNS = ("ImageID", "LabelName", "Confidence")
