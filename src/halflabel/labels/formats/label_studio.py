@@ -210,7 +210,7 @@ def _read_predictions(reading: _Reading, data: Node, predictions: list[Node], im
 
 def _answers(reading: _Reading, annotation: Node) -> Iterator[tuple[str, Node, Node]]:
     """(question, choice, the whole result) of each choice, and in projects of others of each label of a shape."""
-    shown = set()  # classes of shapes, of which there may be many
+    shown = set[object]()  # classes of shapes, of which there may be many
     for result in annotation["result"].list(_EXPORT, optional=True):
         kind = result.object(_EXPORT).get("type")
         if kind != "choices" and (kind not in _SHAPE_TYPES or reading.own_questions):
