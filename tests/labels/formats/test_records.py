@@ -28,7 +28,13 @@ CASES: dict[str, tuple[dict[str, Any], str, str, list[list[int]]]] = {
     "datumaro/default.json": (ABSENT, "a.jpg b", "cat dog cow", [[1, 1, -1], [-1, -1, -1]]),
     "cvat": (UNKNOWN, "farm/a.jpg farm/b.jpg farm/c.jpg", "cat dog_&_pup cow", [[1, 1, 0], [0, 1, 0], [0, 0, 0]]),
     "voc_xml/farm": (ABSENT, "a.jpg b c.jpg", "cat dog", [[1, 0], [-1, 1], [-1, -1]]),
-    "labelbox": ({}, "a.jpg b.jpg c.jpg", "cat snow night dog", [[1, 1, -1, 0], [1, 0, 0, 1], [0, 0, 0, 0]]),
+    "labelbox/older.json": ({}, "a.jpg b.jpg", "cat snow dog fox", [[1, 1, 1, 1], [0, 0, 0, 0]]),
+    "labelbox/export.ndjson": (
+        {},
+        "a.jpg b.jpg c.jpg",
+        "cat snow night dog",
+        [[1, 1, -1, 0], [1, 0, 0, 1], [0, 0, 0, 0]],
+    ),
     "sagemaker/output.manifest": (ABSENT, "a.jpg b.jpg c.jpg", "cat dog", [[1, -1], [-1, -1], [0, 0]]),
     "sagemaker/multilabel.manifest": (UNKNOWN, "a.jpg b.jpg", "night snow", [[1, 1], [1, 0]]),
     "sagemaker/single.manifest": (ABSENT, "a.jpg b.jpg", "cat dog", [[1, -1], [-1, 1]]),
@@ -176,6 +182,7 @@ def test_difficult_objects(tmp_path: Path) -> None:
         ("labels/train/a.txt", "0 0.5 0.5 nan 0.1\n", "this is not the number of a class"),
         ("labels/train/a.txt", "0 0.5 0.5 1_0 0.1\n", "this is not the number of a class"),
         ("data.yaml", "names: {1: cat, 2: dog}\n", "numbers are not 0, 1, 2"),
+        ("data.yaml", "names: [cat, cat, dog]\n", "two are the same"),
         ("data.yaml", "names: [yes, cat]\n", "names.0"),
         ("data.yaml", None, "no file names them"),
     ],
@@ -204,6 +211,29 @@ def test_yolo_folders_of_other_tools(tmp_path: Path) -> None:
     (tmp_path / "b" / "obj.names").write_text("cat\n")
     (tmp_path / "b" / "train.txt").write_text("data/obj_train_data/sub/y.jpg\n")
     assert list(formats.read(tmp_path / "b").rows.images) == ["obj_train_data/sub/y"]
+    farm = shutil.copytree(GOLDEN_FILES / "yolo" / "farm", tmp_path / "c" / "train")
+    (farm / "data.yaml").unlink()
+    (farm / "labels" / "classes.txt").write_text("cat\ndog\ncow\n")  # labelImg
+    assert list(formats.read(farm / "labels" / "val", **UNKNOWN).rows.images) == ["images/val/d.jpg"]
+    (farm / "labels" / "classes.txt").rename(farm.parent / "classes.txt")
+    assert formats.read(farm, split="val", **UNKNOWN).table().known == 1
+
+
+def test_images_are_named_like_their_files_where_the_names_inside_are_no_use(tmp_path: Path) -> None:
+    (tmp_path / "annotations" / "xmls").mkdir(parents=True)
+    for name in ("x", "y"):
+        (tmp_path / "annotations" / "xmls" / f"{name}.xml").write_text(XML)
+        (tmp_path / f"{name}.json").write_text(json.dumps(LABELME))
+    for form in ("voc-xml", "labelme"):
+        assert list(formats.read(tmp_path, format=form).rows.images) == ["x", "y"]
+
+
+def test_shapes_with_a_score_are_a_models(tmp_path: Path) -> None:
+    shapes = [{"label": "cat", "score": 0.9}, {"label": "dog", "score": None}]
+    (tmp_path / "x.json").write_text(json.dumps({**LABELME, "shapes": shapes}))
+    rows = formats.read(tmp_path / "x.json", machine=0.5).rows
+    assert source_of(rows) == ["model", ""]
+    assert formats.read(tmp_path / "x.json").table().dense().tolist() == [[0, 1]]
 
 
 def test_a_folder_of_several_exports_is_not_merged(tmp_path: Path) -> None:

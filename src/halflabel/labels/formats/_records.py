@@ -135,6 +135,13 @@ def load_document(path: Path) -> Node:
     return load_json(single_file(path, "[.]json"), without=_GEOMETRY)
 
 
+def names_of_files(files: list[Path], nodes: list[Node]) -> list[Node]:
+    """The image that each file names, else that of its own name; where two name the same, all have their own."""
+    own = [Node(file.stem, file) for file in files]
+    nodes = [node if node.value else of_file for node, of_file in zip(nodes, own, strict=True)]
+    return nodes if len({str(node.value) for node in nodes}) == len(files) else own
+
+
 def model_score(node: Node) -> float:
     """The score of a label that only a model makes; LabelError if there is none."""
     if math.isnan(score := node.score()):

@@ -34,7 +34,7 @@ def entries(path: Path, policy: Policy) -> Iterator[ImageRecord]:
     for line in lines:
         meta = line[job + _META]
         labels = list(_labels(line[job], meta)) if line[job].value is not None else []
-        is_human = meta["human-annotated"].value == "yes"
+        is_human = meta["human-annotated"].value != "no"
         yield ImageRecord(line["source-ref"], labels, line[job].value is not None and is_human)
 
 
@@ -44,7 +44,7 @@ def _kind(meta: Node) -> str:
 
 
 def _labels(value: Node, meta: Node) -> Iterator[Label]:
-    kind, source = _kind(meta), "" if meta["human-annotated"].value == "yes" else "model:sagemaker"
+    kind, source = _kind(meta), "model:sagemaker" if meta["human-annotated"].value == "no" else ""
     if kind == _IMAGE_TYPE:
         numbers, scores = [meta["class-name"]], [meta["confidence"]]
     elif kind.endswith("multilabel"):

@@ -11,18 +11,17 @@ from halflabel.labels.policy import Policy
 
 USES = ("unlisted",)
 
-_LISTS = ("classificationAnnotations", "boundingBoxAnnotations")
 
 _ENDINGS = "[.](jsonl?|ndjson)"
 
-sniff = sniffer(_ENDINGS, "{", '"imageGcsUri"', '"(classification|boundingBox)Annotations?"')
+sniff = sniffer(_ENDINGS, "{", '"imageGcsUri"', '"[a-zA-Z]+Annotations?"')
 
 
 def entries(path: Path, policy: Policy) -> Iterator[ImageRecord]:
     """The annotations of each image."""
     for line in load_lines(single_file(path, _ENDINGS)):
-        nodes = [node for key in _LISTS for node in line[key].list(optional=True)]
-        nodes += [line["classificationAnnotation"]] * ("classificationAnnotation" in line.value)
+        nodes = [node for key in line.value if key.endswith("Annotations") for node in line[key].list()]
+        nodes += [line[key] for key in line.value if key.endswith("Annotation")]
         yield ImageRecord(line["imageGcsUri"], [Label(node["displayName"].name(), "annotation") for node in nodes])
 
 

@@ -7,6 +7,7 @@ confidence of a model. An image without a .txt file is not labelled; one with an
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from halflabel.labels.formats._csv import (
     numbered_fields,
     read_lines,
 )
-from halflabel.labels.formats._json import Node
+from halflabel.labels.formats._json import Node, head_and_tail
 from halflabel.labels.formats._records import ImageRecord, Label, finite_numbers, reader
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, SPLITS
 from halflabel.labels.policy import Policy
@@ -26,9 +27,10 @@ from halflabel.system.files import is_utf8, read_yaml
 
 USES = ("unlisted", "machine", "split")
 
-_SETTINGS = ("data.yaml", "data.yml", "dataset.yaml")
-_LISTS = ("classes.txt", "obj.names", "_darknet.labels", "classes.names")
+_YAML = (".yaml", ".yml")
+_LISTS = ("classes.txt", "predefined_classes.txt", "obj.names", "classes.names", "_darknet.labels")
 _OTHERS = {*_LISTS, "train.txt", "val.txt", "valid.txt", "test.txt"}
+_NAMES = re.compile("^names *:", re.MULTILINE)
 _FIX_NAMES = "write classes.txt: the name of class 0 on the first line, and so on"
 
 
@@ -36,10 +38,10 @@ def sniff(path: Path) -> bool:
     """A folder with a list of classes and label files; or data.yaml; or labels/*.txt beside images/."""
     root = _root(path)
     try:
-        is_named = any((root / name).is_file() for name in (*_SETTINGS, *_LISTS))
-        if not is_named and not ((root / "labels").is_dir() and (root / "images").is_dir()):
+        folders = [folder for _, folder in _folders(root)]
+        if not (_class_file(root, folders[0]) or ((root / "labels").is_dir() and (root / "images").is_dir())):
             return False
-        files = [file for _, folder in _folders(root) for file in _text_files(root, folder)[:20]]
+        files = [file for folder in folders for file in _text_files(root, folder)[:20]]
         return any(_is_line(first_line(file).split()) for file in files)
     except OSError:
         return False
@@ -49,8 +51,9 @@ def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
     """The classes of each image of a split."""
     root = _root(existing_path(path, folder=path.is_dir()))
     folders = dict(_folders(root))
-    folder = folders[choose_split(list(folders), policy.split, root)]
-    classes = _class_names(root)
+    split = path.name if policy.split is None and path.name in folders else policy.split
+    folder = folders[choose_split(list(folders), split, root)]
+    classes = _class_names(root, folder)
     yield from classes
     photos = _photo_folder(root, folder)
     files = {file.relative_to(folder).with_suffix("").as_posix(): file for file in _text_files(root, folder)}
@@ -63,7 +66,10 @@ def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
 
 
 def _root(path: Path) -> Path:
-    return path.parent if path.name == "labels" or path.name in _SETTINGS else path
+    """The folder of the data set; `path` may also be its .yaml file, its folder labels or a split in there."""
+    if path.parent.name == "labels" and path.is_dir():
+        return path.parent.parent
+    return path.parent if path.name == "labels" or path.suffix in _YAML else path
 
 
 def _folders(root: Path) -> Iterator[tuple[str, Path]]:
@@ -101,18 +107,31 @@ def _images(folder: Path) -> dict[str, str]:
     return {path.with_suffix("").as_posix(): path.as_posix() for path in images}
 
 
-def _class_names(root: Path) -> list[str]:
-    for name in _SETTINGS:
-        if (root / name).is_file():
-            names = read_yaml(root / name, _FIX_NAMES).get("names")
-            numbered = dict(enumerate(names)) if isinstance(names, list) else names
-            if not isinstance(numbered, dict) or sorted(map(str, numbered)) != sorted(map(str, range(len(numbered)))):
-                raise LabelError("`names` is not a list, or its numbers are not 0, 1, 2, …", _FIX_NAMES, root / name)
-            return [Node(numbered[k], root / name, key=f"names.{k}").name() for k in range(len(numbered))]
-    for name in _LISTS:
-        if (root / name).is_file():
-            return [line.strip() for line in read_lines(root / name) if line.strip()]
-    raise LabelError("the classes have numbers, and no file names them", _FIX_NAMES, root)
+def _class_file(root: Path, folder: Path) -> Path | None:
+    """The first list of classes, or .yaml file with `names`, in or above the folders."""
+    above = [root.parent] if root.name.lower() in SPLITS else []
+    files = [place / name for place in (root, folder, root / "labels", *above) for name in _LISTS]
+    files += [file for place in (root, *above) for ending in _YAML for file in sorted(place.glob(f"*{ending}"))]
+    return next((f for f in files if f.is_file() and (f.suffix not in _YAML or _NAMES.search(head_and_tail(f)))), None)
+
+
+def _class_names(root: Path, folder: Path) -> list[str]:
+    file = _class_file(root, folder)
+    if file is None:
+        raise LabelError("the classes have numbers, and no file names them", _FIX_NAMES, root)
+    if file.suffix not in _YAML:
+        names = dict(enumerate(line.strip() for line in read_lines(file) if line.strip()))
+    else:
+        stated = read_yaml(file, _FIX_NAMES).get("names")
+        names = dict(enumerate(stated)) if isinstance(stated, list) else stated
+    if (
+        not isinstance(names, dict)
+        or names.keys() != set(range(len(names)))
+        or len({*map(str, names.values())}) < len(names)
+    ):
+        message = "the names of classes are no list, their numbers are not 0, 1, 2, …, or two are the same"
+        raise LabelError(message, _FIX_NAMES, file)
+    return [Node(names[k], file, key=f"names.{k}").name() for k in range(len(names))]
 
 
 def _labels(file: Path, classes: list[str]) -> Iterator[Label]:
