@@ -227,10 +227,11 @@ def coco(path: Path, policy: dict[str, Any]) -> Labels:
             image = names[type(record["id"]), record["id"]]
             entries.append((image, classes[type(number), number], -1, ""))
     for record in content["annotations"]:
-        image, label = record["image_id"], record["category_id"]
-        source = record.get("source")
-        entry = names[type(image), image], classes[type(label), label], 1, source if isinstance(source, str) else ""
-        entries.append(entry)
+        image, source = record["image_id"], record.get("source")
+        for part in record["segments_info"] if "segments_info" in record else [record]:
+            label = part["category_id"]
+            entry = names[type(image), image], classes[type(label), label], 1, source if isinstance(source, str) else ""
+            entries.append(entry)
     if policy.get("unlisted") == "absent":
         listed = {(image, label) for image, label, _, _ in entries}
         every = {(image, label) for image in names.values() for label in classes.values()}
