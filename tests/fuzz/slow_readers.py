@@ -228,7 +228,7 @@ def coco(path: Path, policy: dict[str, Any]) -> Labels:
             entries.append((image, classes[type(number), number], -1, ""))
     for record in content["annotations"]:
         image, source = record["image_id"], record.get("source")
-        for part in record["segments_info"] if "segments_info" in record else [record]:
+        for part in record.get("segments_info", [record]):
             label = part["category_id"]
             entry = names[type(image), image], classes[type(label), label], 1, source if isinstance(source, str) else ""
             entries.append(entry)
