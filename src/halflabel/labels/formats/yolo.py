@@ -12,13 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import (
-    choose_split,
-    existing_path,
-    first_line,
-    numbered_fields,
-    read_lines,
-)
+from halflabel.labels.formats._csv import choose_split, existing_path, first_line, numbered_fields, read_lines
 from halflabel.labels.formats._json import Node, head_and_tail
 from halflabel.labels.formats._records import ImageRecord, Label, finite_numbers, reader
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, SPLITS
@@ -38,7 +32,7 @@ def sniff(path: Path) -> bool:
     """A folder with a list of classes and label files; or data.yaml; or labels/*.txt beside images/."""
     root = _root(path)
     try:
-        folders = [folder for _, folder in _folders(root)]
+        folders = list(_folders(root).values())
         if not (_class_file(root, folders[0]) or ((root / "labels").is_dir() and (root / "images").is_dir())):
             return False
         files = [file for folder in folders for file in _text_files(root, folder)[:20]]
@@ -50,19 +44,17 @@ def sniff(path: Path) -> bool:
 def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
     """The classes of each image of a split."""
     root = _root(existing_path(path, folder=path.is_dir()))
-    folders = dict(_folders(root))
+    folders = _folders(root)
     split = path.name if policy.split is None and path.name in folders else policy.split
     folder = folders[choose_split(list(folders), split, root)]
     classes = _class_names(root, folder)
     yield from classes
-    photos = _photo_folder(root, folder)
     files = {file.relative_to(folder).with_suffix("").as_posix(): file for file in _text_files(root, folder)}
-    images = {} if photos is None else _images(photos)
+    images = _images(root, folder)
     for key in sorted(files.keys() | images.keys()):
-        prefix = "" if photos is None or photos == root else f"{photos.relative_to(root).as_posix()}/"
-        name = Node(prefix + images.get(key, key), files.get(key, folder))
         labels = list(_labels(files[key], classes)) if key in files else []
-        yield ImageRecord(name, labels, key in files and not any(label.source for label in labels))
+        is_labelled = key in files and not any(label.source for label in labels)
+        yield ImageRecord(Node(images.get(key, key), files.get(key, folder)), labels, is_labelled)
 
 
 def _root(path: Path) -> Path:
@@ -72,20 +64,15 @@ def _root(path: Path) -> Path:
     return path.parent if path.name == "labels" or path.suffix in _YAML else path
 
 
-def _folders(root: Path) -> Iterator[tuple[str, Path]]:
+def _folders(root: Path) -> dict[str, Path]:
     """Each split with the folder of its label files; the split is "" if there is only one."""
     labels = root / "labels"
     if labels.is_dir():
-        splits = [entry for entry in sorted(labels.iterdir()) if entry.is_dir() and entry.name.lower() in SPLITS]
-        yield from ((entry.name, entry) for entry in splits)
-        if not splits:
-            yield "", labels
-    else:
-        splits = [entry for entry in sorted(root.glob("*/labels")) if entry.is_dir()]
-        splits += [entry for entry in sorted(root.glob("obj_*_data")) if entry.is_dir()]
-        yield from ((entry.parent.name if entry.name == "labels" else entry.name, entry) for entry in splits)
-        if not splits:
-            yield "", root
+        return {place.name: place for place in sorted(labels.glob("*/")) if place.name.lower() in SPLITS} or {
+            "": labels
+        }
+    splits = {place.parent.name: place for place in sorted(root.glob("*/labels/"))}
+    return splits or {place.name: place for place in sorted(root.glob("obj_*_data/"))} or {"": root}
 
 
 def _text_files(root: Path, folder: Path) -> list[Path]:
@@ -94,21 +81,16 @@ def _text_files(root: Path, folder: Path) -> list[Path]:
     return sorted(file for file in files if file.name not in _OTHERS and not file.name.startswith("README"))
 
 
-def _photo_folder(root: Path, folder: Path) -> Path | None:
-    """The folder of the images: that of the label files with `images` for `labels`; None if there is none."""
-    parts = ["images" if part == "labels" else part for part in folder.relative_to(root).parts]
-    return place if (place := root.joinpath(*parts)).is_dir() else None
-
-
-def _images(folder: Path) -> dict[str, str]:
-    """The image files below a folder, by their names without ending."""
-    paths = (Path(place, name).relative_to(folder) for place, _, names in os.walk(folder) for name in names)
-    images = [path for path in paths if path.suffix.lower() in IMAGE_ENDINGS and is_utf8(str(path))]
-    return {path.with_suffix("").as_posix(): path.as_posix() for path in images}
+def _images(root: Path, folder: Path) -> dict[str, str]:
+    """The images of a folder of labels, which are in the folder called images instead: key -> name."""
+    photos = root.joinpath(*("images" if part == "labels" else part for part in folder.relative_to(root).parts))
+    paths = [Path(place, name) for place, _, names in os.walk(photos) for name in names if is_utf8(place + name)]
+    images = [path for path in paths if path.suffix.lower() in IMAGE_ENDINGS]
+    return {p.relative_to(photos).with_suffix("").as_posix(): p.relative_to(root).as_posix() for p in images}
 
 
 def _class_file(root: Path, folder: Path) -> Path | None:
-    """The first list of classes, or .yaml file with `names`, in or above the folders."""
+    """The first list of classes, or .yaml file with `names`; that of a split may be in the folder above."""
     above = [root.parent] if root.name.lower() in SPLITS else []
     files = [place / name for place in (root, folder, root / "labels", *above) for name in _LISTS]
     files += [file for place in (root, *above) for ending in _YAML for file in sorted(place.glob(f"*{ending}"))]
@@ -119,16 +101,13 @@ def _class_names(root: Path, folder: Path) -> list[str]:
     file = _class_file(root, folder)
     if file is None:
         raise LabelError("the classes have numbers, and no file names them", _FIX_NAMES, root)
-    if file.suffix not in _YAML:
-        names = dict(enumerate(line.strip() for line in read_lines(file) if line.strip()))
-    else:
+    if file.suffix in _YAML:
         stated = read_yaml(file, _FIX_NAMES).get("names")
-        names = dict(enumerate(stated)) if isinstance(stated, list) else stated
-    if (
-        not isinstance(names, dict)
-        or names.keys() != set(range(len(names)))
-        or len({*map(str, names.values())}) < len(names)
-    ):
+    else:
+        stated = [line.strip() for line in read_lines(file) if line.strip()]
+    names = dict(enumerate(stated)) if isinstance(stated, list) else stated
+    is_numbered = isinstance(names, dict) and names.keys() == set(range(len(names)))
+    if not is_numbered or len({str(name) for name in names.values()}) < len(names):
         message = "the names of classes are no list, their numbers are not 0, 1, 2, …, or two are the same"
         raise LabelError(message, _FIX_NAMES, file)
     return [Node(names[k], file, key=f"names.{k}").name() for k in range(len(names))]
