@@ -58,11 +58,16 @@ def test_folders_that_may_be_splits(tmp_path: Path) -> None:
     assert error.fix.startswith("if they are classes, add ‹format=class-folders›")
     assert "dog/dog1.JPG,dog;cat" in error.fix
     (tmp_path / "train" / "a.xml").write_text(BOXES)
-    assert refusal(tmp_path).fix == f"name this folder: {tmp_path / 'train'}"
+    assert refusal(tmp_path).fix == f"name one: {tmp_path / 'train' / 'a.xml'}"
+    for name in "bcd":
+        (tmp_path / "train" / f"{name}.xml").write_text(BOXES)
+    assert refusal(tmp_path).fix == f"name one: {tmp_path / 'train'}"
     assert formats.detect_format(tmp_path / "train") == "voc-xml"
 
 
 def test_what_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"photo": {"file": "a.jpg", "seen": ["dog"]}}')
+    assert "its keys are photo, file, seen" in refusal(tmp_path / "x.json").message
     (tmp_path / "x.xml").write_text("<other/>")
     assert "not recognized" in refusal(tmp_path / "x.xml").message
     (tmp_path / "empty").mkdir()
@@ -71,5 +76,6 @@ def test_what_is_not_known(tmp_path: Path) -> None:
 
 
 def test_no_golden_file_is_taken_for_foreign() -> None:
-    for path in (*GOLDEN.rglob("*.json"), *GOLDEN.rglob("*.csv"), *GOLDEN.rglob("*.jsonl")):
+    """Before COCO, which any JSON may be, is tried."""
+    for path in (*(GOLDEN / "coco").iterdir(), *(GOLDEN / "lvis").iterdir(), *GOLDEN.rglob("*.csv")):
         assert foreign.unsupported_format_error(path) is None, path

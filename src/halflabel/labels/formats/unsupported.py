@@ -41,10 +41,11 @@ _OTHER_CONTENT = {
     b"<!doctype html": ("a web page", "download the file itself"),
     b"<html": ("a web page", "download the file itself"),
 }
-_MINIMAL_EXPORT = re.compile(
-    r'[\ufeff\s]*\[(?!.*"(?:image_id|category_id|annotations)").*"(?:choices|annotation_id|annotator|lead_time|image|img)"',
-    re.DOTALL,
-)
+_LABEL_ENDINGS = (".json", ".jsonl", ".ndjson", ".manifest", ".xml", ".csv", ".tsv")
+_MANY = 4  # files with labels in a folder: one per image
+_KEY = re.compile(r'"([^"\\\n]{1,40})"\s*:')
+_COCO_KEYS = {"images", "annotations", "categories", "image_id", "category_id"}  # its reader knows what is wrong
+_MINIMAL_EXPORT_KEYS = {"choices", "annotation_id", "annotator", "lead_time", "image", "img"}
 _WRITE = "write a CSV file with the header image,tags and one line per image, such as"
 
 
@@ -103,28 +104,43 @@ def own_output_error(header: list[str]) -> tuple[str, str] | None:
 
 
 def _recognize_file(path: Path) -> tuple[str, str] | None:
-    if path.suffix.lower() != ".json" or not _MINIMAL_EXPORT.match(text := head_and_tail(path)) or '"data"' in text:
+    text = head_and_tail(path) if path.suffix.lower() == ".json" else ""
+    keys = list(dict.fromkeys(_KEY.findall(text)))
+    if not keys or not _COCO_KEYS.isdisjoint(keys):
         return None
-    message = "a list of images like Label Studio's JSON-MIN, which does not distinguish skipped tasks from answers"
-    return message, "export the project again as JSON, another choice in the same export menu"
+    if (
+        text.lstrip("\ufeff \t\r\n").startswith("[")
+        and not _MINIMAL_EXPORT_KEYS.isdisjoint(keys)
+        and "data" not in keys
+    ):
+        message = "a list of images like Label Studio's JSON-MIN, which does not distinguish skipped tasks from answers"
+        return message, "export the project again as JSON, another choice in the same export menu"
+    return f"this JSON has no known format; its keys are {', '.join(keys[:8])}", f"{_WRITE} a.jpg,dog;cat"
 
 
 def _recognize_folder(path: Path) -> tuple[str, str] | None:
-    if any(name.lower().endswith(IMAGE_ENDINGS) for name in _entry_names(path)):
-        return "this folder has images, but no labels in a known format", "name the file with the labels"
     class_folders = folders_with_images(path)
-    if not class_folders:
-        return None
-    for name in (name for name, _ in class_folders if name.lower() in SPLITS):
-        if any(
-            file.lower().endswith((".xml", ".json", ".jsonl", ".csv", ".txt")) for file in _entry_names(path / name)
-        ):
-            return f"the folder {name!r} has labels beside its images", f"name this folder: {path / name}"
+    has_images = any(name.lower().endswith(IMAGE_ENDINGS) for name in _entry_names(path))
+    if places := _label_files(path):
+        fix = f"name one: {', '.join(map(str, places[:3]))}{', …' if len(places) > 3 else ''}"
+        return "this folder is not in a known format, but it holds what may be labels", fix
+    if has_images or not class_folders:
+        found = "this folder has images, but no labels in a known format", "name the file with the labels"
+        return found if has_images else None
     examples = ", ".join(name for name, _ in class_folders[:3]) + (", …" if len(class_folders) > 3 else "")
     name, image = class_folders[0]
     other = f"name the file with the labels, or {_WRITE} {name}/{image},dog;cat"
     message = f"folders of images ({examples}), which may be classes, splits or parts"
     return message, f"if they are classes, add ‹format=class-folders›; else {other}"
+
+
+def _label_files(path: Path) -> list[Path]:
+    """The files in a folder and its folders that may hold labels; of a folder with many of them only its own path."""
+    places = []
+    for folder in (path, *(path / name for name in sorted(_entry_names(path)))):
+        files = sorted(name for name in _entry_names(folder) if name.lower().endswith(_LABEL_ENDINGS))
+        places += [folder / name for name in files] if len(files) < _MANY or folder == path else [folder]
+    return places
 
 
 def folders_with_images(path: Path) -> list[tuple[str, str]]:

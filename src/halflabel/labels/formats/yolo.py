@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import choose_split, existing_path, first_line, numbered_fields, read_lines
@@ -101,10 +102,9 @@ def _class_names(root: Path, folder: Path) -> list[str]:
     file = _class_file(root, folder)
     if file is None:
         raise LabelError("the classes have numbers, and no file names them", _FIX_NAMES, root)
-    if file.suffix in _YAML:
-        stated = read_yaml(file, _FIX_NAMES).get("names")
-    else:
-        stated = [line.strip() for line in read_lines(file) if line.strip()]
+    is_yaml = file.suffix in _YAML
+    lines = () if is_yaml else (line.strip() for line in read_lines(file))
+    stated: Any = read_yaml(file, _FIX_NAMES).get("names") if is_yaml else list(filter(None, lines))
     names = dict(enumerate(stated)) if isinstance(stated, list) else stated
     is_numbered = isinstance(names, dict) and names.keys() == set(range(len(names)))
     if not is_numbered or len({str(name) for name in names.values()}) < len(names):
