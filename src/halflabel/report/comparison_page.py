@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,23 +26,21 @@ from halflabel.report.layout import (
     ENOUGH_SEEDS,
     FEW_POSITIVES,
     cell,
-    cell_with_note,
-    comparison_footer,
+    glossary,
+    image_size,
     method_summary,
-    missing_runs,
     name_cell,
     name_list,
     scroll_table,
     section,
     section_links,
-    share_chart,
-    training_summary,
+    settings_table,
     truncation_note,
 )
-from halflabel.report.svg import figure
+from halflabel.report.svg import Series, figure
 from halflabel.runs.redact import shown_name, shown_options, without_folders
 from halflabel.system.format import counted, points, shorten, signed_interval, signed_points
-from halflabel.system.html import Html, count, document, el, join, percent
+from halflabel.system.html import PAGE_SIZE, Html, count, document, el, join, percent
 
 PANELS = 6  # sets of labels that are drawn
 CURVES = 6  # methods with a curve, one colour each
@@ -190,7 +188,7 @@ def build_comparison(folder: Path) -> str:
         *(el("p", sentence, class_="found") for sentence in facts.trials.conclusions),
         el("p", _subtitle(facts), class_="muted"),
     )
-    footer = comparison_footer(facts.config, ("entry", "AP", "mAP", "95 % interval", "epoch"))
+    footer = _footer(facts.config, ("entry", "AP", "mAP", "95 % interval", "epoch"))
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown), footer])
 
 
@@ -199,7 +197,7 @@ def _subtitle(facts: ComparisonFacts) -> str:
     return (
         f"{counted(len({row.method for row in rows}), 'method')}, "
         f"{counted(len({row.labels for row in rows}), 'set of labels', 'sets of labels')}, up to "
-        f"{counted(max(row.seeds for row in rows), 'seed')}; {training_summary(facts.config)}"
+        f"{counted(max(row.seeds for row in rows), 'seed')}; {_training_summary(facts.config)}"
     )
 
 
@@ -282,7 +280,7 @@ def _method_table(facts: ComparisonFacts, rows: Sequence[Row]) -> Html:
     lines = []
     for row in (*rows, *([facts.oracle] if facts.oracle is not None else [])):
         reference = el("small", f" {row.reference}", class_="muted") if row.reference else None
-        cells = [cell_with_note(each.value, each.text, shorten(each.note, 40)) for each in row.cells()]
+        cells = [_cell_with_note(each.value, each.text, shorten(each.note, 40)) for each in row.cells()]
         lines.append(el("tr", name_cell(facts.trials.names(row)[1], 40, reference), *cells))
     return scroll_table(titles, lines, _panel_title(facts, rows), sortable=True)
 
@@ -327,7 +325,7 @@ def _missing(facts: ComparisonFacts) -> Html | None:
     for failure in facts.trials.failures:
         what, reason = failure.method if failure.what == "all" else failure.what, shorten(failure.reason, 400)
         failed.append(el("li", el("b", shorten(what, 100)), f" (labels {shorten(failure.labels, 60)}): {reason}"))
-    return missing_runs(failed, facts.trials.left_out)
+    return _missing_runs(failed, facts.trials.left_out)
 
 
 def _shares(facts: ComparisonFacts) -> Html | None:
@@ -364,7 +362,7 @@ def _shares(facts: ComparisonFacts) -> Html | None:
         ),
         el(
             "div",
-            share_chart("mAP by share of labels", lines, "% of labels that are known and correct", note, **options),
+            _share_chart("mAP by share of labels", lines, "% of labels that are known and correct", note, **options),
             class_="grid",
         ),
         on="Test mAP; labels were hidden or corrupted in training and validation only.",
@@ -420,7 +418,7 @@ def _more_labels(facts: ComparisonFacts) -> Html | None:
                 "tr",
                 name_cell(f"{100 * (times - 1):.3g} % more"),
                 cell(more, count(more)),
-                cell_with_note(expected.mean, signed_points(expected.mean), interval),
+                _cell_with_note(expected.mean, signed_points(expected.mean), interval),
                 cell(per_1000, signed_points(per_1000)),
                 el("td", {"yes": "yes", "no": "no", "open": "≈"}[verdict(expected, growth.worth)]),
             )
@@ -475,3 +473,50 @@ def _classes(facts: ComparisonFacts) -> Html | None:
         el("div", *parts, class_="grid"),
         on=f"The best method and the naive reading, or the next best; at most {GAPS} gains and {GAPS} losses.",
     )
+
+
+def _cell_with_note(value: float, shown: str, note: str) -> Html:
+    """Return a table cell with small text below the number, such as its interval."""
+    return cell(value, join([shown, el("br"), el("span", note, class_="muted")]) if note else shown)
+
+
+def _share_chart(title: str, lines: Mapping[str, NDArray[Any]], x_label: str, note: str = "", **options: Any) -> Html:
+    """Draw test mAP by the share of labels; each line has rows (percent, mAP, low, high); options: `interval_lines`."""
+    numbered = enumerate(lines.items())
+    series = [Series(shorten(name, 30), line[:, 0], line[:, 1], 1 + k % 6) for k, (name, line) in numbered]
+    low, high = ([np.where(np.isnan(line[:, k]), line[:, 1], line[:, k]) for line in lines.values()] for k in (2, 3))
+    alt = "Test mAP by share of labels: " + "; ".join(
+        f"{line.name} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
+        for line in series
+    )
+    chart = svg.interval_lines(series, low, high, alt=alt, x_label=x_label, y_label="test mAP", **options)
+    legend = [(f"f{line.shade}", line.name) for line in series]
+    return figure(chart, title, f"with 95 % intervals; the share is logarithmic{note}", legend)
+
+
+def _missing_runs(failed: Sequence[Html], left_out: int, most: int = 40) -> Html | None:
+    """List failed runs, and runs left out because the budget ended; None where nothing is missing."""
+    parts: list[object] = []
+    if failed:
+        parts += [el("h3", "Failed"), el("ul", *failed[:most], class_="notes")]
+        parts += [truncation_note(most, len(failed), "are listed", thing="failures")]
+    if left_out:
+        text = f"The budget ended before {count(left_out)} runs. Run the same command again to do them."
+        parts += [el("h3", "Left out"), el("p", text)]
+    return section("missing", "What is missing", *parts) if parts else None
+
+
+def _training_summary(config: Mapping[str, Any]) -> str:
+    """Return what all runs of a comparison or a study have in common, in words."""
+    tuned = "linear heads on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
+    epochs = f"{config.get('epochs', '?')} epochs"
+    if config.get("fit") in ("auto", "linear") and config.get("tune") == "head":
+        epochs = f"L-BFGS, or {epochs} for methods that need batches"
+    return f"{config.get('backbone', '?')}, {image_size(config)}, {tuned}; {epochs}"
+
+
+def _footer(config: dict[str, Any], words: Sequence[str]) -> Html:
+    """Return the footer of a comparison's or a study's page: glossary, settings, version and page size."""
+    version = config.get("halflabel", "?")
+    line = el("p", f"Made by halflabel; trained by version {version}. This file: ", PAGE_SIZE, ".")
+    return el("footer", glossary(words), settings_table(config, {"halflabel": version}), line)

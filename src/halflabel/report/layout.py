@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import UserError
-from halflabel.report import svg
-from halflabel.report.svg import Series, figure
 from halflabel.runs.redact import shown_settings
 from halflabel.system.files import atomic_write
-from halflabel.system.format import points, shorten
-from halflabel.system.html import PAGE_SIZE, Html, count, el, join
+from halflabel.system.format import shorten
+from halflabel.system.html import Html, count, el
 
 T = TypeVar("T")
 PANEL_CLASSES = 9  # classes per panel of a chart
@@ -77,12 +75,6 @@ def section_links(titles: Mapping[str, str], sections: Sequence[Html], *more: Ht
     return el("nav", *(el("a", titles[name], href=f"#{name}") for name in names), *more, aria_label="Sections")
 
 
-def cards(items: Sequence[tuple[str, str, str]]) -> Html:
-    """Return the headline numbers of a page; each item is (title, value, note)."""
-    boxes = [el("div", el("dt", title), el("dd", el("b", value), el("span", note))) for title, value, note in items]
-    return el("dl", *boxes, class_="cards")
-
-
 def has_few_positives(row: Mapping[str, Any]) -> bool:
     """Whether a class has an AP, but one measured by so few known positives that it says little."""
     return bool(np.isfinite(row["AP"])) and 0 < row["present"] < FEW_POSITIVES
@@ -114,11 +106,6 @@ def cell(value: float, shown: str) -> Html:
     return el("td", shown, data_v=f"{value:.6g}" if np.isfinite(value) else "")
 
 
-def cell_with_note(value: float, shown: str, note: str) -> Html:
-    """Return a table cell with small text below the number, such as its interval."""
-    return cell(value, join([shown, el("br"), el("span", note, class_="muted")]) if note else shown)
-
-
 def scroll_table(
     titles: Sequence[str],
     rows: Sequence[Html],
@@ -138,32 +125,6 @@ def scroll_table(
     head = el("thead", el("tr", *heads))
     table = el("table", head, el("tbody", *rows), class_="sortable" if sortable else None)
     return el("div", table, class_="scroll tall" if tall else "scroll", tabindex="0", role="region", aria_label=label)
-
-
-def share_chart(title: str, lines: Mapping[str, NDArray[Any]], x_label: str, note: str = "", **options: Any) -> Html:
-    """Draw test mAP by the share of labels; each line has rows (percent, mAP, low, high); options: `interval_lines`."""
-    numbered = enumerate(lines.items())
-    series = [Series(shorten(name, 30), line[:, 0], line[:, 1], 1 + k % 6) for k, (name, line) in numbered]
-    low, high = ([np.where(np.isnan(line[:, k]), line[:, 1], line[:, k]) for line in lines.values()] for k in (2, 3))
-    alt = "Test mAP by share of labels: " + "; ".join(
-        f"{line.name} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
-        for line in series
-    )
-    chart = svg.interval_lines(series, low, high, alt=alt, x_label=x_label, y_label="test mAP", **options)
-    legend = [(f"f{line.shade}", line.name) for line in series]
-    return figure(chart, title, f"with 95 % intervals; the share is logarithmic{note}", legend)
-
-
-def missing_runs(failed: Sequence[Html], left_out: int, most: int = 40) -> Html | None:
-    """List failed runs, and runs left out because the budget ended; None where nothing is missing."""
-    parts: list[object] = []
-    if failed:
-        parts += [el("h3", "Failed"), el("ul", *failed[:most], class_="notes")]
-        parts += [truncation_note(most, len(failed), "are listed", thing="failures")]
-    if left_out:
-        text = f"The budget ended before {count(left_out)} runs. Run the same command again to do them."
-        parts += [el("h3", "Left out"), el("p", text)]
-    return section("missing", "What is missing", *parts) if parts else None
 
 
 def name_list(names: Sequence[str], most: int = 3) -> str:
@@ -187,15 +148,6 @@ def image_size(config: Mapping[str, Any]) -> str:
     return f"{config['size']} px" if config.get("size") else "images in the size it was made for"
 
 
-def training_summary(config: Mapping[str, Any]) -> str:
-    """Return what all runs of a comparison or a study have in common, in words."""
-    tuned = "linear heads on a frozen backbone" if config.get("tune") == "head" else "fine-tuned"
-    epochs = f"{config.get('epochs', '?')} epochs"
-    if config.get("fit") in ("auto", "linear") and config.get("tune") == "head":
-        epochs = f"L-BFGS, or {epochs} for methods that need batches"
-    return f"{config.get('backbone', '?')}, {image_size(config)}, {tuned}; {epochs}"
-
-
 def glossary(words: Sequence[str]) -> Html:
     """Return a folded list of what the words on a page mean."""
     entries = [el("div", el("dt", word), el("dd", GLOSSARY[word])) for word in words]
@@ -215,10 +167,3 @@ def settings_table(config: dict[str, Any], env: dict[str, Any]) -> Html:
     return el(
         "details", el("summary", "Settings and versions"), el("div", el("table", el("tbody", *rows)), class_="scroll")
     )
-
-
-def comparison_footer(config: dict[str, Any], words: Sequence[str]) -> Html:
-    """Return the footer of a comparison's or a study's page: glossary, settings, version and page size."""
-    version = config.get("halflabel", "?")
-    line = el("p", f"Made by halflabel; trained by version {version}. This file: ", PAGE_SIZE, ".")
-    return el("footer", glossary(words), settings_table(config, {"halflabel": version}), line)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from halflabel.report.layout import (
     FEW_POSITIVES,
     GLOSSARY,
     WrittenPage,
-    cards,
     cell,
     glossary,
     has_few_positives,
@@ -213,7 +212,7 @@ def _headline(facts: RunFacts) -> Html:
     share = percent(facts.table.known, images * names)
     items.append(("known labels", share, f"{count(images)} images × {count(names)} classes"))
     cautions = [el("li", caution) for caution in _cautions(facts)]
-    return el("div", cards(items), el("ul", *cautions, class_="notes") if cautions else None)
+    return el("div", _cards(items), el("ul", *cautions, class_="notes") if cautions else None)
 
 
 def _cautions(facts: RunFacts) -> list[str]:
@@ -361,3 +360,9 @@ def _class_table(facts: RunFacts, order: NDArray[np.int64]) -> Html:
     titles = ["class", *(title.replace("_", " ") for title, *_ in columns)]
     table = scroll_table(titles, rows, "Table of classes", sortable=True, tall=len(rows) > TALL_TABLE)
     return join([el("p", notes, class_="muted"), table])
+
+
+def _cards(items: Sequence[tuple[str, str, str]]) -> Html:
+    """Return the headline numbers of a page; each item is (title, value, note)."""
+    boxes = [el("div", el("dt", title), el("dd", el("b", value), el("span", note))) for title, value, note in items]
+    return el("dl", *boxes, class_="cards")

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 import numpy as np
 import yaml
@@ -25,8 +25,12 @@ from numpy.typing import NDArray
 from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
+from halflabel.evaluation.scores import Kind, Scores
 from halflabel.labels import formats
 from halflabel.labels.answers import AnswerStore
+from halflabel.labels.labels import Labels
+from halflabel.labels.names import Names
+from halflabel.labels.table import Table
 from halflabel.runs.run_files import (
     read_kind,
     read_scores,
@@ -49,13 +53,6 @@ from halflabel.system.files import (
     write_json,
 )
 from halflabel.system.reporter import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from halflabel.evaluation.scores import Kind, Scores
-    from halflabel.labels.labels import Labels
-    from halflabel.labels.names import Names
-    from halflabel.labels.table import Table
-
 
 _START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash")
 _RESULT_FILES = (

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+import uvicorn
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -393,8 +394,6 @@ async def _refuse(request: Request, body: Body, refused: RequestRefused) -> JSON
 
 def serve(app: ASGIApp, listening: socket.socket, *, patience: float = 30.0) -> None:
     """Serve until Ctrl-C or SIGTERM; requests in progress then have `patience` seconds to finish."""
-    import uvicorn
-
     config = uvicorn.Config(
         app,
         http=limited_protocol(header_seconds=min(patience, 10.0)),

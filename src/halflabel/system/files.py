@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock, Timeout
 
 from halflabel.errors import UserError, error_summary
@@ -30,8 +31,6 @@ _MAX_SETTINGS = 10_000
 
 def read_yaml(path: Path, fix: str) -> dict[str, Any]:
     """Return the settings in a file; any failure is a UserError with the given fix."""
-    import yaml
-
     text = read_text(path, fix, max_bytes=_MAX_BYTES)
     try:
         config = yaml.safe_load(text)

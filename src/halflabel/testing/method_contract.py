@@ -35,6 +35,8 @@ from halflabel.images.views import Plain
 from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, seeded
 from halflabel.methods.checks import absorbed, checked_step
+from halflabel.runs.export.metadata import ModelMetadata
+from halflabel.runs.export.onnx import write_onnx
 from halflabel.runs.new_run import reserved_options
 from halflabel.types import Batch, Output, Sweep
 
@@ -463,9 +465,6 @@ def check_onnx(recipe: Recipe, regime: str) -> None:
     """The model can be exported to ONNX, and ONNX Runtime gives the same scores."""
     if recipe.no_onnx:
         return
-    from halflabel.runs.export.metadata import ModelMetadata
-    from halflabel.runs.export.onnx import write_onnx
-
     case = Case(recipe, regime)
     model = Model(seeded(0, _TinyBackbone), case.model.head)
     names, third = tuple(map(str, range(CLASSES))), (0.0, 0.0, 0.0)

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from halflabel.errors import UserError
-from halflabel.evaluation.scores import MEASURED_ON
+from halflabel.evaluation.scores import MEASURED_ON, Kind
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.run_files import verify_checksum
 from halflabel.system.files import atomic_write, write_json
 from halflabel.system.format import decimal, markdown, points
 
 if TYPE_CHECKING:
-    from halflabel.evaluation.scores import Kind
     from halflabel.runs.export.metadata import ModelMetadata
 
 
