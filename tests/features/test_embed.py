@@ -51,7 +51,7 @@ def test_features_take_the_place_of_images(place: Path) -> None:
     assert by_file[0].replace("photos/", "").split("05.png")[0] == by_file[1].split("05.png")[0]
     done("fill", "by/stored", "features", "--precision", "0.6", "--out", "filled.csv")
     done("predict", "by/stored", "features", "--all", "--out", "scores")
-    assert pq.read_table("scores").num_rows == 3 * (N - 1) + 1
+    assert pq.read_table("scores").num_rows == N
     assert "needs images" in refused("train", "labels.csv", "features", "--tune", "all", "--out", "all", *train)
     done("train", "labels.csv", "photos", "--out", "by/others", *train, *TINY[:2], "--size", "48")
     assert "size 32" in refused("evaluate", "by/others", "labels.csv", "features")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from run_examples import go
 
 from halflabel.errors import UserError
+from halflabel.fitting.config import Config
+from halflabel.images import stored_features
+from halflabel.images.sources import open_images
+from halflabel.labels.names import Names
+from halflabel.labels.table import Table
 from halflabel.runs import predict
 from halflabel.runs.predict import FileList, list_files, predict_files, predict_to_parquet, stream_predictions
 from halflabel.runs.predictor import Predictor, open_model
@@ -39,9 +49,12 @@ def test_predictions_come_while_images_are_read(predictor: Predictor, files: Fil
     assert [number for number, item in enumerate([*first, *rest]) if item.error] == [40, 90]
 
 
-def test_an_interrupted_command_is_continued(predictor: Predictor, files: FileList, tmp_path: Path) -> None:
+@pytest.mark.parametrize("all_scores", [False, True])
+def test_an_interrupted_command_is_continued(
+    predictor: Predictor, files: FileList, tmp_path: Path, all_scores: bool
+) -> None:
     uninterrupted, continued = tmp_path / "uninterrupted", tmp_path / "continued"
-    assert predict_to_parquet(predictor, files, uninterrupted, all_scores=True) == (91, 2)
+    assert predict_to_parquet(predictor, files, uninterrupted, all_scores=all_scores) == (91, 2)
     progress: list[int] = []
 
     def stop(done: int, total: int) -> None:
@@ -50,20 +63,66 @@ def test_an_interrupted_command_is_continued(predictor: Predictor, files: FileLi
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        predict_to_parquet(predictor, files, continued, all_scores=True, reporter=Reporter(stop))
+        predict_to_parquet(predictor, files, continued, all_scores=all_scores, reporter=Reporter(stop))
     assert [path.name for path in sorted(continued.glob("part-*"))] == ["part-00000.parquet", "part-00001.parquet"]
     (continued / "part-00001.parquet").write_bytes(b"damaged")
-    assert predict_to_parquet(predictor, files, continued, all_scores=True, reporter=Reporter(stop)) == (91, 2)
+    assert predict_to_parquet(predictor, files, continued, all_scores=all_scores, reporter=Reporter(stop)) == (91, 2)
     assert progress[3:] == [32, 58]  # of the images after the first part
     for path in uninterrupted.iterdir():
         assert (continued / path.name).read_bytes() == path.read_bytes()
-    table = pq.read_table(uninterrupted).to_pylist()
+    rows = pq.read_table(uninterrupted).to_pylist()
+    expected = predict_files(predictor, files.paths, all_scores=all_scores)
+    if all_scores:
+        classes = json.loads(pq.read_schema(uninterrupted / "part-00000.parquet").metadata[b"classes"])
+        assert [row["image"] for row in rows] == [item.image for item in expected] + ["elsewhere.png"]
+        for row, item in zip(rows, expected, strict=False):
+            probabilities = {label["class"]: pytest.approx(label["probability"]) for label in item.labels}
+            assert dict(zip(classes, row["probabilities"] or [], strict=False)) == probabilities
+            assert row["error"] == item.error
+        return
     flat = [
-        (item.image, label["class"], pytest.approx(label["probability"]), label["present"])
-        for item in [*predict_files(predictor, files.paths, all_scores=True)]
+        (item.image, label["class"], pytest.approx(label["probability"]), label["present"], "")
+        for item in expected
         for label in item.labels
     ]
-    assert [tuple(row.values())[:4] for row in table if not row["error"]] == flat
+    bad = [(files.paths[40], None, None, None, expected[40].error), ("elsewhere.png", None, None, None, "not packed")]
+    assert [tuple(row.values()) for row in rows if not row["error"]] == flat
+    assert [tuple(row.values()) for row in rows if row["error"]] == [(str(name), *rest) for name, *rest in bad]
+
+
+def test_stored_features_are_scored_in_blocks_the_last_row_of_an_image_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(40, 6)).astype(np.float32)
+    names = [f"{number:02}" for number in range(40)]
+    (tmp_path / "features").mkdir()
+    files = {"0": [*range(25), 3], "1": [*range(25, 40), 7, 30]}
+    for file, rows in files.items():
+        values = [None if row == 12 else (vectors[row] + (place > row)).tolist() for place, row in enumerate(rows)]
+        table = pa.table({"image": [names[row] for row in rows], "features": pa.array(values, pa.list_(pa.float32()))})
+        pq.write_table(table, tmp_path / "features" / f"{file}.parquet", row_group_size=7)
+    table = Table.from_dense(np.where(vectors[:, :3] > 0, 1, -1), names)
+    config = Config(backbone="features-6", fit="linear", max_bad=0.1)
+    go(tmp_path / "run", tmp_path / "features", config, table)
+    predictor, files = open_model(tmp_path / "run"), list_files([tmp_path / "features"])
+    source = open_images(Names(names), tmp_path / "features", predictor.views, max_bad=1.0)
+    expected = dict(zip(names, predictor.scores(source), strict=True))
+    monkeypatch.setattr(stored_features, "_ROWS", 5)
+    for part in (1000, 11):
+        monkeypatch.setattr(predict, "PART", part)
+        assert predict_to_parquet(predictor, files, tmp_path / str(part), all_scores=True) == (40, 1)
+        rows = pq.read_table(tmp_path / str(part)).to_pylist()
+        assert sorted(row["image"] for row in rows) == names
+        for row in rows:
+            if row["image"] == "12":
+                assert row["probabilities"] is None
+                assert row["error"]
+            else:
+                torch.testing.assert_close(torch.tensor(row["probabilities"]), expected[row["image"]])
+    (tmp_path / "11" / "part-00002.parquet").unlink()
+    assert predict_to_parquet(predictor, files, tmp_path / "11", all_scores=True) == (40, 1)
+    assert pq.read_table(tmp_path / "11").to_pylist() == rows
 
 
 def test_other_files_are_never_replaced(predictor: Predictor, files: FileList, tmp_path: Path) -> None:

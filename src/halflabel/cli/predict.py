@@ -138,7 +138,10 @@ def predict(
     excel_safe: ExcelSafe = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write Parquet files into this folder instead; the same command continues if interrupted."),
+        typer.Option(
+            help="Write Parquet files into this folder instead, with --all a list of probabilities per image; the same "
+            "command continues if interrupted."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace other predictions in --out.")] = False,
     engine: Engine = "local",

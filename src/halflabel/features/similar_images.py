@@ -12,6 +12,7 @@ from halflabel.system import memory
 
 KEY_SIZE = 256  # dimensions of the keys that similarity is computed on
 _BLOCK = 1024  # images compared at once
+_ENTRIES = 1 << 22  # guesses mixed at once
 
 
 class SimilarImages(nn.Module):
@@ -62,15 +63,16 @@ class SimilarImages(nn.Module):
         similarity = normalize(features @ self.projection, dim=1) @ self.keys.float().T
         values, index = similarity.topk(self.count, dim=1)
         shares = torch.softmax(self.sharpness * values, 1)
-        guesses = self.guesses[index].float()
+        guesses, shares = self.guesses[index].float(), self.weight * shares[:, None]
         # p and 1 − p apart, and σ by exp: near 0 and 1 the sigmoid of ONNX Runtime and 1 − p lose their digits.
-        present = self._mix(1 / (1 + torch.exp(-logits)), shares, guesses)
-        absent = self._mix(1 / (1 + torch.exp(logits)), shares, 1 - guesses)
+        present = (1 - self.weight) / (1 + torch.exp(-logits)) + (shares @ guesses)[:, 0]
+        absent = (1 - self.weight) / (1 + torch.exp(logits)) + (shares @ (1 - guesses))[:, 0]
         return torch.log(present.clamp(min=1e-7)) - torch.log(absent.clamp(min=1e-6))
 
-    def _mix(self, own: Tensor, shares: Tensor, others: Tensor) -> Tensor:
-        """Mix probabilities (N, C) with those of similar images (N, k, C) by their shares (N, k)."""
-        return (1 - self.weight) * own + self.weight * (shares[:, :, None] * others).sum(1)
+    @property
+    def batch_size(self) -> int:
+        """The number of images to score at once, a power of two: each takes the guesses of its similar images."""
+        return 1 << min(8, max(4, (_ENTRIES // (self.count * self.guesses.shape[1] + 1)).bit_length() - 1))
 
 
 def nearest_images(keys: Tensor, fold: Tensor, references: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ from halflabel.system.remote import local_path
 
 METADATA = b"halflabel"  # key of the metadata of a file
 _ROWS = 4096  # read at a time
+_READ_AHEAD = 1 << 20  # bytes of a column: without, a row group is read as a whole
 _FIX = "write the features again: a column of image names, and a column of lists of as many floats each"
 
 
@@ -74,6 +75,47 @@ class StoredFeatures(Images):
         return copies
 
 
+class FeatureStream(StoredFeatures):
+    """The features from row `first` of `stored_names` on, read from the files block by block when they are fetched."""
+
+    features: Any  # itself
+
+    def __init__(self, folder: Path, views: Mapping[str, View], *, first: int = 0) -> None:
+        names, self._counts = _counting_names(folder)
+        self._counts[np.flatnonzero(self._counts)[:first]] = False
+        Images.__init__(self, (), names.take(np.arange(first, len(names))), views, max_bad=1.0)
+        self.folder, self.about, self.features = folder, describe_features(folder), self
+
+    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
+        """Yield the features of successive images; a batch begins where the one before ended, or later."""
+        blocks, block, first = self._blocks(), np.empty((0, self.about["dimensions"]), np.float16), 0
+        for index in plan:
+            start, stop = int(index[0]), int(index[-1]) + 1
+            while first + len(block) < stop:
+                remaining = block[max(start - first, 0) :]
+                first += len(block) - len(remaining)
+                block = np.concatenate([remaining, next(blocks)])
+            values = block[start - first : stop - first]
+            is_good = np.isfinite(values).all(1)
+            for number in index[~is_good].tolist():
+                self._note(number, str(self.folder), "no finite features")
+            yield FetchedBatch(index[is_good], (torch.from_numpy(values[is_good]).float(),) * len(views))
+
+    def _blocks(self) -> Iterator[NDArray[Any]]:
+        """Yield the vectors (B, D) of the rows that count, NaN for null, as the files hold them."""
+        first, channels = 0, self.about["dimensions"]
+        for path in parquet_files(self.folder):
+            for images, vectors in _batches(path):
+                counts = self._counts[first : first + len(images)]
+                first += len(images)
+                rows = np.flatnonzero(counts & vectors.is_valid().to_numpy(zero_copy_only=False))
+                values = _vectors(path, vectors, rows, channels)
+                if len(rows) < (count := int(counts.sum())):
+                    values, valid = np.full((count, channels), np.nan, values.dtype), values
+                    values[(np.cumsum(counts) - 1)[rows]] = valid
+                yield values
+
+
 def holds_features(folder: str | Path) -> bool:
     """Return whether a folder, here or in a store, holds Parquet files with features."""
     folder = local_path(folder)
@@ -92,8 +134,19 @@ def describe_features(folder: Path) -> dict[str, Any]:
 
 
 def stored_names(folder: Path) -> Names:
-    """Return the names of the images that have a row, each once, in the order of the files."""
-    return Names(_all_names(parquet_files(folder)).unique())
+    """Return the names of the images that have a row, in the order of the last row of each, the one that counts."""
+    return _counting_names(folder)[0]
+
+
+def _counting_names(folder: Path) -> tuple[Names, NDArray[np.bool_]]:
+    """Return `stored_names`, and which rows of all files are the last of their image."""
+    names = _all_names(parquet_files(folder))
+    counts = np.zeros(len(names), np.bool_)
+    number = names.dictionary_encode().indices.to_numpy()
+    last = np.zeros(number.max(initial=-1) + 1, np.int64)
+    last[number] = np.arange(len(number))
+    counts[last] = True
+    return Names(names.filter(pa.array(counts))), counts
 
 
 def unlisted_images(names: Names, place: Path) -> list[str]:
@@ -136,7 +189,7 @@ def _batches(path: Path, *, with_features: bool = True) -> Iterator[tuple[Any, A
     if columns is None:
         raise UserError(f"{path} has no features", _FIX)
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, buffer_size=_READ_AHEAD) as file:
             for batch in file.iter_batches(_ROWS, columns=list(columns if with_features else columns[:1])):
                 yield batch.column(columns[0]), batch.column(columns[1]) if with_features else None
     except (OSError, pa.ArrowException) as error:
@@ -167,12 +220,18 @@ def _read_values(names: Names, folder: Path, channels: int) -> tuple[torch.Tenso
             place = place_of_all[first : first + len(vectors)]
             first += len(vectors)
             rows = np.flatnonzero((place >= 0) & vectors.is_valid().to_numpy(zero_copy_only=False))
-            flat = vectors.take(rows).flatten().to_numpy(zero_copy_only=False)
-            if len(flat) != len(rows) * channels:
-                raise UserError(f"{path} has features of different lengths, not {channels}", _FIX)
-            array[place[rows]] = flat.reshape(-1, channels)
+            array[place[rows]] = _vectors(path, vectors, rows, channels)
             has_features[place[rows]] = np.isfinite(array[place[rows]]).all(1)
     return values, has_features
+
+
+def _vectors(path: Path, vectors: Any, rows: NDArray[np.int64], channels: int) -> NDArray[Any]:
+    """Return some vectors of an Arrow array, none of them null, as an array (len(rows), D)."""
+    chosen = vectors if len(rows) == len(vectors) else vectors.take(pa.array(rows))
+    flat: NDArray[Any] = chosen.flatten().to_numpy(zero_copy_only=False)
+    if len(flat) != len(rows) * channels:
+        raise UserError(f"{path} has features of different lengths, not {channels}", _FIX)
+    return flat.reshape(-1, channels)
 
 
 def _find(names: Names, images: Any) -> NDArray[np.int64]:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.images.decode import find_images
 from halflabel.images.items import Items
 from halflabel.images.pack.read import images_not_packed
 from halflabel.images.sources import Images
-from halflabel.images.stored_features import StoredFeatures, holds_features, stored_names
+from halflabel.images.stored_features import FeatureStream, holds_features, stored_names
 from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.runs.predictor import Predictor
@@ -28,6 +32,7 @@ from halflabel.system.part_files import PART, PartFiles
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
 
+_PART_ENTRIES = 1 << 24  # probabilities of a file
 _FEWEST_FOR_WORKERS = 100  # images; with fewer, starting processes that decode takes longer than it saves
 
 
@@ -52,7 +57,7 @@ def csv_rows(predictions: Iterable[Prediction]) -> Iterator[Sequence[str]]:
 class FileList(NamedTuple):
     """The images to predict, and the images that a pack could not store, with the reason."""
 
-    paths: list[Path]
+    paths: list[Path] | Names
     unpacked: dict[str, str]
     features: Path | None = None  # a folder of features in place of the images, whose names are `paths`
 
@@ -65,22 +70,22 @@ def list_files(images: Sequence[str | Path], stdin: Iterable[str] = (), *, items
     """
 
     def find() -> FileList:
-        files = FileList([], {})
+        paths, unpacked = list[Path](), dict[str, str]()
         if len(images) == 1 and str(images[0]) != "-" and holds_features(images[0]):
             folder = local_path(images[0])
-            return FileList([Path(name) for name in stored_names(folder)], {}, folder)
+            return FileList(stored_names(folder), {}, folder)
         for path in map(Path, images):
             if str(path) == "-":
-                files.paths.extend(Path(line.rstrip("\r\n")) for line in stdin if line.strip())
+                paths.extend(Path(line.rstrip("\r\n")) for line in stdin if line.strip())
             elif (path := local_path(path)).is_dir() and not items:
-                files.paths.extend(find_images(path))
-                files.unpacked.update(images_not_packed(path))
+                paths.extend(find_images(path))
+                unpacked.update(images_not_packed(path))
             else:
-                files.paths.append(path)
-        return files
+                paths.append(path)
+        return FileList(paths, unpacked)
 
     files = distributed.run_on_main(find)  # only one of several processes may read standard input
-    if not files.paths:
+    if not len(files.paths):
         raise UserError("there are no images", "name image files, or folders with images")
     return files
 
@@ -96,36 +101,58 @@ def stream_predictions(
     reporter: Reporter = SILENT,
 ) -> Iterator[Prediction]:
     """Yield the predictions of the images from the number `first` on, as they are scored; then the unpacked images."""
-    paths = files.paths[first:]
+    for names, scores, errors in _score(predictor, files, first=first, items=items, reporter=reporter):
+        for number, (name, row) in enumerate(zip(names, scores, strict=True)):
+            error = errors.get(number, "")
+            labels = [] if error else predictor.labels(row, top=top, every=all_scores)
+            yield Prediction(name, labels, error)
+
+
+class _Block(NamedTuple):
+    """The probabilities (B, C) of some images, NaN for unreadable ones; and by number, why these cannot be read."""
+
+    names: list[str]
+    scores: Tensor
+    errors: dict[int, str]
+
+
+def _score(predictor: Predictor, files: FileList, *, first: int, items: bool, reporter: Reporter) -> Iterator[_Block]:
+    """Yield the probabilities of the images from the number `first` on, block by block; then the unpacked images."""
     options: dict[str, Any] = {"max_bad": 1.0}
-    options["workers"] = predictor.config.workers if len(paths) >= _FEWEST_FOR_WORKERS else 0
-    if items:
-        images = [find_images(path) if path.is_dir() else [path] for path in paths]
-        source: Images = Items(images, Names.numbered(len(paths)), predictor.views, **options)
-    elif files.features is not None and paths:
-        source = StoredFeatures(Names(map(str, paths)), files.features, predictor.views, **options)
+    source: Images
+    if files.features is not None:
+        source = FeatureStream(files.features, predictor.views, first=first)
     else:
-        source = Images(paths, Names.numbered(len(paths)), predictor.views, **options)
-    number = 0
+        paths = [*islice(map(Path, files.paths), first, None)]
+        names = Names.numbered(len(paths))
+        if items:
+            images = [find_images(path) if path.is_dir() else [path] for path in paths]
+            source = Items(images, names, predictor.views, **options)
+        else:
+            options["workers"] = predictor.config.workers if len(paths) >= _FEWEST_FOR_WORKERS else 0
+            source = Images(paths, names, predictor.views, **options)
+    listed: Iterable[Path | str] = files.paths
+    written, number = map(_name, islice(listed, first, None)), 0
     try:
-        for scores in predictor.stream(source, reporter, of=len(files.paths)) if paths else ():
-            for row in scores:
-                if number in source.bad:
-                    yield Prediction(_name(paths[number]), [], source.bad[number][2])
-                else:
-                    labels = predictor.labels(row, top=top, every=all_scores)
-                    yield Prediction(_name(paths[number]), labels)
-                number += 1
+        for scores in predictor.stream(source, reporter, of=len(files.paths)) if len(source) else ():
+            for rows in torch.split(scores, PART):
+                errors = {k: source.bad[number + k][2] for k in range(len(rows)) if number + k in source.bad}
+                number += len(rows)
+                yield _Block([*islice(written, len(rows))], rows, errors)
     except UserError:
-        if number or len(source.bad) < len(paths):
+        if number or len(source.bad) < len(source):
             raise
-        for path, bad in zip(paths, (source.bad[number] for number in range(len(paths))), strict=True):
-            yield Prediction(_name(path), [], bad[2])
-    for name, reason in islice(files.unpacked.items(), max(0, first - len(files.paths)), None):
-        yield Prediction(name, [], reason)
+        yield _unreadable({name: source.bad[k][2] for k, name in enumerate(written)}, predictor)
+    if unpacked := dict(islice(files.unpacked.items(), max(0, first - len(files.paths)), None)):
+        yield _unreadable(unpacked, predictor)
 
 
-def _name(path: Path) -> str:
+def _unreadable(reasons: dict[str, str], predictor: Predictor) -> _Block:
+    scores = torch.full((len(reasons), len(predictor.classes)), math.nan)
+    return _Block([*reasons], scores, dict(enumerate(reasons.values())))
+
+
+def _name(path: Path | str) -> str:
     """Return a path as text; bytes that are not UTF-8 are escaped, so that any file can hold it."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
@@ -143,22 +170,45 @@ def predict_files(
 
 
 def predict_to_parquet(
-    predictor: Predictor, files: FileList, folder: Path, *, force: bool = False, **options: Any
+    predictor: Predictor,
+    files: FileList,
+    folder: Path,
+    *,
+    top: int = 3,
+    all_scores: bool = False,
+    items: bool = False,
+    force: bool = False,
+    reporter: Reporter = SILENT,
 ) -> tuple[int, int]:
     """Write predictions to part-00000.parquet, … in a folder; return the number of images and of unreadable ones.
 
-    The columns are those of the CSV. Each file holds the predictions of 8,192 images and is complete or not there; its
-    checksum is in _predictions.json. The same call continues after an interruption; other predictions in the folder are
-    only replaced with `force`.
+    The columns are those of the CSV. With `all_scores` there is one row per image instead, with image, probabilities (a
+    list of C float32 in the order of the classes, null for an unreadable image) and error; classes and thresholds are
+    JSON lists in the metadata of each file. A file holds 8,192 images, fewer with many classes, and is complete or not
+    there; its checksum is in _predictions.json. The same call continues after an interruption; other predictions in
+    the folder are only replaced with `force`.
     """
-    parts = PartFiles(folder, "predictions", _made_of(predictor, files, options), force=force)
-    predictions = stream_predictions(predictor, files, first=parts.images, **options)
-    while parts.images < len(files.paths) + len(files.unpacked):
-        part = list(islice(predictions, PART))
-        parts.add(_as_table(part), len(part), sum(bool(item.error) for item in part))
-        if len(part) < PART:
-            break
+    made_of = _made_of(predictor, files, {"top": top, "all_scores": all_scores, "items": items})
+    parts = PartFiles(folder, "predictions", made_of, force=force)
+    as_table = partial(_wide_table, predictor) if all_scores else partial(_long_table, predictor, top)
+    blocks = _score(predictor, files, first=parts.images, items=items, reporter=reporter)
+    largest = min(PART, max(1, _PART_ENTRIES // len(predictor.classes)))
+    while part := _take(blocks, largest):
+        parts.add(as_table(part), len(part.names), len(part.errors))
     return parts.images, parts.bad
+
+
+def _take(blocks: Iterator[_Block], images: int) -> _Block | None:
+    """Join the next blocks until they have so many images; None after the last."""
+    taken: list[_Block] = []
+    names, errors = list[str](), dict[int, str]()
+    for block in blocks:
+        taken.append(block)
+        errors.update({len(names) + number: error for number, error in block.errors.items()})
+        names += block.names
+        if len(names) >= images:
+            break
+    return _Block(names, torch.cat([block.scores for block in taken]), errors) if taken else None
 
 
 def _made_of(predictor: Predictor, files: FileList, options: dict[str, Any]) -> dict[str, Any]:
@@ -169,18 +219,39 @@ def _made_of(predictor: Predictor, files: FileList, options: dict[str, Any]) -> 
         model.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     if (file := getattr(predictor.model.head, "path", None)) is not None:  # an exported ONNX file
         model.update(str(file_crc32(file)).encode())
-    names = hashlib.sha256("\0".join(map(str, files.paths)).encode("utf-8", "surrogateescape"))
-    chosen = {name: value for name, value in options.items() if name != "reporter"}
-    return {"model": model.hexdigest()[:16], "images": names.hexdigest()[:16], "part": PART, **chosen}
+    names = hashlib.sha256()
+    for path in files.paths:
+        names.update(f"{path}\0".encode("utf-8", "surrogateescape"))
+    return {"model": model.hexdigest()[:16], "images": names.hexdigest()[:16], "part": PART, **options}
 
 
-def _as_table(predictions: list[Prediction]) -> Any:
-    """Return the predictions as a pyarrow table."""
-    rows: list[tuple[Any, ...]] = []
-    for item in predictions:
-        rows += [(item.image, each["class"], each["probability"], each["present"], "") for each in item.labels]
-        rows += [(item.image, None, None, None, item.error)] if item.error else []
-    types = (pa.string(), pa.string(), pa.float32(), pa.bool_(), pa.string())
-    columns = zip(*rows, strict=True) if rows else [()] * len(types)
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-    return pa.table(arrays, names=list(PREDICTION_COLUMNS))
+def _wide_table(predictor: Predictor, block: _Block) -> pa.Table:
+    """Return the probabilities of all classes, one row per image."""
+    errors = [block.errors.get(number, "") for number in range(len(block.names))]
+    flat = pa.array(block.scores.contiguous().numpy().reshape(-1))
+    is_bad = pa.array([bool(error) for error in errors], pa.bool_())
+    lists = pa.FixedSizeListArray.from_arrays(flat, len(predictor.classes), mask=is_bad)
+    columns = {"image": block.names, "probabilities": lists, "error": errors}
+    metadata = {"classes": json.dumps([*predictor.classes]), "thresholds": json.dumps(predictor.thresholds.tolist())}
+    return pa.table(columns).replace_schema_metadata(metadata)
+
+
+def _long_table(predictor: Predictor, top: int, block: _Block) -> pa.Table:
+    """Return the likely labels of each image, most likely first, as `Predictor.labels`; one row per label."""
+    order = torch.argsort(block.scores, descending=True, stable=True)
+    present = (block.scores >= predictor.thresholds).gather(1, order)
+    is_shown = present | (torch.arange(order.shape[1]) < top)
+    bad = list(block.errors)
+    is_shown[bad] = False
+    is_shown[bad, 0] = True  # the row of the error
+    image, rank = np.nonzero(is_shown.numpy())
+    errors = pa.array([block.errors.get(number, "") for number in range(len(block.names))], pa.string()).take(image)
+    is_bad = np.isin(image, bad)
+    columns = (
+        pa.array(block.names, pa.string()).take(image),
+        predictor.classes.array.take(pa.array(order[image, rank].numpy(), mask=is_bad)),
+        pa.array(block.scores.gather(1, order)[image, rank].numpy(), mask=is_bad),
+        pa.array(present[image, rank].numpy(), mask=is_bad),
+        errors,
+    )
+    return pa.table(columns, names=list(PREDICTION_COLUMNS))

@@ -187,7 +187,9 @@ class Predictor:
         """
         features = self._features(source, reporter, cached=cached)
         if features is not None:
-            return ImageScorer(Model(None, self.model.head), len(self.classes), self.device, 256, False), features
+            similar = getattr(self.model.head, "similar", None)
+            size = 256 if similar is None else similar.batch_size
+            return ImageScorer(Model(None, self.model.head), len(self.classes), self.device, size, False), features
         is_onnx = self.model.backbone is None
         device = self.device if is_onnx else engine_device(source, self.device)
         model = self._fastest_model(images, device, reporter)
