@@ -32,7 +32,8 @@ MODEL_PREFIX = "model:"
 WEIGHT_COLUMN = "inclusion_weight"  # of files with answers
 RULE_SOURCE = "rule"  # derived by rules from labels that people made
 UNLISTED_SOURCE = "unlisted"  # absent because a complete list does not name it
-_UNNAMED_MODELS = ("model", "machine")  # "machine": the machine-generated labels of Open Images
+# "machine": the machine-generated labels of Open Images; the others: how tables call a model.
+_UNNAMED_MODELS = ("model", "machine", "ai", "auto", "automatic", "algorithm", "prediction", "predicted")
 _FEWEST_POSITIVES = 5  # known beside answers to chosen questions; with fewer, these answers are used as well
 _MAX_SOURCES = int(np.iinfo(np.int16).max)
 
@@ -325,7 +326,7 @@ def _by_first_appearance(index: NDArray[np.int32]) -> tuple[NDArray[np.int32], N
 
 
 def is_model_source(source: str) -> bool:
-    """Whether a source is a model: "model:METHOD:RUN", or "model" and "machine" for models without a name.
+    """Whether a source is a model: "model:METHOD:RUN", or "model", "machine", "ai" … for models without a name.
 
     Case and outer blanks do not matter: a model must not pass for a person by its spelling.
     """

@@ -22,8 +22,8 @@ ZERO = ("0", "0.0", "-0.0")
 MINUS_ONE = ("-1", "-1.0", "−1")
 
 VALUE_WORDS: dict[str, Meaning] = {
-    **dict.fromkeys((*ONE, "+1", "true", "t", "yes", "y", "present", "x"), "present"),
-    **dict.fromkeys(("false", "f", "no", "n", "absent"), "absent"),
+    **dict.fromkeys((*ONE, "+1", "true", "t", "yes", "y", "present", "x", "positive", "pos", "✓"), "present"),
+    **dict.fromkeys(("false", "f", "no", "n", "absent", "negative", "neg", "✗"), "absent"),
     **dict.fromkeys(("", "?", "nan", "na", "n/a", "null", "none", "unknown"), "unknown"),
     **dict.fromkeys(("uncertain", "unsure"), "uncertain"),
 }
@@ -51,6 +51,10 @@ class Policy:
     values: Annotated[Mapping[str, Meaning], "What another value means.", "RAW=MEANING"] = field(default_factory=dict)
     difficult: Annotated[Meaning | None, "Pascal VOC: what a difficult object means."] = None
     machine: Annotated[float | None, "Labels by a model with at least this confidence are present."] = None
+    repeats: Annotated[
+        Literal["present", "last", "unknown"] | None,
+        "What counts where the lines of an image disagree: present on any line, the last line, or nothing.",
+    ] = None
     image_column: Annotated[str | None, "The column with the image names."] = None
     tag_column: Annotated[str | None, "Lists of tags: the column with the list.", "COLUMN"] = None
     ignore: Annotated[tuple[str, ...], "A column that is not a class.", "COLUMN"] = ()

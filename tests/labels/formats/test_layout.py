@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import shlex
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from halflabel.cli import app
+from halflabel.errors import LabelError
 from halflabel.labels import formats
 
 MOST_STEPS = 2
@@ -68,7 +73,80 @@ TABLES: dict[str, tuple[str, dict[str, str]]] = {
         "image,class_id,class_name\na.jpg,3,dog\nb.jpg,7,cat\nc.jpg,3,dog\n",
         {"a.jpg": "dog", "b.jpg": "cat", "c.jpg": "dog"},
     ),
+    "two columns of addresses": (
+        "id,observed_on,url,image_url,scientific_name,common_name\n1,2020-01-02,https://i/1,https://s/1.jpg,Vulpes,Fox\n"
+        "2,2020-01-03,https://i/2,https://s/2.jpg,Meles,Badger\n3,2020-01-03,https://i/2,https://s/3.jpg,Meles,Badger\n",
+        {"https://s/1.jpg": "Vulpes", "https://s/2.jpg": "Meles", "https://s/3.jpg": "Meles"},
+    ),
+    "lines that differ": ("image,dog,cat\na.jpg,1,0\na.jpg,0,1\nb.jpg,0,1\n", {"a.jpg": "dog cat", "b.jpg": "cat"}),
+    "lines that are the same": ("image,dog,cat\na.jpg,1,0\na.jpg,1,0\nb.jpg,0,1\n", {"a.jpg": "dog", "b.jpg": "cat"}),
+    "counts": (
+        "image,dog,cat\na.jpg,2,0\nb.jpg,0,1\nc.jpg,1,7\n",
+        {"a.jpg": "dog", "b.jpg": "cat", "c.jpg": "dog cat"},
+    ),
+    "words": ("image,dog,cat\na.jpg,positive,neg\nb.jpg,negative,pos\n", {"a.jpg": "dog", "b.jpg": "cat"}),
+    "yes and no beside a list": (
+        "Image Index,Finding Labels,Age,Fracture,Nodule,Set Id\na.png,Mass|Edema,60,NO,YES,test\n"
+        "b.png,Mass,0,YES,NO,test\n",
+        {"a.png": "Nodule", "b.png": "Fracture"},
+    ),
+    "scores": ("image,class,confidence\na.jpg,dog,0.9\nb.jpg,cat,0.3\n", {"a.jpg": "dog", "b.jpg": ""}),
+    "Vertex AI": (
+        "TRAIN,gs://b/a.jpg,dog,cat\nTEST,gs://b/b.jpg,dog\nTRAIN,gs://b/c.jpg,cat\n",
+        {"gs://b/a.jpg": "dog cat", "gs://b/b.jpg": "dog", "gs://b/c.jpg": "cat"},
+    ),
+    "AutoML with boxes": (
+        "TRAIN,gs://b/a.jpg,dog,0.1,0.1,,,0.3,0.3,,\nTEST,gs://b/a.jpg,cat,0.1,0.1,,,0.3,0.3,,\n"
+        "TEST,gs://b/b.jpg,cat,0.1,0.1,,,0.3,0.3,,\n",
+        {"gs://b/a.jpg": "dog cat", "gs://b/b.jpg": "cat"},
+    ),
+    "fields without a header": ("a.jpg,dog,cat\nb.jpg,dog\n", {"a.jpg": "dog cat", "b.jpg": "dog"}),
+    "image and label": ("a.jpg dog\nb.jpg cat\nc.jpg dog\n", {"a.jpg": "dog", "b.jpg": "cat", "c.jpg": "dog"}),
+    "image and numbers": (
+        "a.jpg 3 5\nb.jpg 5\nc.jpg 3 5 7\nd.jpg 7 3\n",
+        dict(zip(("a.jpg", "b.jpg", "c.jpg", "d.jpg"), ("3 5", "5", "3 5 7", "7 3"), strict=True)),
+    ),
+    "image and marks": ("a.jpg 1 0 1\nb.jpg 0 1 1\n", {"a.jpg": "2 4", "b.jpg": "3 4"}),
+    "list_attr of CelebA": (
+        "2\nBald Bangs Big_Nose\n01.jpg -1  1 -1\n02.jpg  1 -1 -1\n",
+        {"01.jpg": "Bangs", "02.jpg": "Bald"},
+    ),
 }
+
+
+def packed(kind: str, text: str) -> bytes:
+    """A table in a gzip file, in a zip file, or as an Excel workbook with a second, blank sheet."""
+    if kind == "gz":
+        return gzip.compress(text.encode())
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        if kind == "zip":
+            archive.writestr("folder/labels.csv", text)
+        else:
+            office = "http://schemas.openxmlformats.org/"
+            main = f'xmlns="{office}spreadsheetml/2006/main"'
+            relations = f'xmlns:r="{office}officeDocument/2006/relationships"'
+            sheets = "".join(f'<sheet name="S{n}" r:id="r{n}"/>' for n in (1, 2))
+            targets = "".join(f'<Relationship Id="r{n}" Target="worksheets/sheet{n}.xml"/>' for n in (1, 2))
+            names = sorted({cell for line in text.split() for cell in line.split(",") if not cell.isdecimal()})
+            rows = ""
+            for number, line in enumerate(text.split(), 1):
+                cells = "".join(
+                    f'<c r="{chr(65 + column)}{number}"><v>{cell}</v></c>'
+                    if cell.isdecimal()
+                    else f'<c r="{chr(65 + column)}{number}" t="s"><v>{names.index(cell)}</v></c>'
+                    for column, cell in enumerate(line.split(","))
+                    if cell
+                )
+                rows += f'<row r="{number}">{cells}</row>'
+            archive.writestr("xl/workbook.xml", f"<workbook {main} {relations}><sheets>{sheets}</sheets></workbook>")
+            archive.writestr("xl/_rels/workbook.xml.rels", f"<Relationships>{targets}</Relationships>")
+            strings = "".join(f"<si><t>{name}</t></si>" for name in names)
+            archive.writestr("xl/sharedStrings.xml", f"<sst {main}>{strings}</sst>")
+            for n, data in ((1, rows), (2, "")):
+                sheet = f"<worksheet {main}><sheetData>{data}</sheetData></worksheet>"
+                archive.writestr(f"xl/worksheets/sheet{n}.xml", sheet)
+    return file.getvalue()
 
 
 def run(words: list[str]) -> tuple[bool, str]:
@@ -87,6 +165,59 @@ def follow(words: list[str]) -> int:
         assert mark, output
         words = shlex.split(fix.splitlines()[0], comments=True)
     raise AssertionError(output)
+
+
+@pytest.mark.parametrize("kind", ["gz", "zip", "xlsx"])
+def test_tables_in_archives_and_workbooks(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"labels.csv.{kind}"
+    path.write_bytes(packed(kind, "image,dog,cat\na.jpg,1,0\nb.jpg,,1\n"))
+    assert present(path) == {"a.jpg": {"dog"}, "b.jpg": {"cat"}}
+    assert formats.read(path).table().known == 3
+    path.write_bytes(packed(kind, "image,dog,cat\na.jpg,1,maybe\nb.jpg,,1\n"))
+    with pytest.raises(LabelError, match=rf"{kind}, line 2, column 'cat': value 'maybe'"):
+        formats.read(path)
+    path.write_bytes(packed(kind, "image,dog\na.jpg,1\n")[:-10])
+    with pytest.raises(LabelError, match="unpack"):
+        formats.read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("image,x,y,w,h\na.jpg,0,1,1,1\nb.jpg,1,0,1,1\n", "coordinates"),
+        ("GalaxyID,Class1.1,Class1.2\n100008,0.383147,0.616853\n100023,0.327001,0.663777\n", "numbers"),
+        ('subject_ids,user_name,annotations,subject_data\n9,ann,"[{}]","{}"\n', "Zooniverse"),
+    ],
+)
+def test_tables_without_labels_are_refused_with_the_reason(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "labels.csv").write_text(content)
+    with pytest.raises(LabelError, match=reason) as refusal:
+        formats.read(tmp_path / "labels.csv")
+    assert "‹" not in refusal.value.fix
+
+
+@pytest.mark.parametrize("content", ["image,tags,tag_source\na,dog;cat,ai\nb,cat,ann\na,cow,ann\n"])
+def test_a_column_may_say_that_a_model_made_the_labels(tmp_path: Path, content: str) -> None:
+    (tmp_path / "labels.csv").write_text(content)
+    rows = formats.read(tmp_path / "labels.csv", unlisted="unknown").rows
+    model = rows.select(rows.is_model_made())
+    by_model = {(model.images[i], model.classes[c]) for i, c in zip(model.image, model.column, strict=True)}
+    assert by_model == {("a", "dog"), ("a", "cat")}
+    assert len(rows) == 4
+    (tmp_path / "scores.csv").write_text("image,class,score\na,dog,0.9\nb,dog,0.2\n")
+    rows = formats.read(tmp_path / "scores.csv", machine=0.5).rows
+    assert (rows.is_model_made().tolist(), len(rows.images), rows.score.round(1).tolist()) == (
+        [True],
+        2,
+        [np.float32(0.9)],
+    )
+
+
+@pytest.mark.parametrize(("repeats", "labels"), [("present", [1, 1]), ("last", [-1, 1]), ("unknown", [0, 1])])
+def test_lines_of_an_image_that_disagree(tmp_path: Path, repeats: str, labels: list[int]) -> None:
+    (tmp_path / "labels.csv").write_text("image,dog,cat\na,1,\nb,0,0\na,0,1\n")
+    table = formats.read(tmp_path / "labels.csv", repeats=repeats).table()
+    assert table.dense().tolist() == [labels, [-1, -1]]
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -9,6 +9,7 @@ answers HOLDS_WEIGHTS = True.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._csv import check_exists
 from halflabel.labels.formats._layout import TABLES, choose_reading
+from halflabel.labels.formats._unpack import Unpacked, unpack
 from halflabel.labels.formats._write import check_provenance, drop_uncertain
 from halflabel.labels.formats.unsupported import (
     describe_beginning,
@@ -131,6 +133,7 @@ def detect_format(path: Path) -> str:
     """The name of the format of a file or folder; LabelError if no format fits."""
     path = local_path(path)
     check_exists(path)
+    path = unpack(path, None).path
     if path.is_file() and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again", path)
     known_formats()  # loads the plugins
@@ -159,8 +162,27 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
         stated = combine_stated(Path(path), stated if format == "auto" else {**stated, "format": format})
         format = stated.pop("format", "auto")
     path, policy = local_path(path), replace(policy or Policy(), **stated)
-    name = detect_format(path) if format == "auto" else format
     check_exists(path)
+    plain = unpack(path, policy.split)
+    try:
+        result = _read(plain.path, replace(policy, split=None) if plain.used_split else policy, format)
+    except UserError as error:
+        error.message = _in_file(error.message, plain, path)
+        raise
+    result.audit.files[:] = [_in_file(file, plain, path) for file in result.audit.files]
+    return result
+
+
+def _in_file(text: str, plain: Unpacked, path: Path) -> str:
+    """A message about a file as one about the file that it was unpacked from."""
+    if plain.path == path:
+        return text
+    text = text.replace(str(plain.path), str(path))
+    return re.sub(r"(?<=, line )\d+", lambda line: str(int(line[0]) - plain.lines_added), text, count=1)
+
+
+def _read(path: Path, policy: Policy, format: str) -> LabelImport:
+    name = detect_format(path) if format == "auto" else format
     if name in TABLES and path.is_file() and path.suffix != ".parquet":
         reading = choose_reading(
             path, policy, name, is_stated=format != "auto", read=lambda form, *values: _call(form, "read", *values)

@@ -40,7 +40,7 @@ _IMAGE_ENDING = r"\.(?:jpe?g|png|gif|bmp|webp|tiff?|heic|avif)"
 IMAGE_NAME = re.compile(f".+{_IMAGE_ENDING}", re.IGNORECASE)
 
 # An image or a video, also with its address; and numbers, also several in a cell.
-_FILE_CELL = re.compile(rf"(?:\S+://\S+|.+(?:{_IMAGE_ENDING}|\.(?:mp4|avi|mov|dcm|npy)))", re.IGNORECASE)
+FILE_CELL = re.compile(rf"(?:\S+://\S+|.+(?:{_IMAGE_ENDING}|\.(?:mp4|avi|mov|dcm|npy)))", re.IGNORECASE)
 _NUMBERS = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?(?:[ ;|,][-+]?[\d.]+)*")
 # Names that say that a line is a header.
 IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path", "photo", "img")
@@ -281,7 +281,7 @@ def read_beginning(path: Path, encoding: str | None, count: int = 100) -> Beginn
     first = [row[0].strip() for row in rows if row]
     are_numbered = first in ([str(n) for n in range(start, start + len(first))] for start in (0, 1))
     is_short = bool(rows) and has_header and all(len(row) == len(header) + 1 for row in rows)
-    is_short = is_short and (are_numbered or all(map(_FILE_CELL.fullmatch, first)))
+    is_short = is_short and (are_numbered or all(map(FILE_CELL.fullmatch, first)))
     if is_short:  # as R writes the names of the rows
         header.insert(0, "")
     is_indexed = are_numbered and len(header) > 2 and header[0] in ("", "Unnamed: 0")
@@ -302,7 +302,7 @@ def _is_row(first: list[str], rows: list[list[str]]) -> bool:
     """Whether the first line of a table is a row: its cells are like those below, and none says otherwise."""
     if any(name.lower() in _HEADER_NAMES for name in first):
         return False
-    if any(_FILE_CELL.fullmatch(cell) for cell in first[:2]):
+    if any(FILE_CELL.fullmatch(cell) for cell in first[:2]):
         return True
     columns = list(zip(*(row for row in rows if len(row) == len(first)), strict=True))
     if not columns or "" in first:
@@ -314,7 +314,7 @@ def _is_row(first: list[str], rows: list[list[str]]) -> bool:
             if not _NUMBERS.fullmatch(name):
                 return False
             is_alike = True
-        elif filled and all(_FILE_CELL.fullmatch(text) for text in filled):
+        elif filled and all(FILE_CELL.fullmatch(text) for text in filled):
             return False
         elif len(columns) > 1 and len(set(filled)) < len(filled) and name in filled:
             is_alike = True

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from halflabel.errors import LabelError, UserError, alternatives, write_alternative
 from halflabel.labels.formats import tags
-from halflabel.labels.formats._csv import IMAGE_COLUMNS, IMAGE_NAME, number_of, read_beginning
+from halflabel.labels.formats._csv import FILE_CELL, IMAGE_COLUMNS, IMAGE_NAME, number_of, read_beginning
 from halflabel.labels.formats._sheets import SCORE_NAMES, CsvTable
 from halflabel.labels.formats.long import MOST_COLUMNS, find_roles, has_values
 from halflabel.labels.policy import MINUS_ONE, ONE, VALUE_WORDS, ZERO, Policy, shorten_cell
@@ -42,7 +42,7 @@ _ID_WORDS = _words("id ids uuid guid key index name sample item asset")
 _LABEL_WORDS = _words(
     "tag tags label labels class classes category categories keyword keywords hashtag hashtags genre genres species "
     "target targets attribute attributes finding findings diagnosis diagnoses concept concepts object objects topic "
-    "topics taxon breed disease diseases classname labelname "
+    "topics taxon scientific vernacular common breed disease diseases classname labelname "
 )
 _NOT_LABEL_WORDS = _words("source score confidence conf prob count counts time date by user url file path set split")
 _TEXT_WORDS = _words(
@@ -52,6 +52,7 @@ _SPLITS = _words("train training val valid validate validation dev test testing 
 _SPLIT_WORDS = _words("split subset partition fold phase usage set")
 _COORDINATES = _words("x y w h x1 y1 x2 y2 xmin ymin xmax ymax cx cy left top right bottom xcenter ycenter")
 _SIZES = _words("width height depth area rotation angle lat lon lng latitude longitude altitude bbox")
+_ZOONIVERSE = _words("annotations subject_data")
 _DATE = re.compile(r"\d{4}[-/:.]\d\d?[-/:.]\d\d?\b.*|\d\d?[-/.]\d\d?[-/.]\d{2,4}\b.*|\d\d?:\d\d(:\d\d)?.*")
 
 
@@ -84,6 +85,8 @@ class Column:
             return "blank"
         if sum(map(is_image_name, self.filled)) > 0.8 * len(self.filled):
             return "image"
+        if all(map(FILE_CELL.fullmatch, self.distinct)):
+            return "address"
         if lower <= _SPLITS and (self.words & _SPLIT_WORDS or len(lower & {"train", "training", "test"})):
             return "split"
         if self.is_coordinate:
@@ -184,7 +187,8 @@ def choose_reading(
     if not answers:
         raise faults[0]
     offers = (write_alternative(options) + f" ({words})" for options, words in answers[:_MOST_ANSWERS])
-    message = "; ".join(("several readings of this table are plausible", *previews[:2]))
+    forms = {(each.format, each.policy.tag_column, each.policy.separator) for each in readings}
+    message = "; ".join(("several readings of this table are plausible", *previews[: min(2, len(forms))]))
     raise LabelError(message, f"add {' or '.join(offers)}", path)
 
 
@@ -210,6 +214,7 @@ class Layout:
             return (
                 column.name == self.policy.tag_column,
                 column.kind != "image",
+                column.kind != "address",
                 usual.get(column.name.lower(), len(usual)),
                 not column.words & _IMAGE_WORDS,
                 not column.words & _ID_WORDS or column.is_label_named,
@@ -227,7 +232,9 @@ class Layout:
     @cached_property
     def marks(self) -> list[Column]:
         """The columns of classes; a blank one is a class beside others."""
-        marks = [c for c in self.others if c.kind in ("marks", "count")]
+        marks = [c for c in self.others if c.kind == "marks"]
+        if not any(c.kind == "marks" and _NUMBER_MARKS.isdisjoint(c.distinct) for c in marks):
+            marks = [c for c in self.others if c.kind in ("marks", "count")]
         are_blank = all(c.kind == "blank" and not c.is_label_named for c in self.others)
         return [c for c in self.others if c in marks or (c.kind == "blank" and (marks or are_blank))]
 
@@ -255,17 +262,19 @@ class Layout:
         marks = self.marks if format == "auto" and self.policy.tag_column is None else []
         if listed and marks:
             listed, marks = self._choose_form(listed, marks)
-        if not listed and not marks:
+        if (not listed and not marks) or set(self.header) >= _ZOONIVERSE:
             if format == "tags":
                 return [Reading("tags", self.policy)]
             raise self._no_labels()
         several = len(listed) + bool(marks) > 1
-        readings = [reading for column in listed for reading in self._list_readings(column, format, several)]
+        readings = []
         if marks:
             names = ", ".join(c.name for c in marks[:3]) + ", …" * (len(marks) > 3)
             ignored = [c.name for c in self.others if c not in marks and not c.is_score and c.kind != "split"]
             stated = [("format", "wide"), *(("ignore", name) for name in ignored)] if listed else []
             readings.append(Reading("wide", self._policy(ignored)).but(f"classes {names}" * several, *stated))
+        unused = [c.name for c in marks if c.kind != "blank"]
+        readings += [each for column in listed for each in self._list_readings(column, format, several, unused)]
         for split in [c for c in self.others if c.kind == "split"]:
             readings = [each for reading in readings for each in self._split_readings(reading, split.name)]
         return readings
@@ -283,9 +292,10 @@ class Layout:
             return [], marks
         return named, marks
 
-    def _list_readings(self, column: Column, format: str, several: bool) -> list[Reading]:
-        ignored = [c.name for c in self.others if c.kind == "coordinate"]
+    def _list_readings(self, column: Column, format: str, several: bool, unused: list[str]) -> list[Reading]:
+        ignored = [*(c.name for c in self.others if c.kind == "coordinate"), *unused]
         stated = [("tag_column", column.name)] if several else []
+        stated += [("ignore", name) for name in unused]
         as_tags = Reading("tags", self._policy(ignored)).but(
             f"tags in {column.name}" * several, *stated, tag_column=column.name
         )
@@ -317,9 +327,10 @@ class Layout:
 
     def _split_readings(self, reading: Reading, name: str) -> list[Reading]:
         splits = pc.unique(CsvTable(self.path, encoding=self.policy.encoding).column(name)).to_pylist()
-        if len(splits) < 2:
-            return [reading]
         ignore = (*reading.policy.ignore, name)
+        if len(splits) < 2:
+            stated = [("ignore", name)] if reading.stated else []
+            return [reading.but("", *stated, ignore=ignore)]
         everything = reading.but("all rows", ("ignore", name), ignore=ignore)
         where = self.policy.where
         parts = [reading.but(f"only {s}", ("where", f"{name}={s}"), where={**where, name: s}) for s in splits if s]
@@ -335,14 +346,19 @@ class Layout:
             for c in self.others[:12]
         )
         message = f"no column says which classes an image shows ({kinds or 'there is only ' + repr(self.image)})"
-        texts = [c.name for c in self.others if c.kind in ("text", "date", "number", "coordinate")]
-        fix = f"add ‹tag_column={texts[0]}› (if it names the classes)" if texts else "name another file"
+        if set(self.header) >= _ZOONIVERSE:
+            message = "this is Zooniverse's export: a row is what one volunteer said about an image"
+            return LabelError(message, "combine the answers of the volunteers: a table image,class,value", self.path)
+        texts = [c.name for c in self.others if c.kind == "text"]
+        table = "write a column that names the classes, or a column per class with 1 and 0"
+        fix = f"add ‹tag_column={texts[0]}› (if it names the classes)" if texts else table
         return LabelError(message, fix, self.path)
 
 
 _KINDS = {
     "blank": "nothing",
     "image": "files",
+    "address": "addresses",
     "split": "splits",
     "coordinate": "coordinates",
     "marks": "marks",

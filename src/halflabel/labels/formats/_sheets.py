@@ -47,13 +47,14 @@ class CsvTable:
     """
 
     selected: NDArray[np.int64] | None = None  # the rows that `select` has left; None for all
+    has_header, is_indexed = True, False
 
     def __init__(self, path: str | Path, *, encoding: str | None = None) -> None:
         self.path = existing_path(path)
         self.encoding = self._check_encoding(encoding)
         beginning = read_beginning(self.path, self.encoding)
         self.header, self.delimiter, self.has_header = beginning.header, beginning.delimiter, beginning.has_header
-        self.columns = self._read(beginning)
+        self.columns, self.is_indexed = self._read(beginning), beginning.is_indexed
         kept = [
             position
             for position, (name, column) in enumerate(zip(self.header, self.columns, strict=True))
@@ -118,19 +119,31 @@ class CsvTable:
         values: list[Any] = self.column(name).to_pylist()
         return values
 
-    def image_names(self, name: str) -> Names:
-        """The images in a column; LabelError for a blank or repeated name."""
+    def repeated_names(self, name: str) -> tuple[Names, NDArray[np.int64]]:
+        """The images in a column, and the number of each row's image; LabelError for a blank name."""
         names = self.column(name)
         if (blank := pc.index(names, pa.scalar("", names.type)).as_py()) >= 0:
             raise self.error("the image has no name", "fill it in", row=blank, column=name)
-        codes = pc.dictionary_encode(names).indices.to_numpy(zero_copy_only=False)
-        _, first = np.unique(codes, return_index=True)
-        if len(repeats := np.setdiff1d(np.arange(len(codes)), first)):
-            row, before = int(repeats[0]), int(np.argmax(codes == codes[repeats[0]]))
-            message = f"image {names[row].as_py()!r} is already on line {self.line(before)}"
-            fix = "leave one line per image, or use the long form to keep contradicting labels"
-            raise self.error(message, fix, row=row, column=name)
-        return Names(names)
+        coded = pc.dictionary_encode(names)
+        return Names(coded.dictionary), coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def image_names(self, name: str) -> Names:
+        """The images in a column; LabelError for a blank or repeated name."""
+        images, image_of = self.repeated_names(name)
+        if len(images) < len(image_of):
+            _, first = np.unique(image_of, return_index=True)
+            row = int(np.setdiff1d(np.arange(len(image_of)), first)[0])
+            before = int(first[image_of[row]])
+            message = f"image {images[int(image_of[row])]!r} is already on line {self.line(before)}"
+            raise self.error(message, "leave one line per image", row=row, column=name)
+        return images
+
+    def note_form(self, audit: Audit) -> None:
+        """Note what the file does not state about its form."""
+        if not self.has_header:
+            audit.note("there is no header line: the columns are named by their number")
+        if self.is_indexed:
+            audit.note("the first column numbers the rows: not used")
 
     def numbers(self, name: str | None, fix: str, *, least: float = -_MOST, most: float = _MOST) -> NDArray[np.float32]:
         """A column of numbers in a range; NaN for a blank cell, and everywhere if there is no such column."""
@@ -318,7 +331,7 @@ _UNKNOWN_CELLS = frozenset(word for word, meaning in VALUE_WORDS.items() if mean
 SCORE_NAMES = ("score", "conf", "prob", "likelihood", "certainty", "percent", "logit")
 
 
-def refuse_possible_values(sheet: CsvTable, names: Iterable[str]) -> None:
+def refuse_possible_values(sheet: CsvTable, names: Iterable[str], fix: str = "") -> None:
     """Raise LabelError for a column whose cells may be the values or the probabilities of the labels.
 
     A column of nothing but 1 may be ignored: it says present, as the rows themselves do.
@@ -335,7 +348,7 @@ def refuse_possible_values(sheet: CsvTable, names: Iterable[str]) -> None:
         example = shorten_cell(min(texts), 20)
         raise sheet.error(
             f"the cells, such as {example!r}, may say present or absent, or how probable the label is",
-            f"call the column 'value' if it does; if every row says present, add ‹ignore={name}›",
+            fix or f"add ‹ignore={name}› (every row says present; if this column says it, call it 'value')",
             column=name,
         )
 

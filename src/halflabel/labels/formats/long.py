@@ -42,7 +42,7 @@ from halflabel.labels.formats._parquet import parquet_columns
 from halflabel.labels.formats._sheets import CsvTable, ParquetTable, open_sheet, refuse_possible_values
 from halflabel.labels.formats._write import check_names
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS, own_output_error
-from halflabel.labels.labels import WEIGHT_COLUMN, Labels, too_many_sources
+from halflabel.labels.labels import WEIGHT_COLUMN, Labels, model_source, too_many_sources
 from halflabel.labels.names import Names
 from halflabel.labels.policy import (
     LABEL_VALUES,
@@ -59,13 +59,13 @@ from halflabel.labels.table import UNCERTAIN
 from halflabel.system.files import atomic_write
 
 HOLDS_UNCERTAIN = HOLDS_WEIGHTS = True
-USES = ("unlisted", "minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
+USES = ("unlisted", "minus_one", "zero", "values", "image_column", "ignore", "where", "encoding", "machine")
 
 _ALIASES = {
     "image": IMAGE_COLUMNS,
     "class": ("class", "label", "tag", "category", "class_name", "label_name"),
     "value": ("value", "present", "presence", "is_present"),
-    "source": ("source", "annotator"),
+    "source": ("source", "annotator", "tag_source", "label_source"),
     "score": ("score", "confidence"),
     WEIGHT_COLUMN: (WEIGHT_COLUMN,),
 }
@@ -116,6 +116,7 @@ def has_values(header: list[str]) -> bool:
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read long rows in their order. Values of our own files are exact; others are read by the stated policy."""
     sheet, audit = open_sheet(path, policy.encoding), Audit("long", [str(path)])
+    sheet.note_form(audit)
     is_own_format = set(COLUMNS) <= set(sheet.header)
     if is_own_format:  # the values of these files have fixed meanings
         policy.check(set(USES) - {"minus_one", "zero", "values"}, "long, in halflabel's own columns")
@@ -132,7 +133,13 @@ def read(path: Path, policy: Policy) -> LabelImport:
             raise sheet.error(message, f"add ‹ignore={fitting[1]}›, or rename it", line=1)
     unused = [name for name in header if name not in roles.values() and name not in policy.where]
     if "value" not in roles:
-        refuse_possible_values(sheet, [*unused, *([roles["score"]] if "score" in roles else [])])
+        refuse_possible_values(sheet, unused)
+        if "score" in roles and policy.machine is None:
+            name = roles["score"]
+            by_model = "add ‹machine=0.5› (the scores of a model: present from 0.5 on)"
+            refuse_possible_values(sheet, [name], f"{by_model} or ‹ignore={name}› (every row says present)")
+    if policy.machine is not None and ("value" in roles or "score" not in roles):
+        raise sheet.error("there is no column of scores without one of values", "leave ‹machine› out", line=1)
     sheet.select(policy.where, audit)
     cells = {role: sheet.column(name) for role, name in roles.items()}
     if not is_own_format:
@@ -156,6 +163,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
             policy = replace(policy, minus_one="absent")
     if "value" in cells:
         value = _read_values(sheet, roles["value"], cells["value"], is_label, policy, is_own_format, audit)
+    elif policy.machine is not None:
+        value = np.ones(len(sheet), np.int8)
     else:
         require_unlisted(policy, "every row says present and none says absent", path)
         value = np.ones(len(sheet), np.int8)
@@ -163,6 +172,11 @@ def read(path: Path, policy: Policy) -> LabelImport:
     sources, source = _read_sources(sheet, roles.get("source"), cells.get("source"))
     score = sheet.numbers(roles.get("score"), "use a number from 0 to 1, or blank")
     weight = sheet.numbers(roles.get(WEIGHT_COLUMN), _FIX_WEIGHT, least=0)
+    if policy.machine is not None:
+        is_accepted = is_label & (score >= policy.machine)
+        audit.add(f"a model's label of {policy.machine:g} or more", "present", int(is_accepted.sum()))
+        audit.add(f"a model's label below {policy.machine:g}", "unknown", int((is_label & ~is_accepted).sum()))
+        sources, is_label = tuple(map(model_source, sources)), is_accepted
     parts = (part[is_label] for part in (image, column, value, source, score, weight))
     image, column, value, source, score, weight = parts
     rows = Labels.build(images, classes, image, column, value, source, score, sources, weight)

@@ -16,11 +16,17 @@ from halflabel.labels.policy import Policy
 USES = ("unlisted", "where", "encoding")
 
 _IMAGE, _FINDINGS = "Image Index", "Finding Labels"
+_OTHERS = (
+    *("Follow-up #", "Patient ID", "Patient Age", "Patient Gender", "View Position"),
+    *("OriginalImage[Width", "Height]", "OriginalImage[Width,Height]"),
+    *("OriginalImagePixelSpacing[x", "y]", "OriginalImagePixelSpacing[x,y]"),
+)
 
 
 def sniff(path: Path) -> bool:
-    """A CSV file with the two columns of ChestX-ray14."""
-    return path.suffix.lower() == ".csv" and {_IMAGE, _FINDINGS} <= set(header_fields(first_line(path)))
+    """A CSV file with the two columns of ChestX-ray14, and with no others than it has."""
+    header = header_fields(first_line(path))
+    return path.suffix.lower() == ".csv" and {_IMAGE, _FINDINGS} <= set(header) <= {_IMAGE, _FINDINGS, *_OTHERS, ""}
 
 
 def read(path: Path, policy: Policy) -> LabelImport:

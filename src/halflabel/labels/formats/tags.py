@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ _BRACKETS = r"""(?s)^(\[.*\]|\(\s*['"].*\)|\{\s*['"].*\})$"""  # lists, tuples a
 _DENIAL = r"(?i)^(?:[-!~]|not?[ _])\s*|\s*\?$|\s*[:=]\s*-?\d*[.,]?\d+%?$"
 _FOREIGN_SEPARATORS = "，、；،؛"
 
+_SOURCE_NAMES = frozenset(("source", "annotator", "labeler", "labeller", "origin", "method"))
 _MOST_CELLS = 5000  # that are looked at for blanks between tags
 
 _AROUND_BRACKETS = r"^\s*\[|\]\s*$"
@@ -112,6 +114,7 @@ def sniff(path: Path) -> bool:
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read the lists: a tag is present, and repeats count once; `unlisted` must be stated."""
     sheet, audit = CsvTable(path, encoding=policy.encoding), Audit("tags", [str(path)])
+    sheet.note_form(audit)
     image_column, lists = find_columns(sheet, policy)
     sheet.select(policy.where, audit)
     names = pc.utf8_trim_whitespace(sheet.column(image_column))
@@ -145,12 +148,22 @@ def read(path: Path, policy: Policy) -> LabelImport:
         kept, merged = np.unique(classes.merge_look_alikes(frequency), return_inverse=True)
         audit.note_count(len(classes) - len(kept), "spellings are read as the most frequent one")
         classes, column = classes.take(kept), {name: merged[numbers] for name, numbers in column.items()}
-    parsed = {name: (sign, image_of[parts[name][1]], column[name]) for name, sign in lists.items()}
-    rows = rows_of_lists(images, classes, parsed, audit)
+
+    def rows_of(is_part: NDArray[np.bool_]) -> Labels:
+        kept = {name: is_part[row] for name, (_, row) in parts.items()}
+        signs = lists.items()
+        parsed = {name: (sign, image_of[parts[name][1]][kept[name]], column[name][kept[name]]) for name, sign in signs}
+        return rows_of_lists(images, classes, parsed, audit)
+
+    by_model = _is_by_model(sheet, unused)
+    rows = rows_of(~by_model)
+    if by_model.any():
+        audit.note_count(int(by_model.sum()), "lines are by a model, as a column says: their tags are a model's labels")
+        rows = replace(rows_of(by_model), sources=("model",)).append(rows)
     _add_notes(audit, rows, len(sheet))
-    rows = apply_unlisted_policy(rows, policy, audit)
+    by_people = np.bincount(image_of[~by_model], minlength=len(images)) > 0
+    rows = apply_unlisted_policy(rows, policy, audit, images=None if by_people.all() else by_people)
     refuse_possible_values(sheet, unused)
-    _refuse_models(sheet, unused)
     audit.note_names("columns not used", (name for name in sheet.header if name in {*unused, *policy.ignore}))
     return LabelImport(rows, audit)
 
@@ -362,13 +375,15 @@ def _refuse_signs(sheet: CsvTable, name: str, tags: pa.Array) -> None:
         raise sheet.error(message, "list the absent classes in a column 'absent'", column=name)
 
 
-def _refuse_models(sheet: CsvTable, names: list[str]) -> None:
-    """Raise LabelError if an unused column says that a model made the labels."""
+def _is_by_model(sheet: CsvTable, names: list[str]) -> NDArray[np.bool_]:
+    """Whether one of the columns that are not used says that a model made the labels of a row."""
+    by_model = np.zeros(len(sheet), bool)
     for name in names:
-        is_source = name.lower() in ("source", "annotator")
-        if is_source and any(map(is_model_source, pc.unique(sheet.column(name)).to_pylist())):
-            fix = "write one row per label: image,class,value,source"
-            raise sheet.error("a model made some of these labels, which a list of tags cannot say", fix, column=name)
+        if not _SOURCE_NAMES.isdisjoint(re.findall("[a-z]+", name.lower())):
+            coded = pc.dictionary_encode(sheet.column(name))
+            is_model = np.array([is_model_source(source) for source in coded.dictionary.to_pylist()], bool)
+            by_model |= is_model[coded.indices.to_numpy(zero_copy_only=False)]
+    return by_model
 
 
 def _add_notes(audit: Audit, rows: Labels, line_count: int) -> None:

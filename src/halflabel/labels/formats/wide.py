@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import Audit, LabelImport
@@ -18,7 +18,6 @@ from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.formats.long import has_values
 from halflabel.labels.formats.open_images import REQUIRED_COLUMNS
 from halflabel.labels.formats.tags import LIST_COLUMNS
-from halflabel.labels.formats.unsupported import IMAGE_ENDINGS
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import (
@@ -36,7 +35,7 @@ from halflabel.labels.policy import (
 from halflabel.system.files import atomic_write
 
 HOLDS_UNCERTAIN = True
-USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
+USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding", "repeats")
 keeps_provenance = keeps_no_provenance
 
 # The only column with labels, of this name and with 0 and 1, may hold numbers of classes.
@@ -44,6 +43,7 @@ CLASS_NUMBER_COLUMNS = ("label", "class", "category", "target", "y", "label_id",
 
 _MOST_PROBLEMS = 8  # named in a message
 _MOST_ODD_VALUES = 2  # values of a class that are not labels; a column with more of them is not a class
+_MOST_COUNTS = 50
 _LONG = "write the long form instead (‹to=long›)"
 
 
@@ -55,16 +55,12 @@ def sniff(path: Path) -> bool:
 def read(path: Path, policy: Policy) -> LabelImport:
     """Read a wide table: blank, NaN and ? are unknown, 1 present, 0 absent; −1 must be stated."""
     sheet, audit = CsvTable(path, encoding=policy.encoding), Audit("wide", [str(path)])
+    sheet.note_form(audit)
     image_column = policy.image_column or find_image_column(sheet.header)
     sheet.select(policy.where, audit)
     sheet.check_columns((image_column, *policy.ignore))
     not_classes = {image_column, *policy.ignore, *policy.where}
     classes = [name for name in sheet.header if name not in not_classes]
-    if (unnamed := next((name for name in classes if re.fullmatch(r"Unnamed: \d+", name)), None)) is not None:
-        fix = f"add ‹ignore={unnamed}›"
-        raise sheet.error("this column numbers the rows, as pandas writes it, and is not a class", fix, column=unnamed)
-    if policy.image_column is None and image_column.lower() not in IMAGE_COLUMNS:
-        _check_first_line(sheet, classes)
     if not classes:
         raise sheet.error("no column is left for the classes", "check the header line", line=1)
     rows = decode_columns(sheet, image_column, classes, policy, audit)
@@ -95,7 +91,7 @@ def write(rows: Labels, path: Path) -> None:
 
 def decode_columns(sheet: CsvTable, image_column: str, classes: Sequence[str], policy: Policy, audit: Audit) -> Labels:
     """Turn a column per class into labels, and add the meaning of each value to the audit, the most frequent first."""
-    images = sheet.image_names(image_column)
+    images, image_of = sheet.repeated_names(image_column)
 
     def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
         fix = undecided.fix
@@ -105,8 +101,6 @@ def decode_columns(sheet: CsvTable, image_column: str, classes: Sequence[str], p
                 fix += f" or ‹where={name}={raw}›"
             if audit.format == "wide" and (name.lower() in LIST_COLUMNS or len(classes) == 1):
                 fix += "; if it lists the present classes, add ‹format=tags›"
-            if image_column.lower() not in IMAGE_COLUMNS:
-                fix += "; if the file has no header line, add one, such as image,class,value"
         return sheet.error(undecided.message, fix, row=row, column=name)
 
     coded = {name: pc.dictionary_encode(sheet.column(name)) for name in classes}
@@ -117,7 +111,7 @@ def decode_columns(sheet: CsvTable, image_column: str, classes: Sequence[str], p
         fix = f"name the column after the class that 1 means, or add ‹zero=absent› if the class is called {only!r}"
         undecided = UndecidedValue("0 and 1 may be the numbers of two classes, or say absent and present", fix)
         raise make_error(undecided, only, "0", 0)
-    labels = np.zeros((len(images), len(coded)), np.int8)
+    labels = np.zeros((len(image_of), len(coded)), np.int8)
     counts: Counter[tuple[str, Meaning]] = Counter()
     for number, (name, cells) in enumerate(coded.items()):
         codes = cells.indices.to_numpy(zero_copy_only=False)
@@ -133,15 +127,52 @@ def decode_columns(sheet: CsvTable, image_column: str, classes: Sequence[str], p
                 if len(problems) > 1:
                     shown = "; ".join(problems[:_MOST_PROBLEMS]) + (" …" if len(problems) > _MOST_PROBLEMS else "")
                     error.message += f"; in all, {len(problems)} things must be stated: {shown}"
-                    error.fix = f"add {' '.join(options)}  (or what is true of your file)"
+                    error.fix = f"add {' '.join(options)} (or what is true of your file)"
                 raise error from None
             value_of[code] = LABEL_VALUES[meaning]
             counts[raw.strip(), meaning] += int(count)
         labels[:, number] = value_of[codes]
     for (raw, meaning), count in sorted(counts.items(), key=lambda item: -item[1]):
         audit.add(raw or "blank", meaning, count)
+    labels = _merge_lines(sheet, image_column, labels, image_of, policy, audit)
     image, column = np.nonzero(labels)
     return Labels.build(images, Names(coded), image, column, labels[image, column])
+
+
+def _merge_lines(
+    sheet: CsvTable,
+    image_column: str,
+    labels: NDArray[np.int8],
+    image_of: NDArray[np.int64],
+    policy: Policy,
+    audit: Audit,
+) -> NDArray[np.int8]:
+    """The labels of each image; LabelError if lines of one image differ and `repeats` is not stated."""
+    order = np.argsort(image_of, kind="stable")
+    first = np.flatnonzero(np.diff(image_of[order], prepend=-1))
+    if len(first) == len(labels):
+        return labels
+    lines, of_image = labels[order], image_of[order]
+    differs = (lines[1:] != lines[:-1]).any(axis=1) & (of_image[1:] == of_image[:-1])
+    same = "" if differs.any() else ", with the same labels: they count once"
+    audit.note_count(len(labels) - len(first), f"lines repeat an image{same}")
+    last = lines[np.append(first[1:], len(order)) - 1]
+    if differs.any() and policy.repeats is None:
+        position = int(np.argmax(differs))
+        row, before = int(order[position + 1]), int(order[position])
+        message = f"image {sheet.column(image_column)[row].as_py()!r} has other labels on line {sheet.line(before)}"
+        fix = (
+            "add ‹repeats=present› (present if any line says so) or ‹repeats=last› (the last line counts) or "
+            "‹repeats=unknown› (unknown where they disagree)"
+        )
+        raise sheet.error(message, fix, row=row, column=image_column)
+    if not differs.any() or policy.repeats == "last":
+        return np.asarray(last)
+    is_present = np.maximum.reduceat(lines == 1, first, axis=0)
+    least = np.minimum.reduceat(np.where(lines == 0, 9, lines), first, axis=0)
+    most = np.maximum.reduceat(np.where(lines == 0, -9, lines), first, axis=0)
+    agreed = np.where(least == most, most, 0)
+    return np.where(is_present & (policy.repeats == "present"), 1, agreed).astype(np.int8)
 
 
 def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tuple[list[str], list[str]]:
@@ -152,6 +183,10 @@ def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tup
     """
     known = {*policy.values, *MINUS_ONE, *ZERO, *VALUE_WORDS}
     problems, options, of_classes = [], [], set[str]()
+    odd = {raw.strip() for raws in columns.values() for raw in raws if raw.strip().lower() not in VALUE_WORDS} - known
+    if odd and all(map(str.isdecimal, odd)) and all({*ZERO} & {*raws} for raws in columns.values()):
+        counts = sorted(odd, key=int)[:_MOST_COUNTS]
+        return [f"what the number {text} means" for text in counts], [f"‹values={text}=present›" for text in counts]
     for name, raws in columns.items():
         texts = {raw.strip() for raw in raws}
         strange = sorted(text for text in texts if text not in known and text.lower() not in VALUE_WORDS)
@@ -181,13 +216,3 @@ def find_image_column(header: list[str]) -> str:
         if name.lower() in IMAGE_COLUMNS:
             return name
     return header[0]
-
-
-def _check_first_line(sheet: CsvTable, classes: list[str]) -> None:
-    """Raise LabelError if the first line is not a header but already labels, or names the images."""
-    if classes and {name.lower() for name in classes} <= {*VALUE_WORDS, *ZERO, *MINUS_ONE}:
-        message = f"the first line is not a header: it has values, such as {classes[0]!r}"
-        raise sheet.error(message, "add a line above it, such as image,dog,cat", line=1)
-    if classes and all(Path(name).suffix.lower() in IMAGE_ENDINGS for name in classes):
-        message = f"the columns are images, such as {classes[0]!r}, and the lines are classes"
-        raise sheet.error(message, "exchange lines and columns: one line per image", line=1)
