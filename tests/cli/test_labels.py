@@ -109,7 +109,7 @@ BROKEN: dict[str, tuple[bytes, list[str], str]] = {
     "missing column": (b"image,value\na,1\n", ["--format", "long"], "column"),
     "another image column": (b"image,cat\na,1\n", ["--image-column", "photo"], "photo"),
     "unknown value": (b"image,cat\na,maybe\nb,1\n", [], "line 2, column 'cat': value 'maybe' is not a label"),
-    "duplicate id": (b"image,cat\na,1\na,0\n", [], "line 3, column 'image': image 'a' is already on line 2"),
+    "duplicate id": (b"image,cat\na,1\na,0\n", [], "line 3, column 'image': image 'a' has other labels on line 2"),
     "duplicate column": (b"image,cat,cat\na,1,1\n", [], "column 'cat' occurs twice"),
     "latin-1": ("image,café\na,1\n".encode("latin-1"), [], "byte 0xe9 is not UTF-8"),
     "bytes": (b"image,cat\na,1\x00\n", [], "byte 0x00"),

@@ -17,11 +17,12 @@ __all__ = ["MustRefuse", "labels_of"]
 csv.field_size_limit(1 << 30)
 
 Labels = dict[tuple[str, str], int]
-PRESENT = {"1", "1.0", "+1", "true", "t", "yes", "y", "present", "x"}
-ABSENT = {"false", "f", "no", "n", "absent"}
+PRESENT = {"1", "1.0", "+1", "true", "t", "yes", "y", "present", "x", "positive", "pos", "✓"}
+ABSENT = {"false", "f", "no", "n", "absent", "negative", "neg", "✗"}
 UNKNOWN = {"", "?", "nan", "na", "n/a", "null", "none", "unknown"}
 ZERO, MINUS_ONE = {"0", "0.0", "-0.0"}, {"-1", "-1.0", "−1"}
 IMAGE = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path", "photo", "img")
+MODELS = ("model", "machine", "ai", "auto", "automatic", "algorithm", "prediction", "predicted")
 CLASS = ("class", "label", "tag", "category", "class_name", "label_name")
 LISTS = ("tags", "labels", "classes", "categories", "keywords", "hashtags", "keyword", "hashtag")
 NEGATIVE = ("absent", "negatives")
@@ -39,7 +40,9 @@ def labels_of(path: Path, format: str, policy: dict[str, Any]) -> Labels | None:
 
 def csv_rows(path: Path, policy: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     raw = path.read_bytes()
-    text = raw.decode(policy.get("encoding") or "utf-8").removeprefix("\ufeff")
+    marks = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+    marked = next((name for mark, name in marks.items() if raw.startswith(mark)), "utf-8")
+    text = raw.decode(policy.get("encoding") or marked).removeprefix("\ufeff")
     # Only \r, \n and \r\n end a line of a CSV file.
     lines = re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", text)
     delimiter = None
@@ -83,7 +86,7 @@ def meaning(text: str, policy: dict[str, Any], has_minus_one: bool) -> int:
 
 def is_model(source: str) -> bool:
     name = source.strip().lower()
-    return name.startswith("model:") or name in ("model", "machine")
+    return name.startswith("model:") or name in MODELS
 
 
 def resolve(entries: list[tuple[str, str, int, str]]) -> Labels:
@@ -118,7 +121,11 @@ def long(path: Path, policy: dict[str, Any]) -> Labels | None:
     def find(names: tuple[str, ...]) -> int | None:
         return next((lower[name] for name in names if name in lower), None)
 
-    image_at, class_at, value_at, source_at = find(IMAGE), find(CLASS), find(("value",)), find(("source", "annotator"))
+    image_at, class_at = _image_at(header, policy, find(IMAGE)), find(CLASS)
+    value_at = find(("value", "present", "presence", "is_present"))
+    source_at = find(("source", "annotator", "tag_source", "label_source"))
+    if policy.get("machine") is not None:
+        return None
     if image_at is None or class_at is None:
         raise MustRefuse("columns")
     is_own = {"image", "class", "value", "source", "score"} <= set(header)
@@ -158,19 +165,25 @@ def long(path: Path, policy: dict[str, Any]) -> Labels | None:
 
 def wide(path: Path, policy: dict[str, Any]) -> Labels:
     header, rows = csv_rows(path, policy)
-    image_at = next((n for n, name in enumerate(header) if name.lower() in IMAGE), 0)
+    image_at = _image_at(header, policy, next((n for n, name in enumerate(header) if name.lower() in IMAGE), 0)) or 0
     columns = [n for n, name in enumerate(header) if n != image_at and name not in policy.get("ignore", ())]
     has_minus_one = any(row[n].strip() in MINUS_ONE for row in rows for n in columns)
-    labels: Labels = {}
-    seen: set[str] = set()
+    seen: dict[str, list[int]] = {}
     for row in rows:
-        if row[image_at] in seen or not row[image_at]:
+        values = [meaning(row[n], policy, has_minus_one) for n in columns]
+        if seen.setdefault(row[image_at], values) != values or not row[image_at]:
             raise MustRefuse("image")
-        seen.add(row[image_at])
-        for n in columns:
-            if value := meaning(row[n], policy, has_minus_one):
-                labels[row[image_at], header[n]] = value
-    return labels
+    return {
+        (image, header[n]): value
+        for image, values in seen.items()
+        for n, value in zip(columns, values, strict=True)
+        if value
+    }
+
+
+def _image_at(header: list[str], policy: dict[str, Any], usual: int | None) -> int | None:
+    stated = policy.get("image_column")
+    return header.index(stated) if stated in header else usual
 
 
 def tags(path: Path, policy: dict[str, Any]) -> Labels | None:
@@ -180,7 +193,11 @@ def tags(path: Path, policy: dict[str, Any]) -> Labels | None:
     negative = [n for n, name in enumerate(lower) if name in NEGATIVE]
     if len(listed) != 1 or len(negative) > 1:
         return None
-    image_at = next((lower.index(name) for name in IMAGE if name in lower), int(listed[0] == 0))
+    usual = next((lower.index(name) for name in IMAGE if name in lower), int(listed[0] == 0))
+    image_at = _image_at(header, policy, usual)
+    assert image_at is not None
+    if any({"source", "annotator", "labeler", "origin", "method"} & set(re.findall("[a-z]+", name)) for name in lower):
+        return None
     cells = {row[n].strip() for row in rows for n in (*listed, *negative)} - {""}
     if any(cell.startswith(("[", "#")) for cell in cells):
         return None

@@ -198,7 +198,7 @@ LINES = {
     "not an object": ("[1, 2]", None),
     "'cat' occurs twice": ('{"file_name": "b", "cat": 1, "cat": 0}', None),
     "no name": ('{"file_name": null, "cat": 1}', "file_name"),
-    "already on line 1": ('{"file_name": "a", "cat": 1}', "file_name"),
+    "other labels on line 1": ('{"file_name": "a", "cat": 0}', "file_name"),
     "an object or a list": ('{"file_name": "b", "cat": {}}', "cat"),
     "nested too deep": ("[" * 100_000, None),
 }

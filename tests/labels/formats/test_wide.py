@@ -122,7 +122,7 @@ def test_image_column(file: Path) -> None:
         ("image,cat\na,1\n\nb,maybe\n", 4, "cat", "'maybe' is not a label"),
         ('image,cat\n"a\nb",1\nb,2\n', 4, "cat", "'2' is not a label"),
         ("image,cat\na,1\n,0\n", 3, "image", "no name"),
-        ("image,cat\na,1\nb,0\n\na,0\n", 5, "image", "'a' is already on line 2"),
+        ("image,cat\na,1\nb,0\n\na,0\n", 5, "image", "'a' has other labels on line 2"),
         ("image,cat\na,1\nb,0,1\n", 3, None, "3 fields"),
         ("image\na\n", 1, None, "no column is left"),
         ("image,cat\n", None, None, "no rows"),
@@ -137,7 +137,7 @@ def test_faults(file: Path, content: str, line: int | None, column: str | None, 
 
 
 def test_lines_of_faults_count_in_the_file_not_among_the_rows_kept(file: Path) -> None:
-    text = "image,split,cat\na,val,1\nb,train,1\nc,val,0\nb,train,1\n"
+    text = "image,split,cat\na,val,1\nb,train,1\nc,val,0\nb,train,0\n"
     error = refusal(file, Policy(where={"split": "train"}), text)
     assert (error.line, "on line 3" in error.message) == (5, True)
     error = refusal(file, Policy(where={"split": "train"}), "image,split,cat\na,val,1\nb,train,1\nc,train,huh\n")
@@ -297,14 +297,14 @@ def test_one_error_lists_all_options_that_must_be_stated(file: Path) -> None:
     for part in ("'split'", "'age'", "what 'maybe' in 'cat' means", "what -1 means", "what 0 means beside it"):
         assert part in error.message
     options = "--ignore split --ignore age --value maybe=unknown --minus-one absent --zero unknown"
-    assert in_shell(error.fix) == f"add {options}  (or what is true of your file)"
+    assert in_shell(error.fix) == f"add {options} (or what is true of your file)"
     policy = Policy(ignore=("split", "age"), values={"maybe": "unknown"}, minus_one="absent", zero="unknown")
     assert wide.read(file, policy).table().dense().tolist() == [[1, 0], [-1, 1], [0, 0], [1, 0]]
 
 
 def test_minus_one_beside_zeros_and_blanks_is_taken_for_uncertain(file: Path) -> None:
     error = refusal(file, content="image,Sex,Edema\na.jpg,Female,1\nb.jpg,Male,0\nc.jpg,Male,-1\nd.jpg,Female,\n")
-    assert error.fix == "add ‹ignore=Sex› ‹minus_one=uncertain›  (or what is true of your file)"
+    assert error.fix == "add ‹ignore=Sex› ‹minus_one=uncertain› (or what is true of your file)"
     assert wide.read(file, Policy(ignore=("Sex",), minus_one="unknown")).table().dense().tolist() == [
         [1],
         [-1],

@@ -8,7 +8,8 @@ import io
 import math
 import mmap
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -96,7 +97,7 @@ def first_line(path: Path) -> str:
     return next((line for line in beginning_lines(path) if not SEP_LINE.fullmatch(line)), "")
 
 
-def beginning_lines(path: Path) -> Iterator[str]:
+def beginning_lines(path: Path) -> Generator[str]:
     """The lines that are not blank, with undecodable bytes replaced; of UTF-16 and -32 only the first megabyte."""
     try:
         if not path.is_file():  # reading a pipe would wait forever
@@ -217,7 +218,7 @@ def raw_records(text: str, delimiter: str) -> Iterator[tuple[str, list[str]]]:
         taken.clear()
 
 
-def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Iterator[tuple[int, list[str]]]:
+def read_records(path: Path, delimiter: str, encoding: str = "utf-8") -> Generator[tuple[int, list[str]]]:
     """(line number, fields) of each record of a CSV file that is not blank. Slow: for headers and error messages."""
     reader = csv.reader(read_lines(path, encoding), delimiter=delimiter, strict=True)
     line = 1
@@ -271,9 +272,11 @@ def read_beginning(path: Path, encoding: str | None, count: int = 100) -> Beginn
     """
     with open(path, "rb") as file:
         encoding = encoding or wide_encoding(file.read(4)) or "utf-8"
-    sep_line = SEP_LINE.fullmatch(next(beginning_lines(path), ""))
+    with closing(beginning_lines(path)) as lines:
+        sep_line = SEP_LINE.fullmatch(next(lines, ""))
     delimiter = sep_line[1] if sep_line else detect_delimiter(first_line(path))
-    records = [fields for _, fields in islice(read_records(path, delimiter, encoding), count + 1)]
+    with closing(read_records(path, delimiter, encoding)) as lines:
+        records = [fields for _, fields in islice(lines, count + 1)]
     header, rows = [name.strip() for name in (records or [[]])[0]], records[1:]
     has_header = not _is_row(header, rows)
     if not has_header:

@@ -197,7 +197,8 @@ class Layout:
 
     def __init__(self, path: Path, policy: Policy) -> None:
         beginning = read_beginning(path, policy.encoding, _MOST_ROWS)
-        self.path, self.policy, self.header, self.has_header = path, policy, beginning.header, beginning.has_header
+        self.path, self.policy, self.header = path, policy, beginning.header
+        self.has_header, self.is_indexed = beginning.has_header, beginning.is_indexed
         rows = beginning.rows[: max(10, _MOST_CELLS // max(len(self.header), 1))]
         cells = list(zip(*(row for row in rows if len(row) == len(self.header)), strict=True))
         columns = [Column(name, list(map(str.strip, each))) for name, each in zip(self.header, cells, strict=False)]

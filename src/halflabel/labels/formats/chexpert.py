@@ -14,7 +14,7 @@ from halflabel.labels.formats import wide
 from halflabel.labels.formats._csv import first_line, header_fields
 from halflabel.labels.policy import Policy
 
-USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding")
+USES = ("minus_one", "zero", "values", "image_column", "ignore", "where", "encoding", "repeats")
 
 _FINDINGS = {"No Finding", "Cardiomegaly", "Lung Opacity", "Support Devices"}  # their presence is proof enough
 _ABOUT_PATIENT = ("Sex", "Age", "Frontal/Lateral", "AP/PA", "subject_id", "study_id")

@@ -27,7 +27,7 @@ from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, ONE, ZERO, Policy
 from halflabel.system.files import atomic_write, is_utf8
 
-USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding")
+USES = ("unlisted", "minus_one", "zero", "values", "ignore", "encoding", "repeats")
 keeps_provenance = keeps_no_provenance
 
 METADATA_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -123,7 +123,7 @@ def _open_metadata(path: Path, encoding: str | None) -> CsvTable:
 
 def _read_lists(metadata: CsvTable, lists: list[str], policy: Policy, audit: Audit) -> Labels:
     """Read a list of present classes, and perhaps one of absent classes; a null list means nothing is known."""
-    policy.check(set(USES) - {"minus_one", "zero", "values"}, "imagefolder, with lists of class names")
+    policy.check(set(USES) - {"minus_one", "zero", "values", "repeats"}, "imagefolder, with lists of class names")
     negative = [name for name in lists if name in ABSENT_COLUMNS]
     positive = [name for name in lists if name not in ABSENT_COLUMNS]
     if len(positive) != 1 or len(negative) > 1:
