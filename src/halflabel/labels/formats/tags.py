@@ -149,20 +149,23 @@ def read(path: Path, policy: Policy) -> LabelImport:
         audit.note_count(len(classes) - len(kept), "spellings are read as the most frequent one")
         classes, column = classes.take(kept), {name: merged[numbers] for name, numbers in column.items()}
 
-    def rows_of(is_part: NDArray[np.bool_]) -> Labels:
-        kept = {name: is_part[row] for name, (_, row) in parts.items()}
-        signs = lists.items()
-        parsed = {name: (sign, image_of[parts[name][1]][kept[name]], column[name][kept[name]]) for name, sign in signs}
+    def rows_of(is_part: NDArray[np.bool_] | None) -> Labels:
+        parsed = {}
+        for name, sign in lists.items():
+            row = parts[name][1]
+            kept = slice(None) if is_part is None else is_part[row]
+            parsed[name] = sign, image_of[row[kept]], column[name][kept]
         return rows_of_lists(images, classes, parsed, audit)
 
     by_model = _is_by_model(sheet, unused)
-    rows = rows_of(~by_model)
-    if by_model.any():
+    if by_model is None:
+        rows, by_people = rows_of(None), None
+    else:
         audit.note_count(int(by_model.sum()), "lines are by a model, as a column says: their tags are a model's labels")
-        rows = replace(rows_of(by_model), sources=("model",)).append(rows)
+        rows = replace(rows_of(by_model), sources=("model",)).append(rows_of(~by_model))
+        by_people = np.bincount(image_of[~by_model], minlength=len(images)) > 0
     _add_notes(audit, rows, len(sheet))
-    by_people = np.bincount(image_of[~by_model], minlength=len(images)) > 0
-    rows = apply_unlisted_policy(rows, policy, audit, images=None if by_people.all() else by_people)
+    rows = apply_unlisted_policy(rows, policy, audit, images=by_people)
     refuse_possible_values(sheet, unused)
     audit.note_names("columns not used", (name for name in sheet.header if name in {*unused, *policy.ignore}))
     return LabelImport(rows, audit)
@@ -375,15 +378,15 @@ def _refuse_signs(sheet: CsvTable, name: str, tags: pa.Array) -> None:
         raise sheet.error(message, "list the absent classes in a column 'absent'", column=name)
 
 
-def _is_by_model(sheet: CsvTable, names: list[str]) -> NDArray[np.bool_]:
-    """Whether one of the columns that are not used says that a model made the labels of a row."""
+def _is_by_model(sheet: CsvTable, names: list[str]) -> NDArray[np.bool_] | None:
+    """Whether one of the columns that are not used says that a model made the labels of a row; None if none does."""
     by_model = np.zeros(len(sheet), bool)
     for name in names:
         if not _SOURCE_NAMES.isdisjoint(re.findall("[a-z]+", name.lower())):
             coded = pc.dictionary_encode(sheet.column(name))
             is_model = np.array([is_model_source(source) for source in coded.dictionary.to_pylist()], bool)
             by_model |= is_model[coded.indices.to_numpy(zero_copy_only=False)]
-    return by_model
+    return by_model if by_model.any() else None
 
 
 def _add_notes(audit: Audit, rows: Labels, line_count: int) -> None:

@@ -148,10 +148,10 @@ def _merge_lines(
     audit: Audit,
 ) -> NDArray[np.int8]:
     """The labels of each image; LabelError if lines of one image differ and `repeats` is not stated."""
+    if not len(labels) or image_of[-1] == len(labels) - 1:  # images are numbered by first appearance: all differ
+        return labels
     order = np.argsort(image_of, kind="stable")
     first = np.flatnonzero(np.diff(image_of[order], prepend=-1))
-    if len(first) == len(labels):
-        return labels
     lines, of_image = labels[order], image_of[order]
     differs = (lines[1:] != lines[:-1]).any(axis=1) & (of_image[1:] == of_image[:-1])
     same = "" if differs.any() else ", with the same labels: they count once"
