@@ -316,15 +316,12 @@ def test_assumed_labels_say_so_and_can_be_undone(project: Project, tmp_path: Pat
 def test_what_cannot_work_is_refused_before_anything_is_scored(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, images, truth = project
+    run, images, _ = project
     monkeypatch.setattr("halflabel.filling.run._score", None)
     with pytest.raises(UserError, match="absent"):
         fill(run, images)
     with pytest.raises(UserError, match="folds"):
         fill(run, images, assume_random=True, folds=3)
-    full = Labels.from_table(Table.from_dense(truth, run.read_labels().images, CLASSES))
-    with pytest.raises(UserError, match="include negatives"):
-        fill(run, images, labels=full, assume_random=True)
     run.stored_scores.unlink()
     with pytest.raises(UserError, match="linear"):
         ControlQuestions(run, images).ask()

@@ -395,3 +395,20 @@ def test_derived_labels_inherit_their_source(tmp_path: Path, monkeypatch: pytest
 def blind(table: Table) -> Scores:
     """Scores of a model that knows nothing: what is filled comes from rules."""
     return worlds.made_up(np.zeros(table.shape, np.float32), np.arange(len(table)) % 2)
+
+
+@pytest.mark.parametrize("kind", ["random", "whole images", "easy", "agreeing"])
+def test_known_labels_that_do_not_look_like_unknown_ones_are_noticed(kind: str) -> None:
+    noticed = 0
+    for seed in range(8):
+        world, rng = worlds.make_world(seed, images=1500), np.random.default_rng([seed, 1])
+        chance = np.full(world.truth.shape, 0.2)
+        if kind == "whole images":
+            chance[:] = rng.random((len(chance), 1)) < 0.2
+        elif kind == "easy":
+            chance = np.where(np.abs(world.scores.logits - 1) > 1.5, 0.4, 0.1)
+        elif kind == "agreeing":
+            chance = np.where((world.scores.logits > 1) == (world.truth > 0), 0.3, 0.02)
+        table = Table.from_dense((world.truth * (rng.random(chance.shape) < chance)).astype(np.int8))
+        noticed += bool(plan_fill(world.scores, table).unlike)
+    assert noticed >= 7 if kind in ("easy", "agreeing") else noticed <= 1

@@ -87,8 +87,9 @@ def test_counts_are_those_of_a_slow_loop() -> None:
     labels = rng.choice([-1, 0, 1], (30, 3)).astype(np.int8)
     free = (labels == 0) & (rng.random((30, 3)) < 0.7)
     counts = BinCounts.zeros(3)
-    counts.add(p[:10], free[:10], labels[:10])
-    counts.add(p[10:], free[10:], labels[10:])
+    every = rng.random(30) < 0.5
+    counts.add(p[:10], free[:10], labels[:10], every[:10])
+    counts.add(p[10:], free[10:], labels[10:], every[10:])
     slow = BinCounts.zeros(3)
     for i in range(30):
         for c in range(3):
@@ -99,6 +100,7 @@ def test_counts_are_those_of_a_slow_loop() -> None:
             slow.summed[c, b] += p[i, c] * free[i, c]
             slow.present[c, b] += labels[i, c] > 0
             slow.absent[c, b] += labels[i, c] < 0
+            slow.whole[c, b] += every[i] or labels[i, c] != 0
     for mine, theirs in zip(counts, slow, strict=True):
         assert np.allclose(mine, theirs)
 
@@ -162,7 +164,7 @@ def test_positives_of_a_rare_class_are_not_filled_as_absent() -> None:
     truth = np.where(rng.random(z.shape) < p, 1, -1).astype(np.int8)
     known = truth * (rng.random(z.shape) < 0.2)
     assert (truth < 0).mean() > 0.96
-    counts.add(p, known == 0, known.astype(np.int8))
+    counts.add(p, known == 0, known.astype(np.int8), np.ones(len(p), bool))
     side = choose_thresholds(counts, positive=False, target=0.95)
     filled = (known == 0) & (BINS - 1 - bin_of(p) >= side.cut)
     assert filled.mean() > 0.6

@@ -49,6 +49,7 @@ from halflabel.errors import UserError
 from halflabel.filling import control, undo
 from halflabel.filling import plan as fill_plan
 from halflabel.filling import run as fill_run
+from halflabel.filling.thresholds import FillDecision
 from halflabel.images import stored_features
 from halflabel.labels import labels as label_rows
 from halflabel.runs import folder as run_folder
@@ -59,11 +60,12 @@ from halflabel.system.reporter import Reporter
 
 
 def find_answers_or_ask(
-    asking: fill_run.ControlQuestions, given: label_rows.Labels | None, again: Options, *, from_file: bool
+    asking: fill_run.ControlQuestions, given: label_rows.Labels | None, again: Options, reason: str, *, from_file: bool
 ) -> label_rows.Labels | None:
     """Return the answers to the control questions; if there are too few, write questions and print how to answer.
 
-    All answers `from_file` count. `again` are options of the command that fills.
+    All answers `from_file` count. `reason` says why known labels do not show the precision. `again` are options of the
+    command that fills.
     """
     asked = asking.asked()
     answers = given if from_file or given is None else asking.answers_among(given)
@@ -85,7 +87,7 @@ def find_answers_or_ask(
                 return answers
             if not asked:
                 _refuse(asking, error, again, given)
-    _show_how_to_answer(asking)
+    _show_how_to_answer(asking, reason)
     return None
 
 
@@ -110,8 +112,7 @@ def _refuse(
     raise UserError(error.message, fix) from None
 
 
-def _show_how_to_answer(asking: fill_run.ControlQuestions) -> None:
-
+def _show_how_to_answer(asking: fill_run.ControlQuestions, reason: str) -> None:
     number = len(asking.asked())
     enough = (
         f"{control.FEWEST_ANSWERS} are enough to begin, and with more, more can be filled"
@@ -119,8 +120,7 @@ def _show_how_to_answer(asking: fill_run.ControlQuestions) -> None:
         else "all of them are needed"
     )
     console.print(
-        "Nothing is filled yet. Hardly any label is known to be absent, so no known label shows how often a filled "
-        f"one would be wrong. Answers to the {counted(number, 'random question')} in "
+        f"Nothing is filled yet. {reason} Answers to the {counted(number, 'random question')} in "
         f"[bold]{escape(str(asking.run.control))}[/] will; {enough}."
     )
     if number < asking.count:
@@ -148,12 +148,13 @@ AssumeRandom = Annotated[
     bool,
     typer.Option(
         "--assume-random",
-        help="Positives only: ask nothing, and assume that the labels that were given are a random sample of the "
-        "present ones. The source of the rows says so.",
+        help="Ask nothing, and assume that the known labels are a random sample: of the present ones where only "
+        "positives are known, else of all of their class. The source of the rows says so.",
     ),
 ]
 
 _CONFIDENCE = 0.9
+_NO_NEGATIVES = "Hardly any label is known to be absent, so no known label shows how often a filled one would be wrong."
 _USEFUL = 20  # labels that make a lower precision worth while
 
 
@@ -242,14 +243,20 @@ def fill(
     options: dict[str, Any] = {"labels": rows, "rules": rules, "folds": folds, "precision": precision}
     options |= {"assume_random": assume_random, "all_photos": all_photos, "confidence": confidence, "answers": people}
     with use_engine(engine):
-        if not assume_random and fill_run.has_only_positives(opened, rows):
+        reason = _NO_NEGATIVES if not assume_random and fill_run.has_only_positives(opened, rows) else ""
+        if not reason:
+            try:
+                filling, tally = _fill(opened, images, path, complete, **options)
+            except fill_run.UnlikeKnown as error:
+                reason = f"{error.message[0].upper()}{error.message[1:]}."
+        if reason:
             further = fill_run.unlisted_photos(opened, rows, images) if all_photos else None
             asking = fill_run.ControlQuestions(opened, images, rows, further, precision, control)
-            of_control = find_answers_or_ask(asking, people, named | again, from_file=answers is not None)
+            of_control = find_answers_or_ask(asking, people, named | again, reason, from_file=answers is not None)
             if of_control is None:
                 return
             options["control"] = of_control
-        filling, tally = _fill(opened, images, path, complete, **options)
+            filling, tally = _fill(opened, images, path, complete, **options)
     _show(filling, tally, top)
     if (tally.present + tally.absent).any():
         _show_photos(filling, images, all_photos, people)
@@ -404,19 +411,8 @@ def _show(filling: fill_plan.FillPlan, tally: fill_plan.FillCounts, top: int) ->
         if side is filling.absent and (filling.check or filling.assumption):
             continue  # only present labels are filled
         line = f"filled {word} [bold]{group_digits(count)}[/]"
-        if count and filling.assumption:
-            line += f": {100 * side.precision:.1f} % are right if {filling.assumption}"
-        elif count and filling.check:
-            line += (
-                f": {100 * side.precision:.1f} % are expected to be right, at least {100 * side.bound:.1f} % with "
-                f"{100 * filling.options.confidence:g} % confidence, by {side.known_labels} control answers with such "
-                "scores"
-            )
-        elif side.filled.any() and not filling.check:
-            line += (
-                f": {100 * side.precision:.1f} % of {group_digits(side.known_labels)} known labels with such scores "
-                f"are right; at least {100 * side.bound:.1f} % with {100 * filling.options.confidence:g} % confidence"
-            )
+        if count and (filling.assumption or side.filled.any()):
+            line += f": {_describe_precision(filling, side, count)}"
         console.print(line)
     console.print(f"left unknown [bold]{group_digits(unknown)}[/] ({percent(unknown, unknown + sum(filled))})")
     if ruled := int(tally.by_rule.sum()):
@@ -451,6 +447,25 @@ def _show(filling: fill_plan.FillPlan, tally: fill_plan.FillCounts, top: int) ->
         )
     for warning in filling.warnings:
         console.print(f"[yellow]warning:[/] {escape(in_shell(warning))}")
+
+
+def _describe_precision(filling: fill_plan.FillPlan, side: FillDecision, count: int) -> str:
+    """Say how many of the filled labels are right, by what evidence and under what condition."""
+    text = ""
+    if side is filling.present:
+        text = f"about {group_digits(round(float(filling.bin_counts.summed.sum())))} present labels were missing; "
+    if filling.assumption:
+        return f"{text}{100 * side.precision:.1f} % of those found are right if {filling.assumption}"
+    confidence = f"with {100 * filling.options.confidence:g} % confidence"
+    text += (
+        f"of the {group_digits(count)} found, at least {group_digits(int(side.bound * count))} are right "
+        f"({100 * side.bound:.1f} %) {confidence}, by {group_digits(side.known_labels)} "
+    )
+    if filling.check:
+        return f"{text}control answers with such scores; {100 * side.precision:.1f} % are expected to be"
+    return (
+        f"{text}known labels with such scores, if these are a random sample; {100 * side.precision:.1f} % of them are"
+    )
 
 
 def _class_precision(filling: fill_plan.FillPlan, which: int, c: int) -> str:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from halflabel.labels.table import Table
 
 
+class UnlikeKnown(UserError):
+    """Known labels do not look like the unknown ones: answers to random questions must show the precision."""
+
+
 def run_source(run: RunFolder, method: str, *, assumed: bool = False) -> str:
     """Return the source of rows filled by a run: "model:METHOD:RUN", "model:METHOD+assumed:RUN" without evidence."""
     return f"{MODEL_PREFIX}{method}{'+assumed' if assumed else ''}:{run.address}"
@@ -61,7 +65,8 @@ def fill(
 
     Where only positives are known, present labels are filled if `control` holds answers to
     `ControlQuestions`, or with `assume_random` under the assumption of the run's calibration. Answers to chosen
-    questions (weight 0) in `control` are no evidence.
+    questions (weight 0) in `control` are no evidence. Other labels are taken for a random sample; if their scores show
+    that they are none, UnlikeKnown is raised without `control` and without `assume_random`.
 
     With `all_photos` the photos of the folder that no label names are filled too; the final model scores them.
 
@@ -84,23 +89,23 @@ def fill(
             if names is not None:
                 to_fill[table.images.index(names.array)] = True
     only_positives = are_nearly_all_positive(evidence.value, math.prod(evidence.shape))
-    if only_positives:
+    if only_positives or control is not None:
         _check_probabilities(run, folds)
-        if control is None and not assume_random:
-            raise UserError(
-                "hardly any label is known to be absent, so no known label shows how often a filled label is wrong",
-                "answer control questions (ControlQuestions), or fill under the stated assumption (assume_random)",
-            )
-    elif control is not None or assume_random:
+    if only_positives and control is None and not assume_random:
         raise UserError(
-            "the known labels include negatives, which show how often filled labels are wrong",
-            "leave control answers and the assumption out",
+            "hardly any label is known to be absent, so no known label shows how often a filled label is wrong",
+            "answer control questions (ControlQuestions), or fill under the stated assumption (assume_random)",
         )
     scores = _score(run, Path(images), rows, folds, reporter)
-    source = run_source(run, str(config["method"]), assumed=only_positives and control is None)
+    source = run_source(run, str(config["method"]), assumed=control is None and (only_positives or assume_random))
     options = FillOptions(to_fill, precision, confidence, rule_set, source, plan_progress)
-    if not only_positives:
+    if not only_positives and control is None:
         plan = plan_fill(scores, rows, options)
+        if plan.unlike and not assume_random:
+            raise UnlikeKnown(
+                f"{plan.unlike}, so they do not show how often a filled label is wrong",
+                "answer control questions (ControlQuestions), or take them for a random sample (assume_random)",
+            )
     else:
         random = None
         if control is not None:
@@ -225,7 +230,7 @@ def _check_probabilities(run: RunFolder, folds: int | None) -> None:
     is_frozen = run.read_config().get("tune", "head") == "head"
     if not run.is_calibrated or (is_frozen and run.score_kind != "out-of-fold"):
         raise UserError(
-            f"{run.folder} has no out-of-fold scores, on which probabilities from positives only rest",
+            f"{run.folder} has no out-of-fold scores, on which control questions and what is filled by them rest",
             "train with ‹fit=linear›",
         )
 

@@ -44,20 +44,26 @@ def bin_logits() -> Floats:
 class BinCounts(NamedTuple):
     """Numbers of entries by class and bin of P(present), all (C, BINS).
 
-    Memory: 32 bytes per class and bin, 13 kB per class.
+    Memory: 40 bytes per class and bin, 16 kB per class.
     """
 
     unknown: Floats  # entries that may be filled
     summed: Floats  # the sum of their probabilities
     present: Floats  # known positives
     absent: Floats  # known negatives
+    whole: Floats  # all entries, known, derived or unknown, of which the known ones should be a random sample
 
     @classmethod
     def zeros(cls, classes: int) -> BinCounts:
-        return cls(*(np.zeros((classes, BINS)) for _ in range(4)))
+        return cls(*(np.zeros((classes, BINS)) for _ in range(5)))
 
-    def add(self, p: NDArray[np.float32], unknown: NDArray[np.bool_], known: NDArray[np.int8]) -> None:
-        """Add a block: probabilities, entries that may be filled, and labels to evaluate on, each (B, C)."""
+    def add(
+        self, p: NDArray[np.float32], unknown: NDArray[np.bool_], known: NDArray[np.int8], unbiased: NDArray[np.bool_]
+    ) -> None:
+        """Add a block: probabilities, entries that may be filled and labels to evaluate on (B, C).
+
+        `unbiased` (B,) are images to fill whose scores compare with those of known entries: no model learned from them.
+        """
         classes = self.unknown.shape[0]
         cell = bin_of(p) + np.arange(classes) * BINS
         readable = ~np.isnan(p)
@@ -66,6 +72,7 @@ class BinCounts(NamedTuple):
             (self.summed, unknown, p),
             (self.present, known > 0, None),
             (self.absent, known < 0, None),
+            (self.whole, (known != 0) | unbiased[:, None], None),
         ):
             mask = chosen & readable
             weight = None if weights is None else weights[mask]
@@ -286,6 +293,39 @@ def _positive_sampling_ratio(counts: BinCounts) -> tuple[Floats, Floats, float, 
         overall = float(actual.sum() / expected.sum())
         total = float((actual - expected).sum() / np.sqrt(variance.sum())) if variance.sum() > 0 else 0.0
     return ratio, sigmas, overall, total
+
+
+def compare_known(counts: BinCounts, repetition: float) -> tuple[float, float]:
+    """Return how far the scores of known entries differ from those of all entries of their class, and how sure that is.
+
+    A two-sample test of known and unknown entries, of how sure (|x|) and how likely (x) the logits x are: of both, the
+    larger mean difference in standard deviations, and that divided by its standard error. Known entries of an image are
+    alike: they count as fewer, by the `repetition` that `image_repetition` measures.
+    """
+    known = counts.present + counts.absent
+    number, size, x = known.sum(1), np.maximum(counts.whole.sum(1), 1), bin_logits()
+    results = []
+    for values in (np.abs(x), x):
+        mean = (counts.whole @ values / size)[:, None]
+        spread = (counts.whole * (values - mean) ** 2).sum(1) / size
+        difference = float((known * (values - mean)).sum())
+        variance = float((number * spread * (1 - number / size)).sum()) * repetition
+        scale = float(np.sqrt(number.sum() * (number * spread).sum()))
+        if variance > 0:
+            results.append((difference / scale, difference / variance**0.5))
+    return max(results, key=lambda result: abs(result[1]), default=(0.0, 0.0))
+
+
+def image_repetition(counts: BinCounts, p: NDArray[np.floating], known: NDArray[np.int8]) -> float:
+    """Return the design effect of images: by how much more the sum over images varies than that of single entries.
+
+    p, known: probabilities and labels of a sample of images (B, C), of whose known entries only those count.
+    """
+    mean = counts.whole @ np.abs(bin_logits()) / np.maximum(counts.whole.sum(1), 1)
+    bins = bin_of(p)
+    difference = np.where((known != 0) & (bins >= 0), np.abs(bin_logits())[bins] - mean, 0.0)
+    single = float((difference**2).sum())
+    return max(float((difference.sum(1) ** 2).sum()) / single, 1.0) if single else 1.0
 
 
 def sampling_warnings(counts: BinCounts, classes: Names, unfillable: Mask, unseen: Mask) -> list[str]:
