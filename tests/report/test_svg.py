@@ -27,7 +27,7 @@ def test_chart_puts_values_where_they_belong() -> None:
 
 def test_axes_have_names_and_enough_ticks() -> None:
     shares = svg.Series("m", np.array([10.0, 50.0]), np.array([0.3, 0.5]))
-    drawn = svg.interval_lines([shares], [shares.y], [shares.y], alt="", x_label="%", y_label="mAP")
+    drawn = svg.interval_lines([shares._replace(low=shares.y, high=shares.y)], alt="", labels=("%", "mAP"))
     assert ">mAP</text>" in drawn
     assert {"10", "50"} <= set(re.findall(r'text-anchor="middle">([\d.]+)</text>', drawn))
     places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', drawn)]
@@ -55,7 +55,8 @@ def test_every_run_of_a_method_can_be_seen_beside_their_mean() -> None:
 
 def test_counts_have_whole_ticks() -> None:
     """Of single positives: none without, all with one."""
-    drawn = svg.histogram(np.array([0, 9]), np.array([-0.5, 0.5, 1.5]), "plain", alt="", x_label="n", integers=True)
+    edges = np.array([-0.5, 0.5, 1.5])
+    drawn = svg.histogram(np.array([0, 9]), edges, "plain", alt="", labels=("n", ""), integers=True)
     ticks = re.findall(r">([−\d.]+)</text>", drawn)
     assert "1" in ticks
     assert all("." not in tick and "−" not in tick for tick in ticks)

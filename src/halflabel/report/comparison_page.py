@@ -362,7 +362,7 @@ def _shares(facts: ComparisonFacts) -> Html | None:
         ),
         el(
             "div",
-            _share_chart("mAP by share of labels", lines, "% of labels that are known and correct", note, **options),
+            _share_chart(lines, note, **options),
             class_="grid",
         ),
         on="Test mAP; labels were hidden or corrupted in training and validation only.",
@@ -480,18 +480,23 @@ def _cell_with_note(value: float, shown: str, note: str) -> Html:
     return cell(value, join([shown, el("br"), el("span", note, class_="muted")]) if note else shown)
 
 
-def _share_chart(title: str, lines: Mapping[str, NDArray[Any]], x_label: str, note: str = "", **options: Any) -> Html:
+def _share_chart(lines: Mapping[str, NDArray[Any]], note: str, **options: Any) -> Html:
     """Draw test mAP by the share of labels; each line has rows (percent, mAP, low, high); options: `interval_lines`."""
-    numbered = enumerate(lines.items())
-    series = [Series(shorten(name, 30), line[:, 0], line[:, 1], 1 + k % 6) for k, (name, line) in numbered]
-    low, high = ([np.where(np.isnan(line[:, k]), line[:, 1], line[:, k]) for line in lines.values()] for k in (2, 3))
+    series = []
+    for number, (name, line) in enumerate(lines.items()):
+        x, y, *ends = line.T
+        series.append(
+            Series(shorten(name, 30), x, y, 1 + number % 6, *(np.where(np.isnan(end), y, end) for end in ends))
+        )
     alt = "Test mAP by share of labels: " + "; ".join(
         f"{line.name} {', '.join(f'{points(b)} at {a:g} %' for a, b in zip(line.x, line.y, strict=True))}"
         for line in series
     )
-    chart = svg.interval_lines(series, low, high, alt=alt, x_label=x_label, y_label="test mAP", **options)
+    chart = svg.interval_lines(
+        series, alt=alt, labels=("% of labels that are known and correct", "test mAP"), **options
+    )
     legend = [(f"f{line.shade}", line.name) for line in series]
-    return figure(chart, title, f"with 95 % intervals; the share is logarithmic{note}", legend)
+    return figure(chart, "mAP by share of labels", f"with 95 % intervals; the share is logarithmic{note}", legend)
 
 
 def _missing_runs(failed: Sequence[Html], left_out: int, most: int = 40) -> Html | None:

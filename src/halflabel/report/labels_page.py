@@ -86,7 +86,7 @@ def known_labels_section(table: Table, training: int | None = None) -> Html:
         if len(numbers) > 1:  # all images alike: the text says it
             alt = f"{title}: from {int(numbers[0])} to {int(numbers[-1])}"
             heights, edges = _group_bins(spread)
-            chart = svg.histogram(heights, edges, "plain", alt=alt, x_label="number", y_label="images", integers=True)
+            chart = svg.histogram(heights, edges, "plain", alt=alt, labels=("number", "images"), integers=True)
             panels.append(figure(chart, title))
     return section(
         "labels",

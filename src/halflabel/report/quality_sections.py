@@ -40,7 +40,7 @@ def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
     has_validation = bool(np.isfinite(validation).any())
     caption = "what training minimises; losses of different methods cannot be compared"
     caption += ", and with this method the loss may be below 0" if bool((loss < 0).any()) else ""
-    panels = [_chart("Training loss", log, {"loss": loss}, caption, y_label="loss")]
+    panels = [_chart("Training loss", log, {"loss": loss}, caption, "loss")]
     if has_validation:
         best = int(np.nanargmax(validation))
         panels.append(
@@ -51,7 +51,7 @@ def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
                 "unknown counted as absent: nothing is known to be absent, and epochs must be ranked by something"
                 if assumed
                 else "over known entries; the model is that of the best epoch",
-                y_label="mAP",
+                "mAP",
                 mark=(float(log[best]["epoch"]), f"best: {points(validation[best])}"),
                 value_format=".1f",
             )
@@ -60,7 +60,7 @@ def training_section(log: Sequence[dict[str, Any]]) -> Html | None:
     if rates:
         caption = "share of all training entries that are known or have a pseudo-label"
         caption += "; rates of the pseudo-labels against the hidden truth" if len(rates) > 1 else ""
-        panels.append(_chart("Pseudo-labels of the method", log, rates, caption, y_label="share", y_range=(0, 1)))
+        panels.append(_chart("Pseudo-labels of the method", log, rates, caption, "share", y_range=(0, 1)))
     others = [key for key in dict.fromkeys(key for line in log for key in line) if key not in {*_STANDARD, *_RATES}]
     for key in others[:OTHER_COLUMNS]:
         title, values = shorten(key.replace("_", " "), 40), _column(log, key)
@@ -87,9 +87,8 @@ def _strength_section(log: Sequence[dict[str, Any]]) -> Html:
     chart = svg.line_chart(
         [Series("out-of-fold mAP", np.log10(strengths), quality)],
         alt=f"Out-of-fold mAP by regularisation strength, best at {best:g}",
-        x_label="log10 of the strength",
+        labels=("log10 of the strength", "mAP"),
         x_range=(float(np.log10(strengths[0])), float(np.log10(strengths[-1]))),
-        y_label="mAP",
     )
     return section(
         "learning",
@@ -115,6 +114,7 @@ def _chart(
     log: Sequence[dict[str, Any]],
     columns: Mapping[str, NDArray[np.float64]],
     caption: str = "",
+    y_label: str = "",
     **options: Any,
 ) -> Html:
     """Draw named columns of the log over the epochs, several with a legend."""
@@ -123,7 +123,7 @@ def _chart(
     last = [(line.name, line.y[np.isfinite(line.y)][-1:]) for line in series]
     alt = f"{title} over {len(log)} epochs, at last: " + ", ".join(f"{name} {v:.4g}" for name, end in last for v in end)
     ends = float(epochs[0]), float(epochs[-1])
-    chart = svg.line_chart(series, alt=alt, x_label="epoch", x_range=ends, **options)
+    chart = svg.line_chart(series, alt=alt, labels=("epoch", y_label), x_range=ends, **options)
     legend = [(f"f{line.shade}", line.name) for line in series]
     return figure(chart, title, caption, legend if len(legend) > 1 else ())
 
@@ -188,7 +188,7 @@ def score_section(results: HeldOutResults) -> Html:
         if total:
             alt = f"Scores of {count(total)} {meaning} entries; {percent(high, total)} score 0.5 or more"
             rows.append(el("h3", f"{meaning}: {count(total)} entries"))
-            chart = svg.histogram(counts, spread.edges, state, alt=alt, x_label="score", y_label="entries", log=True)
+            chart = svg.histogram(counts, spread.edges, state, alt=alt, labels=("score", "entries"), log=True)
             rows.append(chart)
     note = "Entries by score; the height is logarithmic, so that small bins show beside large ones."
     panels.append(figure(join(rows), "Scores", note))

@@ -314,7 +314,7 @@ def _ap_charts(results: HeldOutResults, ap: NDArray[Any], ranked: NDArray[np.int
     if len(ranked) > INTERVAL_CLASSES:
         counts, edges = np.histogram(100 * ap[ranked], 20, (0, 100))
         alt = f"Average precision of {len(ranked)} classes: median {points(float(np.median(ap[ranked])))}"
-        chart = svg.histogram(counts, edges, "plain", alt=alt, x_label="average precision", y_label="classes")
+        chart = svg.histogram(counts, edges, "plain", alt=alt, labels=("average precision", "classes"))
         panels.append(figure(chart, "All classes"))
     return panels
 

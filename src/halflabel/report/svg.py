@@ -104,12 +104,14 @@ _LOW, _MIDDLE, _TALL = 144, 204, 244  # heights of charts
 
 
 class Series(NamedTuple):
-    """A line of a chart: its name, its points, and the number of its colour (1 to 6)."""
+    """A line of a chart: its name, its points, the number of its colour (1 to 6), and the ends of intervals of y."""
 
     name: str
     x: NDArray[Any]
     y: NDArray[Any]
     shade: int = 1
+    low: NDArray[Any] = np.zeros(0)
+    high: NDArray[Any] = np.zeros(0)
 
 
 def figure(chart: Html, title: str, caption: object = None, legend: Sequence[tuple[str, str]] = ()) -> Html:
@@ -127,16 +129,16 @@ def line_chart(
     series: Sequence[Series],
     *,
     alt: str,
-    x_label: str,
+    labels: tuple[str, str],
     x_range: tuple[float, float] | None = None,
     y_range: tuple[float, float] | None = None,
-    y_label: str = "",
     mark: tuple[float, str] | None = None,
     value_format: str = ".4g",
 ) -> Html:
     """Draw lines over integers such as epochs; points that are not finite are skipped.
 
-    `mark` is an x to highlight, with a note; `value_format` is the format of values in tooltips.
+    `labels` are those of the axes x and y. `mark` is an x to highlight, with a note; `value_format` is the format of
+    values in tooltips.
     """
     drawn = []
     for line in series:
@@ -151,7 +153,7 @@ def line_chart(
     first, last = x_range or (float(xs.min()), float(xs.max()))
     x = Axis(first, last, 46, WIDTH - 10, integers=True)
     y = Axis(low, high, _MIDDLE - 34, _TOP, integers=y_range is None and bool((ys == np.rint(ys)).all()))
-    parts = [_frame(x, y, x_label, y_label)]
+    parts = [_frame(x, y, labels)]
     if mark is not None:
         parts.append(_mark(x, y, *mark))
     for line in drawn:
@@ -243,12 +245,9 @@ def interval_chart(
 
 def interval_lines(
     series: Sequence[Series],
-    low: Sequence[NDArray[Any]],
-    high: Sequence[NDArray[Any]],
     *,
     alt: str,
-    x_label: str,
-    y_label: str = "",
+    labels: tuple[str, str],
     ticks: Sequence[float] = (),
     fit: Sequence[NDArray[Any]] = (),
     mark: tuple[float, str] | None = None,
@@ -262,8 +261,9 @@ def interval_lines(
     x_ticks = list(ticks) or all_x.tolist()
     ends = float(min(all_x[0], *x_ticks)), float(max(all_x[-1], *x_ticks))
     x = LogAxis(*ends, 46, WIDTH - 10, ticks=x_ticks, padding=16)
-    y = Axis(*padded_range(*low, *high, *(line.y for line in series), *fit[1:]), _TALL - 34, _TOP, in_points=True)
-    parts = [_frame(x, y, x_label, y_label)]
+    values = [part for line in series for part in (line.low, line.high, line.y)]
+    y = Axis(*padded_range(*values, *fit[1:]), _TALL - 34, _TOP, in_points=True)
+    parts = [_frame(x, y, labels)]
     if fit:
         fit_x, fit_y, down, up = ([float(number) for number in part] for part in fit)
         edge = [*zip(fit_x, up, strict=True), *zip(reversed(fit_x), reversed(down), strict=True)]
@@ -272,13 +272,13 @@ def interval_lines(
         parts.append(el("polyline", points=_path(x, y, zip(fit_x, fit_y, strict=True)), **dashed))
     if mark is not None:
         parts.append(_mark(x, y, *mark))
-    for number, (line, least, most) in enumerate(zip(series, low, high, strict=True)):
+    for number, line in enumerate(series):
         shift = 2.5 * (number - (len(series) - 1) / 2)  # otherwise intervals at the same x would hide each other
         dots = [(round(x(a) + shift, 1), y(b)) for a, b in zip(line.x, line.y, strict=True)]
         if not fit:
             path = " ".join(f"{a},{b}" for a, b in dots)
             parts.append(el("polyline", points=path, class_=f"line s{line.shade}"))
-        for (a, b), value, down, up, share in zip(dots, line.y, least, most, line.x, strict=True):
+        for (a, b), value, down, up, share in zip(dots, line.y, line.low, line.high, line.x, strict=True):
             tip = el("title", f"{line.name} at {share:g}: {points(value)} ({points(down)} – {points(up)})")
             parts.append(el("line", x1=a, x2=a, y1=y(down), y2=y(up), class_=f"s{line.shade}", stroke_opacity=0.5))
             parts.append(el("circle", tip, cx=a, cy=b, r=3, class_=f"f{line.shade}"))
@@ -291,7 +291,7 @@ def precision_recall_curve(curve: Curve, *, alt: str, operating: tuple[float, fl
     x, y = Axis(0, 1, 26, 154), Axis(0, 1, 150, _TOP - 2)
     x.ticks = y.ticks = [0.0, 0.5, 1.0]
     path = _path(x, y, zip(*thin(recall, precision), strict=True))
-    parts = [_frame(x, y, "recall", "precision")]
+    parts = [_frame(x, y, ("recall", "precision"))]
     # Left of the highest threshold the curve is undefined: draw it with the precision at that threshold.
     if len(recall):
         parts.append(el("polyline", points=f"{x(0)},{y(float(precision[0]))} {path}", class_="line s1"))
@@ -309,7 +309,7 @@ def reliability_diagram(bins: Reliability, *, alt: str) -> Html:
     """Draw mean score against the share present, per bin with its interval; the dashed line is perfect calibration."""
     entries, score, present, low, high = bins
     x, y = Axis(0, 1, 46, WIDTH - 10), Axis(0, 1, 246, _TOP)
-    parts = [_frame(x, y, "mean score", "share that is present")]
+    parts = [_frame(x, y, ("mean score", "share that is present"))]
     parts += [el("line", x1=x(0), y1=y(0), x2=x(1), y2=y(1), class_="ideal")]
     filled = entries > 0
     path = _path(x, y, zip(score[filled], present[filled], strict=True))
@@ -327,8 +327,7 @@ def histogram(
     css: str,
     *,
     alt: str,
-    x_label: str,
-    y_label: str = "",
+    labels: tuple[str, str],
     log: bool = False,
     integers: bool = False,
 ) -> Html:
@@ -347,11 +346,11 @@ def histogram(
     marks = (
         [0.0, *(10.0**k for k in range(int(math.log10(most)) + 1))] if log else round_ticks(0, most, 3, integers=True)
     )
-    labels: list[tuple[float, str]] = []
+    marked: list[tuple[float, str]] = []
     for mark in reversed(marks):  # from the top: of two ticks that overlap, the higher one stays
-        if not labels or y(scaled(mark)) - labels[-1][0] >= 13:
-            labels.append((y(scaled(mark)), short_number(mark)))
-    parts = [_frame(x, y, x_label, y_label, labels)]
+        if not marked or y(scaled(mark)) - marked[-1][0] >= 13:
+            marked.append((y(scaled(mark)), short_number(mark)))
+    parts = [_frame(x, y, labels, marked)]
     for number, value in enumerate(counts.tolist()):
         if value:
             left, right, top = x(edges[number]), x(edges[number + 1]), y(scaled(value))
@@ -377,8 +376,9 @@ def _svg(parts: Sequence[Html], width: int, height: float, alt: str) -> Html:
     return el("svg", *parts, viewBox=f"0 0 {width} {height}", role="img", aria_label=alt, class_="chart")
 
 
-def _frame(x: Axis, y: Axis, x_label: str, y_label: str, y_marks: Sequence[tuple[float, str]] | None = None) -> Html:
+def _frame(x: Axis, y: Axis, labels: tuple[str, str], y_marks: Sequence[tuple[float, str]] | None = None) -> Html:
     """Draw grid, ticks and axis labels; the label of y stands above the plot, written horizontally."""
+    x_label, y_label = labels
     marks = y_marks if y_marks is not None else [(y(tick), y.label(tick)) for tick in y.ticks]
     parts = []
     for place, label in marks:
