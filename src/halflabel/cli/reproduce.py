@@ -18,9 +18,9 @@ from halflabel.cli.terminal import console, plain_table, show_message, show_writ
 from halflabel.errors import UserError
 from halflabel.fitting.config import COMMON
 from halflabel.papers import datasets, settings, tables
+from halflabel.papers import figures as paper_figures
 from halflabel.papers import result as paper_result
 from halflabel.papers import run as paper_run
-from halflabel.papers.figures import draw
 from halflabel.runs import folder as run_folder
 from halflabel.system.format import counted
 from halflabel.system.reporter import Reporter
@@ -246,7 +246,9 @@ def figures(
     Example: halflabel figures runs/first photos/ --out figures
     """
     with Bar("figures") as bar:
-        drawn = draw.draw_figures(run_folder.RunFolder.open(run), out, photos=photos, scan=scan, reporter=Reporter(bar))
+        drawn = paper_figures.draw_figures(
+            run_folder.RunFolder.open(run), out, photos=photos, scan=scan, reporter=Reporter(bar)
+        )
     for figure in drawn:
         result = f"{', '.join(path.name for path in figure.files)}." if figure.files else "skipped;"
         console.print(f"[bold]{figure.name}[/]: {escape(f'{result} {figure.remark}')}")

@@ -8,5 +8,5 @@ plan.py          selection by name, and groups of runs that share data and setti
 describe.py      protocols in words
 result.py        published and reproduced numbers side by side
 run.py           `reproduce`
-figures/         the papers' figures, drawn from a run
+figures.py       the papers' figures, drawn from a run
 """

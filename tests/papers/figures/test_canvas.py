@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from halflabel.papers.figures.draw import save_figure
+from halflabel.papers.figures import save_figure
 
 
 def test_a_name_in_letters_that_the_font_lacks_is_drawn_without_a_warning(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table
-from halflabel.papers.figures.draw import score_densities
+from halflabel.papers.figures import score_densities
 from halflabel.report.run_facts import read_run_facts
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train

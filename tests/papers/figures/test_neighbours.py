@@ -11,7 +11,7 @@ import torch
 from halflabel.labels.names import Names
 from halflabel.methods.parts.label_graph import Edges, identity
 from halflabel.methods.parts.matching_pursuit import Similar
-from halflabel.papers.figures.draw import (
+from halflabel.papers.figures import (
     FigureUnavailable,
     draw_image_neighbours,
     draw_label_neighbours,

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import wasserstein_distance
 
 from halflabel.errors import UserError
-from halflabel.papers.figures.draw import (
+from halflabel.papers.figures import (
     draw_score_densities,
     score_densities,
 )
