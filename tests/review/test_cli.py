@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from contextlib import closing
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +14,9 @@ from halflabel.cli import app
 from halflabel.cli.sequence import remember_fill, remembered_fill
 from halflabel.labels import formats
 from halflabel.labels.answers import Answer, AnswerStore
+from halflabel.review.live_questions import EntryAnswer
+from halflabel.review.live_run import open_live_review, start_without_labels
+from halflabel.runs.folder import RunFolder
 
 
 def call(*words: object):
@@ -172,3 +177,47 @@ def test_review_ends_with_the_commands_that_use_the_answers(project, monkeypatch
         finish = {"step": "", "result": {"answers": number, "filled": "", "run": f"{run}-2"}}  # Finish on the page
         monkeypatch.setattr("halflabel.review.live_process.LiveLoop.finish", finish)
         assert f"Next:  halflabel {then}\n" in call(*words).output
+
+
+def test_an_answered_run_opens_again(project, monkeypatch) -> None:
+    monkeypatch.setattr("halflabel.review.live_process.live_hindrance", lambda _: "not here")
+    served: list[object] = []
+    monkeypatch.setattr("halflabel.review.server.serve", lambda *_: served.append(1))
+    table = project.run.read_labels()
+    words = ("review", project.run.folder, project.images, "--port", 0)
+    with closing(AnswerStore(project.run.answers)) as store:
+        unknown = np.argwhere(table.dense() == 0).tolist()
+        store.add([Answer(f"{i}-{c}", table.images[i], table.classes[c], 1) for i, c in unknown], "me")
+    output = call(*words)
+    assert output.exit_code == 0, output.output
+    assert served
+
+
+def test_a_review_without_labels_is_continued_by_its_answers(project, tmp_path) -> None:
+    classes = ("red", "green", "blue")
+    run = start_without_labels(tmp_path / "run", project.images, classes, "tiny")
+    output = call("next", run.folder, project.images, "--out", tmp_path / "q.csv")
+    assert output.exit_code == 2
+    assert "no model yet" in " ".join(output.output.split())
+    rng = np.random.default_rng(0)
+    with closing(AnswerStore(run.answers)) as store:
+        images = run.read_labels().images
+        values = rng.choice([-1, 1], size=(30, 3))
+        store.add(
+            [
+                Answer(f"{i}-{c}", images[i], name, int(values[i, c]))
+                for i in range(30)
+                for c, name in enumerate(classes)
+            ],
+            "me",
+        )
+    answers = [EntryAnswer(i, c, int(values[i, c]), 0.0) for i in range(30) for c in range(3)]
+    update = open_live_review(run, project.images, 0.9).update(answers)
+    assert update.queue
+    output = call("train", "--continue", run.folder, "--out", tmp_path / "next")
+    assert output.exit_code == 0, output.output
+    continued = RunFolder.open(tmp_path / "next")
+    assert continued.read_labels().known == 90
+    assert continued.score_kind == "out-of-fold"
+    output = call("next", continued.folder, project.images, "--out", tmp_path / "q.csv")
+    assert output.exit_code == 0, output.output

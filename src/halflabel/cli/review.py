@@ -275,7 +275,7 @@ def _serve(
         store = stack.enter_context(closing(answer_store.AnswerStore(place)))
         if chosen is None:
             chosen = _choose_questions(scored, place, is_live)
-        if not chosen and has_labels:
+        if not chosen and has_labels and not any(store.count()):
             raise UserError("there is nothing to ask", "all entries of the run's labels are known or answered")
         for_fill = questions is not None and questions.resolve() == run.control.resolve()
         after = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +63,12 @@ def next_questions(
     """
     run = run if isinstance(run, RunFolder) else RunFolder.open(run)
     images = Path(images)
+    if not run.weights.is_file() and not run.read_rows().people.known:
+        run_name = shlex.quote(run.address)
+        raise UserError(
+            f"{run.address} began without labels and has no model yet",
+            f"answer questions with halflabel review {run_name}, then halflabel train --continue {run_name}",
+        )
     scored = scored_images(run, images, reporter)
     table, held_out = scored.table, int(scored.held_out.sum())
     skip = answered_entries(run.answers, table)

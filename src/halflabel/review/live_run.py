@@ -29,7 +29,8 @@ def start_without_labels(folder: Path, images: Path, classes: Sequence[str], bac
     run = RunFolder.create(folder)
     labels = without_labels(images, classes)
     run.folder.mkdir(parents=True, exist_ok=True)
-    run.start(labels, Config(method=FROM_NOTHING, images=absolute_path(images), backbone=backbone or DEFAULT).as_dict())
+    config = Config(method=FROM_NOTHING, images=absolute_path(images), backbone=backbone or DEFAULT, fit="auto")
+    run.start(labels, config.as_dict())
     return run
 
 
