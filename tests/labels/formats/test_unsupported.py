@@ -58,14 +58,21 @@ def test_folders_that_may_be_splits(tmp_path: Path) -> None:
     assert error.fix.startswith("if they are classes, add ‹format=class-folders›")
     assert "dog/dog1.JPG,dog;cat" in error.fix
     (tmp_path / "train" / "a.xml").write_text(BOXES)
-    assert refusal(tmp_path).fix == f"name one: {tmp_path / 'train' / 'a.xml'}"
-    for name in "bcd":
-        (tmp_path / "train" / f"{name}.xml").write_text(BOXES)
-    assert refusal(tmp_path).fix == f"name one: {tmp_path / 'train'}"
+    assert refusal(tmp_path).fix == f"name {tmp_path / 'train'}"
     assert formats.detect_format(tmp_path / "train") == "voc-xml"
 
 
 def test_what_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "data" / "annotations").mkdir(parents=True)
+    (tmp_path / "data" / "a.jpg").touch()
+    assert refusal(tmp_path / "data").fix == "name the file with the labels"
+    (tmp_path / "data" / "annotations" / "x.xml").write_text("<other/>")
+    for name in ("train", "val"):
+        (tmp_path / "data" / "annotations" / f"{name}.json").write_text(
+            (GOLDEN / "coco" / "instances.json").read_text()
+        )
+    places = [str(tmp_path / "data" / "annotations" / name) for name in ("train.json", "val.json")]
+    assert refusal(tmp_path / "data").fix == f"name {' or '.join(places)}"
     (tmp_path / "x.json").write_text('{"photo": {"file": "a.jpg", "seen": ["dog"]}}')
     assert "its keys are photo, file, seen" in refusal(tmp_path / "x.json").message
     (tmp_path / "x.xml").write_text("<other/>")

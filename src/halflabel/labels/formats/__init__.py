@@ -27,6 +27,7 @@ from halflabel.labels.formats._unpack import Unpacked, unpack
 from halflabel.labels.formats._write import check_provenance, drop_uncertain
 from halflabel.labels.formats.unsupported import (
     describe_beginning,
+    places_inside,
     refuse_other_content,
     unsupported_format_error,
 )
@@ -144,6 +145,13 @@ def detect_format(path: Path) -> str:
     name = next((name for name in FORMATS if _call(name, "sniff", path)), None)
     if name is not None and name != "coco":  # any JSON file may be COCO
         return name
+    inside: list[Path] = []
+    for place in places_inside(path):
+        if not {*place.parents}.intersection(inside) and any(_call(each, "sniff", place) for each in FORMATS):
+            inside.append(place)
+    if inside:
+        fix = f"name {' or '.join(map(str, inside[:3]))}{', …' if len(inside) > 3 else ''}"
+        raise LabelError("this folder is not in a known format, but what is in it may be", fix, path)
     if (unsupported := unsupported_format_error(path)) is not None:
         raise unsupported
     if name is not None:

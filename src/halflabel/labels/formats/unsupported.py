@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -42,7 +43,6 @@ _OTHER_CONTENT = {
     b"<html": ("a web page", "download the file itself"),
 }
 _LABEL_ENDINGS = (".json", ".jsonl", ".ndjson", ".manifest", ".xml", ".csv", ".tsv")
-_MANY = 4  # files with labels in a folder: one per image
 _KEY = re.compile(r'"([^"\\\n]{1,40})"\s*:')
 _COCO_KEYS = {"images", "annotations", "categories", "image_id", "category_id"}  # its reader knows what is wrong
 _MINIMAL_EXPORT_KEYS = {"choices", "annotation_id", "annotator", "lead_time", "image", "img"}
@@ -121,9 +121,6 @@ def _recognize_file(path: Path) -> tuple[str, str] | None:
 def _recognize_folder(path: Path) -> tuple[str, str] | None:
     class_folders = folders_with_images(path)
     has_images = any(name.lower().endswith(IMAGE_ENDINGS) for name in _entry_names(path))
-    if places := _label_files(path):
-        fix = f"name one: {', '.join(map(str, places[:3]))}{', …' if len(places) > 3 else ''}"
-        return "this folder is not in a known format, but it holds what may be labels", fix
     if has_images or not class_folders:
         found = "this folder has images, but no labels in a known format", "name the file with the labels"
         return found if has_images else None
@@ -134,13 +131,13 @@ def _recognize_folder(path: Path) -> tuple[str, str] | None:
     return message, f"if they are classes, add ‹format=class-folders›; else {other}"
 
 
-def _label_files(path: Path) -> list[Path]:
-    """The files in a folder and its folders that may hold labels; of a folder with many of them only its own path."""
-    places = []
-    for folder in (path, *(path / name for name in sorted(_entry_names(path)))):
-        files = sorted(name for name in _entry_names(folder) if name.lower().endswith(_LABEL_ENDINGS))
-        places += [folder / name for name in files] if len(files) < _MANY or folder == path else [folder]
-    return places
+def places_inside(path: Path) -> Iterator[Path]:
+    """The folders in a folder, and the files in it and in those that may hold labels."""
+    for name in sorted(_entry_names(path)) if path.is_dir() else ():
+        if name.lower().endswith(_LABEL_ENDINGS) or ((path / name).is_dir() and not name.startswith(".")):
+            yield path / name
+            inner = (path / name / each for each in sorted(_entry_names(path / name)))
+            yield from (place for place in inner if place.name.lower().endswith(_LABEL_ENDINGS))
 
 
 def folders_with_images(path: Path) -> list[tuple[str, str]]:
