@@ -56,7 +56,7 @@ def test_the_complete_file_can_be_named_although_an_observed_one_is_there() -> N
 def test_split_must_be_chosen() -> None:
     assert label_error(single_positive.read, GOLDEN).fix == "add ‹split=train› or ‹split=val›"
     assert "one of: train, val" in label_error(single_positive.read, GOLDEN, Policy(split="test")).fix
-    assert "split 'train'" in label_error(single_positive.read, GOLDEN / "formatted_train_labels.npy", VAL).message
+    assert "splits val" in label_error(single_positive.read, GOLDEN / "formatted_train_labels.npy", VAL).message
 
 
 def test_recognised() -> None:
@@ -129,8 +129,8 @@ FAULTS: dict[str, dict[str, Any]] = {
     "2 is not a label": {"labels_obs": np.array([[1, 2], [0, 0]])},
     "nan is not a label": {"labels_obs": np.array([[1, np.nan], [0, 0]])},
     "no classes": {"labels": np.zeros((2, 0))},
-    "has the same name 'a' as number 0": {"images": np.array(["a", "a"])},
-    "1, counted from 0, has no name": {"images": np.array(["a", ""])},
+    "two images are called 'a'": {"images": np.array(["a", "a"])},
+    "an image has no name": {"images": np.array(["a", ""])},
     "with 2 dimensions": {"images": np.array([["a"], ["b"]])},
     "array of float64": {"images": np.array([1.0, 2.0])},
     "no images": {"images": np.array([], dtype=str)},
@@ -154,7 +154,7 @@ def test_faults_of_files(tmp_path: Path) -> None:
     assert "no such file" in label_error(single_positive.read, tmp_path / "not there").message
     assert "no formatted_<split>_images.npy" in label_error(single_positive.read, tmp_path).message
     save(tmp_path, images=np.array(["a", "b"]))
-    assert "neither formatted_train_labels.npy" in label_error(single_positive.read, tmp_path).message
+    assert "no such file" in label_error(single_positive.read, tmp_path).message
     labels = save(tmp_path, labels=np.eye(2)) / "formatted_train_labels.npy"
     (tmp_path / "classes.txt").write_text("cat\n")
     assert "1 names for 2 classes" in label_error(single_positive.read, tmp_path).message

@@ -21,11 +21,12 @@ from halflabel.errors import LabelError, error_summary
 from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import check_exists, choose_split, distinct_names, existing_path, read_lines
 from halflabel.labels.labels import Labels
-from halflabel.labels.names import Names
+from halflabel.labels.names import Names, first_duplicate
 from halflabel.labels.policy import Policy
 
 USES = ("split",)
 
+_FIX_IMAGES = "save a different name for each image, with numpy.save: np.array(names, dtype=str)"
 _FILE = re.compile(r"formatted_(.+)_(images|labels|labels_obs)\.npy")
 
 
@@ -81,16 +82,12 @@ def _choose_file(path: Path, stated_split: str | None) -> tuple[str, Path]:
     folder = path if path.is_dir() else path.parent
     splits = _splits(folder)
     if not splits:
-        fix = "name the folder that holds images and labels"
-        raise LabelError("there is no formatted_<split>_images.npy here", fix, folder)
+        raise LabelError("there is no formatted_<split>_images.npy here", "name the folder with the images", folder)
     if path.is_file():
         split = _split_of(path.name, splits)
-        if split is None:
-            fix = "name the folder, or a formatted_<split>_labels.npy file beside its images"
-            raise LabelError(f"this file belongs to none of the splits {', '.join(splits)}", fix, path)
-        if stated_split not in (None, split):
-            message = f"the file belongs to the split {split!r}, not {stated_split!r}"
-            raise LabelError(message, "leave ‹split› out", path)
+        if split is None or stated_split not in (None, split):
+            message = f"this file belongs to none of the splits {', '.join([stated_split] if stated_split else splits)}"
+            raise LabelError(message, "name the folder, or leave ‹split› out", path)
         if not path.name.endswith("_images.npy"):
             return split, path
     else:
@@ -100,10 +97,7 @@ def _choose_file(path: Path, stated_split: str | None) -> tuple[str, Path]:
     observed = [name for name in names if _split_of(name, splits) == split]
     if len(observed) > 1:
         raise LabelError(f"there are {', '.join(observed)}", "name the file to read, instead of the folder", path)
-    name = observed[0] if observed else f"formatted_{split}_labels.npy"
-    if not (folder / name).is_file():
-        raise LabelError(f"there is neither {name} nor a formatted_{split}_labels_obs.npy", "add the labels", folder)
-    return split, folder / name
+    return split, folder / (observed[0] if observed else f"formatted_{split}_labels.npy")
 
 
 def _split_of(name: str, splits: list[str]) -> str | None:
@@ -131,20 +125,17 @@ def _load_array(path: Path, dimensions: int, kinds: str, fix: str) -> NDArray[An
 
 
 def _load_images(path: Path) -> Names:
-    names = _load_array(path, 1, "USiu", "save one name per image, with numpy.save: np.array(names, dtype=str)")
+    names = _load_array(path, 1, "USiu", _FIX_IMAGES)
     try:
         texts = [name.decode() for name in names.tolist()] if names.dtype.kind == "S" else names.astype(str).tolist()
         array = pa.array(texts, pa.string())
         array.validate(full=True)  # an array may contain code points beyond Unicode
     except (UnicodeError, ValueError, SystemError):  # NumPy raises SystemError for code points far beyond Unicode
         raise LabelError("a name is not Unicode text", "save the names again, as strings", path) from None
-    seen: dict[str, int] = {}
-    for number, name in enumerate(array.to_pylist()):
-        if not name:
-            raise LabelError(f"image {number}, counted from 0, has no name", "fill it in", path)
-        if (before := seen.setdefault(name, number)) != number:
-            message = f"image {number}, counted from 0, has the same name {name!r} as number {before}"
-            raise LabelError(message, "give each its own name", path)
+    if (twice := first_duplicate(texts)) is not None or "" in texts:
+        raise LabelError(
+            "an image has no name" if twice is None else f"two images are called {twice!r}", _FIX_IMAGES, path
+        )
     return Names(array)
 
 
@@ -163,7 +154,6 @@ def _load_labels(path: Path, observed: bool) -> NDArray[Any]:
         is_label = (labels == 0) | (labels == 1) | (observed & (labels == -1))
     if not is_label.all():
         row, column = np.argwhere(~is_label)[0].tolist()
-        fix = "use 1 present, 0 absent; labels with unknowns (0) and -1 belong in a file _labels_obs.npy"
-        fix = "use 1 present, -1 absent, 0 unknown" if observed else fix
+        fix = f"use 1 present, {'-1 absent, 0 unknown' if observed else '0 absent; unknowns are in a _labels_obs.npy'}"
         raise LabelError(f"{labels[row, column]} is not a label", fix, path, column=f"[{row}, {column}]")
     return labels
