@@ -25,7 +25,7 @@ PLACES: dict[str, tuple[str, Policy]] = {
     "fiftyone": ("own", Policy()),
     "labelme": ("*", Policy(unlisted="unknown")),
     "via": ("*.json", Policy(unlisted="unknown")),
-    "createml": ("*.json", Policy(unlisted="unknown")),
+    "createml": ("*", Policy(unlisted="unknown")),
     "megadetector": ("*.json", Policy(machine=0.5)),
     "datumaro": ("*.json", Policy(unlisted="unknown")),
     "cvat": ("*", Policy(unlisted="unknown")),

@@ -20,7 +20,7 @@ from halflabel.errors import LabelError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._csv import existing_path, parse_float
 from halflabel.labels.formats._entries import Entries, require_unlisted
-from halflabel.labels.formats._json import MAX_SCORE, Node, head_and_tail, load_json
+from halflabel.labels.formats._json import MAX_SCORE, Node, head_and_tail, load_json, load_lines, starts_with
 from halflabel.labels.labels import is_model_source
 from halflabel.labels.policy import Policy
 
@@ -133,6 +133,12 @@ def single_file(path: Path, endings: str) -> Path:
 def load_document(path: Path) -> Node:
     """The content of a JSON file, or of the only one in a folder, without outlines."""
     return load_json(single_file(path, "[.]json"), without=_GEOMETRY)
+
+
+def load_items(path: Path, endings: str) -> Iterator[Node]:
+    """The items of a JSON list, or the objects on the lines of a file."""
+    file = single_file(path, endings)
+    return iter(load_document(file).list()) if starts_with(head_and_tail(file), "[") else load_lines(file)
 
 
 def names_of_files(files: list[Path], nodes: list[Node]) -> list[Node]:

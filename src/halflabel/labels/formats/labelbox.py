@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from halflabel.labels.formats._json import Node, load_lines
-from halflabel.labels.formats._records import ImageRecord, Label, load_document, reader, single_file, sniffer
+from halflabel.labels.formats._json import Node
+from halflabel.labels.formats._records import ImageRecord, Label, load_items, reader, sniffer
 from halflabel.labels.policy import LABEL_VALUES, VALUE_WORDS, Policy
 
 USES = ("unlisted",)
@@ -21,10 +21,7 @@ sniff = sniffer(_ENDINGS, r"[\[{]", '"data_row"|"Labeled Data"', '"projects"|"La
 
 def entries(path: Path, policy: Policy) -> Iterator[ImageRecord]:
     """The labels of all projects; an image without one is not labelled."""
-    file = single_file(path, _ENDINGS)
-    with open(file, "rb") as stream:
-        is_list = stream.read(100).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
-    for item in load_document(file).list() if is_list else load_lines(file):
+    for item in load_items(path, _ENDINGS):
         row = item["data_row"] if "data_row" in item.object() else item
         given = [
             label["annotations"] for each in item["projects"].each() for label in each["labels"].list(optional=True)
