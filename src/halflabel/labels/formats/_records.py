@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import LabelImport
-from halflabel.labels.formats._csv import existing_path, parse_float
+from halflabel.labels.formats._csv import existing_path, numbered_fields, parse_float
 from halflabel.labels.formats._entries import Entries, require_unlisted
 from halflabel.labels.formats._json import MAX_SCORE, Node, head_and_tail, load_json, load_lines, starts_with
 from halflabel.labels.labels import is_model_source
@@ -153,6 +153,11 @@ def model_score(node: Node) -> float:
     if math.isnan(score := node.score()):
         raise node.refuse("a score", "give it a number from 0 to 1")
     return score
+
+
+def box_lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The number and the fields of each line of a file of boxes, which may be empty."""
+    return iter(()) if file.is_file() and not file.stat().st_size else numbered_fields(file)
 
 
 def finite_numbers(fields: list[str]) -> list[float]:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import first_line, numbered_fields
+from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats._json import Node
-from halflabel.labels.formats._records import ImageRecord, Label, files_of, finite_numbers, reader
+from halflabel.labels.formats._records import ImageRecord, Label, box_lines, files_of, finite_numbers, reader
 from halflabel.labels.policy import Policy
 
 USES = ("unlisted", "machine")
@@ -38,7 +38,7 @@ def entries(path: Path, policy: Policy) -> Iterator[ImageRecord]:
         raise LabelError("there are no .txt files in a folder label_2", "name the folder with the labels", path)
     for file in files:
         labels = []
-        for line, fields in numbered_fields(file) if file.stat().st_size else ():
+        for line, fields in box_lines(file):
             numbers = finite_numbers(fields[1:])
             if len(numbers) not in _COUNTS:
                 raise LabelError("this is not a line of KITTI", "write a class, then 14 numbers", file, line=line)

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import choose_split, existing_path, first_line, numbered_fields, read_lines
+from halflabel.labels.formats._csv import choose_split, existing_path, first_line, read_lines
 from halflabel.labels.formats._json import Node, head_and_tail
-from halflabel.labels.formats._records import ImageRecord, Label, finite_numbers, reader
+from halflabel.labels.formats._records import ImageRecord, Label, box_lines, finite_numbers, reader
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, SPLITS
 from halflabel.labels.policy import Policy
 from halflabel.system.files import is_utf8, read_yaml
@@ -115,7 +115,7 @@ def _class_names(root: Path, folder: Path) -> list[str]:
 
 def _labels(file: Path, classes: list[str]) -> Iterator[Label]:
     """The class of each line; an empty file has none."""
-    for line, fields in numbered_fields(file) if file.stat().st_size else ():
+    for line, fields in box_lines(file):
         if not _is_line(fields):
             fix = "write the line as: class x y width height"
             raise LabelError("this is not the number of a class and a box", fix, file, line=line)
