@@ -157,7 +157,10 @@ def detect_format(path: Path) -> str:
     if name is not None:
         return name
     message = f"the label format is not recognized{describe_beginning(path)}"
-    raise LabelError(message, f"state it with ‹format›: {', '.join(known_formats())}", path)
+    fix = f"state it with ‹format›: {', '.join(known_formats())}"
+    if path.suffix.lower() in (".csv", ".tsv", ".txt"):
+        fix = "a table begins with a line such as image,tags, and has an image and its labels on each line below"
+    raise LabelError(message, fix, path)
 
 
 def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto", **stated: Any) -> LabelImport:

@@ -42,13 +42,14 @@ _ID_WORDS = _words("id ids uuid guid key index name sample item asset")
 _LABEL_WORDS = _words(
     "tag tags label labels class classes category categories keyword keywords hashtag hashtags genre genres species "
     "target targets attribute attributes finding findings diagnosis diagnoses concept concepts object objects topic "
-    "topics taxon scientific vernacular common breed disease diseases classname labelname "
+    "topics taxon dx scientific vernacular common breed disease diseases classname labelname "
 )
 _NOT_LABEL_WORDS = _words("source score confidence conf prob count counts time date by user url file path set split")
-_TEXT_WORDS = _words(
-    "sex gender caption description comment comments note notes title text remark remarks summary prompt"
-)
+_TEXT_WORDS = _words("caption description comment comments note notes title text remark remarks summary prompt")
 _SPLITS = _words("train training val valid validate validation dev test testing holdout eval unassigned trainval")
+_SPLIT_FLAGS = _words("is train training test valid validation val")
+_ABOUT = _words("sex gender delete")  # what is never a class
+_COUNTERS = _words("id ids number nr idx index")
 _SPLIT_WORDS = _words("split subset partition fold phase usage set")
 _COORDINATES = _words("x y w h x1 y1 x2 y2 xmin ymin xmax ymax cx cy left top right bottom xcenter ycenter")
 _SIZES = _words("width height depth area rotation angle lat lon lng latitude longitude altitude bbox")
@@ -89,8 +90,14 @@ class Column:
             return "address"
         if lower <= _SPLITS and (self.words & _SPLIT_WORDS or len(lower & {"train", "training", "test"})):
             return "split"
+        if self.words <= _SPLIT_FLAGS and lower <= _MARKS and "is" in self.words:
+            return "split"
+        if self.words & _ABOUT:
+            return "text"
         if self.is_coordinate:
             return "coordinate"
+        if self.is_counter and None not in map(number_of, self.distinct):
+            return "number"
         if lower <= _MARKS:
             return "marks"
         numbers = [number_of(cell) for cell in self.distinct]
@@ -112,6 +119,11 @@ class Column:
     def is_coordinate(self) -> bool:
         bare = re.sub(r"[^a-z0-9]", "", self.name.lower())
         return bare.removeprefix("bbox").removeprefix("box") in _COORDINATES or bool(self.words & _SIZES)
+
+    @cached_property
+    def is_counter(self) -> bool:
+        """Whether the name is that of a number of something else, such as project_id and comment_number."""
+        return len(self.words) > 1 and bool(self.words & _COUNTERS) and not self.words & (_IMAGE_WORDS | _LABEL_WORDS)
 
     @cached_property
     def is_label_named(self) -> bool:
@@ -177,13 +189,14 @@ def choose_reading(
     for reading in readings:
         try:
             read(reading.format, path, reading.policy)
-            answers.append((reading.stated, reading.words))
+            answers.append(((*reading.stated,), reading.words))
         except UserError as error:
             faults.append(error)
             preview = error.message.removeprefix(str(path)).lstrip(":, ")
             previews += [preview] * (preview not in previews)
             for options, why in alternatives(error.fix):
-                answers.append(((*reading.stated, *options), "; ".join(filter(None, (reading.words, why)))))
+                stated = [each for each in reading.stated if each[0] != "format" or "tag_column" not in dict(options)]
+                answers.append(((*stated, *options), "; ".join(filter(None, (reading.words, why)))))
     if not answers:
         raise faults[0]
     offers = (write_alternative(options) + f" ({words})" for options, words in answers[:_MOST_ANSWERS])
@@ -242,7 +255,9 @@ class Layout:
     @cached_property
     def listed(self) -> list[Column]:
         """The columns that name classes: those with a usual name, else lists, else any that repeats words."""
-        words = [c for c in self.others if c.kind in ("list", "category")]
+        words = [c for c in self.others if c.kind in ("list", "category") and not c.words & _NOT_LABEL_WORDS]
+        words = sorted(words, key=lambda c: "name" not in c.words)
+        words = [c for c in words if not c.words & _COUNTERS or c.kind == "list"] or words
         lists = [c for c in words if c.kind == "list"]
         numbers = [c for c in self.others if c.kind in ("count", "number") and c.is_label_named]
         blank = [c for c in self.others if c.kind == "blank" and c.is_label_named and not self.marks]
@@ -269,13 +284,14 @@ class Layout:
             raise self._no_labels()
         several = len(listed) + bool(marks) > 1
         readings = []
+        unused = [c.name for c in marks if c.kind != "blank"]
         if marks:
             names = ", ".join(c.name for c in marks[:3]) + ", …" * (len(marks) > 3)
             ignored = [c.name for c in self.others if c not in marks and not c.is_score and c.kind != "split"]
             stated = [("format", "wide"), *(("ignore", name) for name in ignored)] if listed else []
             readings.append(Reading("wide", self._policy(ignored)).but(f"classes {names}" * several, *stated))
-        unused = [c.name for c in marks if c.kind != "blank"]
-        readings += [each for column in listed for each in self._list_readings(column, format, several, unused)]
+        lists = [each for column in listed for each in self._list_readings(column, format, several, unused)]
+        readings = [*readings, *lists] if len(unused) > 1 else [*lists, *readings]
         for split in [c for c in self.others if c.kind == "split"]:
             readings = [each for reading in readings for each in self._split_readings(reading, split.name)]
         return readings

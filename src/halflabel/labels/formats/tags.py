@@ -127,7 +127,8 @@ def read(path: Path, policy: Policy) -> LabelImport:
     split = detect_splitting(pa.concat_arrays(list(cells.values())), policy)
     parts = {name: split_cells(column, split) for name, column in cells.items()}
     present = next(iter(lists))
-    _refuse_values(sheet, present, parts[present][0])
+    if policy.separator != "none":  # then the user says that each cell is a tag
+        _refuse_values(sheet, present, parts[present][0])
     _refuse_signs(sheet, present, pc.unique(parts[present][0]))
     classes = Names(pc.unique(pa.concat_arrays([items for items, _ in parts.values()])))
     if not len(classes):

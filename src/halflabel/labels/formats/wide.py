@@ -107,8 +107,11 @@ def decode_columns(sheet: CsvTable, image_column: str, classes: Sequence[str], p
     all_values = frozenset(raw for column in coded.values() for raw in column.dictionary.to_pylist())
     are_numbers = {*ZERO} & all_values and {raw.strip() for raw in all_values} <= {*ZERO, *ONE, ""}
     only = next(iter(coded)) if len(coded) == 1 else ""
-    if are_numbers and only.lower() in CLASS_NUMBER_COLUMNS and policy.zero is None:
-        fix = f"name the column after the class that 1 means, or add ‹zero=absent› if the class is called {only!r}"
+    is_number_column = only.lower() in CLASS_NUMBER_COLUMNS or (bool(only) and not sheet.has_header)
+    if are_numbers and is_number_column and policy.zero is None:
+        fix = f"add ‹zero=absent› (1 says present) or ‹tag_column={only}› ‹separator=none› (two classes, 0 and 1)"
+        if audit.format != "wide":
+            fix = f"name the column after the class that 1 means, or add ‹zero=absent› if the class is called {only!r}"
         undecided = UndecidedValue("0 and 1 may be the numbers of two classes, or say absent and present", fix)
         raise make_error(undecided, only, "0", 0)
     labels = np.zeros((len(image_of), len(coded)), np.int8)
