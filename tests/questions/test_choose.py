@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from halflabel.errors import LabelError, UserError
+from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.questions.choose import (
@@ -19,6 +21,8 @@ from halflabel.questions.choose import (
     choose_questions,
     likely_positives,
     read_questions,
+    record_questions,
+    weigh_answers,
     write_questions,
 )
 from halflabel.questions.next import doubtful_labels
@@ -302,3 +306,14 @@ def test_likely_entries_are_those_of_a_look_at_all(column: int | None, monkeypat
     assert [(-item.probability, item.image, item.column) for item in questions] == sorted(rest)[:25]
     assert len(questions) == min(25, len(rest))
     assert len(rest) > 10
+
+
+def test_recorded_questions_weigh_answers_that_come_back_without_weights(tmp_path: Path) -> None:
+    table, record = Table.from_dense(np.zeros((3, 2), np.int8)), tmp_path / "asked.csv"
+    record_questions([Question(0, 0, 0.9, "uncertain"), Question(1, 1, 0.4, CONTROL_ABSENT, 5.0)], table, record)
+    record_questions([Question(2, 0, 0.7, "uncertain"), Question(0, 1, 0.7, "uncertain")], table, record)
+    image, column = np.array([0, 1, 2, 2, 0]), np.array([0, 1, 0, 1, 1])
+    weight = np.array([np.nan, np.nan, np.nan, np.nan, 3.0])
+    answers = Labels.build(table.images, table.classes, image, column, np.ones(5), weight=weight)
+    weighed = weigh_answers(answers, record, tmp_path / "control.csv")
+    assert np.array_equal(weighed.weight, [0, 5, 0, np.nan, 3], equal_nan=True)

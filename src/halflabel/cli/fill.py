@@ -52,6 +52,7 @@ from halflabel.filling import run as fill_run
 from halflabel.filling.thresholds import FillDecision
 from halflabel.images import stored_features
 from halflabel.labels import labels as label_rows
+from halflabel.questions.choose import weigh_answers
 from halflabel.runs import folder as run_folder
 from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
@@ -235,7 +236,9 @@ def fill(
     rows = read(labels).rows if labels is not None else None
     flags = {"--all-photos": all_photos, "--assume-random": assume_random, "--only-filled": not complete}
     again = _repeated_options(read, labels, rules, confidence, flags)
-    people = read(answers).rows if answers is not None else opened.read_answers()
+    people = opened.read_answers()
+    if answers is not None:
+        people = weigh_answers(read(answers).rows, opened.asked, opened.control)
     named: Options = {} if out is None else {"--out": [out]}
     chosen = {"--precision": [f"{precision:g}"]} | named | again
     chosen.pop("--assume-random", None)  # a run that learns from answers needs no assumption

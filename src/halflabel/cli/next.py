@@ -84,6 +84,7 @@ def next_command(
         )
     questions = chosen.questions
     choose.write_questions(questions, chosen.table, out)
+    choose.record_questions(questions, chosen.table, opened.asked)
     if not questions:
         nothing = "No label looks wrong" if wrong else "Nothing is unknown: there is nothing to ask"
         console.print("They differ nowhere" if disagree is not None else nothing)

@@ -48,6 +48,7 @@ from halflabel.fitting.config import COMMON, Config
 from halflabel.images import sources
 from halflabel.labels import labels as label_rows
 from halflabel.methods import base
+from halflabel.questions.choose import weigh_answers
 from halflabel.runs import folder as run_folder
 from halflabel.runs import from_nothing, new_run
 from halflabel.system import distributed, gpu_memory, signals
@@ -251,7 +252,9 @@ def _continue(
     finished = run_folder.RunFolder.open(folder)
     target = out or run_folder.next_run_folder(folder)
     run = distributed.run_on_main(lambda: run_folder.RunFolder.create(target, force=force))
-    rows = read(answers).rows if answers is not None else finished.read_answers()
+    rows = finished.read_answers()
+    if answers is not None:
+        rows = weigh_answers(read(answers).rows, finished.asked, finished.control)
     job = new_run.continue_training(finished, run, answers=rows, images=images)
     if rows is not None:
         present, absent = (int((rows.value == value).sum()) for value in (1, -1))

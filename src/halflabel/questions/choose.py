@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from halflabel.evaluation.calibration import has_as_many_negatives
 from halflabel.evaluation.scores import image_blocks
 from halflabel.labels.formats._csv import first_line
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS
-from halflabel.labels.labels import WEIGHT_COLUMN
+from halflabel.labels.labels import WEIGHT_COLUMN, Labels
 from halflabel.labels.table import Table
 from halflabel.system.files import write_csv
 from halflabel.system.rng import bits, hash_names
@@ -394,6 +395,23 @@ def write_questions(questions: Sequence[Question], table: Table, path: str | Pat
     entries = ((table.images[item.image], table.classes[item.column], item) for item in questions)
     rows = ((image, label, f"{q.probability:.4f}", q.why, f"{q.weight:g}") for image, label, q in entries)
     write_csv(path, QUESTION_COLUMNS, rows)
+
+
+def record_questions(questions: Sequence[Question], table: Table, path: Path) -> None:
+    """Add questions to the record of all that were asked about a run; of an entry asked again the last one counts."""
+    write_questions([*(read_questions(path, table) if path.exists() else []), *questions], table, path)
+
+
+def weigh_answers(answers: Labels, *records: Path) -> Labels:
+    """Return answers with the inclusion weights of the recorded questions, where their file holds none.
+
+    So answers to chosen questions are known to be chosen, in whatever form they come back.
+    """
+    asked = {entry: weight for path in records if path.exists() for entry, weight in asked_entries(path).items()}
+    entries = zip(answers.image.tolist(), answers.column.tolist(), strict=True)
+    recorded = [asked.get((answers.images[i], answers.classes[c]), math.nan) for i, c in entries]
+    weight = np.where(np.isnan(answers.weight), np.array(recorded, np.float32), answers.weight)
+    return replace(answers, weight=weight)
 
 
 def asked_entries(path: str | Path) -> dict[tuple[str, str], float]:
