@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -158,7 +157,7 @@ def test_too_many_broken_images_leave_a_folder_that_can_be_started_again(data: P
     for number in range(10):
         (tmp_path / "images" / f"train-{number:06}.png").write_bytes(b"no picture")
     words = ["train", tmp_path / "train.csv", tmp_path / "images", "--out", tmp_path / "run", *BATCHES, "1"]
-    words += ["--tune", tune, "--set", "linear_init=0", *TINY]
+    words += ["--tune", tune, *TINY]
     error = refused(*words)
     assert f"see {tmp_path / 'run' / 'bad_images.csv'}, or raise --max-bad" in error
     assert "is not a run" in refused("train", "--resume", tmp_path / "run")
@@ -171,17 +170,6 @@ def test_one_image_holds_nothing_out_and_prints_a_note(data: Path, tmp_path: Pat
     messages = "too few images to hold any out: nothing is measured"
     assert messages in done("train", *words, "--out", tmp_path / "run")
     assert messages not in done("train", *words, "--out", tmp_path / "asked", "--set", "held_out=0")
-
-
-def test_epochs_of_the_linear_init_are_counted_apart(data: Path, tmp_path: Path) -> None:
-    text = done(
-        "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--tune", "all",
-        "--set", "linear_init=3", *TINY,
-    )  # fmt: skip
-    assert "linear init: 3 epochs" in text
-    assert re.findall(r"^(?:head|epoch) +\d+/\d+", text, re.MULTILINE) == [
-        "head   1/3", "head   2/3", "head   3/3", "epoch   1/1",
-    ]  # fmt: skip
 
 
 def test_an_option_that_is_far_from_any_other_is_no_slip_of_the_pen(data: Path, tmp_path: Path) -> None:
@@ -272,7 +260,7 @@ def test_auto_prints_its_choice_and_the_run_records_it(tmp_path: Path, data: Pat
     run("train", data / "train.csv", data / "images", "--out", tmp_path / "all", *asked, *TINY)
     whole = RunFolder.open(tmp_path / "all").read_config()
     assert whole["settings"]["ema"] == 0.998
-    assert whole["linear_init"] == 80
+    assert whole["targets"] == "soft"
     assert config["settings"]["epochs"] == 80
     assert whole["settings"]["epochs"] == 2  # what is asked for goes before the rule
 

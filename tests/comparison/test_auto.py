@@ -9,7 +9,7 @@ import pytest
 
 from halflabel.errors import UserError
 from halflabel.fitting import auto
-from halflabel.fitting.auto import RULES, SHORT_LIST, WHOLE, Choice, Rule, choose, epochs_for, short_list
+from halflabel.fitting.auto import RULES, SHORT_LIST, Choice, Rule, choose, epochs_for, short_list, whole_settings
 from halflabel.fitting.config import Settings
 from halflabel.labels import drop
 from halflabel.labels.table import Table
@@ -111,9 +111,22 @@ def test_few_images_get_more_epochs_where_only_the_head_is_tuned() -> None:
     assert counts[0] > counts[-1]
     assert choose(full().stats).settings["epochs"] == epochs_for(200)
     tuned = choose(full().stats, tune="all")
-    assert tuned.settings == WHOLE
-    assert tuned.config["linear_init"] == epochs_for(200)
+    assert tuned.settings["epochs"] == epochs_for(200, "all") > epochs_for(5000, "all")
+    assert tuned.method == choose(full().stats).method
+    assert tuned.config == {"targets": "soft"}  # of the frozen recipe; a method that is named trains by its own
+    assert not choose(full().stats, tune="all", method="rml").config
     assert choose(full().stats, method="rml") == Choice("rml", settings={"epochs": epochs_for(200)})
+
+
+def test_a_whole_network_has_the_rate_and_size_of_its_type() -> None:
+    rates = {name: whole_settings(5000, name, on_gpu=True)["lr"] for name in ("efficientnet-lite2", "resnet50")}
+    assert rates["efficientnet-lite2"] > rates["resnet50"]
+    transformers = ("vit_tiny_patch16_224", "vit_small_patch14_dinov2.lvd142m", "vit_base_patch16_siglip_224")
+    for each in transformers:
+        settings = whole_settings(5000, each, on_gpu=True)
+        assert settings["lr"] < rates["resnet50"]
+        assert "size" not in settings  # that of its position embedding
+    assert "precision" not in whole_settings(5000, "resnet50", on_gpu=False)
 
 
 def test_no_labels_are_refused() -> None:

@@ -10,13 +10,14 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from halflabel.errors import UserError
-from halflabel.images.views import Plain, Strong, View, Weak, view_keys
+from halflabel.images.views import Plain, Strong, Varied, View, Weak, view_keys
 
 VIEWS: list[View] = [
     Plain(64),
     Plain(64, "crop"),
     Weak(64),
     Weak(64, "crop", "bicubic"),
+    Varied(64),
     Strong(64),
     Strong(64, "crop"),
 ]
@@ -76,9 +77,9 @@ def test_keys_differ_in_every_part() -> None:
 
 def test_descriptions_change_with_every_parameter() -> None:
     text_values = {"resize": "crop", "interpolation": "bicubic"}
-    descriptions = {view.describe() for view in (Plain(64), Weak(64), Strong(64))}
-    assert len(descriptions) == 3
-    for view in (Plain(64), Weak(64), Strong(64)):
+    descriptions = {view.describe() for view in (Plain(64), Weak(64), Varied(64), Strong(64))}
+    assert len(descriptions) == 4
+    for view in (Plain(64), Weak(64), Varied(64), Strong(64)):
         assert view.describe() == replace(view).describe()
         changed = {
             replace(view, **{f.name: text_values.get(f.name) or getattr(view, f.name) / 2}).describe()

@@ -264,13 +264,6 @@ def test_the_log_compares_guesses_with_the_truth(tmp_path: Path, folder: Path) -
     assert not (tmp_path / "other" / "config.yaml").exists()
 
 
-def test_images_on_the_device_train_like_files(tmp_path: Path, folder: Path) -> None:
-    for hold in ("files", "device"):
-        fitted = go(tmp_path / hold, folder, dataclasses.replace(ALL, hold=hold))
-        assert fitted.overall["mAP"] > 0.9
-    assert weights(tmp_path / "files") != weights(tmp_path / "device")  # crops are resampled otherwise
-
-
 def test_a_method_with_two_views_trains_on_cached_features(tmp_path: Path, folder: Path) -> None:
     for copies in (1, 3):
         config = dataclasses.replace(HEAD, method="srcr", copies=copies)

@@ -80,7 +80,7 @@ def pack(
 
     Example: halflabel pack photos/ photos.pack --size 448 --workers 8
 
-    Example: halflabel train labels.csv photos.pack --tune all --size 448 --views-on device
+    Example: halflabel train labels.csv photos.pack --tune all
     """
     check_image_folder(images)
     shard_bytes = _bytes(file_size)

@@ -227,7 +227,7 @@ def _parameter(
 _FLAGS = {
     "train": (
         "seed backbone names descriptions tune weights size resize group uncertain positives_per_image max_bad fit "
-        "epochs batch_size lr precision compile deterministic save_every workers hold views_on decode_on"
+        "epochs batch_size lr precision compile deterministic save_every workers single"
     ),
     "compare": "backbone names tune group uncertain",
     "study": "backbone tune group uncertain",

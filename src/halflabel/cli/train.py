@@ -141,8 +141,6 @@ def train(
             images = labels
         elif labels is None or images is None:
             raise UserError("LABELS and IMAGES are missing", "halflabel train labels.csv photos/")
-        on_device = training.get("decode_on") == "device" and training.get("views_on") != "device"
-        check_needs("--views-on device", {"--decode-on device": on_device})
         check_image_folder(images)
         if method != "auto":
             _refuse_unknown_method(method)
@@ -177,8 +175,7 @@ def _new_job(
     label_import, training["group"] = read_grouped(read, labels, training.get("group"))
     table = label_import.table()
     show_audit(label_import.audit, table)
-    tune = training.get("tune", "head")
-    choice = auto.choose(table.stats, tune=tune, method=None if method == "auto" else method)
+    choice = new_run.choose_for(table.stats, training, None if method == "auto" else method)
     if method == "auto":
         show_paragraph(method_advice.describe_labels(table.stats))
         if choice.candidates:

@@ -18,7 +18,7 @@ from halflabel.features.backbones import Backbone
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
-from halflabel.images.device_views import DeviceViews
+from halflabel.images.device_views import fastest_source
 from halflabel.images.sources import Arrays, Features, Images, Source, Subset, group_images, open_images
 from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
@@ -222,10 +222,8 @@ class ExperimentSources:
     def pictures(self) -> Parts:
         """The images themselves, for tuning the whole network."""
         raw: list[Any] = self.raw
-        if self.config.hold == "device":
-            device, progress = choose_device(self.config.settings.device), self.reporter.progress
-            raw = [DeviceViews(each, device).hold(progress) if isinstance(each, Images) else each for each in raw]
-        return self._parts(raw)
+        device = choose_device(self.config.settings.device)
+        return self._parts([fastest_source(each, device, self.reporter.progress) for each in raw])
 
     def features(self, assembly: Assembly) -> Parts:
         """Return cached features, computed when a task first needs them and shared from then on."""

@@ -94,6 +94,11 @@ class Assembly:
             raise UserError(f"a linear fit is not possible: {hindrance}", "use ‹fit=auto› or ‹fit=batches›")
         return hindrance is None
 
+    @property
+    def tunes_from_frozen(self) -> bool:
+        """Whether a whole network is tuned from the frozen recipe on, and combined with it."""
+        return self.config.tune == "all" and self.config.fit != "batches"
+
     def check_fit(self, given: Collection[str], table: Table, option: str = "fit") -> None:
         """Refuse given options that a linear fit would leave out; `option` is the name of the one that chooses it."""
         if self.uses_solver(table):
@@ -103,7 +108,10 @@ class Assembly:
         """Return in one line what is trained: head, labels, and how it is fitted."""
         if not table.known:
             return f"{self.recipe.name}: class names alone, as no label is known; backbone frozen"
-        if self.config.tune == "all":
+        if self.tunes_from_frozen:
+            learns = " on soft targets of this frozen recipe" if self.config.targets == "soft" else ""
+            way = f"then {self.config.settings.epochs} epochs of the whole network{learns}"
+        elif self.config.tune == "all":
             way = f"{self.config.settings.epochs} epochs of batches, backbone tuned"
         elif self.uses_solver(table):
             way = "by L-BFGS on vectors, backbone frozen"
@@ -124,9 +132,7 @@ class Assembly:
         self, backbone: Backbone | None, classes: Names, folder: str | Path | None, reporter: Reporter = SILENT
     ) -> NDArray[np.float32] | None:
         """Return how like the names of the classes are to those of ImageNet, for `Inputs`; None to use no names."""
-        if self.config.tune == "all" and self.config.names == "on":
-            raise UserError("class names rank photos by a frozen backbone", "leave ‹tune=all› or ‹names=on› out")
-        if backbone is None or self.config.tune == "all":
+        if backbone is None:
             return None
         use, described, place = self.config.names, self.config.descriptions, None if folder is None else Path(folder)
         return distributed.run_on_main(lambda: likeness_for(list(classes), backbone, use, described, place, reporter))

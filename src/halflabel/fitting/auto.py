@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from halflabel.errors import UserError
+from halflabel.features.backbone_names import DEFAULT
 from halflabel.labels.table import Stats
 
 SHORT_LIST = 6  # most methods on a short list
@@ -25,7 +26,7 @@ class Choice:
     why: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)  # such as lr, epochs, ema
-    config: Mapping[str, Any] = field(default_factory=dict)  # such as linear_init
+    config: Mapping[str, Any] = field(default_factory=dict)  # such as targets
     candidates: tuple[Choice, ...] = ()  # that a linear fit measures, to take one instead, or an average
 
     def __str__(self) -> str:
@@ -43,7 +44,6 @@ class Rule:
     known: tuple[float, float] = (0.0, 2.0)  # share of known labels
     positives: tuple[float, float] = (0.0, math.inf)  # known positives per class, on average
     classes: tuple[float, float] = (0, math.inf)
-    whole: str = ""  # the method to tune a whole network by; "": the first one of WHOLE_FIRST among the choices
 
     def fits(self, stats: Stats) -> bool:
         positives = float(stats.positives.sum())
@@ -120,22 +120,20 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("full", "partial"),
         (_CURRICULUM, _CSL, _BCE, _SS_RML),
-        whole="srcr",
         unlabelled=(0.5, 2.0),
         positives=(25, math.inf),
     ),
-    Rule(("full", "partial"), (_EASY_PRESENCES, _CSL, _BCE, _SS_RML), whole="srcr", unlabelled=(0.5, 2.0)),
+    Rule(("full", "partial"), (_EASY_PRESENCES, _CSL, _BCE, _SS_RML), unlabelled=(0.5, 2.0)),
     Rule(("full",), (_SMOOTH_BCE, _CSL, _CURRICULUM, _RML), unlabelled=(0.1, 2.0)),
     Rule(("full",), (_AN_LS, _ASL, _CSL, _BCE, _FOCAL, _RML)),
     Rule(
         ("partial",),
         (_CURRICULUM, _CSL, _BN_BCE, _BCE),
-        whole="srcr",
         known=(0.0, 0.4),
         positives=(25, math.inf),
     ),
-    Rule(("partial",), (_EASY_PRESENCES, _CSL, _BN_BCE, _BCE, _AN), whole="srcr", known=(0.0, 0.4)),
-    Rule(("partial",), (_SMOOTH_BCE, _CSL, _BN_BCE, _CURRICULUM), whole="srcr"),
+    Rule(("partial",), (_EASY_PRESENCES, _CSL, _BN_BCE, _BCE, _AN), known=(0.0, 0.4)),
+    Rule(("partial",), (_SMOOTH_BCE, _CSL, _BN_BCE, _CURRICULUM)),
     Rule(("single-positive", "positives-only"), _MANY_POSITIVES, **_MANY),
     Rule(("single-positive", "positives-only"), _POSITIVES),
 )
@@ -146,37 +144,62 @@ RULES: tuple[Rule, ...] = (
 EPOCHS: tuple[tuple[float, int], ...] = ((500, 80), (2_000, 40), (math.inf, 20))
 
 
-# To train a whole network: first the head on frozen features, then everything with a small learning rate; the average
-# of the weights is saved, and mirror images are scored too. benchmarks/RESULTS.md has the effect of each on VOC 2012.
-WHOLE: Mapping[str, Any] = {"epochs": 10, "lr": 1e-4, "backbone_lr": 1.0, "ema": 0.998}
-WHOLE_FIRST = ("em", "bce")  # the best there, in this order, if they fit the labels
+# To tune a whole network: one setting for all label regimes. By type of network, the learning rate that is neither too
+# small to change the features nor so large that they are lost; convolutional networks take larger images than they were
+# trained with. benchmarks/RESULTS.md has the effect of each on VOC 2012.
+_TRANSFORMERS = ("vit", "deit", "beit", "eva", "swin", "dino", "siglip", "clip", "cait", "xcit", "maxvit")
+WHOLE: Mapping[str, Any] = {"backbone_lr": 1.0, "ema": 0.998, "clip": 5.0, "patience": 3, "weight_decay": 0.02}
+_RATES = {"efficientnet": 3e-4, "transformer": 5e-5, "other": 1e-4}
+_WHOLE_SIZE = 448
+_WHOLE_CROP = 0.4
 
 
 def epochs_for(images: int, tune: str = "head") -> int:
-    """Return the number of epochs: by `EPOCHS` for a head on a frozen backbone, 20 for a whole network.
+    """Return the number of epochs: by `EPOCHS` for a head on a frozen backbone; fewer with more images for a network.
 
-    >>> epochs_for(100), epochs_for(10_000), epochs_for(100, "all")
-    (80, 20, 20)
+    >>> epochs_for(100), epochs_for(10_000), [epochs_for(images, "all") for images in (300, 1_000, 5_717, 100_000)]
+    (80, 20, [35, 19, 8, 4])
     """
-    return next(epochs for most, epochs in EPOCHS if images < most) if tune == "head" else 20
-
-
-def choose(stats: Stats, *, tune: str = "head", method: str | None = None) -> Choice:
-    """Choose the method for these labels and the settings to train it with; for a named method, only the epochs."""
-    if method is not None:
-        return Choice(method, settings={"epochs": epochs_for(stats.images, tune)})
-    candidates = _candidates(stats)
     if tune == "head":
-        settings = {"epochs": epochs_for(stats.images, tune), **candidates[0].settings}
-        return replace(candidates[0], settings=settings, candidates=_measured(stats))
-    from halflabel.methods.base import recipe
+        return next(epochs for most, epochs in EPOCHS if images < most)
+    return min(max(round(600 / math.sqrt(max(images, 1))), 4), 40)
 
-    by_name = {choice.method: choice for choice in candidates}
-    best = next((by_name[name] for name in WHOLE_FIRST if name in by_name), candidates[0])
-    if whole := next(rule.whole for rule in RULES if rule.fits(stats)):
-        best = Choice(whole, recipe(whole).summary)
-    start = {"linear_init": epochs_for(stats.images), "linear_lr": recipe(best.method).lr, "crop": 0.5, "mirror": True}
-    return replace(best, settings=WHOLE, config=start)
+
+def whole_settings(images: int, backbone: str, *, on_gpu: bool) -> dict[str, Any]:
+    """Return the settings and fields of the configuration to tune a whole network with.
+
+    >>> whole_settings(5_717, "efficientnet-lite2", on_gpu=True)["lr"]
+    0.0003
+    """
+    name = backbone.rpartition("/")[2]
+    is_transformer = any(part in name for part in _TRANSFORMERS)
+    kind = "transformer" if is_transformer else "efficientnet" if "efficientnet" in name else "other"
+    epochs = epochs_for(images, "all")
+    held_out = min(max(600 / max(images, 1), 0.05), 0.2)
+    batch_size = 64 if images >= 1000 else 32
+    settings = {**WHOLE, "epochs": epochs, "warmup": 0.08 * epochs, "lr": _RATES[kind], "batch_size": batch_size}
+    settings |= {"held_out": round(held_out, 3), "crop": _WHOLE_CROP}
+    if on_gpu:
+        settings["precision"] = "bf16"
+        if not is_transformer and backbone != "tiny":
+            settings["size"] = _WHOLE_SIZE
+    return settings
+
+
+def choose(
+    stats: Stats, *, tune: str = "head", method: str | None = None, backbone: str = "", on_gpu: bool = False
+) -> Choice:
+    """Choose the method for these labels and the settings to train it with; for a named method, only the settings.
+
+    With `tune` "all", a method that is not named fits the frozen recipe, whose probabilities the network learns from.
+    """
+    chosen = Choice(method or "")
+    if method is None:
+        chosen = replace(_candidates(stats)[0], candidates=_measured(stats))
+    if tune == "all":
+        whole = whole_settings(stats.images, backbone or DEFAULT, on_gpu=on_gpu)
+        return replace(chosen, settings=whole, config={} if method is not None else {"targets": "soft"})
+    return replace(chosen, settings={"epochs": epochs_for(stats.images), **chosen.settings})
 
 
 def _measured(stats: Stats) -> tuple[Choice, ...]:

@@ -242,8 +242,8 @@ class Config:
         Literal["auto", "linear", "batches"],
         Option(
             "linear: fit the head on all images at once by L-BFGS, with out-of-fold scores instead of held-out images; "
-            "batches: in epochs of batches; auto: linear where the backbone is frozen and the method allows it. After "
-            "--tune all, auto fits the head again by L-BFGS and keeps the better one; batches does not.",
+            "batches: in epochs of batches; auto: linear where the backbone is frozen and the method allows it. With "
+            "--tune all, auto begins with the frozen recipe and is combined with it; batches does neither.",
             OPTIMIZATION,
             EXPERIMENTS,
             command_default="auto",
@@ -266,12 +266,17 @@ class Config:
     ] = True
     averaged_with: str = ""  # in a linear fit: further methods whose logits are averaged with those of the method
     candidates: str = ""  # in a linear fit: methods that are measured, to be taken instead or averaged with
-    linear_init: Annotated[
-        Count,
+    linear_init: int = 0  # epochs of the head alone, before the whole network is trained in plain batches
+    linear_lr: float | None = None  # their learning rate, if not that of the training
+    targets: Literal["labels", "soft"] = "labels"  # soft: with --tune all, also the frozen recipe's probabilities
+    single: Annotated[
+        bool,
         Option(
-            "With --tune all: epochs of training the head alone first.", OPTIMIZATION, decided_by="chosen by the method"
+            "With --tune all: keep one network, so that a prediction takes one pass; else the frozen one is combined "
+            "with it where that ranks held-out images better.",
+            MODEL,
         ),
-    ] = 0
+    ] = False
     choose_lr: Annotated[
         bool,
         Option(
@@ -280,10 +285,6 @@ class Config:
             decided_by="on where no lr is given",
         ),
     ] = False
-    linear_lr: Annotated[
-        Annotated[float | None, Ge(0)],
-        Option("Learning rate of the epochs of linear_init.", OPTIMIZATION, decided_by="--lr"),
-    ] = None
     crop: Annotated[
         Annotated[float, Ge(0.05), Le(1)],
         Option(
@@ -337,24 +338,11 @@ class Config:
         Share, Option("Stop if more than this share of the images cannot be read.", IMAGES, EXPERIMENTS)
     ] = 0.01
     workers: Annotated[Count, Option("Processes that decode images.", SPEED, WITH_EMBED, command_default=2)] = 0
-    hold: Annotated[
-        Literal["files", "device"],
-        Option("device: with --tune all, decode images once and keep them on the GPU.", SPEED, ("train", "reproduce")),
-    ] = "files"
-    views_on: Annotated[
-        Literal["workers", "device"],
-        Option("device: with --tune all, workers only decode; the GPU computes crops and colours.", SPEED),
-    ] = "workers"
-    decode_on: Annotated[
-        Literal["workers", "device"],
-        Option("device: with --views-on device, the GPU also decodes the JPEGs of a pack.", SPEED),
-    ] = "workers"
     mirror: Annotated[
         bool,
         Option(
             "Average the scores of each image and its mirror image: takes twice the time.",
             IMAGES,
-            decided_by="only where --method auto tunes the whole network",
         ),
     ] = False
     copies: Annotated[
@@ -400,14 +388,19 @@ class Config:
 
     def views(self, backbone: Backbone) -> dict[str, View]:
         """The plain, weak and strong views of images, at the size that suits the backbone if none is stated."""
-        from halflabel.images.views import make_views
+        from halflabel.images.views import Varied, make_views
 
         takes_squares = self.tune == "all" or backbone.needs_squares
         resize = "squash" if self.resize == "keep" and takes_squares else self.resize
         strong: dict[str, Any] = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
         preprocess = backbone.preprocess
         strong |= {"crop": self.crop, "channels": self.channels}
-        return make_views(self.size or preprocess.size, resize, preprocess.interpolation, preprocess.crop_pct, **strong)
+        views = make_views(
+            self.size or preprocess.size, resize, preprocess.interpolation, preprocess.crop_pct, **strong
+        )
+        if self.tune == "all" and self.fit == "auto":
+            views["weak"] = Varied(**vars(views["weak"]))
+        return views
 
 
 # Options that only training in batches uses.

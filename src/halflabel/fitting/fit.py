@@ -6,8 +6,10 @@ out-of-fold scores; every other system is trained in epochs of batches, and scor
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,18 +27,30 @@ from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, measure
 from halflabel.evaluation.ranking import ranking_quality
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import Backbone
-from halflabel.features.heads import Head, Model, NormalisedLinear
+from halflabel.features.combined import BackbonePair, Combined, frozen_copy
+from halflabel.features.heads import Head, Linear, Model, NormalisedLinear
 from halflabel.features.names import NameScores
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly, pooled_features, solver_hindrance
+from halflabel.fitting.auto import choose
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.checkpoint import load_newest
 from halflabel.fitting.config import Config, Settings
 from halflabel.fitting.crossfit import FOLDS, Basis, CrossFit, crossfit
 from halflabel.fitting.loop import Fitted
 from halflabel.fitting.loop import fit as fit_epochs
-from halflabel.fitting.refit import Refit, refit_head
-from halflabel.images.sources import Source, Subset
+from halflabel.fitting.whole import (
+    Member,
+    Mix,
+    Refit,
+    combine,
+    refit_head,
+    regularised_head,
+    soft_targets,
+    sum_of,
+    taught_by,
+)
+from halflabel.images.sources import Features, Source, Subset
 from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
 from halflabel.labels.table import Table
@@ -44,11 +58,16 @@ from halflabel.methods.base import Method, Recipe
 from halflabel.methods.parts.losses import BCE, over_known
 from halflabel.methods.parts.ranking import UnknownAs
 from halflabel.system import distributed, memory
+from halflabel.system.format import duration
 from halflabel.system.reporter import SILENT, Reporter
+from halflabel.types import Sweep
 
 TRAINED, HELD_OUT, LEFT_OUT = 0, 1, 2  # parts of the images
 
 _SHOWN_PER_IMAGE = 1.5  # classes, as long as nothing is known
+_HEAD_EPOCHS = 10  # of a head that cannot begin with a linear one, before the network is tuned
+_TRIAL_IMAGES = 4  # of the training steps that tell how long a CPU would take
+_LONGEST_ON_CPU = 600.0  # seconds of training that begin without a GPU although none was asked for
 _RATES = (1.0, 0.3, 0.1)  # learning rates to choose from, relative to that of the method
 _FEW = 5  # of so many epochs one is trained to choose the rate
 
@@ -149,7 +168,6 @@ class Fit:
     epochs: Fitted | None = None  # of training in batches
     head_log: Sequence[EpochLog] = ()  # of the epochs of the head alone
     assumes_absent: bool | None = None  # whether unknown labels counted as absent where something was chosen
-    tuned_head: Head | None = None  # that the network was tuned with, where another was fitted afterwards
     config: Config | None = None  # of a linear fit: with the methods that were taken
 
     @property
@@ -196,7 +214,18 @@ def fit(
         return _fit_folds(assembly, labels, inputs, folds)
     if part is None:
         part = hold_out(labels.evaluation, config, inputs.groups)
-    return _Batches(assembly, labels, inputs, part, choosing, validation, begin, trained, watch).fit()
+    way = _Whole if _tunes_from_frozen(assembly, inputs, table, validation, trained) else _Batches
+    return way(assembly, labels, inputs, part, choosing, validation, begin, trained, watch).fit()
+
+
+def _tunes_from_frozen(assembly: Assembly, inputs: Inputs, table: Table, *given: object) -> bool:
+    """Return whether a whole network is tuned from the frozen recipe on, which has to fit the images by L-BFGS.
+
+    Not in plain batches, and not where the images that validate it or its weights are `given`.
+    """
+    if not assembly.tunes_from_frozen or inputs.backbone is None or any(each is not None for each in given):
+        return False
+    return solver_hindrance(_bce(), "bce", table) is None
 
 
 def _fit_nothing(labels: Labels, inputs: Inputs, config: Config) -> Fit:
@@ -445,10 +474,6 @@ class _Batches:
         result = Fit(None, fitted.log, model, epochs=fitted, head_log=log, assumes_absent=assumes_absent)
         if not len(self.held_out):
             return result
-        if not self.is_cached and (refitted := self._refit(model, source)) is not None:
-            again = Model(model.backbone, refitted.head)
-            scores = self._scores(refitted.logits)
-            return dataclasses.replace(result, trained=again, scores=scores, tuned_head=model.head)
         scored, device = model, self.assembly.device
         if self.config.mirror and self.is_cached and self.inputs.images is not None:
             assert self.inputs.backbone is not None  # features of mirror images are not cached
@@ -464,30 +489,165 @@ class _Batches:
         fold = assign_parts(table, [1 / folds] * folds, groups=groups)
         return Scores(table.images, table.classes, logits.numpy(), fold, "held-out")
 
-    def _refit(self, tuned: Model, source: Source) -> Refit | None:
-        """Fit the head of a tuned network again by L-BFGS; None if that ranks the held-out images no better.
 
-        None also with fit=batches, with mirror images, which have features of their own, where L-BFGS cannot fit the
-        method, and where the head changes the features.
+class _Whole(_Batches):
+    """Training of the whole network that begins with the frozen recipe and is combined with it in the end.
+
+    The frozen recipe is fitted without the held-out images first: it starts the head, teaches unknown labels, and its
+    scores of the held-out images are those of a model that did not see their labels. The one that is kept is fitted to
+    all images.
+    """
+
+    def fit(self) -> Fit:
+        backbone, source = self.inputs.backbone, self.inputs.images
+        assert backbone is not None
+        assert source is not None
+        self.source, self.frozen_backbone = source, frozen_copy(backbone)
+        self.check_time(backbone)
+        self.message("the frozen recipe comes first")
+        features = self._sweep(Model(self.frozen_backbone, Linear(backbone.width(maps=False), 1))).features
+
+        def fit_frozen() -> tuple[Model, Model, Tensor]:
+            inner, scores = self._fit_frozen(features, self.trained, self._frozen_config())
+            assert inner.config is not None
+            whole, _ = self._fit_frozen(features, self._all, dataclasses.replace(inner.config, candidates=""))
+            return inner.model, whole.model, scores
+
+        inner, whole, scores = distributed.run_on_main(fit_frozen)
+        targets = soft_targets(self.table, scores, self.judged.subset(self.trained))
+        teaches = self.config.targets == "soft"
+        method = taught_by(targets) if teaches else self.assembly.make_method()
+        head = self._make_head(self.assembly.make_method())
+        model = Model(backbone, head)
+        log = self._begin(model, method, features, targets)
+        place = None if self.watch.folder is None else self.watch.folder / "all"
+        fitted = self._epochs(model, method, source, self.config.settings, place, self.watch.callback)
+        self._report_kept(method, fitted)
+        swept, held = self._sweep(model), torch.from_numpy(self.held_out)
+        members = [Member("tuned head", model.head, swept.logits[held])]
+        is_linear = swept.features.shape[1] == backbone.width(maps=False) and isinstance(head, Linear)
+        if is_linear and (again := self._refit(swept.features)) is not None:
+            members.append(Member("refitted head", again.head, again.logits))
+        with torch.no_grad():
+            outside = inner.head(features[held]).logits.float()
+        members.append(Member("frozen recipe", whole.head, outside, True))
+        mix = self._mix(members)
+        judge = self.judge
+        result = Fit(None, fitted.log, self._join(model, members, mix), epochs=fitted, head_log=log)
+        if not len(self.held_out):
+            return result
+        assumes = None if judge is None else judge.assumes_absent
+        return dataclasses.replace(result, scores=self._scores(mix.logits), assumes_absent=assumes)
+
+    def message(self, text: str) -> None:
+        self.watch.reporter.message(text)
+
+    @property
+    def _all(self) -> NDArray[np.int64]:
+        """The images that are trained on or held out."""
+        return np.flatnonzero(self.part != LEFT_OUT)
+
+    def check_time(self, backbone: Backbone) -> None:
+        """Raise if no GPU is there, none was asked for, and training would take long; say how long."""
+        if self.assembly.device != "cpu" or self.config.settings.device == "cpu":
+            return
+        side, bands = self.config.size or backbone.preprocess.size, len(backbone.mean)
+        trial, images = copy.deepcopy(backbone).train(), torch.zeros(_TRIAL_IMAGES, bands, side, side)
+        for _ in range(2):  # the first one is slower
+            began = time.perf_counter()
+            trial.pooled(images).sum().backward()  # type: ignore[no-untyped-call]
+        seconds = (time.perf_counter() - began) / _TRIAL_IMAGES * len(self.trained) * self.config.settings.epochs
+        if seconds > _LONGEST_ON_CPU:
+            raise UserError(
+                f"there is no GPU: tuning the whole network on this CPU would take about {duration(seconds)}",
+                "leave ‹tune=all› out for the frozen recipe, which takes minutes, or state ‹device=cpu›",
+            )
+
+    def _sweep(self, model: Model) -> Sweep:
+        """Score all images; their pooled features come with the scores."""
+        device, size = self.assembly.device, max(64, self.config.settings.batch_size)
+        return score_source(model.to(device), self.source, device=device, batch_size=size, reporter=self.watch.reporter)
+
+    def _frozen_config(self) -> Config:
+        """Return the configuration of the frozen recipe: a named method trains the network, and `auto` chooses here."""
+        config, choice = self.config, choose(self.labels.training.stats)
+        frozen = dataclasses.replace(config, tune="head")
+        if config.targets == "soft":  # then the method is the one that suits a frozen backbone
+            return frozen
+        candidates = ", ".join(map(str, choice.candidates))
+        return dataclasses.replace(frozen, method=choice.method, options=choice.options, candidates=candidates)
+
+    def _fit_frozen(self, features: Tensor, rows: NDArray[np.int64], config: Config) -> tuple[Fit, Tensor]:
+        """Fit the frozen recipe to some images; returns the fit and their out-of-fold logits."""
+        inputs, values = self.inputs, features[torch.from_numpy(rows)]
+        bad = torch.isnan(values).any(1).nonzero()[:, 0].tolist()
+        groups = None if inputs.groups is None else inputs.groups[rows]
+        labels = self.labels.of_images(rows)
+        some = Inputs(lambda: Features(values, labels.images, bad), self.frozen_backbone, groups=groups)
+        some.likeness = inputs.likeness
+        fitted = fit(labels, some, config)
+        assert fitted.scores is not None
+        return fitted, torch.from_numpy(fitted.scores.logits)
+
+    def _begin(self, model: Model, method: Method, features: Tensor, targets: Tensor) -> list[EpochLog]:
+        """Set the weights that tuning begins with: those of an earlier run, or a head that fits frozen features.
+
+        A head that cannot begin with a linear one is trained alone for some epochs.
         """
-        config, reporter, device = self.config, self.watch.reporter, self.assembly.device
-        if config.fit == "batches" or config.mirror or tuned.backbone is None:
+        if self.begin is not None:
+            self.begin(model, method, self.table)
+            return []
+        if type(model.head).load_linear is Head.load_linear:
+            epochs = self.config.linear_init or _HEAD_EPOCHS
+            self.config = dataclasses.replace(self.config, linear_init=epochs, linear_lr=self.assembly.recipe.lr)
+            return self._fit_head_alone(method, model.head)
+        inside = features[torch.from_numpy(self.trained)]
+        if model.head.needs_maps:
+            inside = inside[:, -self.inputs.width(maps=True) :]  # the mean over places
+        device = self.assembly.device
+        weight, bias = distributed.run_on_main(lambda: regularised_head(inside, targets, device))
+        model.head.load_linear(weight, bias)
+        return []
+
+    def _refit(self, features: Tensor) -> Refit | None:
+        """Fit the head again to tuned features, without the held-out images; None where L-BFGS cannot."""
+        make, table = self.assembly.make_method, self.assembly.training_table(self.labels.training)
+        if not len(self.held_out) or solver_hindrance(make(), self.config.method, self.table) is not None:
             return None
-        if solver_hindrance(self.assembly.make_method(), config.method, self.table) is not None:
-            return None
-        reporter.message("fitting the head again by L-BFGS on the features of the tuned network")
-        scored = score_source(tuned, source, device=device, reporter=reporter)
-        backbone: Any = tuned.backbone
-        if scored.features.shape[1] != backbone.width(maps=False):
-            return None
-        table = self.assembly.training_table(self.labels.training)
-        how: dict[str, Any] = {"evaluation": self.judged, "blocks": backbone.blocks, "device": device}
-        refitted = refit_head(scored.features, table, self.assembly.make_method, self.held_out, **how)
+        features = features.clone()
+        features[torch.from_numpy(np.flatnonzero(self.part == LEFT_OUT))] = torch.nan
+        how: dict[str, Any] = {"evaluation": self.judged, "device": self.assembly.device}
+        blocks = self.frozen_backbone.blocks
+        return distributed.run_on_main(lambda: refit_head(features, table, make, self.held_out, blocks=blocks, **how))
+
+    def _mix(self, members: list[Member]) -> Mix:
+        """Combine the members by known labels of the held-out images, and say how."""
         labels = torch.from_numpy(self.judged.subset(self.held_out).dense())
-        before = ranking_quality(scored.logits[torch.from_numpy(self.held_out)], labels)
-        qualities = f"ranking quality of the held-out images {before:.4f} before, {refitted.quality:.4f} after"
-        if refitted.quality <= before:
-            reporter.message(f"the tuned head is kept: {qualities}")
-            return None
-        reporter.message(f"the head fitted again is used: {qualities}, strength {refitted.strength:g}")
-        return refitted
+        if not (labels > 0).any():
+            same = [1 / len(members)] * len(members)
+            self.message("no known label can tell which head is best: all count alike")
+            return Mix(same, same, sum_of(same, [each.logits for each in members]))
+        fold = self._scores(members[0].logits).fold
+        mix = combine(members, labels, fold, single=self.config.single)
+        parts = ", ".join(f"{each.name} {share:.2f}" for each, share in zip(members, mix.share, strict=True) if share)
+        before, after = (ranking_quality(each, labels) for each in (members[-1].logits, mix.logits))
+        alone = ", ".join(f"{each.name} {ranking_quality(each.logits, labels):.4f}" for each in members)
+        self.message(f"quality on held-out images {after:.4f}, of the frozen recipe {before:.4f} (each head: {alone})")
+        passes = "two passes (tuned and frozen network)" if 0 < mix.share[-1] < 1 else "one pass"
+        self.message(f"weights: {parts}; a prediction takes {passes}")
+        return mix
+
+    def _join(self, tuned: Model, members: list[Member], mix: Mix) -> Model:
+        """Return one model of the members that have a weight; the tuned head stays while its backbone does."""
+        pairs = list(zip(members, mix.weight, mix.share, strict=True))
+        if mix.share[-1] == 1:
+            return Model(self.frozen_backbone, members[-1].head)
+        kept = [pair for number, pair in enumerate(pairs) if pair[2] or not number]
+        uses_frozen = kept[-1][0].is_frozen
+        width = self.frozen_backbone.width(maps=False)
+        first = self.frozen_backbone.width(maps=tuned.head.needs_maps)
+        heads = [each.head for each, _, _ in kept]
+        is_frozen, widths = [each.is_frozen for each, _, _ in kept], [first, width if uses_frozen else 0]
+        head = Combined(heads, [weight for _, weight, _ in kept], is_frozen, widths)
+        network: Any = tuned.backbone
+        return Model(BackbonePair(network, self.frozen_backbone) if uses_frozen else network, head)

@@ -69,15 +69,26 @@ def augmented(
     return _round(x).to(torch.uint8)
 
 
-def crop_maps(least: float, flip: float, u: Floats) -> Floats:
+def crop_maps(least: float, flip: float, u: Floats, stretch: Floats | float = 1.0) -> Floats:
     """Return random crops and flips (B, 3, 3), as maps from a point of the result to the image, both in −1 … 1.
 
     u: (B, 4 or more) random numbers: share of the area in [least, 1], position, flip with the given probability.
+    Crops are wider by the factor `stretch` (B,), and lower by it, as far as the image allows.
     """
     share = np.sqrt(least + (1 - least) * u[:, 0])
-    down, right = (1 - share) * (2 * u[:, 1] - 1), (1 - share) * (2 * u[:, 2] - 1)
+    wide, high = np.minimum(share * stretch, 1), np.minimum(share / stretch, 1)
+    down, right = (1 - high) * (2 * u[:, 1] - 1), (1 - wide) * (2 * u[:, 2] - 1)
     mirror = np.where(u[:, 3] < flip, -1.0, 1.0)
-    return _affine(mirror * share, 0 * share, right, 0 * share, share, down)
+    return _affine(mirror * wide, 0 * wide, right, 0 * wide, high, down)
+
+
+def recoloured(images: Tensor, factors: Floats) -> Tensor:
+    """Change brightness, saturation and contrast by factors (B, 3): uint8 (B, 3, S, S) -> the same shape."""
+    sent = torch.from_numpy(factors.astype(np.float32)).to(images.device, non_blocking=True)
+    x = images.float()
+    for change, factor in zip((_brightness, _saturation, _contrast), sent.unbind(1), strict=True):
+        x = change(x, factor.view(-1, 1, 1, 1))
+    return x.round().to(torch.uint8)
 
 
 def resampled(images: Tensor, maps: Floats) -> Tensor:

@@ -7,6 +7,7 @@ crops the larger original.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -14,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from halflabel.errors import UserError
 from halflabel.images.decode import BadImage
 from halflabel.images.pack.read import decode_jpegs
 from halflabel.images.pack.source import PackedImages
-from halflabel.images.sources import Arrays, FetchedBatch, Images, Plan, preferred_order, sequential_plan
+from halflabel.images.sources import Arrays, FetchedBatch, Images, Plan, Source, preferred_order, sequential_plan
 from halflabel.images.views import Plain, View, Weak, view_keys
 
 _MEMORY_SHARE = 0.6  # of the device's free memory
@@ -47,19 +47,7 @@ class DeviceViews:
 
     def hold(self, progress: Callable[[int, int], None] | None = None) -> DeviceViews:
         """Decode the plain view of every image once and keep all of them on the device."""
-        plain = self.views["plain"]
-        if not isinstance(plain, Plain):
-            raise TypeError(f"the plain view is a {type(plain).__name__}")
-        needed = len(self) * 3 * plain.size**2
-        if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info()
-            if needed > _MEMORY_SHARE * free:
-                raise UserError(
-                    f"{len(self)} images of {plain.size} px take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are "
-                    "free",
-                    "use ‹hold=files›, or a smaller ‹size›",
-                )
-        held = torch.zeros((len(self), 3, plain.size, plain.size), dtype=torch.uint8, device=self.device)
+        held = torch.zeros(self._shape, dtype=torch.uint8, device=self.device)
         plan = sequential_plan(len(self), 64)
         for planned, (index, views) in zip(plan, self.whole.fetch(plan, ("plain",)), strict=True):
             if len(index):
@@ -69,6 +57,19 @@ class DeviceViews:
         self.held = held
         self._bad = np.array(sorted(getattr(self.whole, "bad", ())), np.int64)
         return self
+
+    @property
+    def _shape(self) -> tuple[int, int, int, int]:
+        """The shape of the plain views of all images."""
+        plain = self.views["plain"]
+        if not isinstance(plain, Plain):
+            raise TypeError(f"the plain view is a {type(plain).__name__}")
+        return len(self), plain.channels, plain.size, plain.size
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has room for the plain views of all images."""
+        return self.device.type == "cuda" and math.prod(self._shape) <= _MEMORY_SHARE * torch.cuda.mem_get_info()[0]
 
     def order(self, seed: int, epoch: int) -> NDArray[np.int64] | None:
         return None if self.held is not None else preferred_order(self.whole, seed, epoch)
@@ -122,6 +123,18 @@ class DeviceViews:
             except BadImage as bad:
                 whole.mark_bad(number, bad)
         return FetchedBatch(np.asarray(numbers, np.int64), (torch.stack(views),) if views else ())
+
+
+def fastest_source(source: Source, device: str, progress: Callable[[int, int], None] | None = None) -> Source:
+    """Return the source of images that keeps a GPU busiest; on a CPU the given one.
+
+    The plain views of all images are kept on the GPU where they fit. Where they do not, it makes the views, and decodes
+    the JPEGs of a pack too.
+    """
+    if device != "cuda" or not isinstance(source, Images | Arrays):
+        return source
+    views = DeviceViews(source, device, decode=isinstance(source, PackedImages))
+    return views.hold(progress) if views.fits else views
 
 
 def make_view(view: View, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:

@@ -28,7 +28,7 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 _INTERPOLATIONS = ("bilinear", "bicubic")
 # Part of the descriptions: raised whenever the pixels of a view change, so that older caches are not used.
-_VERSIONS = {"Plain": 1, "Weak": 1, "Strong": 2}
+_VERSIONS = {"Plain": 1, "Weak": 1, "Varied": 1, "Strong": 2}
 # Separates the random numbers of views from those drawn elsewhere with the same seed.
 _PURPOSE = 0x76696577
 # Aspect ratios (width / height) of the plain view with `keep`. They are few, as each shape has its own network in ONNX
@@ -131,6 +131,30 @@ class Weak:
 
     def describe(self) -> str:
         return _describe(self)
+
+
+@dataclass(frozen=True)
+class Varied(Weak):
+    """A weak view with more variety, for tuning a whole network: crops of other aspect ratios, then other colours.
+
+    Crops are up to e^`stretch` wider or narrower. Brightness, saturation and contrast change by up to ± `colour`;
+    images of other bands than RGB keep their colours.
+    """
+
+    least: float = 0.4
+    stretch: float = 0.14
+    colour: float = 0.3
+
+    def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
+        plain = Plain(self.size, self.resize, self.interpolation, channels=self.channels)
+        return self.batch(plain(image)[None], np.array([key], np.uint64))[0]
+
+    def batch(self, images: torch.Tensor, keys: NDArray[np.uint64]) -> torch.Tensor:
+        u = draw_uniform(keys, 8)
+        crops = augmentation.crop_maps(self.least, self.flip, u, np.exp(self.stretch * (2 * u[:, 4] - 1)))
+        made = augmentation.resampled(images, crops)
+        is_rgb = self.channels == 3 and self.colour > 0
+        return augmentation.recoloured(made, 1 + self.colour * (2 * u[:, 5:] - 1)) if is_rgb else made
 
 
 @dataclass(frozen=True)

@@ -252,6 +252,13 @@ class Labels:
             self.images, self.classes, image, column, value, source, score, self.sources, self.weight[which]
         )
 
+    def of_images(self, which: NDArray[np.int64]) -> Labels:
+        """The rows of some images, by index; the other images are left out."""
+        number = np.full(len(self.images), -1, np.int32)
+        number[which] = np.arange(len(which), dtype=np.int32)
+        rows = self.select(number[self.image] >= 0)
+        return replace(rows, images=self.images.take(which), image=number[rows.image])
+
     def count_conflicts(self) -> int:
         """How many (image, class) pairs have both a present and an absent row."""
         has_label = np.abs(self.value) == 1

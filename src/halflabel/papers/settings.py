@@ -45,7 +45,6 @@ class Overrides:
     lr: float | None = None
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["no", "bf16", "fp16"] = "no"
-    hold: Literal["files", "device"] = "files"
     workers: int = 2
 
 
@@ -143,7 +142,6 @@ def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides
         crop=cell.condition.training.weak_view.get("least", Config.crop),
         **{name: effective[name] for name in STRONG_VIEW_FIELDS if name in effective},
         held_out=cell.condition.held_out,
-        hold=overrides.hold,
         workers=overrides.workers,
         settings=settings,
     )

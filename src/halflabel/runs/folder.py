@@ -57,7 +57,6 @@ from halflabel.system.reporter import SILENT, Reporter
 _START_FILES = ("config.yaml", "env.json", "labels.parquet", "data.hash")
 _RESULT_FILES = (
     "best.safetensors",
-    "tuned_head.safetensors",
     "log.jsonl",
     "log.csv",
     "metrics.json",
@@ -106,7 +105,6 @@ class RunFolder:
     """
 
     weights = _PathInRun("best.safetensors")
-    tuned_head = _PathInRun("tuned_head.safetensors")
     checkpoints = _PathInRun("last")
     labels = _PathInRun("labels.parquet")
     stored_scores = _PathInRun("scores.parquet")

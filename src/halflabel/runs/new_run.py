@@ -17,15 +17,17 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.evaluation.evaluate import Evaluation
+from halflabel.features.backbone_names import DEFAULT
 from halflabel.features.embed import options_of_features
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.auto import Choice, choose
 from halflabel.fitting.callbacks import Callback
 from halflabel.fitting.config import Config, declared_options
+from halflabel.fitting.device import choose_device
 from halflabel.labels.formats import read
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import Table
+from halflabel.labels.table import Stats, Table
 from halflabel.methods.base import Recipe, recipe
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.from_nothing import FROM_NOTHING, learn_from_answers, without_labels
@@ -121,7 +123,7 @@ def train_run(
         rows = Labels.of(labels)
     folder = images if isinstance(images, Tensor) else Path(images)
     stats = rows.training.stats
-    choice = choose(stats, tune=options.get("tune", "head"), method=None if method == "auto" else recipe(method).name)
+    choice = choose_for(stats, options, None if method == "auto" else recipe(method).name)
     training = {name: value for name, value in options.items() if name in declared_options()}
     method_options = {name: value for name, value in options.items() if name not in training}
     config = make_config(choice, training, method_options, "" if isinstance(folder, Tensor) else absolute_path(folder))
@@ -129,6 +131,13 @@ def train_run(
     Assembly(config).check_fit(training, rows.training)
     run = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
     return _open(run, train(rows, folder, config, run, reporter=reporter))
+
+
+def choose_for(stats: Stats, training: Mapping[str, Any], method: str | None) -> Choice:
+    """Return the choice for labels and the options of training that were given."""
+    on_gpu = choose_device(training.get("device", "auto"), fall_back=True) == "cuda"
+    tune, backbone = training.get("tune", "head"), training.get("backbone", DEFAULT)
+    return choose(stats, tune=tune, method=method, backbone=backbone, on_gpu=on_gpu)
 
 
 def reserved_options() -> set[str]:

@@ -25,9 +25,10 @@ from halflabel.evaluation.evaluate import Evaluation, evaluate
 from halflabel.evaluation.positives_only import expected_f1_threshold, expected_threshold, match_positives_per_image
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import LARGEST, SMALLEST, Backbone, build_backbone
+from halflabel.features.combined import BackbonePair, Combined, frozen_copy
 from halflabel.features.embed import checked_features
 from halflabel.features.feature_blocks import engine_device, goes_to_ray
-from halflabel.features.heads import Model, NormalisedLinear
+from halflabel.features.heads import Head, Model, NormalisedLinear
 from halflabel.features.onnx_features import find_onnx_backbone
 from halflabel.features.scoring import ImageScorer, score_source
 from halflabel.fitting.assembly import Assembly
@@ -377,7 +378,15 @@ def _build_model(
         return Model(backbone, solved)
     untrained = recipe(method).make(**options)
     width = backbone.width(maps=untrained.head(8, len(classes)).needs_maps)
-    return Model(backbone, untrained.head(width, len(classes)))
+
+    def make_head() -> Head:
+        return untrained.head(width, len(classes))
+
+    combined = Combined.from_shapes(state, "head.", make_head)
+    if combined is None:
+        return Model(backbone, make_head())
+    has_pair = bool(combined.is_frozen.any())
+    return Model(BackbonePair(backbone, frozen_copy(backbone)) if has_pair else backbone, combined)
 
 
 def _ready(model: Model, device: str) -> Model:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file
 from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.evaluate import Evaluation, evaluate
 from halflabel.evaluation.registry import check_own_metrics
 from halflabel.evaluation.scores import MEASURED_ON, Scores
+from halflabel.features.combined import tuned_network
 from halflabel.features.heads import Model
 from halflabel.features.near_copies import describe_near_copies
 from halflabel.fitting.advice import describe_names, names_rows
@@ -29,7 +29,7 @@ from halflabel.fitting.config import Config
 from halflabel.fitting.device import choose_device
 from halflabel.fitting.fit import Fit, Inputs, Watch, fit, hold_out
 from halflabel.fitting.measured import measured_lines
-from halflabel.images.device_views import DeviceViews
+from halflabel.images.device_views import fastest_source
 from halflabel.images.quarantine import TooManyBadImages
 from halflabel.images.sources import Arrays, Features, Images, Source, group_images, open_images
 from halflabel.images.stored_features import StoredFeatures
@@ -40,7 +40,7 @@ from halflabel.labels.uncertain import describe_reading
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.model_card import model_card
 from halflabel.runs.predictor import Predictor
-from halflabel.runs.run_files import verify_checksum, write_checksums
+from halflabel.runs.run_files import write_checksums
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
 from halflabel.system.reporter import SILENT, Reporter
@@ -105,10 +105,8 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
     if scores is not None:
         run.write_scores(scores)
     if distributed.is_main():
-        if fitted.tuned_head is not None:  # training continues from it
-            save_tensors(fitted.tuned_head.state_dict(), run.tuned_head)
-            write_checksums(run.folder, run.tuned_head.name)
-        _write_model(run, Model(job.backbone, fitted.model.head), job.table.classes, job.config, job.size)
+        network = fitted.model.backbone or job.backbone
+        _write_model(run, Model(network, fitted.model.head), job.table.classes, job.config, job.size)
     images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
     run.write_text("repro.sh", _repro(run, images))
     run.write_completion(job.assembly.describe(job.table))
@@ -167,9 +165,12 @@ class _Job:
         self.device = choose_device(self.config.settings.device)
         self.backbone = self.assembly.make_backbone()
         self.size = self.config.size or self.backbone.preprocess.size
-        is_linear = not self.table.known or self.assembly.uses_solver(self.table)  # batches do not use names
+        # Plain batches do not use names.
+        is_linear = not self.table.known or self.assembly.uses_solver(self.table) or self.assembly.tunes_from_frozen
         named = self.backbone if is_linear else None
         self.likeness = self.assembly.likeness(named, self.table.classes, self.cache_folder, self.reporter)
+        if not self.table.known and self.config.tune == "all":
+            raise UserError("class names rank photos by a frozen backbone", "leave ‹tune=all› out")
         if not self.table.known and self.likeness is None:
             self.check_regime()
 
@@ -271,11 +272,7 @@ def _load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
         raise UserError(
             f"{run.folder} was trained on other classes", "use the same classes in the same order, or start a new run"
         )
-    state = before.model.state_dict()
-    if run.tuned_head.exists():  # the head was fitted again after training: continue from the tuned one
-        verify_checksum(run.tuned_head)
-        head = {f"head.{name}": tensor for name, tensor in load_file(run.tuned_head).items()}
-        state = {name: tensor for name, tensor in state.items() if not name.startswith("head.")} | head
+    state = tuned_network(before.model).state_dict()
     try:
         load_state(model, state)
     except RuntimeError as error:
@@ -290,11 +287,7 @@ def _training_source(job: _Job) -> Source:
     config, source = job.config, job.source
     if config.tune == "head":
         return source
-    if isinstance(source, Images) and config.hold == "device":
-        return DeviceViews(source, job.device).hold(job.reporter.progress)
-    if isinstance(source, Images) and config.views_on == "device":
-        return DeviceViews(source, job.device, decode=config.decode_on == "device")
-    return source
+    return fastest_source(source, job.device, job.reporter.progress)
 
 
 def _align(truth: Table, table: Table) -> Table:

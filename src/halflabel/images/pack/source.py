@@ -21,7 +21,7 @@ from halflabel.errors import UserError
 from halflabel.images.decode import BadImage, none_found_error
 from halflabel.images.pack.read import Pack, open_pack
 from halflabel.images.sources import FetchedBatch, Images, Plan
-from halflabel.images.views import Plain, View, Weak
+from halflabel.images.views import Plain, Varied, View, Weak
 from halflabel.labels.names import Names
 from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits
@@ -211,6 +211,8 @@ def min_source_side(views: Sequence[View]) -> int:
         match view:
             case Plain():
                 share = view.crop_pct if view.resize == "crop" else 1.0
+            case Varied():  # made from the plain view
+                share = 1.0
             case Weak():
                 share = math.sqrt(view.least)
             case _:
