@@ -104,6 +104,8 @@ def test_grid_saves_all_and_undo_takes_all_back(server, context) -> None:
     page.keyboard.press("z")
     count(page, 0)
     assert server.values() == []
+    for k, word in enumerate(("no", "unsure", "no", "yes")):  # the marks are still there
+        expect(tiles.nth(k)).to_have_attribute("aria-label", re.compile(f", {word}$"))
 
     page.set_viewport_size({"width": 1280, "height": 420})
     page.evaluate("scrollTo(0, 0)")
@@ -272,6 +274,7 @@ def test_all_classes_of_a_photo_a_range_and_the_last_answers(server, context) ->
     page = open_page(context, server.url)
     page.click("nav [data-view=photo]")
     page.wait_for_selector("#photo-large img")
+    name = page.inner_text("#photo-name")
     classes = page.locator("#photo-classes .class")
     before = [classes.nth(k).get_attribute("aria-pressed") for k in range(10)]
     page.keyboard.press("2")
@@ -281,6 +284,18 @@ def test_all_classes_of_a_photo_a_range_and_the_last_answers(server, context) ->
     page.keyboard.press("Enter")
     expect(page.locator("#recent")).to_be_visible()
     expect(page.locator("#status")).to_have_text(re.compile("Saved 9 answers"))  # one positive was known
+    deadline = time.monotonic() + 5
+    while len(server.values()) < 9 and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    assert sorted(server.values()) == [-1] * 8 + [1]
+
+    page.keyboard.press("z")
+    expect(page.locator("#photo-name")).to_have_text(name)
+    expect(page.locator("#photo-large img")).to_have_attribute("alt", f"Photo {name}")
+    expect(page.locator("#photo-classes .class", has_text="known: ")).to_have_count(1)
+    assert server.values() == []
+    classes.nth(2).click()
+    page.keyboard.press("Enter")  # saves, and does not repeat the click
     deadline = time.monotonic() + 5
     while len(server.values()) < 9 and time.monotonic() < deadline:
         page.wait_for_timeout(50)

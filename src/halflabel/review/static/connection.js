@@ -227,7 +227,7 @@ let listener = () => {};
 /** Call a function after each answer and undo. */
 export function onAnswers(call) { listener = call; }
 
-/** Undo the last answers; returns their questions, or null if there are none. */
+/** Undo the last answers; returns their questions and values, or null if there are none. */
 export function undoLast() {
   const last = undoStack.pop();
   if (!last) return null;
@@ -235,5 +235,5 @@ export function undoLast() {
   saveOutbox();
   send();
   listener();
-  return last.questions;
+  return last;
 }

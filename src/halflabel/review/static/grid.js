@@ -59,14 +59,15 @@ export function showAlike(index = Number(document.activeElement.closest("#grid-t
   return true;
 }
 
-export function restoreGrid(questions) {
+export function restoreGrid(questions, values) {
   startTurn();
   release(gridQuestions());
   grid.ahead = null;
-  showGrid(questions);
+  showGrid(questions, values);
 }
 
-function showGrid(questions) {
+/** Show photos; after an undo with the marks that were saved, where no earlier answer holds again. */
+function showGrid(questions, values = null) {
   grid.questions = questions;
   grid.hasScrolled = false;
   grid.last = 0;
@@ -74,6 +75,8 @@ function showGrid(questions) {
   const chances = questions.map((question) => question.probability ?? 0);
   grid.marksNegatives = chances.reduce((sum, p) => sum + p, 0) / chances.length >= 0.4;
   startGrid();
+  if (values) grid.values = questions.map((question, index) => question.answer?.value ?? values[index]);
+  grid.values.forEach((_, index) => drawTile(index));
   showOnly("view-grid");
   const isCurrent = currentTurn();
   Promise.allSettled(questions.map(smallPhoto)).then(() => loadAhead(isCurrent)); // the photos on the screen come first

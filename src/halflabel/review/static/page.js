@@ -52,12 +52,13 @@ function restart(origin = null) {
 
 function undo() {
   if (!isReady()) return;
-  const questions = undoLast();
-  if (!questions) return announce("There is nothing to undo here. State “answered” shows earlier answers, to change them.");
+  const last = undoLast();
+  if (!last) return announce("There is nothing to undo here. State “answered” shows earlier answers, to change them.");
+  const { questions, values } = last;
   for (const question of questions) shownEntries.delete(question.entry);
   if (view === "one") restoreSingle(questions);
   else if (view === "photo") restorePhoto(questions);
-  else if (view === "grid") restoreGrid(questions);
+  else if (view === "grid") restoreGrid(questions, values);
   else restoreCards(questions);
   announce(`Undone: ${questions.length === 1 ? shorten(questions[0].class) : `${questions.length} answers`}.`);
 }
@@ -115,6 +116,9 @@ for (const button of document.querySelectorAll("nav button")) {
   button.addEventListener("click", () => open(button.dataset.view));
 }
 startSwipes(answerSingle);
+document.addEventListener("click", (event) => { // by mouse: Enter then saves instead of repeating the click
+  if (event.detail && event.target.closest("#view-photo button")) $("main").focus({ preventScroll: true });
+}, true);
 onSelect((origin) => open("grid", origin));
 $("undo").addEventListener("click", undo);
 $("grid-undo").addEventListener("click", undo);

@@ -1,6 +1,6 @@
 // One photo with all its classes: the likely ones first, keys 1 to 9 mark them, Enter saves.
 import { $, announce, el, setTitle, showOnly, startTurn } from "/screen.js";
-import { answer, call, isReady, largePhoto, retry } from "/connection.js";
+import { answer, call, isReady, largePhoto, retry, unsent } from "/connection.js";
 import { fetchQuestions, modelOpinion, release, showFinished, shownEntries, showStopped, showWaiting } from "/questions.js";
 
 const FEW = 18; // classes shown at first, or fewer where they do not fit: what nobody has seen gets no answer
@@ -22,6 +22,7 @@ export async function openPhoto(wanted = null) {
     photo.question = question ?? null;
     if (question === photo.ahead) photo.ahead = null;
     if (!question) return showFinished();
+    while (wanted && unsent().length && isCurrent()) await new Promise((done) => { setTimeout(done, 30); }); // until the undo is stored
     const reply = await retry(async () => (await call(`/api/photo/${question.image}`)).json(), isCurrent, showWaiting);
     if (!isCurrent()) return;
     photo.items = reply.classes;
