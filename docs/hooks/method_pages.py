@@ -11,7 +11,7 @@ import torch
 from result_tables import Row, rows_of
 
 from halflabel.errors import UserError
-from halflabel.fitting.auto import RULES, WHOLE_FIRST
+from halflabel.fitting.auto import RULES
 from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, recipes
 from halflabel.methods.loss import loss
@@ -23,6 +23,10 @@ _OUTSIDE: dict[type, tuple[Any, ...]] = {
     str: ("\0",),
     bool: (),
 }
+_RULES = (
+    "The first rule that fits the labels decides. `compare --methods auto` measures its methods; `train` measures two "
+    "or three, and takes [their average or the best](../concepts/regimes.md)."
+)
 _GROUPS = (
     (
         "Positives only",
@@ -87,14 +91,12 @@ def _index(methods: dict[str, Recipe] | Any) -> str:
 
 def _recommended() -> Iterator[str]:
     """Yield a table of the rules by which `auto` chooses, in their order."""
-    yield from ("## Recommended", "", "The first rule that fits the labels decides; `auto` takes its first method.", "")
+    yield from ("## Recommended", "", _RULES, "")
     yield from ("| labels | methods, best first |", "|---|---|")
     for rule in RULES:
         conditions = [" or ".join(f"`{regime}`" for regime in rule.regimes), *rule.conditions()]
         methods = [f"[`{choice.method}`]({file_name(choice.method)})" for choice in rule.choices]
         yield f"| {', '.join(conditions)} | **{methods[0]}**, {', '.join(methods[1:])} |"
-    whole = " or ".join(f"[`{name}`]({file_name(name)})" for name in WHOLE_FIRST)
-    yield from ("", f"With `--tune all`: {whole}, if the rule has it, after a first training of the head alone.")
 
 
 def _page(recipe: Recipe, methods: Any, results: str) -> str:

@@ -14,7 +14,7 @@ from digit_scenes import CLASSES
 def test_inspect_prints_counts_and_a_method(data: Path, tmp_path: Path) -> None:
     text = done("inspect", data / "train.csv", "--plot", tmp_path / "labels.html")
     assert "48 images, 10 classes" in flat(text)
-    assert "Method: an-ls" in text
+    assert "bce smoothing=0.1 and bce are measured" in flat(text)
     assert len(text.splitlines()) <= 25
     details = done("inspect", data / "train.csv", "--details")
     assert "bce" in details

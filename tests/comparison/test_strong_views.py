@@ -52,7 +52,7 @@ def test_separate_test_images_get_no_strong_views(digits: Any, config: Config, c
     bench = Bench(data, config, cache=cache)
     candidate = Candidate.parse(CONSISTENT, lr=0.01)
     task = Task(candidate, LabelMask.share(0.3), 0, candidate.lr, candidate.options)
-    parts = bench.sources.features(bench.assembly(task))
+    parts = bench.features(bench.assembly(task))
     assert parts.rest.whole.strong
     assert not parts.test.whole.strong
     assert np.isfinite(bench.train(task).logits).all()

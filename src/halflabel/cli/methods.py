@@ -15,7 +15,7 @@ from halflabel.fitting import auto
 from halflabel.methods import REGIMES, base
 from halflabel.testing import method_check
 
-_AUTO = "recommended: --method auto takes the first whose conditions the labels meet"
+_AUTO = "recommended: the first whose conditions the labels meet; train measures it beside others"
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The rules of `--method auto` and `--methods auto`: which methods to try for which labels, and how to train them.
 
-`RULES` is meant to be edited: the first rule that fits the labels is used; its first method is trained, and all of its
-methods are the short list to compare.
+`RULES` is meant to be edited: the first rule that fits the labels is used; its methods are the short list to compare. A
+linear fit measures those of `_measured` and takes one, or their average; other fits take the first method of the rule.
 """
 
 from __future__ import annotations

@@ -214,7 +214,11 @@ def fit(
         return _fit_folds(assembly, labels, inputs, folds)
     if part is None:
         part = hold_out(labels.evaluation, config, inputs.groups)
-    way = _Whole if _tunes_from_frozen(assembly, inputs, table, validation, trained) else _Batches
+    way = (
+        _Whole
+        if _tunes_from_frozen(assembly, inputs, table.subset(np.flatnonzero(part == TRAINED)), validation, trained)
+        else _Batches
+    )
     return way(assembly, labels, inputs, part, choosing, validation, begin, trained, watch).fit()
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from halflabel.evaluation.decisions import fit_decisions
+from halflabel.evaluation.decisions import calibrate
 from halflabel.evaluation.ranking import ranking_quality
 from halflabel.features.feature_transform import FeatureTransform
 from halflabel.features.heads import Head, NormalisedLinear
@@ -74,7 +74,7 @@ def soft_targets(table: Table, logits: Tensor, judged: Table) -> Tensor:
     """
     labels = torch.from_numpy(table.dense())
     present = (labels > 0).float()
-    guess = fit_decisions(logits, torch.from_numpy(judged.dense())).calibration.scores(logits).float().nan_to_num(0.5)
+    guess = calibrate(logits.numpy(), judged.dense()).scores(logits).float().nan_to_num(0.5)
     other, weight = (0.5, 1 - _SMOOTHING) if table.stats.share_known > _NEARLY_ALL else (guess, _LABEL_WEIGHT)
     target = torch.where(labels == 0, guess, weight * present + (1 - weight) * other)
     stated = table.soft_targets(np.arange(len(table)))

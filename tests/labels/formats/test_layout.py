@@ -246,3 +246,8 @@ def present(path: Path) -> dict[str, set[str]]:
     table = formats.read(path).table()
     rows = zip(table.images, table.dense() > 0, strict=True)
     return {image: {table.classes[column] for column in row.nonzero()[0]} for image, row in rows}
+
+
+def test_classes_may_be_called_like_coordinates(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("image,left,right,top\na.jpg,0,1,1\nb.jpg,1,0,1\n")
+    assert list(formats.read(tmp_path / "labels.csv").table().classes) == ["left", "right", "top"]

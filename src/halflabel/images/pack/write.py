@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image, JpegImagePlugin
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms.v2.functional import resize
 
 from halflabel.errors import UserError
 from halflabel.images.decode import (
@@ -332,6 +331,8 @@ def encode_image(path: Path, settings: PackSettings) -> tuple[bytes, int, int]:
     if new == (height, width) and (unchanged := _storable_jpeg(path)) is not None:
         return unchanged, int(width), int(height)
     if new != (height, width):
+        from torchvision.transforms.v2.functional import resize
+
         image = resize(image, list(new), antialias=True)
     pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     stream = io.BytesIO()

@@ -57,12 +57,13 @@ _ZOONIVERSE = _words("annotations subject_data")
 _DATE = re.compile(r"\d{4}[-/:.]\d\d?[-/:.]\d\d?\b.*|\d\d?[-/.]\d\d?[-/.]\d{2,4}\b.*|\d\d?:\d\d(:\d\d)?.*")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Column:
     """A column of the beginning of a table."""
 
     name: str
     cells: Sequence[str]  # stripped
+    in_box: bool = True  # whether other columns are coordinates too: else left, top and x may be classes
 
     @cached_property
     def filled(self) -> list[str]:
@@ -94,7 +95,7 @@ class Column:
             return "split"
         if self.words & _ABOUT:
             return "text"
-        if self.is_coordinate:
+        if self.is_coordinate and (self.in_box or not lower <= _MARKS):
             return "coordinate"
         if self.is_counter and None not in map(number_of, self.distinct):
             return "number"
@@ -145,6 +146,8 @@ class Column:
     def _is_prose(self) -> bool:
         """Whether the cells are sentences: long, nearly all different, and not lists of a few words that repeat."""
         if len(self.filled) < 4 or len(self.distinct) < 0.9 * len(self.filled):
+            return False
+        if not any(" " in cell for cell in self.filled):
             return False
         words = Counter(word for cell in self.filled for word in re.split(r"[\s,;|]+", cell))
         return words.total() > 3 * len(self.filled) and 4 * sum(n == 1 for n in words.values()) > len(words)
@@ -215,6 +218,9 @@ class Layout:
         rows = beginning.rows[: max(10, _MOST_CELLS // max(len(self.header), 1))]
         cells = list(zip(*(row for row in rows if len(row) == len(self.header)), strict=True))
         columns = [Column(name, list(map(str.strip, each))) for name, each in zip(self.header, cells, strict=False)]
+        coordinates = [c for c in columns if c.is_coordinate]
+        if len(coordinates) < 4 and all(set(c.filled) <= _MARKS for c in coordinates):
+            columns = [replace(c, in_box=False) for c in columns]
         self.columns = [c for c in columns[beginning.is_indexed :] if c.name or c.filled]
 
     @cached_property
@@ -246,11 +252,14 @@ class Layout:
     @cached_property
     def marks(self) -> list[Column]:
         """The columns of classes; a blank one is a class beside others."""
-        marks = [c for c in self.others if c.kind == "marks"]
-        if not any(c.kind == "marks" and _NUMBER_MARKS.isdisjoint(c.distinct) for c in marks):
-            marks = [c for c in self.others if c.kind in ("marks", "count")]
-        are_blank = all(c.kind == "blank" and not c.is_label_named for c in self.others)
-        return [c for c in self.others if c in marks or (c.kind == "blank" and (marks or are_blank))]
+        accepted = {"marks"}
+        if not any(c.kind == "marks" and _NUMBER_MARKS.isdisjoint(c.distinct) for c in self.others):
+            accepted.add("count")
+        if any(c.kind in accepted for c in self.others) or all(
+            c.kind == "blank" and not c.is_label_named for c in self.others
+        ):
+            accepted.add("blank")
+        return [c for c in self.others if c.kind in accepted]
 
     @cached_property
     def listed(self) -> list[Column]:
@@ -287,7 +296,8 @@ class Layout:
         unused = [c.name for c in marks if c.kind != "blank"]
         if marks:
             names = ", ".join(c.name for c in marks[:3]) + ", …" * (len(marks) > 3)
-            ignored = [c.name for c in self.others if c not in marks and not c.is_score and c.kind != "split"]
+            among = set(marks)
+            ignored = [c.name for c in self.others if c not in among and not c.is_score and c.kind != "split"]
             stated = [("format", "wide"), *(("ignore", name) for name in ignored)] if listed else []
             readings.append(Reading("wide", self._policy(ignored)).but(f"classes {names}" * several, *stated))
         lists = [each for column in listed for each in self._list_readings(column, format, several, unused)]
@@ -300,7 +310,7 @@ class Layout:
         """What is left if columns of marks and columns that name classes are in one table."""
         filled = [c for c in marks if c.kind != "blank"]
         if listed[0].kind in ("count", "number"):  # numbers of classes, if nothing else says what is in the image
-            return ([], marks) if any(c not in listed for c in filled) else (listed, [])
+            return (listed, []) if set(filled) <= set(listed) else ([], marks)
         if len(filled) == 1 and self._is_long(listed[0]):  # about the row, or its value: the reader asks
             return listed, []
         named = [c for c in listed if c.is_label_named or c.kind == "list"]

@@ -216,7 +216,7 @@ def _image_names(nodes: list[Node]) -> list[str]:
         if not paths[-1]:
             raise node.error(f"{node.value!r} has no image name", "give it the path of the image")
     short = [path if whole else path.rpartition("/")[2] for path, whole in zip(paths, is_whole, strict=True)]
-    return short if len(set(short)) == len(set(paths)) else paths
+    return short if len(set(short)) >= len(set(paths)) else paths
 
 
 def _distinct_labels(labels: list[Label]) -> dict[Key, float]:
