@@ -137,7 +137,7 @@ def test_without_options_of_batches_the_solver_is_used(data: Path, tmp_path: Pat
     result = run("compare", data / "train.csv", data / "images", "--out", tmp_path, *options)
     assert result.exit_code == 0, result.output
     (row,) = json.loads((tmp_path / "comparison.json").read_text())["rows"]
-    assert (row["solver"], row["lr"]) == ("lbfgs", 0.0)
+    assert (row["fit"], row["lr"]) == ("linear", 0.0)
     assert "out-of-fold mAP" in result.stdout
     words = shlex.split(next(line for line in result.stdout.splitlines() if line.startswith("Next:")))
     assert "--lr" not in words

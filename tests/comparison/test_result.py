@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy.stats import t
 
 from halflabel import metrics
-from halflabel.comparison.result import difference, interval
+from halflabel.comparison.result import TaskScore, difference, interval, paired_interval
 
 
 def slow(values: list[float], replicates: list[list[float]], positives: int) -> tuple[float, float, float]:
@@ -77,6 +78,24 @@ def test_few_positives_widen_the_interval_of_a_difference() -> None:
     assert (mean, low, high) == pytest.approx((0, -0.49, 0.49), abs=1e-3)
     assert difference(np.zeros(3), np.zeros((3, 20)), 100).high == pytest.approx(0.0049, abs=1e-5)
     assert tuple(difference(np.ones(1), np.ones((1, 20)), 1)) == pytest.approx((1, 0.51, 1), abs=1e-3)
+
+
+def test_equal_scores_differ_by_nothing_and_nearly_equal_ones_by_little() -> None:
+    rng = np.random.default_rng(0)
+    labels = torch.from_numpy(np.where(rng.random((200, 4)) < 0.1, 1, -1))
+    logits = rng.normal(size=(200, 4)) + labels.numpy()
+
+    def score(values: NDArray[np.float64]) -> TaskScore:
+        result = metrics.bootstrap(torch.from_numpy(values), labels, n=50)
+        positives = metrics.positives_of_mean((labels > 0).sum(0))
+        known = np.ones(values.shape, bool)
+        return TaskScore(float(result.mean), result.replicates.double().numpy(), positives, {}, (values, known))
+
+    assert tuple(paired_interval([score(logits)], [score(logits.copy())])) == (0, 0, 0)
+    near = paired_interval([score(logits)], [score(logits + 1e-3 * rng.normal(size=logits.shape))])
+    far = paired_interval([score(logits)], [score(logits + rng.normal(size=logits.shape))])
+    assert near.high - near.low < 0.1 * (far.high - far.low)
+    assert near.low <= 0 <= near.high
 
 
 def test_no_known_positive_has_no_interval() -> None:

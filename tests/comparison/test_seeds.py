@@ -103,7 +103,7 @@ def row(labels: str, method: str, **more: Any) -> Row:
         "CF1_sd": 0.02,
         "OF1": 0.63,
         "OF1_sd": 0.01,
-        "solver": "sgd",
+        "fit": "batches",
         "per_seed": (0.8, 0.82, 0.7),
     }
     return Row(labels, method, **{**values, **more})

@@ -47,8 +47,8 @@ def test_a_task_has_the_scores_of_a_run_of_train(
     digits: Any, auto: Config, cache: Path, tmp_path: Path, method: str
 ) -> None:
     bench = Bench(split_data(digits.table, digits.images), auto, cache, with_f1=True)
-    candidate = bench.choose_solver(Candidate.parse(method))
-    assert (candidate.solver, candidate.lr) == ("lbfgs", 0.0)
+    candidate = bench.choose_fit(Candidate.parse(method))
+    assert (candidate.fit, candidate.lr) == ("linear", 0.0)
     task = Task(candidate, HALF, 1, candidate.lr, candidate.options)
     outcome, logits = bench.train(task)
 
@@ -66,13 +66,13 @@ def test_a_task_has_the_scores_of_a_run_of_train(
     assert pytest.approx((decided.CF1, decided.OF1), abs=0.03) == (measured["CF1"], measured["OF1"])
 
 
-def test_methods_that_need_batches_use_sgd(digits: Any, auto: Config, cache: Path) -> None:
+def test_methods_that_need_batches_are_fitted_in_batches(digits: Any, auto: Config, cache: Path) -> None:
     bench = Bench(split_data(digits.table, digits.images), auto, cache)
-    assert bench.choose_solver(Candidate.parse("wsabie")).solver == "sgd"
+    assert bench.choose_fit(Candidate.parse("wsabie")).fit == "batches"
     in_batches = dataclasses.replace(auto, fit="batches")
-    assert Bench(bench.data, in_batches, cache).choose_solver(Candidate.parse("em")).solver == "sgd"
+    assert Bench(bench.data, in_batches, cache).choose_fit(Candidate.parse("em")).fit == "batches"
     with pytest.raises(UserError, match="wsabie needs batches"):
-        Bench(bench.data, dataclasses.replace(auto, fit="linear"), cache).choose_solver(Candidate.parse("wsabie"))
+        Bench(bench.data, dataclasses.replace(auto, fit="linear"), cache).choose_fit(Candidate.parse("wsabie"))
 
 
 def test_no_image_is_held_out_and_no_rate_is_searched(
@@ -81,7 +81,7 @@ def test_no_image_is_held_out_and_no_rate_is_searched(
     monkeypatch.setattr(fitting, "fit_epochs", None)  # epochs of batches would call it
     fitted = go(names=["em"], config=quick, search="small", shares=[0.5], seeds=1)
     (row,) = fitted.rows
-    assert (row.solver, row.lr, row.tried) == ("lbfgs", 0.0, 4)
+    assert (row.fit, row.lr, row.tried) == ("linear", 0.0, 4)
     assert {task.lr for task in trained} == {0.0}
     assert len({task.options for task in trained}) == 4
     assert row.known == pytest.approx(0.5, abs=0.01)
@@ -95,8 +95,8 @@ def test_no_image_is_held_out_and_no_rate_is_searched(
     assert not any("validation images (" in line for line in fitted.protocol)
 
 
-def test_a_given_learning_rate_chooses_sgd(go: Any, auto: Config) -> None:
-    assert [row.solver for row in go(names=["em"], config=auto, lr=0.01, seeds=1).rows] == ["sgd"]
+def test_a_given_learning_rate_chooses_batches(go: Any, auto: Config) -> None:
+    assert [row.fit for row in go(names=["em"], config=auto, lr=0.01, seeds=1).rows] == ["batches"]
 
 
 def test_a_method_that_the_solver_cannot_fit_is_listed(go: Any, quick: Config) -> None:
@@ -111,13 +111,13 @@ def test_a_study_uses_the_solver(digits: Any, quick: Config, cache: Path, tmp_pa
     held_out = dataclasses.replace(quick, held_out=0.0)
     options: dict[str, Any] = {"budgets": [0.5, 1], "strategies": ["partial"], "seeds": 1, "config": held_out}
     result = study(digits.table, digits.images, out=tmp_path / "out", cache=cache, **options)
-    assert {task.candidate.solver for task in trained} == {"lbfgs"}
+    assert {task.candidate.fit for task in trained} == {"linear"}
     assert any("by L-BFGS" in line for line in result.protocol)
     assert len(result.rows) == 2
 
 
 def test_the_search_of_a_solver_has_no_rates() -> None:
-    candidate = dataclasses.replace(Candidate.parse("em"), solver="lbfgs", lr=0.0)
+    candidate = dataclasses.replace(Candidate.parse("em"), fit="linear", lr=0.0)
     grid = Grid((candidate,), (LabelMask(),), 2)
     outcomes: dict[Task, Outcome] = {}
     for task in grid.tasks(outcomes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import shutil
@@ -148,8 +149,9 @@ def test_a_method_from_which_nothing_is_hidden_ends_each_table(edited: Callable[
 @pytest.mark.parametrize(("high", "near"), [(-0.02, False), (0.01, True)])
 def test_ties_with_the_best_are_marked(edited: Callable[..., Path], high: float, near: bool) -> None:
     def change(content: dict[str, Any]) -> None:
-        for row in content["rows"]:
-            if row["behind_low"]:
+        rows = content["rows"]
+        for before, row in itertools.pairwise(rows):
+            if row["labels"] == before["labels"]:
                 row |= {"behind": -0.1, "behind_low": -0.3, "behind_high": high}
 
     text = build_comparison(edited(change))

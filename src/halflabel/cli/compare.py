@@ -282,7 +282,7 @@ def _show_next_step(ctx: typer.Context, result: Trials, labels: Path, images: Pa
         )
         return
     words = ["train", str(labels), str(images), "--method", best.method.partition(":")[0]]
-    words += ["--lr", f"{best.lr:.6g}"] if best.solver == "sgd" else []
+    words += ["--lr", f"{best.lr:.6g}"] if best.fit == "batches" else []
     for name, value in best.options.items():
         words += ["--set", f"{name}={value}"]
     show_next(*words, *_shared_options(ctx))

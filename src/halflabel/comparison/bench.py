@@ -60,9 +60,6 @@ Select = Literal["known", "hidden"]
 _NOT_SHARED = ("method", "options", "lr", "weight_decay", "seed", "save_every", "workers", "max_bad")
 
 
-_FITS: dict[str, Literal["linear", "batches"]] = {"lbfgs": "linear", "sgd": "batches"}
-
-
 class Meter:
     """Seconds and peak memory of a block: memory allocated on the GPU, or on a CPU the peak of the whole process."""
 
@@ -199,7 +196,7 @@ class Bench(ExperimentSources):
     """The data and settings of an experiment; trains one task at a time.
 
     The test images are the same for all tasks and keep all their labels. Of the other images a label mask hides some
-    labels. A task of the solver lbfgs is fitted to all of them, as `train` does; for one of sgd a share of the images
+    labels. A linear fit uses all of them, as `train` does; in batches a share of the images
     is held out for validation, and the rest is trained on. Both depend only on the label mask and the seed, so that all
     candidates learn from the same labels.
 
@@ -280,7 +277,7 @@ class Bench(ExperimentSources):
     def train(self, task: Task, *, callback: Callback | None = None, folder: Path | None = None) -> Trained:
         """Train one task and score the test images; with a folder, an interrupted task resumes at its last epoch."""
         # The start is not timed: otherwise the first task that needs it would pay for all.
-        has_start = self.start is not None and task.candidate.solver != "lbfgs"
+        has_start = self.start is not None and task.candidate.fit == "batches"
         return self._train(task, self._started(task) if has_start else None, callback, folder)[0]
 
     def _started(self, task: Task) -> Fitted:
@@ -329,7 +326,7 @@ class Bench(ExperimentSources):
                 linear_init=own_epochs and (self.config.linear_init or own_epochs),
                 method=candidate.method,
                 options=dict(task.options),
-                fit=self.config.fit if self.config.tune == "all" else _FITS[candidate.solver],
+                fit=self.config.fit if self.config.tune == "all" else candidate.fit,
                 uncertain=candidate.uncertain or self.config.uncertain,
                 settings=settings,
             )
@@ -340,12 +337,12 @@ class Bench(ExperimentSources):
         task = Task(candidate, LabelMask(), 0, candidate.lr, candidate.options)
         return self.assembly(task).describe(self.rest)
 
-    def choose_solver(self, candidate: Candidate) -> Candidate:
-        """Return the candidate with the solver that `train` would use on these images; lbfgs has no learning rate."""
+    def choose_fit(self, candidate: Candidate) -> Candidate:
+        """Return the candidate as `train` would fit it to these images; a linear fit has no learning rate."""
         config = replace(self.config, method=candidate.method, options=dict(candidate.options))
         if not Assembly(config).uses_solver(self.rest):
-            return replace(candidate, solver="sgd")
-        return replace(candidate, solver="lbfgs", lr=0.0)
+            return replace(candidate, fit="batches")
+        return replace(candidate, fit="linear", lr=0.0)
 
     def _validation(self, parts: Parts) -> tuple[Source, Table] | None:
         if parts.validation is None or self.data.validation is None:

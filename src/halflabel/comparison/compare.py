@@ -173,7 +173,7 @@ def run_trials(
     candidates, reasons = _candidates(methods, options.get("lr"), bench, label_masks)
     for name, reason in reasons.items():
         bench.reporter.message(f"auto: {name}: {reason}")
-    candidates, unsolved = _with_solvers(candidates, bench)
+    candidates, unsolved = _with_fits(candidates, bench)
     unfit = {(c, mask): reason for c, reason in unsolved.items() for mask in label_masks}
     unfit |= _unfit(candidates, label_masks, bench)
     further = _references(candidates, label_masks, bench, options.get("lr")) if references else ()
@@ -230,12 +230,12 @@ def _candidates(
     return tuple(candidates.values()), reasons
 
 
-def _with_solvers(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[Candidate, ...], dict[Candidate, str]]:
-    """Return the candidates, each with the solver that `train` would use; and why some cannot have the wanted one."""
+def _with_fits(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[Candidate, ...], dict[Candidate, str]]:
+    """Return the candidates, each as `train` would fit it; and why some cannot be fitted as wanted."""
     chosen, reasons = [], {}
     for candidate in candidates:
         try:
-            chosen.append(bench.choose_solver(candidate))
+            chosen.append(bench.choose_fit(candidate))
         except UserError as error:
             chosen.append(candidate)
             reasons[candidate] = in_python(error.message)
@@ -248,7 +248,7 @@ def _references(
     """Return the naive method for each set of labels with unknown ones, and one without a label mask if all mask."""
     pairs = []
     if not any(candidate.method == NAIVE for candidate in candidates):
-        naive = replace(bench.choose_solver(Candidate.parse(NAIVE, lr=lr)), role="naive")
+        naive = replace(bench.choose_fit(Candidate.parse(NAIVE, lr=lr)), role="naive")
         serves = recipe(NAIVE).serves
         regimes = {mask: bench.stats(mask).regime for mask in label_masks}
         pairs += [(naive, mask) for mask, regime in regimes.items() if regime != "full" and regime in serves]
@@ -256,7 +256,7 @@ def _references(
         stats = bench.stats(LabelMask())
         choice = next(iter(suited(stats)), None)
         if choice is not None and stats.regime in recipe(choice.method).serves:
-            oracle = bench.choose_solver(Candidate.of_choice(choice, lr=lr))
+            oracle = bench.choose_fit(Candidate.of_choice(choice, lr=lr))
             pairs.append((replace(oracle, role="oracle"), LabelMask()))
     return tuple(pairs)
 

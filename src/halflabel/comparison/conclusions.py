@@ -101,6 +101,8 @@ def _best_method(rows: Sequence[Row]) -> str:
     if not others:
         return f"{best.method} has mAP {points(best.mAP)}; no other method was compared."
     second = others[0]
+    if second.is_best:
+        return f"{best.method} and {second.method} give every test image the same scores, mAP {points(best.mAP)}."
     naive = f" ({second.reference})" if second.reference else ""
     lead = f"{points(-second.behind, 2)} points of mAP ahead of {second.method}{naive} {_lead_interval(second)}"
     if second.behind_high < 0:
@@ -170,16 +172,16 @@ def describe_trials(grid: Grid, bench: Bench, scorer: TaskScorer, trials: Trials
 
 def _describe_selection(grid: Grid, bench: Bench, rows: Sequence[Row]) -> list[str]:
     """Return sentences on how strengths, epochs and settings were chosen."""
-    solvers = {candidate.solver for candidate, _ in grid.pairs}
+    fits = {candidate.fit for candidate, _ in grid.pairs}
     lines = list[str]()
-    if "lbfgs" in solvers:
+    if "linear" in fits:
         lines.append(
             "Methods with a linear head were fitted by L-BFGS to all images that are not for the test; strengths, "
             "similar images and settings were selected by out-of-fold scores, on the labels known there."
         )
-    if "sgd" in solvers:
+    if "batches" in fits:
         share = f"{100 * bench.config.held_out:g} %"
-        which = "The other methods" if "lbfgs" in solvers else "The methods"
+        which = "The other methods" if "linear" in fits else "The methods"
         selected = f"epochs and settings were selected by mAP on the labels known of {share} of those images"
         selected = selected if bench.config.held_out else "the last epoch is evaluated"
         lines.append(f"{which} were trained in batches; {selected}.")
@@ -189,7 +191,7 @@ def _describe_selection(grid: Grid, bench: Bench, rows: Sequence[Row]) -> list[s
         lines.append("Where no label is known to be absent, unknown ones count as absent for this selection only.")
     if grid.search == "small":
         rates = "the learning rate of methods trained in batches, a third and three times it; then "
-        rates = rates if "sgd" in solvers else ""
+        rates = rates if "batches" in fits else ""
         lines.append(f"Search with seed 0, used for the other seeds: {rates}the main option of each method.")
         if edge := [f"{row.method} at {row.labels}" for row in rows if row.rate_at_edge]:
             lines.append(f"Selected the highest or lowest rate, so a wider search may be better: {', '.join(edge)}.")

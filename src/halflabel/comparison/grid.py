@@ -36,9 +36,9 @@ class Candidate:
     name: str
     method: str
     options: Options
-    lr: float  # 0 for the solver lbfgs, which has none
+    lr: float  # 0 in a linear fit, which has none
     weight_decay: float
-    solver: Literal["lbfgs", "sgd"] = "sgd"
+    fit: Literal["linear", "batches"] = "batches"
     role: Literal["", "naive", "oracle"] = ""  # of a reference that is compared with the given methods
     uncertain: str = ""  # how it trains on uncertain labels, if not as the others
 
@@ -71,7 +71,7 @@ class Candidate:
     @property
     def rates(self) -> tuple[float, ...]:
         """The factors of other learning rates to try."""
-        return () if self.role or self.solver == "lbfgs" else _RATES
+        return () if self.role or self.fit == "linear" else _RATES
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Task:
 
     def describe(self) -> str:
         parts = [self.candidate.name, f"labels {self.label_mask.name}", f"seed {self.seed}"]
-        parts += [f"lr {self.lr:.2g}"] if self.candidate.solver == "sgd" else []
+        parts += [f"lr {self.lr:.2g}"] if self.candidate.fit == "batches" else []
         parts += [f"{name} {value}" for name, value in self.options if name not in dict(self.candidate.options)]
         return ", ".join(parts)
 
@@ -159,14 +159,14 @@ class Outcome:
 
     select: float = math.nan  # the validation metric of the best epoch, or that of the out-of-fold scores
     measure: str = ""  # "mAP", or "assumed_mAP" if unknown labels count as absent
-    best_epoch: int = 0  # 0 for the solver lbfgs
+    best_epoch: int = 0  # 0 in a linear fit
     known: float = math.nan  # the share of the training entries that are known
     seconds: float = 0.0  # of all epochs, validation included
     wall: float = 0.0  # with everything before and after the epochs
     memory: float = math.nan  # bytes
     memory_kind: str = ""
     log: tuple[Mapping[str, Any], ...] = ()
-    strength: float = math.nan  # of the solver lbfgs, chosen by out-of-fold scores
+    strength: float = math.nan  # of a linear fit, chosen by out-of-fold scores
     decisions: Mapping[str, Any] = field(default_factory=dict)  # calibration and thresholds of the run
     error: str = ""
 

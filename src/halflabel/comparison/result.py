@@ -78,8 +78,8 @@ class Row:
     CF1_sd: Number  # over all finished seeds, as seed_sd
     OF1: Number  # the same over all entries together
     OF1_sd: Number
-    solver: str  # lbfgs or sgd
-    lr: Number  # 0 for lbfgs
+    fit: str  # linear or batches
+    lr: Number  # 0 in a linear fit
     options: Mapping[str, Any]
     tried: int  # number of settings that were tried with seed 0
     to_try: int  # number of settings to try
@@ -121,7 +121,7 @@ class Row:
         if self.role != "oracle" and not math.isnan(self.behind):
             best = "best" if self.is_best else signed_points(self.behind) + " ≈" * self.is_tie
         memory = f"{self.memory / 2**20:.0f} MB" if self.memory >= 2**20 else "< 1 MB"
-        rate = f"{self.lr:.2g}{' ↥' * self.rate_at_edge}" if self.solver == "sgd" else self.solver
+        rate = f"{self.lr:.2g}{' ↥' * self.rate_at_edge}" if self.fit == "batches" else self.fit
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         return [
             Cell("mAP", self.mAP, points(self.mAP), f"{points(self.mAP_low)} – {points(self.mAP_high)}"),
@@ -280,16 +280,19 @@ def interval(values: NDArray[np.float64], replicates: NDArray[np.float64], posit
     return Interval(mean, float(low), float(high))
 
 
-def difference(values: NDArray[np.float64], replicates: NDArray[np.float64], positives: float) -> Interval:
+def difference(
+    values: NDArray[np.float64], replicates: NDArray[np.float64], positives: float, moved: float = 1.0
+) -> Interval:
     """Return the paired difference of the mAP (or AP) of two methods, mean over seeds, with its 95 % interval.
 
-        mean ± t(0.975; ν) · √(v + 1 / (4 P)²),   v and ν as in `interval`, of differences, P positives
+        mean ± t(0.975; ν) · √(v + (m / (4 P))²),   v and ν as in `interval`, of differences, P positives
 
     The replicates of both have about the same bias, so the difference has almost none. The second term is for few
-    positives: if both methods rank these alike, no replicate shows a difference, although there may be one.
+    positives: if both methods rank these alike, no replicate shows a difference, although there may be one. It is as
+    large as the share m of photos that they rank differently (`moved_share`).
     """
     mean, (variance, _, quantile) = float(values.mean()), _variance(values, replicates)
-    half = quantile * math.sqrt(variance + 1 / (4 * max(positives, 1)) ** 2)
+    half = quantile * math.sqrt(variance + (moved / (4 * max(positives, 1))) ** 2)
     return Interval(mean, max(mean - half, -1.0), min(mean + half, 1.0))
 
 
@@ -306,6 +309,17 @@ def _variance(values: NDArray[np.float64], replicates: NDArray[np.float64]) -> t
     return total, bias, float(stdtrit(freedom, (1 + LEVEL) / 2))
 
 
+def moved_share(first: NDArray[np.float32], second: NDArray[np.float32], known: NDArray[np.bool_]) -> float:
+    """Return the share of known entries (N, C) that two methods rank differently within their class.
+
+    0 where all logits are equal; otherwise one entry more counts as moved, as on other photos one might be.
+    """
+    if np.array_equal(first, second, equal_nan=True):
+        return 0.0
+    orders = [np.argsort(np.where(known, logits, np.nan), 0, kind="stable") for logits in (first, second)]
+    return (np.count_nonzero(orders[0] != orders[1]) + 1) / (np.count_nonzero(known) + 1)
+
+
 class TaskScore(NamedTuple):
     """The test mAP of one finished task, its bootstrap replicates (R,), and `metrics.positives_of_mean`."""
 
@@ -313,6 +327,7 @@ class TaskScore(NamedTuple):
     replicates: NDArray[np.float64]
     positives: float
     metrics: Mapping[str, float] = {}  # CF1, OF1 and those of plugins
+    ranked: tuple[NDArray[np.float32], NDArray[np.bool_]] | None = None  # test logits (N, C), and which are known
 
 
 def mean_interval(scores: Sequence[TaskScore]) -> Interval:
@@ -326,7 +341,9 @@ def paired_interval(scores: Sequence[TaskScore], others: Sequence[TaskScore]) ->
     pairs = list(zip(scores, others, strict=True))
     values = np.array([score.mAP - other.mAP for score, other in pairs])
     replicates = np.stack([score.replicates - other.replicates for score, other in pairs])
-    return difference(values, replicates, min(score.positives for score in scores))
+    ranked = [(score.ranked, other.ranked) for score, other in pairs]
+    moved = [moved_share(a[0], b[0], a[1]) if a is not None and b is not None else 1.0 for a, b in ranked]
+    return difference(values, replicates, min(score.positives for score in scores), float(np.mean(moved)))
 
 
 def common_seeds(seeds_of: Mapping[K, Collection[int]]) -> tuple[int, ...]:
@@ -390,7 +407,7 @@ class _FinishedRuns:
             "strategy": mask.protocol,
             "share": mask.clean(self.bench.rest),
             "method": candidate.name,
-            "solver": candidate.solver,
+            "fit": candidate.fit,
         }
         return {
             seed: {
@@ -440,7 +457,7 @@ class _FinishedRuns:
             return float(np.std([run[name] for run in runs.values()], ddof=1)) if len(runs) > 1 else math.nan
 
         return Row(
-            **{name: run[name] for name in ("labels", "method", "strategy", "share", "solver", "lr")},
+            **{name: run[name] for name in ("labels", "method", "strategy", "share", "fit", "lr")},
             mAP=mean.mean,
             mAP_low=mean.low,
             mAP_high=mean.high,
@@ -502,7 +519,8 @@ class TaskScorer:
             boot = metrics.bootstrap(logits[readable], labels, n=RESAMPLES, level=LEVEL, groups=groups)
             positives = metrics.positives_of_mean((labels > 0).sum(0))
             decided = self._decide(array, outcome.decisions) if outcome.decisions else {}
-            self._scores[task.key] = TaskScore(boot.mean, boot.replicates.double().numpy(), positives, decided)
+            replicates, known = boot.replicates.double().numpy(), self.labels.numpy() != 0
+            self._scores[task.key] = TaskScore(boot.mean, replicates, positives, decided, (array, known))
         return self._scores[task.key]
 
     def scores(self, grid: Grid, pair: Pair, outcomes: Results) -> dict[int, TaskScore]:

@@ -124,7 +124,7 @@ class Store:
         shutil.rmtree(self.unfinished(task), ignore_errors=True)
 
     def logits(self, task: Task) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = np.load(self._npy(task), allow_pickle=False)
+        logits: NDArray[np.float32] = np.load(self._npy(task), mmap_mode="c", allow_pickle=False)
         return logits
 
     def unfinished(self, task: Task) -> Path:

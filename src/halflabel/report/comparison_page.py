@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from halflabel import metrics
 from halflabel.comparison.conclusions import MEANING, group_gaps, verdict
-from halflabel.comparison.result import RESAMPLES, Interval, Row, Trials, difference
+from halflabel.comparison.result import RESAMPLES, Interval, Row, Trials, difference, moved_share
 from halflabel.errors import UserError
 from halflabel.labels import formats
 from halflabel.labels.table import Table
@@ -152,7 +152,10 @@ def class_gaps(facts: ComparisonFacts, first: Row, second: Row, most: int = 8) -
             np.stack([_replicates(run[:, [column]], labels[:, [column]], groups) for run in runs]) for runs in logits
         ]
         present = int((labels[:, column] > 0).sum())
-        interval = difference(ap[0, :, k] - ap[1, :, k], draws[0] - draws[1], present)
+        columns = [[run[:, [column]].numpy() for run in runs] for runs in logits]
+        known = labels[:, [column]].numpy() != 0
+        moved = np.mean([moved_share(run, other, known) for run, other in zip(*columns, strict=True)])
+        interval = difference(ap[0, :, k] - ap[1, :, k], draws[0] - draws[1], present, float(moved))
         differing.append(ClassGap(facts.test.classes[column], interval, present))
     return differing
 
@@ -245,9 +248,9 @@ def _methods(facts: ComparisonFacts) -> Html:
         "the head starts. CF1, OF1: F1 of the decisions at the run's own thresholds, averaged over classes and "
         "of all entries, ± standard deviation over seeds. Seconds: training of one run, without the features. "
         + (f"Memory: {facts.trials.memory_kind} during a run. " if facts.trials.memory_kind else "")
-        + "Chosen: learning rate (lbfgs has none) and options that were best on validation with seed 0, of the number "
-        "tried; ↥ marks a learning rate at the edge of the range. Validation: mAP of out-of-fold scores (lbfgs) or on "
-        "validation images, and the labels it used."
+        + "Chosen: learning rate (a linear fit has none) and options that were best on validation with seed 0, of the "
+        "number tried; ↥ marks a learning rate at the edge of the range. Validation: mAP of out-of-fold scores "
+        "(linear) or on validation images, and the labels it used."
     )
     return section(
         "methods",
