@@ -199,8 +199,8 @@ def _distinct(records: list[ImageRecord]) -> dict[str, ImageRecord]:
 def _image_names(nodes: list[Node]) -> list[str]:
     """The last part of URLs and of absolute paths; where two images have the same one, the whole path.
 
-    >>> _image_names([Node(name, Path()) for name in ("s3://b/x/a.jpg", "https://h/c%20d.jpg?v=1", "x/a.jpg")])
-    ['a.jpg', 'c d.jpg', 'x/a.jpg']
+    >>> _image_names([Node(name, Path()) for name in ("s3://b/x/a.jpg", "https://h/c%20d.jpg?v=1", "x/b.jpg")])
+    ['a.jpg', 'c d.jpg', 'x/b.jpg']
     >>> _image_names([Node(name, Path()) for name in ("s3://b/x/1.jpg", "s3://b/y/1.jpg", "..\\\\1.jpg")])
     ['x/1.jpg', 'y/1.jpg', '1.jpg']
     """
