@@ -27,6 +27,7 @@ from halflabel.errors import UserError
 from halflabel.features import vector_store
 from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_cache import cache_features
+from halflabel.images.file_identity import content_digest
 from halflabel.images.sources import Arrays, Features
 from halflabel.images.views import Plain
 from halflabel.labels.names import Names
@@ -162,7 +163,11 @@ def test_an_interrupted_build_continues(tmp_path: Path, batch_size: int) -> None
     assert [row[0] for row in source.quarantine.rows] == ["1"]
     assert messages == []
     (place,) = (tmp_path / "cache").iterdir()
-    assert sorted(path.name for path in place.iterdir()) == ["about.json", "blocks.jsonl", "values.npy"]
+    assert sorted(path.name for path in place.iterdir()) == ["about.json", "blocks.jsonl", "digests.npy", "values.npy"]
+    files = [*map(Path, source.paths)]
+    assert source.digests.tolist() == [
+        content_digest(path.read_bytes()) if n != 1 else 0 for n, path in enumerate(files)
+    ]
 
 
 @pytest.mark.parametrize(

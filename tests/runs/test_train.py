@@ -29,8 +29,8 @@ def test_the_files_of_a_run(tmp_path: Path, folder: Path) -> None:
     assert evaluation is not None
     assert {path.name for path in run.folder.iterdir()} == {
         "bad_images.csv", "best.safetensors", "calibration.json", "checksums.json", "config.yaml", "data.hash",
-        "env.json", "labels.parquet", "last", "log.csv", "log.jsonl", "made.json", "metrics.json", "model_card.md",
-        "per_label.csv", "repro.sh", "scores.parquet", "thresholds.json",
+        "env.json", "images.parquet", "labels.parquet", "last", "log.csv", "log.jsonl", "made.json", "metrics.json",
+        "model_card.md", "per_label.csv", "repro.sh", "scores.parquet", "thresholds.json",
     }  # fmt: skip
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
     assert run.read_json("metrics.json")["mAP"] == pytest.approx(evaluation.overall["mAP"])
@@ -200,8 +200,7 @@ def test_model_labels_are_used_for_training_but_not_for_evaluation(tmp_path: Pat
     with_model_labels = predictor.evaluate(rows_of(is_model_made), folder)
     assert with_model_labels.overall == without_model_labels.overall
     assert (
-        with_model_labels.protocol
-        == f"{without_model_labels.protocol}; {is_model_made.sum()} labels made by a model are not used"
+        with_model_labels.protocol == f"{without_model_labels.protocol}; {left_out} labels made by a model are not used"
     )
     assert predictor.evaluate(rows_of(np.zeros_like(is_model_made)), folder).overall != without_model_labels.overall
     with pytest.raises(UserError, match="nothing to evaluate on"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from run_examples import CLASSES, HEAD, TABLE, N
 
 from halflabel.errors import UserError
@@ -158,3 +161,33 @@ def test_damage_to_a_run_is_explained(copied: Path, harm: Callable[[RunFolder], 
     harm(RunFolder(copied))
     with pytest.raises(UserError, match=message):
         Predictor.from_run(RunFolder.open(copied))
+
+
+def test_own_images_are_evaluated_by_models_that_had_not_seen_them_or_left_out(tmp_path: Path, folder: Path) -> None:
+    """Evaluating on the labels that trained a run gives its own numbers, not those of a model that knows them."""
+    linear = dataclasses.replace(HEAD, method="bce", fit="linear")
+    trained = train(TABLE, folder, linear, RunFolder(tmp_path / "linear"))
+    assert trained is not None
+    model = Predictor.from_run(RunFolder(tmp_path / "linear"))
+    shutil.copytree(folder, tmp_path / "renamed")
+    for path in list((tmp_path / "renamed").iterdir()):
+        path.rename(path.with_name(f"copy-{path.name}"))
+    renamed = Table.from_dense(TABLE.dense(), [f"copy-{name}" for name in TABLE.images], CLASSES)
+    for table, place in ((TABLE, folder), (renamed, tmp_path / "renamed")):
+        own = model.evaluate(table, place)
+        assert own.per_class == trained.per_class
+        assert own.images.startswith(f"0 new images, {N} that the run was trained on: {N} by scores of models")
+    for number, path in enumerate(sorted((tmp_path / "renamed").iterdir())):
+        Image.effect_noise((40, 36), number).convert("RGB").save(path)
+    new = model.evaluate(renamed, tmp_path / "renamed")
+    assert new.images == f"{N} new images, 0 that the run was trained on"
+
+    batches = RunFolder(tmp_path / "batches")
+    train(TABLE, folder, HEAD, batches)
+    held_out = Predictor.from_run(batches).evaluate(TABLE, folder)
+    assert held_out.overall["images"] == N / 4
+    everything = RunFolder(tmp_path / "all")
+    train(TABLE, folder, dataclasses.replace(HEAD, held_out=0.0), everything)
+    with pytest.raises(UserError, match="trained on all of these images") as error:
+        Predictor.from_run(everything).evaluate(TABLE, folder)
+    assert "halflabel report" in error.value.fix

@@ -289,6 +289,7 @@ def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> Non
             f"had not seen them; {covered} of {counted(len(evaluation.per_class), 'class', 'classes')} covered[/]"
         )
     else:
+        show_paragraph(f"{escape(evaluation.images)}")
         show_paragraph(f"[bright_black]{escape(evaluation.protocol)}[/]")
     weakest = sorted((row for row in evaluation.per_class if row["AP"] == row["AP"]), key=lambda row: float(row["AP"]))
     numbers = ("AP", "95 % interval", "known +", "known −", "precision", "recall")

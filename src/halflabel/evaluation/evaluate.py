@@ -40,6 +40,7 @@ class Evaluation:
     overall: dict[str, float]
     per_class: list[dict[str, Any]]
     protocol: str
+    images: str = ""  # how many were new, how many the model was trained on, and what scored these
 
     def noting_excluded(self, count: int, *, with_answers: bool = False) -> Evaluation:
         """Return a copy whose protocol says that `count` labels made by a model, or answers, were not used."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from halflabel.errors import UserError
@@ -55,7 +56,8 @@ def write_features(
 ) -> tuple[int, int]:
     """Write the features of all images to part-00000.parquet, …; return the number of images and of unreadable ones.
 
-    The columns are image, features (a list of D float16, null for an unreadable image) and error. `config` holds the
+    The columns are image, features (a list of D float16, null for an unreadable image), error, and digest, that of the
+    content of the image, by which `evaluate` knows the images of a training. `config` holds the
     options that decide the features. Each file has 8,192 images. The features are first cached in the folder, so that
     the same call continues after an interruption.
     """
@@ -70,14 +72,13 @@ def write_features(
         for rows in sequential_plan(len(source), PART)[parts.images // PART :]:
             errors = {number: source.bad[int(row)][2] for number, row in enumerate(rows) if int(row) in source.bad}
             table = _as_table(source.names.take(rows).array, np.asarray(features.values[rows]), errors, about)
+            table = table.append_column("digest", pa.array(source.digests[rows]))
             parts.add(table, len(rows), len(errors))
         shutil.rmtree(cache)
     return parts.images, parts.bad
 
 
 def _as_table(names: Any, values: np.ndarray[Any, Any], bad: dict[int, str], about: dict[str, Any]) -> Any:
-    import pyarrow as pa
-
     is_bad = np.zeros(len(values), np.bool_)
     is_bad[list(bad)] = True
     flat = pa.array(values.reshape(-1), pa.float16())

@@ -42,13 +42,14 @@ class FeatureExtractor:
         self.network = self.network.to(self.device).to(memory_format=torch.channels_last).eval()
         fetched = source.fetch(plan, (self.view,), seed=_COPY_SEED, epoch=self.copy)
         for planned, (images, views) in zip(plan, fetched, strict=True):
-            features, bad = None, dict[int, list[str]]()
+            features, bad, digests = None, dict[int, list[str]](), None
             if len(images):
                 with torch.inference_mode():
                     features = self._batcher.run(self._extract, views[0].to(self.device)).cpu().numpy()
             if isinstance(source, Images):
                 bad = {number: list(source.bad[number]) for number in np.setdiff1d(planned, images).tolist()}
-            yield Block(planned, features, bad)
+                digests = source.digests[planned]
+            yield Block(planned, features, bad, digests)
 
     def _extract(self, view: torch.Tensor | ImageList) -> torch.Tensor:
         if isinstance(view, ImageList):
@@ -59,14 +60,14 @@ class FeatureExtractor:
     def on_ray(self, source: Images, rows: NDArray[np.int64]) -> Iterator[Block]:
         """Yield the features of some images, block by block."""
         for planned, block in map_images(self, source, self.batch_size, rows):
-            yield Block(planned, block.values, {int(planned[number]): reason for number, reason in block.bad.items()})
+            yield block._replace(images=planned, bad={int(planned[number]): why for number, why in block.bad.items()})
 
     def __call__(self, part: Images) -> Block:
         """Return the features of all images of a part, as one batch."""
         batches = list(self.batches(part, sequential_plan(len(part), self.batch_size)))
         features = [batch.values for batch in batches if batch.values is not None]
         bad = {number: reason for batch in batches for number, reason in batch.bad.items()}
-        return Block(np.arange(len(part)), np.concatenate(features) if features else None, bad)
+        return Block(np.arange(len(part)), np.concatenate(features) if features else None, bad, part.digests)
 
 
 def goes_to_ray(source: Source) -> bool:
@@ -86,13 +87,14 @@ def map_images(
 ) -> Iterator[tuple[NDArray[np.int64], Any]]:
     """Yield the numbers of the images of each block of `rows`, and work(its images), computed on Ray, in order.
 
-    The images that a worker could not read, which `bad` of its result lists, are noted in `source`.
+    The `digests` of its result, and the images that the worker could not read, `bad`, are noted in `source`.
     """
     share = -(-len(rows) // (4 * ray_engine.workers()))
     size = max(min(share, _BLOCK) // batch_size, 1) * batch_size
     blocks = plan_of(rows, size)
     results = ray_engine.map_blocks(work, lambda number: source.part(blocks[number]), len(blocks))
     for planned, result in zip(blocks, results, strict=True):
+        source.digests[planned] = result.digests
         for number, (_, path, reason) in result.bad.items():
             source.mark_unreadable(int(planned[number]), path, reason)
         yield planned, result

@@ -103,6 +103,7 @@ def cache_features(
         for store in stores:
             store.mark_used()
     if isinstance(source, Images):
+        source.digests = np.array(stores[0].digests())
         for image, (_, path, reason) in unreadable.items():
             source.mark_unreadable(image, path, reason)
     plain, *strong = (store.values() for store in stores)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from halflabel.errors import NoReadableImage
 from halflabel.features.feature_blocks import goes_to_ray, map_images
 from halflabel.features.heads import Model, run_head
-from halflabel.images.sources import Images, Source, sequential_plan, share_unreadable
+from halflabel.images.sources import Images, Source, sequential_plan, share_what_was_read
 from halflabel.system import distributed, memory
 from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.system.reporter import SILENT, Reporter
@@ -90,7 +90,7 @@ def score_source(
     model.train(was_training)
     for values in tables.values():  # at the end: filling all rows with NaN first would write the whole scratch file
         values[torch.from_numpy(np.concatenate(unreadable))] = math.nan
-    share_unreadable(source)
+    share_what_was_read(source)
     tables = distributed.merge_rows(tables, plan)
     if not tables:
         raise NoReadableImage("not one image could be read", "check the image folder")
@@ -108,10 +108,11 @@ def _run_model(model: Model, view: Tensor, mirror: bool, batcher: MicroBatcher) 
 
 
 class LogitBlock(NamedTuple):
-    """The logits (B, C) of some images, NaN for unreadable ones; and by number, why these could not be read."""
+    """The logits (B, C) of some images, NaN for unreadable ones; by number, why these could not be read; digests."""
 
     logits: NDArray[np.float32]
     bad: dict[int, tuple[str, str, str]]
+    digests: NDArray[np.uint64]
 
 
 @dataclass
@@ -144,7 +145,7 @@ class ImageScorer:
 
     def __call__(self, part: Images) -> LogitBlock:
         """Return the logits of all images of a part."""
-        return LogitBlock(torch.cat(list(self.stream(part))).numpy(), part.bad)
+        return LogitBlock(torch.cat(list(self.stream(part))).numpy(), part.bad, part.digests)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ A store is the folder NAME-DIGEST with a digest of its key, which is everything 
 
     about.json    the key and the state of the image files; its modification time is the time of last use
     values.npy    (N, …), of full size from the beginning, memory-mapped
+    digests.npy   (N,) content digests of the images that the values were computed from, 0 where there is none
     blocks.jsonl  a line per block of computed rows: first row, end, CRC-32, and why images could not be read
 
 Rows without a line, or whose bytes do not match it, are computed again, and only these. Importing this module does not
@@ -34,8 +35,8 @@ from halflabel.images.file_identity import FileState
 from halflabel.system import distributed
 from halflabel.system.files import DISK_FULL, JobLock, cache_folder, disk_full_error, to_json_value, write_json
 
-_ABOUT, _VALUES, _BLOCKS, _LOCK = "about.json", "values.npy", "blocks.jsonl", "building.lock"
-_OWN_FILES = re.compile(r"\.?(about|blocks|building|values)\..*")
+_ABOUT, _VALUES, _DIGESTS, _BLOCKS, _LOCK = "about.json", "values.npy", "digests.npy", "blocks.jsonl", "building.lock"
+_OWN_FILES = re.compile(r"\.?(about|blocks|building|digests|values)\..*")
 _POLL_SECONDS = 0.5  # between two checks whether another job has ended
 _PASSES = 2  # the second one is for rows that another job without a lock has overwritten
 
@@ -43,11 +44,15 @@ Reasons = dict[int, list[str]]  # number of an image that could not be read -> i
 
 
 class Block(NamedTuple):
-    """The numbers of some images, the values (B, …) of those that could be read, and why the others could not."""
+    """The numbers of some images, the values (B, …) of those that could be read, and why the others could not.
+
+    `digests` (B,) are those of the contents of all images of the block.
+    """
 
     images: NDArray[np.int64]
     values: NDArray[Any] | None
     bad: Reasons
+    digests: NDArray[np.uint64] | None = None
 
 
 @dataclass
@@ -85,6 +90,11 @@ class VectorStore:
         """Return the values (N, …), memory-mapped; changes to them are not written."""
         values: NDArray[Any] = np.load(self.folder / _VALUES, mmap_mode="c", allow_pickle=False)
         return values
+
+    def digests(self) -> NDArray[np.uint64]:
+        """Return the content digests (N,) of the images; 0 where none was given."""
+        digests: NDArray[np.uint64] | None = _map(self.folder / _DIGESTS)
+        return np.zeros(self.rows, np.uint64) if digests is None else digests
 
     def unreadable(self) -> Reasons:
         """Return the images that could not be read, by number, with the reason."""
@@ -196,10 +206,10 @@ class VectorStore:
     def _check(self) -> tuple[NDArray[np.bool_], Reasons]:
         """Return which rows are in no block that matches its checksum, and the unreadable images of the others."""
         is_missing, unreadable = np.ones(self.rows, np.bool_), Reasons()
-        values = _map(self.folder / _VALUES)
-        if values is not None and len(values) == self.rows:
+        values, digests = _map(self.folder / _VALUES), self.digests()
+        if values is not None and len(values) == len(digests) == self.rows:
             for first, end, crc, bad in self._blocks():
-                if _checksum(values[first:end], bad) == crc:
+                if _checksum(values[first:end], digests[first:end], bad) == crc:
                     is_missing[first:end] = False
                     unreadable |= bad
         return is_missing, unreadable
@@ -223,7 +233,7 @@ class VectorStore:
     def _begin(self, batch_size: int) -> NDArray[np.int64]:
         """Keep the whole batches that are valid; return the other rows."""
         if not (self._is_noted() and self._fits_files()):
-            for name in (_VALUES, _BLOCKS):
+            for name in (_VALUES, _DIGESTS, _BLOCKS):
                 (self.folder / name).unlink(missing_ok=True)
             note = {"name": self.name, "key": self.key, "rows": self.rows, "about": self.about}
             write_json(self.folder / _ABOUT, note | self.files.note())  # the state before the images are read
@@ -236,27 +246,32 @@ class VectorStore:
         return np.flatnonzero(is_missing)
 
     def _write(self, blocks: Iterator[Block], done: int, progress: Callable[[int], None]) -> None:
-        values = _map(self.folder / _VALUES)
+        values, stored_digests = _map(self.folder / _VALUES), None
         try:
-            for images, computed, bad in blocks:
+            for images, computed, bad, digests in blocks:
                 if computed is not None:
                     if values is None or not values.flags.writeable:
-                        values = self._open(computed)
+                        values = self._open(_VALUES, computed)
                     values[np.setdiff1d(images, list(bad))] = computed
+                if digests is not None:
+                    if stored_digests is None:
+                        stored_digests = self._open(_DIGESTS, digests)
+                    stored_digests[images] = digests
                 if values is not None:  # images before the first readable one are left to the next pass
                     self._note(values, images, bad)
                 done += len(images)
                 progress(done)
-            if values is not None and values.flags.writeable:
-                values.flush()
+            for array in (values, stored_digests):
+                if array is not None and array.flags.writeable:
+                    array.flush()
         except OSError as error:
             if error.errno in DISK_FULL:
                 raise disk_full_error(self.folder, error) from None
             raise
 
-    def _open(self, computed: NDArray[Any]) -> Any:
-        """Return the memory-mapped values; disk space of a new file is reserved, as a full disk would kill writers."""
-        path, shape = self.folder / _VALUES, (self.rows, *computed.shape[1:])
+    def _open(self, name: str, computed: NDArray[Any]) -> Any:
+        """Return a memory-mapped file; disk space of a new one is reserved, as a full disk would kill writers."""
+        path, shape = self.folder / name, (self.rows, *computed.shape[1:])
         stored = _map(path)
         if stored is not None and (stored.shape, stored.dtype) == (shape, computed.dtype):
             return np.load(path, mmap_mode="r+", allow_pickle=False)
@@ -273,11 +288,13 @@ class VectorStore:
 
     def _note(self, values: NDArray[Any], rows: NDArray[np.int64], bad: Reasons) -> None:
         """Append a line for each run of consecutive rows."""
+        digests = self.digests()
         with open(self.folder / _BLOCKS, "a") as file:
             for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
                 first, end = int(run[0]), int(run[-1]) + 1
                 within = {row: reason for row, reason in bad.items() if first <= row < end}
-                file.write(json.dumps([first, end, _checksum(values[first:end], within), within]) + "\n")
+                checksum = _checksum(values[first:end], digests[first:end], within)
+                file.write(json.dumps([first, end, checksum, within]) + "\n")
 
     def _is_built(self) -> bool:
         if not self._blocks():
@@ -334,5 +351,5 @@ def _map(path: Path) -> Any:
         return None
 
 
-def _checksum(values: NDArray[Any], bad: Reasons) -> int:
-    return zlib.crc32(json.dumps(bad).encode(), zlib.crc32(values.data))
+def _checksum(values: NDArray[Any], digests: NDArray[np.uint64], bad: Reasons) -> int:
+    return zlib.crc32(json.dumps(bad).encode(), zlib.crc32(digests.data, zlib.crc32(values.data)))

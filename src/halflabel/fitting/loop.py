@@ -36,7 +36,7 @@ from halflabel.fitting.config import Settings
 from halflabel.fitting.device import deterministic_algorithms, training_device
 from halflabel.fitting.optimizer import learning_rate_factor
 from halflabel.fitting.step import OptimizerStep
-from halflabel.images.sources import Plan, Source, preferred_order, share_unreadable
+from halflabel.images.sources import Plan, Source, preferred_order, share_what_was_read
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.checks import absorbed
@@ -249,7 +249,7 @@ class Loop:
         state = self.state
         log = self._start_log()
         # First everything that takes long and changes nothing: a signal during it finds a consistent state to save.
-        share_unreadable(self.source)
+        share_what_was_read(self.source)
         distributed.synchronize(self._shared_tensors())
         relabel = self.method.relabel
         sweep = self._sweep(state.epoch) if relabel.wants_sweep(state.epoch) else None

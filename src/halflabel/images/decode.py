@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from halflabel.errors import NoReadableImage, UserError
-from halflabel.images.file_identity import refuse_twins
+from halflabel.images.file_identity import content_digest, refuse_twins
 from halflabel.system.files import is_utf8
 from halflabel.system.remote import local_folder
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from halflabel.labels.names import Names
 
 MAX_PIXELS = 100_000_000
+_MOST_BYTES = 1 << 28  # of a file that is read as a whole
 _WIDE_MODE_COST = 2  # memory per pixel of 16 and 32-bit grey, beside 8-bit pixels
 
 _ENDINGS = "jpg jpeg png webp gif bmp tif tiff jpe jfif mpo avif heic heif dcm npy"
@@ -117,6 +118,22 @@ def read_image(path: str | Path, *, max_pixels: int = MAX_PIXELS, min_side: int 
     import torch  # imported late: finding files does not need it
 
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def read_with_digest(path: str | Path, *, channels: int = 3) -> tuple[torch.Tensor, int]:
+    """Decode a file as `read_image` does; also return the `content_digest` of the bytes that were read for it.
+
+    Of a file of more than 256 MB it is that of its beginning and its size.
+    """
+    with _as_bad_image(path), open_image(path) as file:
+        data = file.read(_MOST_BYTES)
+        is_whole = len(data) < _MOST_BYTES
+        size = b"" if is_whole else str(file.seek(0, os.SEEK_END)).encode()
+        file.seek(0)
+        pixels = decode_image(io.BytesIO(data) if is_whole else file, path, channels=channels)
+    import torch  # imported late: finding files does not need it
+
+    return torch.from_numpy(pixels).permute(2, 0, 1), content_digest(data + size)
 
 
 def read_pixels(

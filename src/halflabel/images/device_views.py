@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.images.decode import BadImage
+from halflabel.images.file_identity import content_digest
 from halflabel.images.pack.read import decode_jpegs
 from halflabel.images.pack.source import PackedImages
 from halflabel.images.sources import Arrays, FetchedBatch, Images, Plan, Source, preferred_order, sequential_plan
@@ -120,6 +121,7 @@ class DeviceViews:
                     image = whole.pack.decode(int(whole.positions[number]), stored).to(self.device)
                 views.append(plain(image, 0))
                 numbers.append(number)
+                whole.digests[number] = content_digest(stored)
             except BadImage as bad:
                 whole.mark_bad(number, bad)
         return FetchedBatch(np.asarray(numbers, np.int64), (torch.stack(views),) if views else ())

@@ -74,6 +74,11 @@ class FileState:
         return note.get("file changes") == self.changes or note.get("file contents") == self.contents
 
 
+def content_digest(data: bytes) -> int:
+    """A 64-bit digest of the bytes of an image; never 0, which stands for an image that was not read."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") or 1
+
+
 def _ends_digest(path: str) -> bytes:
     """A hash of the size, the beginning and the end of a file."""
     with open(path, "rb") as file:

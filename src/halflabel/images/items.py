@@ -53,10 +53,12 @@ class Items(Images):
 
 
 def pool_items(source: Items, features: Features) -> Features:
-    """Return the features of items from those of all their images."""
+    """Return the features of items from those of all their images, and note the digests of the items."""
     if features.values.ndim != 2:
         raise UserError("items of several images need a head on pooled features", "use another method, such as bce")
     values, bad = source.pool(features.values, features.bad)
+    source.digests[:] = 0
+    np.add.at(source.digests, np.repeat(np.arange(len(source)), np.diff(source.start)), source.images.digests)
     for number in bad.tolist():
         source.mark_unreadable(number, source.paths[number], "no image of it can be read")
     return Features(values, source.names, bad.tolist())

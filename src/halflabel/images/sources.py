@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from halflabel.errors import UserError
-from halflabel.images.decode import BadImage, StoreFailed, item_files, none_found_error, read_image
+from halflabel.images.decode import BadImage, StoreFailed, item_files, none_found_error, read_with_digest
 from halflabel.images.file_identity import FileState, group_copies
 from halflabel.images.quarantine import Quarantine, TooManyBadImages
 from halflabel.images.views import View, stack_images, view_keys
@@ -207,7 +207,8 @@ class Images:
     """Image files, decoded and augmented by worker processes.
 
     An unreadable file goes to `quarantine` and is left out of its batch; more than the share `max_bad` of all images
-    raise TooManyBadImages. A batch without readable files has no views.
+    raise TooManyBadImages. A batch without readable files has no views. `digests` are the content digests (N,) of the
+    images that were read so far, 0 of the others.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class Images:
         self.max_bad = max_bad
         self.quarantine = quarantine if quarantine is not None else Quarantine()
         self.hashes = hash_names(names.array)
+        self.digests = np.zeros(len(names), np.uint64)
         self.bad: dict[int, tuple[str, str, str]] = {}  # by number: image, path, reason
         self._plan = _PlanSampler()
         self._loader: DataLoader[Any] | None = None
@@ -256,18 +258,20 @@ class Images:
             return [(number, names, image_keys) for number, image_keys in zip(index.tolist(), keys, strict=True)]
 
         self._plan.plan, self._plan.items = plan, items
-        for images, stacked, bad in self._loader:
+        for numbers, digests, stacked, bad in self._loader:
             for number, error in bad:
                 self.mark_bad(number, error)
-            yield FetchedBatch(np.asarray(images, dtype=np.int64), tuple(stacked))
+            images = np.asarray(numbers, dtype=np.int64)
+            self.digests[images] = np.asarray(digests, dtype=np.uint64)
+            yield FetchedBatch(images, tuple(stacked))
 
     def part(self, index: NDArray[np.int64]) -> Images:
         """Return a source of some images, renumbered from 0, that can be sent to another process and decodes there."""
         paths = [Path(self.paths[number]) for number in index.tolist()]
         return Images(paths, self.names.take(index), self.views, max_bad=1.0)
 
-    def _reader(self) -> Callable[[int, list[View]], Tensor]:
-        """Return a function for the workers that decodes the image of a number for some views."""
+    def _reader(self) -> _Reader:
+        """Return a function for the workers that decodes the image of a number for some views, with its digest."""
         return partial(_read_file, self.paths)
 
     def group_copies(self) -> NDArray[np.int64]:
@@ -358,17 +362,22 @@ def open_images(
     return source
 
 
-def share_unreadable(source: Source) -> None:
-    """Tell every process which images the others could not read; too many in total are an error in all processes."""
+def share_what_was_read(source: Source) -> None:
+    """Tell every process the digests of the images that the others read, and which images they could not read.
+
+    Too many unreadable ones in total are an error in all processes.
+    """
     while (whole := getattr(source, "whole", None)) is not None:  # the source of a Subset or DeviceViews
         source = whole
     if distributed.is_distributed() and isinstance(source, Images):
-        for bad in distributed.all_gather(source.bad):
+        for bad, digests in distributed.all_gather((source.bad, source.digests)):
+            source.digests = np.maximum(source.digests, digests)
             for number, (_, path, reason) in sorted(bad.items()):
                 source.mark_unreadable(number, path, reason)
 
 
 _Item = tuple[int, tuple[str, ...], list[int]]  # image number, names and keys of its views
+_Reader = Callable[[int, list[View]], tuple[Tensor, int]]
 
 
 def _no_items(index: NDArray[np.int64]) -> list[_Item]:
@@ -392,27 +401,28 @@ class _PlanSampler(Sampler[list[_Item]]):
 class _Decoder(Dataset[Any]):
     """The dataset that the workers hold, which turns an item of the plan into views."""
 
-    def __init__(self, read: Callable[[int, list[View]], Tensor], views: Mapping[str, View]) -> None:
+    def __init__(self, read: _Reader, views: Mapping[str, View]) -> None:
         self.read, self.views = read, views
 
     def __getitem__(self, item: _Item) -> Any:
         number, names, keys = item
         views = [self.views[name] for name in names]
         try:
-            image = self.read(number, views)
+            image, digest = self.read(number, views)
         except BadImage as bad:
-            return number, None, bad
-        return number, tuple(view(image, key) for view, key in zip(views, keys, strict=True)), None
+            return number, 0, bad
+        return number, digest, tuple(view(image, key) for view, key in zip(views, keys, strict=True))
 
 
-def _read_file(paths: Sequence[str], number: int, views: list[View]) -> Tensor:
-    return read_image(paths[number], channels=getattr(views[0], "channels", 3))
+def _read_file(paths: Sequence[str], number: int, views: list[View]) -> tuple[Tensor, int]:
+    return read_with_digest(paths[number], channels=getattr(views[0], "channels", 3))
 
 
-def _collate(items: list[Any]) -> tuple[list[int], list[Tensor], list[tuple[int, BadImage]]]:
-    good = [(number, views) for number, views, bad in items if bad is None]
-    stacked = [stack_images(same) for same in zip(*(views for _, views in good), strict=True)]
-    return [number for number, _ in good], stacked, [(number, bad) for number, _, bad in items if bad is not None]
+def _collate(items: list[Any]) -> tuple[list[int], list[int], list[Tensor], list[tuple[int, BadImage]]]:
+    good = [item for item in items if item[1]]
+    stacked = [stack_images(same) for same in zip(*(views for _, _, views in good), strict=True)]
+    bad = [(number, error) for number, digest, error in items if not digest]
+    return [number for number, _, _ in good], [digest for _, digest, _ in good], stacked, bad
 
 
 def group_images(

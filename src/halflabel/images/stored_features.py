@@ -50,6 +50,7 @@ class StoredFeatures(Images):
             raise none_found_error(names, folder)
         self.mark_missing(np.flatnonzero(~has_features).tolist(), folder, "no features", "finite features")
         self.features = Features(values, names, np.flatnonzero(~has_features).tolist())
+        self.digests = np.where(has_features, _digests(names, folder, values), 0).astype(np.uint64)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -63,13 +64,7 @@ class StoredFeatures(Images):
 
     def group_copies(self) -> NDArray[np.int64]:
         """Return the group of each image (N,): images with equal features are in one group."""
-        values = self.features.values
-        assert isinstance(values, torch.Tensor)
-        factors = np.random.default_rng(0).integers(1 << 62, size=values.shape[1], dtype=np.int64)
-        numbers = (block.numpy().view(f"i{values.itemsize}") for block in torch.split(values, _ROWS))
-        digest = np.concatenate([(block * factors).sum(1) for block in numbers])
-        digest[self.features.bad] = np.arange(len(self.features.bad))
-        _, first, group = np.unique(digest, return_index=True, return_inverse=True)
+        _, first, group = np.unique(self.digests, return_index=True, return_inverse=True)
         copies: NDArray[np.int64] = first[group]
         copies[self.features.bad] = self.features.bad
         return copies
@@ -114,6 +109,19 @@ class FeatureStream(StoredFeatures):
                     values, valid = np.full((count, channels), np.nan, values.dtype), values
                     values[(np.cumsum(counts) - 1)[rows]] = valid
                 yield values
+
+
+def _digests(names: Names, folder: Path, values: torch.Tensor) -> NDArray[np.uint64]:
+    """Return the digests (N,) of the images, which `embed` writes beside their features; else of the features."""
+    files = parquet_files(folder)
+    if all("digest" in _schema(path).names for path in files):
+        stored = np.concatenate([pq.read_table(path, columns=["digest"])["digest"].to_numpy() for path in files])
+        digests, place = np.zeros(len(names), np.uint64), _find(names, _all_names(files))
+        digests[place[place >= 0]] = stored[place >= 0]
+        return digests
+    factors = np.random.default_rng(0).integers(1 << 62, size=values.shape[1], dtype=np.int64)
+    blocks = [block.numpy().view(f"i{values.itemsize}") for block in torch.split(values, _ROWS)]
+    return np.concatenate([(block * factors).sum(1) for block in blocks]).view(np.uint64)
 
 
 def holds_features(folder: str | Path) -> bool:

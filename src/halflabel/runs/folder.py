@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -32,12 +33,14 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.runs.run_files import (
+    read_digests,
     read_kind,
     read_scores,
     training_lock,
     verify_checksum,
     with_checksum,
     write_checksums,
+    write_digests,
     write_scores,
 )
 from halflabel.runs.store import OCCUPIED_FIX, RunStore
@@ -62,6 +65,7 @@ _RESULT_FILES = (
     "metrics.json",
     "names.csv",
     "per_label.csv",
+    "images.parquet",
     "scores.parquet",
     "thresholds.json",
     "calibration.json",
@@ -108,6 +112,7 @@ class RunFolder:
     checkpoints = _PathInRun("last")
     labels = _PathInRun("labels.parquet")
     stored_scores = _PathInRun("scores.parquet")
+    digests = _PathInRun("images.parquet")  # content digests of the images
     bad_images = _PathInRun("bad_images.csv")
     filled = _PathInRun("filled.csv")  # default output of `fill`
     answers = _PathInRun("answers.sqlite")
@@ -409,6 +414,30 @@ class RunFolder:
     def read_scores(self) -> Scores | None:
         """Return the scores that the run was evaluated by; None if nothing was held out, or training has not ended."""
         return read_scores(self.stored_scores) if self.stored_scores.exists() else None
+
+    @_first_process_only
+    def write_digests(self, images: Names, digests: NDArray[np.uint64]) -> None:
+        """Write the content digests (N,) of the images of the run; 0 of an image that was never read."""
+        write_digests(self.digests, images, digests)
+
+    def unseen_scores(self, scores: Scores, digests: NDArray[np.uint64]) -> tuple[Scores, NDArray[np.bool_] | None]:
+        """Return the scores with those of the run's own images replaced by stored ones, and which images (N,) are own.
+
+        Own images are known by their content digests; None if the run has none. A stored score is by a model that saw
+        no label of its image; own images without one get fold −1.
+        """
+        if not self.digests.exists():
+            return scores, None
+        images, own = read_digests(self.digests)
+        order = np.argsort(own, kind="stable")
+        place = np.searchsorted(own, digests, sorter=order).clip(max=len(own) - 1)
+        is_own = (own[order[place]] == digests) & (digests != 0)
+        stored = self.read_scores() or Scores.unknown(Names([]), scores.classes)
+        rows_of_stored = np.where(is_own, stored.images.index(images.array)[order[place]], -1)
+        scores.fold[is_own] = -1
+        rows = np.flatnonzero(rows_of_stored >= 0)
+        scores.logits[rows], scores.fold[rows] = stored.logits[rows_of_stored[rows]], stored.fold[rows_of_stored[rows]]
+        return replace(scores, kind=stored.kind if is_own.all() else scores.kind), is_own
 
     @property
     def score_kind(self) -> Kind | None:

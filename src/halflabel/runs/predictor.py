@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -318,14 +319,37 @@ class Predictor:
         annotations = self.annotations  # before the slow scoring: the labels of the run may be damaged
         source = open_images(table.images, images, self.views, workers=self.config.workers, max_bad=1.0)
         logits = self.logits(source, reporter, cached=True).numpy()
-        scores = Scores.held_out(table.images, self.classes, logits)
+        scores, note = self._unseen(Scores.held_out(table.images, self.classes, logits), source)
+        kept, groups = scores.unbiased, group_images(group, table.images, source)
+        table, with_model_made = table.subset(np.flatnonzero(kept)), with_model_made.subset(np.flatnonzero(kept))
+        if self.run is not None and not kept.all() and not table.known:
+            raise UserError(
+                "the run was trained on all of these images, and stored no scores by models that had not seen them",
+                f"name labels of other images; what the run measured itself is in {self.run / 'report.html'}, "
+                f"which `halflabel report {shlex.quote(self.run.address)}` writes",
+            )
         thresholds = self.thresholds if threshold is None else torch.full_like(self.thresholds, threshold)
         decisions = Decisions(self.calibration, thresholds)
-        groups = group_images(group, table.images, source)
+        groups = None if groups is None else groups[kept]
         _, evaluation = distributed.run_on_main(
-            lambda: evaluate(scores, table, decisions=decisions, annotations=annotations, groups=groups)
+            lambda: evaluate(
+                scores.of(table.images), table, decisions=decisions, annotations=annotations, groups=groups
+            )
         )
-        return evaluation.noting_excluded(with_model_made.known - table.known)
+        return replace(evaluation.noting_excluded(with_model_made.known - table.known), images=note)
+
+    def _unseen(self, scores: Scores, source: Images) -> tuple[Scores, str]:
+        """Return scores by models that saw no label of their image, fold −1 where there are none; and how many."""
+        if self.run is None:
+            return scores, "an exported model does not know its training images: these should be others"
+        scores, own = self.run.unseen_scores(scores, source.digests)
+        if own is None:
+            return scores, "the run was trained on images in memory: these should be others"
+        trained, left_out = int(own.sum()), int((~scores.unbiased).sum())
+        of_run = f"{trained} that the run was trained on"
+        if trained:
+            of_run += f": {trained - left_out} by scores of models that had not seen them, {left_out} left out"
+        return scores, f"{len(own) - trained} new images, {of_run}"
 
 
 def open_model(path: str | Path) -> Predictor:

@@ -1,6 +1,6 @@
-"""Files of a run: checksums, the lock of a training, and the Parquet file of scores.
+"""Files of a run: checksums, the lock of a training, and the Parquet files of images and scores.
 
-That file has a row per image with its logits and its fold; the kind and the classes are metadata.
+The file of scores has a row per image with its logits and its fold; the kind and the classes are metadata.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.scores import Kind, Scores
@@ -100,6 +101,20 @@ def read_scores(path: Path) -> Scores:
                 first += len(batch)
             return Scores(images, classes, logits, rows["fold"].to_numpy().astype(np.int8), _kind(metadata))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException, UserError) as error:
+        raise _damaged(path, error) from None
+
+
+def write_digests(path: Path, images: Names, digests: NDArray[np.uint64]) -> None:
+    with with_checksum(path), atomic_write(path) as temporary:
+        pq.write_table(pa.table({"image": images.array, "digest": digests}), temporary, compression="zstd")
+
+
+def read_digests(path: Path) -> tuple[Names, NDArray[np.uint64]]:
+    try:
+        verify_checksum(path)
+        rows = pq.read_table(path)
+        return Names(rows["image"].cast(pa.string()).combine_chunks()), rows["digest"].to_numpy().astype(np.uint64)
+    except (OSError, ValueError, KeyError, pa.ArrowException, UserError) as error:
         raise _damaged(path, error) from None
 
 

@@ -31,7 +31,15 @@ from halflabel.fitting.fit import Fit, Inputs, Watch, fit, hold_out
 from halflabel.fitting.measured import measured_lines
 from halflabel.images.device_views import fastest_source
 from halflabel.images.quarantine import TooManyBadImages
-from halflabel.images.sources import Arrays, Features, Images, Source, group_images, open_images
+from halflabel.images.sources import (
+    Arrays,
+    Features,
+    Images,
+    Source,
+    group_images,
+    open_images,
+    share_what_was_read,
+)
 from halflabel.images.stored_features import StoredFeatures
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
@@ -101,6 +109,9 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
         if distributed.is_main():
             run.write_config({**job.config.as_dict(), "size": job.size})
     run.write_log(fitted.log)
+    if isinstance(job.source, Images):
+        share_what_was_read(job.source)
+        run.write_digests(job.table.images, job.source.digests)
     scores = fitted.scores
     if scores is not None:
         run.write_scores(scores)

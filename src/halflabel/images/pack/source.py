@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from halflabel.errors import UserError
 from halflabel.images.decode import BadImage, none_found_error
+from halflabel.images.file_identity import content_digest
 from halflabel.images.pack.read import Pack, open_pack
 from halflabel.images.sources import FetchedBatch, Images, Plan
 from halflabel.images.views import Plain, Varied, View, Weak
@@ -128,7 +129,7 @@ class PackedImages(Images):
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
         return np.asarray(first[group], np.int64)
 
-    def _reader(self) -> Callable[[int, list[View]], torch.Tensor]:
+    def _reader(self) -> Callable[[int, list[View]], tuple[torch.Tensor, int]]:
         return partial(_read_packed, self.pack, self.positions, self.paths)
 
 
@@ -198,10 +199,11 @@ class _ReadAheadPlan(Sequence[NDArray[np.int64]]):
 
 def _read_packed(
     pack: Pack, positions: NDArray[np.int64], paths: Sequence[str], number: int, views: list[View]
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, int]:
     if positions[number] < 0:
         raise BadImage(paths[number], "not in the pack")
-    return pack.image(int(positions[number]), min_side=min_source_side(views))
+    data = pack.read(int(positions[number]))
+    return pack.decode(int(positions[number]), data, min_side=min_source_side(views)), content_digest(data)
 
 
 def min_source_side(views: Sequence[View]) -> int:
