@@ -27,6 +27,8 @@ def test_evaluate_measures_on_other_labels(trained: Path, data: Path, tmp_path: 
     weakest = min((row for row in content["per_class"] if row["AP"] is not None), key=lambda row: row["AP"])
     assert re.search(rf"^{weakest['class']} +{100 * weakest['AP']:.1f} ", text, re.MULTILINE)
     assert content["images"] == 12
+    assert content["scored"] == "12 new images, 0 that the run was trained on"
+    assert content["scored"] in flat(text)
     assert [row["class"] for row in content["per_class"]] == CLASSES
 
 
@@ -145,3 +147,42 @@ def test_a_file_name_that_is_not_utf8_is_escaped(trained: Path, data: Path, tmp_
     assert r"caf\xe9.png," in done("predict", trained, tmp_path, "--format", "csv")
     done("predict", trained, tmp_path, "--out", tmp_path / "out")
     assert pq.read_table(tmp_path / "out")["image"][0].as_py().endswith(r"caf\xe9.png")
+
+
+@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
+def test_predict_writes_one_file_of_the_stated_format(
+    trained: Path, data: Path, tmp_path: Path, ending: str, stated: bool
+) -> None:
+    out = tmp_path / (f"decisions.{ending}" if not stated or ending == "parquet" else "decisions")
+    words = ["predict", trained, data / "images", "--out", out, *(["--format", ending] if stated else [])]
+    done(*words)
+    assert out.is_file()
+    if ending == "json":
+        images = [item["image"] for item in json.loads(out.read_text())]
+    elif ending == "csv":
+        images = [row["image"] for row in csv.DictReader(io.StringIO(out.read_text()))]
+    else:
+        images = pq.read_table(out)["image"].to_pylist()
+    assert len(set(images)) == 48
+    assert "already exists" in refused(*words)
+    done(*words, "--force")
+
+
+def test_predict_writes_no_format_that_nobody_stated(trained: Path, data: Path, tmp_path: Path) -> None:
+    for words in (["--out", tmp_path / "x.txt"], ["--out", tmp_path / "x.csv", "--format", "table"]):
+        assert "--format csv" in refused("predict", trained, data / "images", *words)
+    assert "--out" in refused("predict", trained, data / "images", "--format", "parquet")
+    assert not list(tmp_path.iterdir())
+
+
+def test_predict_fails_where_a_file_is_missing(trained: Path, data: Path, tmp_path: Path) -> None:
+    photo = data / "images" / "train-000003.png"
+    result = run("predict", trained, photo, tmp_path / "nothing.jpg", "--out", tmp_path / "out.csv")
+    assert result.exit_code == 1
+    assert "nothing.jpg" in flat(result.stderr)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text())))
+    assert {row["image"] for row in rows if not row["error"]} == {str(photo)}
+    result = run("predict", trained, "-", "--format", "json", stdin=f"{tmp_path / 'nothing.jpg'}\n{photo}\n")
+    assert result.exit_code == 1
+    assert len(json.loads(result.stdout)) == 2

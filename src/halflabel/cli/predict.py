@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from halflabel.cli.options import (
     ReadLabels,
     SharedOptions,
     Threshold,
+    check_free,
     check_image_folder,
     read_grouped,
     takes_label_options,
@@ -34,6 +36,7 @@ from halflabel.cli.terminal import (
     first_names,
     plain_table,
     show_audit,
+    show_error,
     show_evaluation,
     show_next,
     show_written,
@@ -43,13 +46,13 @@ from halflabel.runs import folder as run_folder
 from halflabel.runs import predict as predict_files
 from halflabel.runs import predictor as predictors
 from halflabel.system import distributed
-from halflabel.system.files import read_json, write_json
+from halflabel.system.files import atomic_write, read_json, write_json
 from halflabel.system.format import counted, printable
 from halflabel.system.format import excel_safe as excel_safe_cell
 from halflabel.system.ray_engine import use_engine
 from halflabel.system.reporter import SILENT, Reporter
 
-OutputFormat = StrEnum("OutputFormat", ["table", "json", "csv"])
+OutputFormat = StrEnum("OutputFormat", ["table", "json", "csv", "parquet"])
 
 
 @app.command(cls=SharedOptions)
@@ -105,7 +108,13 @@ def evaluate(
     show_evaluation(result)
     if out is not None and distributed.is_main():
         shared_threshold = {} if threshold is None else {"threshold": threshold}
-        content = {"protocol": result.protocol, **shared_threshold, **result.overall, "per_class": result.per_class}
+        content = {
+            "protocol": result.protocol,
+            "scored": result.images,
+            **shared_threshold,
+            **result.overall,
+            "per_class": result.per_class,
+        }
         write_json(out, content)
         show_written(out)
     if predictor.run is not None:
@@ -127,7 +136,10 @@ def predict(
         list[Path],
         typer.Argument(help="Image files and folders, or a folder of features; - reads file names from stdin."),
     ],
-    output_format: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.table,
+    output_format: Annotated[
+        OutputFormat | None,
+        typer.Option("--format", help="Output format.", show_default="the ending of --out, or table"),
+    ] = None,
     top: Annotated[int, typer.Option(help="Show at least this many labels per image.", min=0)] = 3,
     all_scores: Annotated[bool, typer.Option("--all", help="Show all classes, not only likely ones.")] = False,
     items: Annotated[
@@ -139,8 +151,8 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write Parquet files into this folder instead, with --all a list of probabilities per image; the same "
-            "command continues if interrupted."
+            help="Write this file instead, such as labels.csv; or, for a name without an ending, Parquet files into a "
+            "folder, with --all a list of probabilities per image; the same command continues if interrupted."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace other predictions in --out.")] = False,
@@ -148,39 +160,87 @@ def predict(
 ) -> None:
     """Predict the labels of images, with probabilities.
 
-    Labels above their threshold are marked. JSON and CSV are written to standard output, image by image.
+    Labels above their threshold are marked. JSON and CSV are written image by image. The exit code is 1 if a file is
+    missing; the others are predicted all the same.
 
-    Example: halflabel predict runs/first photo.jpg holiday/ --format csv > labels.csv
+    Example: halflabel predict runs/first photo.jpg holiday/ --format csv --out labels.csv
     """
+    output_format = _format_of(out, output_format)
+    is_parquet = output_format is OutputFormat.parquet
+    if out is not None and (out.suffix or not is_parquet):  # a folder of Parquet files may be continued
+        check_free(out, force)
     run_folder.model_kind(run)
     predictor = predictors.open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
     files = predict_files.list_files(images, (line.rstrip("\n") for line in sys.stdin), items=items)
     options: dict[str, Any] = {"top": top, "all_scores": all_scores, "items": items}
     with Bar("scores") as bar, use_engine(engine):
-        if out is not None:
+        if is_parquet:
+            assert out is not None
             count, bad = predict_files.predict_to_parquet(
                 predictor, files, out, force=force, **options, reporter=Reporter(bar)
             )
         else:
             # Lines of output would break a progress bar on the same screen.
-            reporter = SILENT if sys.stdout.isatty() and output_format is not OutputFormat.table else Reporter(bar)
+            is_shown = out is None and sys.stdout.isatty() and output_format is not OutputFormat.table
             counts = {"count": 0, "bad": 0}
-            predictions = _count(
-                predict_files.stream_predictions(predictor, files, **options, reporter=reporter), counts
+            stream = predict_files.stream_predictions(
+                predictor, files, **options, reporter=SILENT if is_shown else Reporter(bar)
             )
-            if output_format is OutputFormat.csv:
-                _print_csv(predictions, excel_safe_cell if excel_safe else str)
-            else:
-                _PRINTERS[output_format](predictions)
+            _write(_count(stream, counts), output_format, out, excel_safe_cell if excel_safe else str)
             count, bad = counts["count"], counts["bad"]
     if predictor.calibration.assumption and output_format is OutputFormat.table:
         console.print(f"[bright_black]Probabilities assume that {escape(predictor.calibration.assumption)}.[/]")
-    if count == bad:
-        raise UserError("no image could be read", "check the paths")
     if out is not None:
         show_written(out, f": {counted(count, 'image')}, {bad} of them unreadable")
     elif output_format is OutputFormat.table:
-        show_next("predict", run, "PHOTOS", "--format", "csv", why="a whole folder, for a spreadsheet")
+        show_next("predict", run, "PHOTOS", "--out", "labels.csv", why="a whole folder, for a spreadsheet")
+    if bad and (missing := files.missing):
+        show_error(
+            UserError(f"{counted(len(missing), 'file')} of {count} missing: {first_names(missing)}", "check the paths")
+        )
+        raise typer.Exit(1)
+    if count == bad:
+        raise UserError("no image could be read", "check the paths")
+
+
+def _format_of(out: Path | None, stated: OutputFormat | None) -> OutputFormat:
+    """Return the stated format, or that of the ending of the file to write."""
+    if out is None:
+        if stated is OutputFormat.parquet:
+            raise UserError("--format parquet is for files", "add --out FOLDER")
+        return stated or OutputFormat.table
+    by_ending = {f".{name}": name for name in OutputFormat if name is not OutputFormat.table}
+    output_format = stated or by_ending.get(out.suffix, None if out.suffix else OutputFormat.parquet)
+    if output_format in (None, OutputFormat.table):
+        raise UserError(f"the ending of {out} is no format", "add --format csv, --format json or --format parquet")
+    return output_format
+
+
+def _write(
+    predictions: Iterable[predict_files.Prediction],
+    output_format: OutputFormat,
+    out: Path | None,
+    cell: Callable[[str], str],
+) -> None:
+    """Write predictions to a file or to the standard output, each as soon as it is there."""
+    if output_format is OutputFormat.table:
+        _print_table(predictions)
+        return
+    with ExitStack() as stack:
+        file, plain = sys.stdout, printable if out is None and sys.stdout.isatty() else str
+        if out is not None:
+            file = stack.enter_context(open(stack.enter_context(atomic_write(out)), "w", encoding="utf-8", newline=""))
+        if output_format is OutputFormat.csv:  # in files names stay as they are
+            writer = csv.writer(file, lineterminator="\n")
+            rows = predict_files.csv_rows(predictions)
+            writer.writerows([plain(cell(text)) for text in row] for row in rows)
+            return
+        separator = "["
+        for item in predictions:
+            element = json.dumps(item._asdict(), indent=1, ensure_ascii=False)
+            file.write(printable(separator + "\n " + element.replace("\n", "\n ")))
+            separator = ","
+        file.write("\n]\n")
 
 
 def _count(
@@ -190,24 +250,6 @@ def _count(
         counts["count"] += 1
         counts["bad"] += bool(item.error)
         yield item
-
-
-def _print_json(predictions: Iterable[predict_files.Prediction]) -> None:
-    """Print a JSON list, each element as soon as it is there."""
-    text = "["
-    for item in predictions:
-        element = json.dumps(item._asdict(), indent=1, ensure_ascii=False)
-        typer.echo(printable(text + "\n " + element.replace("\n", "\n ")), nl=False)
-        text = ","
-    typer.echo("\n]")
-
-
-def _print_csv(predictions: Iterable[predict_files.Prediction], cell: Callable[[str], str]) -> None:
-
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    if sys.stdout.isatty():  # in a file or a pipe names stay as they are
-        plain, cell = cell, lambda text: printable(plain(text))
-    writer.writerows([cell(text) for text in row] for row in predict_files.csv_rows(predictions))
 
 
 def _print_table(predictions: Iterable[predict_files.Prediction]) -> None:
@@ -224,6 +266,3 @@ def _print_table(predictions: Iterable[predict_files.Prediction]) -> None:
         ]
         rows.add_row(escape(item.image), "  ".join(parts))
     console.print(rows)
-
-
-_PRINTERS = {OutputFormat.json: _print_json, OutputFormat.table: _print_table}

@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,20 +15,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.images.decode import find_images
 from halflabel.images.items import Items
-from halflabel.images.pack.read import images_not_packed
+from halflabel.images.pack.read import find_packed_image, images_not_packed
 from halflabel.images.sources import Images
 from halflabel.images.stored_features import FeatureStream, holds_features, stored_names
 from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
-from halflabel.system.files import file_crc32
+from halflabel.system.files import atomic_write, file_crc32
 from halflabel.system.part_files import PART, PartFiles
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
@@ -60,6 +62,12 @@ class FileList(NamedTuple):
     paths: list[Path] | Names
     unpacked: dict[str, str]
     features: Path | None = None  # a folder of features in place of the images, whose names are `paths`
+
+    @property
+    def missing(self) -> list[str]:
+        """The named files that do not exist."""
+        named = () if self.features is not None else map(Path, self.paths)
+        return [_name(path) for path in named if not path.exists() and find_packed_image(path) is None]
 
 
 def list_files(images: Sequence[str | Path], stdin: Iterable[str] = (), *, items: bool = False) -> FileList:
@@ -172,7 +180,7 @@ def predict_files(
 def predict_to_parquet(
     predictor: Predictor,
     files: FileList,
-    folder: Path,
+    out: Path,
     *,
     top: int = 3,
     all_scores: bool = False,
@@ -186,14 +194,29 @@ def predict_to_parquet(
     list of C float32 in the order of the classes, null for an unreadable image) and error; classes and thresholds are
     JSON lists in the metadata of each file. A file holds 8,192 images, fewer with many classes, and is complete or not
     there; its checksum is in _predictions.json. The same call continues after an interruption; other predictions in
-    the folder are only replaced with `force`.
+    the folder are only replaced with `force`. A name that ends in .parquet is one file, written as a whole.
     """
-    made_of = _made_of(predictor, files, {"top": top, "all_scores": all_scores, "items": items})
-    parts = PartFiles(folder, "predictions", made_of, force=force)
     as_table = partial(_wide_table, predictor) if all_scores else partial(_long_table, predictor, top)
-    blocks = _score(predictor, files, first=parts.images, items=items, reporter=reporter)
-    largest = min(PART, max(1, _PART_ENTRIES // len(predictor.classes)))
-    while part := _take(blocks, largest):
+
+    def blocks(first: int) -> Iterator[_Block]:
+        scored = _score(predictor, files, first=first, items=items, reporter=reporter)
+        largest = min(PART, max(1, _PART_ENTRIES // len(predictor.classes)))
+        while part := _take(scored, largest):
+            yield part
+
+    if out.suffix == ".parquet":
+        count = bad = 0
+        with atomic_write(out) as temporary, ExitStack() as stack:
+            for part in blocks(0):
+                table = as_table(part)
+                if not count:
+                    writer = stack.enter_context(pq.ParquetWriter(temporary, table.schema))
+                writer.write_table(table)
+                count, bad = count + len(part.names), bad + len(part.errors)
+        return count, bad
+    made_of = _made_of(predictor, files, {"top": top, "all_scores": all_scores, "items": items})
+    parts = PartFiles(out, "predictions", made_of, force=force)
+    for part in blocks(parts.images):
         parts.add(as_table(part), len(part.names), len(part.errors))
     return parts.images, parts.bad
 
