@@ -173,6 +173,7 @@ def test_map_by_fifths_of_the_classes() -> None:
     assert [evaluation.overall[f"G{g}"] for g in range(1, 6)] == pytest.approx(
         [np.mean([aps[9 - 2 * g], aps[8 - 2 * g]]) for g in range(5)]
     )
+    assert "groups" not in evaluation.protocol  # they are of classes, not of images
     assert "G1" not in measure(logits, labels.to(torch.int8), names).overall
 
 

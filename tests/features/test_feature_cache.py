@@ -28,6 +28,9 @@ from halflabel.features import vector_store
 from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_cache import cache_features
 from halflabel.images.file_identity import content_digest
+from halflabel.images.pack.read import PackSettings, open_pack
+from halflabel.images.pack.source import open_packed_images
+from halflabel.images.pack.write import pack_images
 from halflabel.images.sources import Arrays, Features
 from halflabel.images.views import Plain
 from halflabel.labels.names import Names
@@ -214,6 +217,34 @@ def test_unreadable_images_are_left_out_and_reported_each_time(tmp_path: Path) -
     assert counter.images == N - 2
     (store,) = vector_store.stores_in(tmp_path / "cache")
     assert store.unreadable().keys() == {2, 5}
+
+
+def test_images_of_a_repaired_pack_or_of_an_intact_copy_are_read_again(tmp_path: Path) -> None:
+    source = images(tmp_path / "images")
+    pack_images(tmp_path / "images", tmp_path / "intact", PackSettings(size=40))
+    shutil.copytree(tmp_path / "intact", tmp_path / "damaged")
+    shard = tmp_path / "damaged" / "00000.tar"
+    pack = open_pack(tmp_path / "damaged")
+    harmed = bytearray(shard.read_bytes())
+    harmed[int(pack.index["offset"][3]) + 200] ^= 255
+    shard.write_bytes(harmed)
+    lost = source.names.index([pack.name(3).removesuffix(".png")]).tolist()
+
+    def bad_images(folder: str, cache: str = "cache") -> list[int]:
+        packed = open_packed_images(source.names, tmp_path / folder, source.views, max_bad=1.0)
+        cached = cache_features(backbone, packed, tmp_path / cache, batch_size=2)
+        assert [path for _, path, _ in packed.bad.values()] == [f"{packed.paths[number]}.png" for number in cached.bad]
+        return cached.bad.tolist()
+
+    backbone, counter = tiny()
+    assert bad_images("damaged") == bad_images("damaged") == lost
+    assert counter.images == N - 1
+    assert bad_images("intact") == []  # the same images, so the same cache
+    assert bad_images("damaged") == []
+    assert counter.images <= N - 1 + 2  # only the batch of the image
+    assert bad_images("intact", "other cache") == []
+    (first,), (second,) = ((tmp_path / cache).glob("*/values.npy") for cache in ("cache", "other cache"))
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_images_already_in_quarantine_are_left_out(tmp_path: Path) -> None:

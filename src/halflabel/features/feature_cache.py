@@ -22,10 +22,12 @@ from halflabel.features.onnx_features import OnnxBackbone, find_onnx_backbone, n
 from halflabel.features.vector_store import Block, VectorStore
 from halflabel.images.file_identity import FileState
 from halflabel.images.pack.source import PackedImages
-from halflabel.images.sources import Arrays, Features, Images, Plan, plan_of
+from halflabel.images.sources import Arrays, Features, Images, Plan, plan_of, sequential_plan
 from halflabel.system import distributed
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.threads import use_free_cores
+
+_TRIED = 16  # unreadable images that are read again at a time
 
 
 def copies_for(views: Sequence[str], copies: int) -> int:
@@ -51,9 +53,9 @@ def cache_features(
     """The features of every image, of its plain view and `copies` strong views, computed if they are not cached.
 
     A cache belongs to a list of image names, and to the weights, the view and the state of the image files: with other
-    ones, a new cache is written beside it. A cache whose checksum does not match is computed again. An interrupted
-    build is continued. If several jobs need the same cache, one builds it and the others wait; on a disk without locks
-    they compute the same values at once.
+    ones, a new cache is written beside it. A cache whose checksum does not match is computed again, and unreadable
+    images of a pack are tried again each time. An interrupted build is continued. If several jobs need the same cache,
+    one builds it and the others wait; on a disk without locks they compute the same values at once.
     Each strong view of all images is a cache of its own in the folder of the plain one, so more can be added later.
     They are an approximation: a few fixed augmentations instead of a new one each time an image is seen.
     (1 + copies) · 2·D bytes per image for pooled features, times h·w for maps: efficientnet-lite0 at 224 px takes
@@ -75,6 +77,8 @@ def cache_features(
             reporter.message(line)
         messages.add(line)
 
+    if isinstance(source, PackedImages):  # a photo that is a file of its own has another state once it is repaired
+        distributed.run_on_main(lambda: _forget_repaired(stores, source))
     faults = distributed.run_on_main(lambda: [store.fault() for store in stores])
     missing = [number for number, fault in enumerate(faults) if fault is not None]
     total = len(missing) * len(source)
@@ -108,6 +112,18 @@ def cache_features(
             source.mark_unreadable(image, path, reason)
     plain, *strong = (store.values() for store in stores)
     return Features(plain, source.names, list(unreadable), strong=strong if "strong" in source.views else None)
+
+
+def _forget_repaired(stores: Sequence[VectorStore], source: PackedImages) -> None:
+    """Forget the images that could not be read when they were cached and can be read now, from a repaired pack."""
+    bad = np.array(sorted({image for store in stores for image in store.unreadable()}), np.int64)
+    if len(bad):
+        part = source.part(bad)
+        readable = [batch.images for batch in part.fetch(sequential_plan(len(bad), _TRIED), ("plain",))]
+        for number, (_, path, reason) in part.bad.items():
+            source.mark_unreadable(int(bad[number]), path, reason)
+        for store in stores:
+            store.forget(bad[np.concatenate(readable)])
 
 
 def _plain_view(source: Images | Arrays, maps: bool) -> str:

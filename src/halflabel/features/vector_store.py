@@ -33,7 +33,15 @@ from numpy.typing import NDArray
 from halflabel.errors import NoReadableImage, UserError
 from halflabel.images.file_identity import FileState
 from halflabel.system import distributed
-from halflabel.system.files import DISK_FULL, JobLock, cache_folder, disk_full_error, to_json_value, write_json
+from halflabel.system.files import (
+    DISK_FULL,
+    JobLock,
+    atomic_write,
+    cache_folder,
+    disk_full_error,
+    to_json_value,
+    write_json,
+)
 
 _ABOUT, _VALUES, _DIGESTS, _BLOCKS, _LOCK = "about.json", "values.npy", "digests.npy", "blocks.jsonl", "building.lock"
 _OWN_FILES = re.compile(r"\.?(about|blocks|building|digests|values)\..*")
@@ -107,6 +115,14 @@ class VectorStore:
         if not self._is_noted() or self.noted_rows < self.rows:
             return ""
         return "bytes do not match their checksum" if self._check()[0].any() else None
+
+    def forget(self, rows: NDArray[np.int64]) -> None:
+        """Remove the notes of the blocks that hold any of these rows, which are then computed again."""
+        blocks = self._blocks()
+        kept = [block for block in blocks if not ((block[0] <= rows) & (rows < block[1])).any()]
+        if len(kept) < len(blocks):
+            with atomic_write(self.folder / _BLOCKS) as temporary:
+                temporary.write_text("".join(json.dumps(block) + "\n" for block in kept))
 
     def build(
         self,
