@@ -246,14 +246,14 @@ def fill(
     options: dict[str, Any] = {"labels": rows, "rules": rules, "folds": folds, "precision": precision}
     options |= {"assume_random": assume_random, "all_photos": all_photos, "confidence": confidence, "answers": people}
     with use_engine(engine):
-        reason = _NO_NEGATIVES if not assume_random and fill_run.has_only_positives(opened, rows) else ""
+        further = fill_run.unlisted_photos(opened, rows, images) if all_photos else None
+        reason = _NO_NEGATIVES if not assume_random and fill_run.has_only_positives(opened, rows, further) else ""
         if not reason:
             try:
                 filling, tally = _fill(opened, images, path, complete, **options)
             except fill_run.UnlikeKnown as error:
                 reason = f"{error.message[0].upper()}{error.message[1:]}."
         if reason:
-            further = fill_run.unlisted_photos(opened, rows, images) if all_photos else None
             asking = fill_run.ControlQuestions(opened, images, rows, further, precision, control)
             of_control = find_answers_or_ask(asking, people, named | again, reason, from_file=answers is not None)
             if of_control is None:

@@ -194,9 +194,9 @@ class ControlQuestions:
         write_questions([*earlier, *drawn], table, self.run.control)
 
 
-def has_only_positives(run: RunFolder, labels: Labels | None = None) -> bool:
+def has_only_positives(run: RunFolder, labels: Labels | None = None, further_photos: Names | None = None) -> bool:
     """Return whether the labels are nearly all positive, so that a fill needs control answers or an assumption."""
-    evidence = _open_labels(run, labels)[2]
+    evidence = _open_labels(run, labels, further_photos)[2]
     return are_nearly_all_positive(evidence.value, math.prod(evidence.shape))
 
 

@@ -50,6 +50,8 @@ def choose_members(scored: Sequence[tuple[Tensor, Tensor]]) -> tuple[tuple[int, 
 
 def measured_lines(measured: Sequence[Measured], names: Sequence[str], taken: Sequence[int]) -> list[str]:
     """Return one line for each method alone, for the average of all and for what was taken."""
+    if all(math.isnan(each.quality) for each in measured):
+        return ["  no class has labels present and absent, which it takes to measure: the average of all is taken"]
     lines = []
     for each in measured:
         is_taken = each.members == tuple(taken)
