@@ -1,4 +1,4 @@
-"""Tables in which all labels are present, all are absent, or all but one: every command ends with an answer or a fix."""
+"""Tables whose labels are all present, all absent, or all but one: every command ends with an answer or a fix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def label(case: str, number: int, name: str) -> int:
 
 @pytest.mark.parametrize("case", ["present", "absent", "present but one", "each class"])
 @pytest.mark.parametrize("kind", ["full", "half"])
-def test_every_command_ends_with_an_answer_or_a_fix(tmp_path: Path, case: str, kind: str) -> None:
+def test_every_command_ends_with_an_answer_or_a_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # `fill` writes its questions there
     vectors = np.random.default_rng(0).standard_normal((N + 10, 8)).astype(np.float32)
     features, labels, out = tmp_path / "features", tmp_path / "labels.csv", tmp_path / "run"
     features.mkdir()

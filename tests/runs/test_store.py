@@ -33,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_folder(tmp_path / "photos")
     formats.write(TABLE, tmp_path / "labels.csv")
     monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
-    monkeypatch.setattr(remote, "_ATTEMPTS", 2)
+    monkeypatch.setenv("HALFLABEL_TIMEOUT", "0.2")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,7 +128,7 @@ def test_temporary_faults_are_retried(server: S3Server, kind: str) -> None:
 def test_lasting_faults_are_reported_with_a_fix(
     server: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
 ) -> None:
-    monkeypatch.setattr(remote, "_ATTEMPTS", 2)
+    monkeypatch.setenv("HALFLABEL_TIMEOUT", "0.2")
     folder = local_folder("s3://bucket/pack")
     server.fault = lambda method, path: kind if method == "GET" or kind == "denied" else None
     with pytest.raises(UserError, match=rf"s3://bucket/labels.csv .*{words}"):
@@ -136,6 +139,68 @@ def test_lasting_faults_are_reported_with_a_fix(
         list(source.fetch([np.arange(N)], ("plain",)))
     server.fault = lambda method, path: None
     assert len(next(source.fetch([np.arange(N)], ("plain",))).images) == N
+
+
+@pytest.mark.parametrize("kind", ["gone", "silent"])
+def test_a_store_that_is_gone_ends_the_command_in_time_and_says_so(
+    server: S3Server, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(remote, "_message", lines.append)
+    monkeypatch.setattr(remote, "_NOTE_EVERY", 0.0)
+    monkeypatch.setenv("HALFLABEL_TIMEOUT", "1.5")
+    pack = open_pack(local_folder("s3://bucket/pack"))
+    waiting = threading.Event()
+    if kind == "gone":
+        server.stop()
+    else:
+        server.fault = lambda method, path: str(waiting.wait(30))
+    started = time.monotonic()
+    with pytest.raises(Exception, match=r"s3://bucket/pack/00000.tar could not be read in \d+ s and \d+ attempts"):
+        pack.read(0)
+    assert time.monotonic() - started < 10
+    waiting.set()
+    assert lines
+    assert all(line.startswith("s3://bucket/pack/00000.tar: ") and "trying again in " in line for line in lines)
+
+
+def cached_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_cache_stays_below_its_limit(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_BLOCK", 1000)
+    monkeypatch.setattr(remote, "_in_use", {})
+    monkeypatch.setenv("HALFLABEL_CACHE_GB", "0.00002")  # 20,000 bytes
+    limit = 20_000
+    photos, labels = local_folder("s3://bucket/photos"), local_path("s3://bucket/labels.csv")
+    read_pack()
+    read_pack()
+    folder = local_folder("s3://bucket/pack")
+    size = sum(path.stat().st_size for path in (tmp_path / "src" / "pack").iterdir())
+    assert cached_bytes(photos) + size > limit
+    kept = [path for path in (folder / ".blocks").rglob("0*") if path.is_file() and path.suffix == ""]
+    assert kept
+    assert sum(path.stat().st_size for path in kept) <= limit
+    assert len(find_images(photos)) == N, "this process may still read them"
+    assert labels.exists()
+    for file in remote._in_use.values():  # as if this process had ended
+        os.close(file)
+    remote._in_use.clear()
+    monkeypatch.setenv("HALFLABEL_CACHE_GB", "0.000005")
+    forget_copies()
+    local_folder("s3://bucket/pack")
+    assert not list(photos.glob("*.jpg"))
+    assert not labels.exists()
+    assert cached_bytes(folder / ".blocks") < 5_000
+    forget_copies()
+    assert len(find_images(local_folder("s3://bucket/photos"))) == N
+
+
+def test_a_limit_that_is_no_number_is_refused(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFLABEL_CACHE_GB", "much")
+    with pytest.raises(UserError, match="HALFLABEL_CACHE_GB=much is not a number"):
+        local_path("s3://bucket/labels.csv")
 
 
 def test_changes_in_the_store_are_detected(server: S3Server, tmp_path: Path) -> None:
@@ -187,7 +252,7 @@ def _train(*words: str) -> int:
 def test_a_training_continues_when_the_store_is_back(
     server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "_ATTEMPTS", 2)
+    monkeypatch.setenv("HALFLABEL_TIMEOUT", "0.2")
     monkeypatch.setattr(remote, "_BLOCK", 2000)
     options = ["--backbone", "tiny", "--size", "32", "--workers", "0", "--set", "device=cpu"]
     options += ["--tune", "all", "--epochs", "2", "--method", "bce", "--batch-size", "4"]
@@ -236,7 +301,7 @@ def _read_one(number: int) -> None:
 
 def test_a_password_is_in_no_name_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HALFLABEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(remote, "_ATTEMPTS", 1)
+    monkeypatch.setenv("HALFLABEL_TIMEOUT", "0")
     with pytest.raises(UserError) as refusal:
         remote.local_path("http://ann:s3cret@127.0.0.1:1/photos/a.jpg")
     assert "s3cret" not in str(refusal.value)

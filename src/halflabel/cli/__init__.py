@@ -177,8 +177,18 @@ def start(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            envvar=remote.TIMEOUT,
+            min=0,
+            help="Seconds for which a request to an object store that fails is repeated (default: 60).",
+        ),
+    ] = None,
 ) -> None:
     """Multi-label image classifiers from labels that are only partly known."""
+    if timeout is not None:
+        os.environ[remote.TIMEOUT] = f"{timeout:g}"  # for the other processes of the command, too
     if ctx.invoked_subcommand is None:
         show_next_steps(Path())
     elif distributed.is_distributed() and ctx.invoked_subcommand not in _TOGETHER:
@@ -196,7 +206,7 @@ def main() -> None:
         is_utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
         stream.reconfigure(errors="surrogateescape" if is_utf8 else "replace")  # type: ignore[union-attr]
     keep_freed_memory()
-    remote.show_progress(lambda title: Bar(title, "files"))
+    remote.show_progress(lambda title: Bar(title, "files"), lambda line: typer.echo(line, err=True))
     try:
         if distributed.is_distributed():
             _join()

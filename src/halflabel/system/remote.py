@@ -1,13 +1,15 @@
 """Label files, image folders and packs in object stores and on the web: s3://, gs://, hf://, https://, through fsspec.
 
 A file or a folder of images is copied to a local cache once; each command compares sizes and ETags with the store and
-fetches only what changed. A pack is not copied: its tars are read in blocks, which stay in the cache.
+fetches only what changed. A pack is not copied: its tars are read in blocks, which stay in the cache. With
+HALFLABEL_CACHE_GB, copies and blocks that were used longest ago are removed.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import random
 import time
@@ -16,8 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from filelock import FileLock
@@ -25,11 +28,19 @@ from filelock import FileLock
 from halflabel.errors import UserError, hide_secrets
 from halflabel.system.files import DISK_FULL, read_json, remote_url, write_json
 
+fcntl = import_module("fcntl") if os.name == "posix" else None  # on Windows, copies of files and folders stay
+
 _PACKAGES = {"s3": "halflabel[cloud]", "gs": "gcsfs", "hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"}
 _NOTE = ".halflabel-remote.json"  # where a folder in the cache comes from, with size and ETag of each file
+_USED = ".used"  # beside a copy; its modification time is the time of last use
+_BLOCKS = ".blocks"  # in the copy of a pack
 _STAMPS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "last_modified", "updated", "mtime")
-_ATTEMPTS = 6
+TIMEOUT = "HALFLABEL_TIMEOUT"  # of the environment: seconds for which a request that fails is repeated
+_TIMEOUT = 60.0
+_TRIES = 3  # of requests that the store does not answer
 _FIRST_WAIT = 0.5  # seconds; doubled after each attempt
+_LONGEST_WAIT = 15.0
+_NOTE_EVERY = 1.0  # seconds between two messages that a request is repeated: many may fail at once
 _THREADS = 16
 _BLOCK = 1 << 22  # bytes of a pack that are fetched at a time
 _AHEAD_THREADS = 8  # that fetch blocks before they are needed
@@ -53,12 +64,19 @@ def _no_progress(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 _progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _no_progress
+_message: Callable[[str], None] = lambda line: None  # noqa: E731
+_last_message = -math.inf  # when a repeated request was reported
 
 
-def show_progress(bar: Callable[[str], AbstractContextManager[Callable[[int, int], None]]]) -> None:
-    """Set the progress bar for copying: `bar(title)` is a context that is called with (done, total)."""
-    global _progress
-    _progress = bar
+def show_progress(
+    bar: Callable[[str], AbstractContextManager[Callable[[int, int], None]]], message: Callable[[str], None]
+) -> None:
+    """Set the progress bar for copying, a context `bar(title)` that is called with (done, total), and where to report.
+
+    `message` is called with a line when a request has failed and is repeated.
+    """
+    global _progress, _message
+    _progress, _message = bar, message
 
 
 def cache_folder() -> Path:
@@ -87,14 +105,17 @@ def _copy(url: str) -> Path:
     files, root = file_system(url)
     place.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(place.parent / f".{place.name}.lock"):
+        _keep(place)
         info = _describe(files, url, root)
         if info["type"] == "file":
             _update(files, lambda name: root, place.parent, f".{place.name}{_NOTE}", url, {place.name: _state(info)})
+            _make_room(math.inf)
             return place
         pack = _pack_files(files, root)
         tars = {name: state for name, state in (pack or {}).items() if name.endswith(".tar")}
         wanted = _list(files, url, root) if pack is None else {n: pack[n] for n in pack.keys() - tars.keys()}
         _update(files, lambda name: f"{root}/{name}", place, _NOTE, url, wanted, tars)
+        _make_room(math.inf)
     return place
 
 
@@ -136,12 +157,32 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
 
-        files, root = url_to_fs(url)
+        files, root = url_to_fs(url, **_options_of_store(scheme))
     except ImportError as error:
         raise UserError(f"{scheme}:// cannot be read ({error})", f"pip install '{_PACKAGES[scheme]}'") from None
     # Listings must not be remembered: changes would not be noticed.
     files.invalidate_cache()
+    files.retries = 1  # of S3: `retry` repeats and reports
     return files, str(root).rstrip("/")
+
+
+def _options_of_store(scheme: str) -> dict[str, Any]:
+    """Options by which a store that does not answer is noticed in time; the user's own (FSSPEC_S3) win."""
+    from fsspec.config import conf
+
+    seconds = _timeout() / _TRIES
+    if scheme == "s3":
+        key, own = (
+            "config_kwargs",
+            {"connect_timeout": seconds, "read_timeout": seconds, "retries": {"max_attempts": 0}},
+        )
+    elif scheme.startswith("http"):
+        from aiohttp import ClientTimeout
+
+        key, own = "client_kwargs", {"timeout": ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)}
+    else:  # the libraries of other stores have limits of their own
+        return {}
+    return {key: own | conf.get(scheme, {}).get(key, {})}
 
 
 def _state(info: dict[str, Any]) -> tuple[int, str]:
@@ -221,9 +262,24 @@ def check_length(actual: int, wanted: int) -> None:
         raise EOFError(f"{actual} of {wanted} bytes arrived")
 
 
+def _number_from(variable: str, default: float) -> float:
+    """Return a number that the environment sets."""
+    text = os.environ.get(variable) or default
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"{variable}={text} is not a number", f"set {variable} to a number, or unset it") from None
+
+
+def _timeout() -> float:
+    return _number_from(TIMEOUT, _TIMEOUT)
+
+
 def retry(call: Callable[[], _T], url: str) -> _T:
-    """Call, and again after a pause where the failure may be a passing one."""
-    for attempt in range(_ATTEMPTS):
+    """Call, and again after pauses for HALFLABEL_TIMEOUT seconds where the failure may be a passing one."""
+    seconds, start, attempts = _timeout(), time.monotonic(), 0
+    while True:
+        attempts += 1
         try:
             return call()
         except FileNotFoundError:
@@ -240,12 +296,98 @@ def retry(call: Callable[[], _T], url: str) -> _T:
                     """set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3='{"anon": true}' for public data"""
                 )
                 raise StoreError(f"{url} needs credentials ({error})", fix) from None
-            if attempt == _ATTEMPTS - 1:
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            passed = time.monotonic() - start
+            if passed >= seconds:
                 fix = "run the same command again when the store can be reached: what was copied is kept"
-                raise StoreError(f"{url} could not be read in {_ATTEMPTS} attempts ({reason})", fix) from None
-        time.sleep(_FIRST_WAIT * 2**attempt * random.uniform(0.8, 1.2))
-    raise AssertionError
+                message = f"{url} could not be read in {passed:.0f} s and {attempts} attempts ({reason})"
+                raise StoreError(message, fix) from None
+        pause = min(_FIRST_WAIT * 2 ** (attempts - 1), _LONGEST_WAIT) * random.uniform(0.8, 1.2)
+        pause = min(pause, seconds - passed)
+        _report(f"{url}: {reason}; trying again in {pause:.0f} s, for {seconds - passed:.0f} s more")
+        time.sleep(pause)
+
+
+def _report(line: str) -> None:
+    global _last_message
+    if time.monotonic() - _last_message >= _NOTE_EVERY:
+        _last_message = time.monotonic()
+        _message(hide_secrets(line))
+
+
+class _Part(NamedTuple):
+    """A part of the cache that can be removed: a block, or a copy of a file or a folder."""
+
+    last_used: float
+    size: int
+    place: Path  # the block, or the file that is locked by processes that use the copy
+    note: Path | None = None  # of a copy
+
+
+_in_use: dict[Path, int] = {}  # open files, locked while this process runs
+_unchecked = math.inf  # bytes that were written since the size of the cache was looked at
+
+
+def _keep(place: Path) -> None:
+    """Lock a copy while this process and its workers run, so that no process removes it; note the time of last use."""
+    path = place.parent / f".{place.name}{_USED}"
+    path.touch()
+    if fcntl is not None and path not in _in_use:
+        _in_use[path] = os.open(path, os.O_RDONLY)
+        fcntl.flock(_in_use[path], fcntl.LOCK_SH)
+
+
+def _make_room(written: float) -> None:
+    """Remove blocks and copies that were used longest ago, if the cache is larger than HALFLABEL_CACHE_GB.
+
+    Copies that a running process uses stay. The size is looked at after each 64th part of the limit that is `written`,
+    and then brought to 7/8 of the limit, so that several processes together stay below it.
+    """
+    global _unchecked
+    limit = 1e9 * _number_from("HALFLABEL_CACHE_GB", math.inf)
+    _unchecked += written
+    if limit == math.inf or _unchecked < limit / 64:
+        return
+    _unchecked = 0
+    parts = sorted(_parts_of_cache())
+    size = sum(part.size for part in parts)
+    for part in parts:
+        if size <= limit * 7 / 8:
+            break
+        if part.note is None:
+            part.place.unlink(missing_ok=True)
+        elif not _remove_copy(part.place, part.note):
+            continue
+        size -= part.size
+
+
+def _parts_of_cache() -> Iterator[_Part]:
+    for folder, _, files in os.walk(cache_folder()):
+        for name in files:
+            path = Path(folder, name)
+            with suppress(OSError, UserError, KeyError, TypeError, ValueError):
+                if path.parent.parent.name == _BLOCKS and name.isdigit():
+                    yield _Part(path.stat().st_mtime, path.stat().st_size, path)
+                elif name.endswith(_NOTE):
+                    of = path.parent if name == _NOTE else path.with_name(name[1 : -len(_NOTE)])
+                    used = of.parent / f".{of.name}{_USED}"
+                    sizes = (int(state[0]) for state in read_json(path, "")["files"].values())
+                    yield _Part(used.stat().st_mtime, sum(max(size, 0) for size in sizes), used, path)
+
+
+def _remove_copy(used: Path, note: Path) -> bool:
+    """Remove a copy, unless a process uses it."""
+    if fcntl is None:
+        return False
+    try:
+        with open(used, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in read_json(note, "")["files"]:
+                (note.parent / name).unlink(missing_ok=True)
+            note.unlink()
+    except (OSError, UserError):  # in use, or removed by another process
+        return False
+    return True
 
 
 class RemoteFolder:
@@ -299,23 +441,22 @@ class RemoteFolder:
 
     def _path(self, name: str, number: int) -> Path:
         stamp = sha256(repr(self.files[name]).encode()).hexdigest()[:8]  # a changed tar has other blocks
-        return self.folder / ".blocks" / f"{name}.{stamp}" / f"{number:06d}"
+        return self.folder / _BLOCKS / f"{name}.{stamp}" / f"{number:06d}"
 
     def _read_block(self, name: str, number: int, first: int, length: int) -> bytes:
         path = self._path(name, number)
-        try:
+        with suppress(FileNotFoundError):
             return _read_part(path, first, length)
-        except FileNotFoundError:
-            pass
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / ".blocks" / f"{crc32(path.as_posix().encode()) % _LOCKS}.lock"):
-            if path.exists():
+        with FileLock(self.folder / _BLOCKS / f"{crc32(path.as_posix().encode()) % _LOCKS}.lock"):
+            with suppress(FileNotFoundError):
                 return _read_part(path, first, length)
             block = self._fetch(name, number)
             temporary = path.with_name(f"{path.name}.part")
             try:
                 temporary.write_bytes(block)
                 os.replace(temporary, path)
+                _make_room(len(block))
             except OSError as error:  # without room for copies, blocks are fetched each time
                 if error.errno not in (*DISK_FULL, errno.EROFS):
                     raise
@@ -342,4 +483,6 @@ class RemoteFolder:
 
 def _read_part(path: Path, first: int, length: int) -> bytes:
     with open(path, "rb") as file:
+        with suppress(OSError):
+            os.utime(file.fileno())  # the time of last use
         return os.pread(file.fileno(), length, first)
