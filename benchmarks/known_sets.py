@@ -11,6 +11,7 @@ import torch
 
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import build_backbone
+from halflabel.features.names import likeness_for
 from halflabel.features.scoring import score_source
 from halflabel.fitting.auto import choose
 from halflabel.fitting.fit import Inputs, fit
@@ -55,6 +56,11 @@ class KnownSet:
         suffix = "" if "." in self.images[0] else ".webp"
         stored = Names([name + suffix for name in self.images])
         self.features = _read_values(stored, features, self.backbone.width(maps=False))[0].float()
+        self.likeness: np.ndarray | None = None
+
+    def use_names(self) -> None:
+        """Let the fits start from the class names, which needs the extra `names`."""
+        self.likeness = likeness_for(list(self.classes), self.backbone, "on")
 
     def table(self, rows: np.ndarray) -> Table:
         """Return all labels of some photos."""
@@ -65,10 +71,10 @@ class KnownSet:
         return np.sort(np.random.default_rng([seed, size]).permutation(len(self.truth))[:size])
 
     def fit(self, rows: np.ndarray, known: Labels, seed: int = 0, *, others: bool = True) -> Scored:
-        """Train as `halflabel train` does, without class names, and score the photos, and all others."""
+        """Train as `halflabel train` does, and score the photos, and all others."""
         source = Features(self.features[rows], self.images.take(rows))
-        config = make_config(choose(known.training.stats), {"seed": seed, "device": "cpu", "names": "off"}, {})
-        fitted = fit(known, Inputs(lambda: source, self.backbone), config)
+        config = make_config(choose(known.training.stats), {"seed": seed, "device": "cpu"}, {})
+        fitted = fit(known, Inputs(lambda: source, self.backbone, likeness=self.likeness), config)
         assert fitted.scores is not None
         rest = np.setdiff1d(np.arange(len(self.truth)), rows) if others else rows[:1]
         new = Features(self.features[rest], self.images.take(rest))

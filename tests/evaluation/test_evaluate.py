@@ -14,6 +14,7 @@ from torch import Tensor
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import Decisions, fit_decisions
 from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, evaluate, measure
+from halflabel.evaluation.registry import has_too_few
 from halflabel.evaluation.scores import Scores
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
@@ -266,3 +267,31 @@ def test_lines_show_every_number_once() -> None:
     assert first.title == "recall of known positives"
     assert first.with_interval == f"{first.value} ({first.interval})"
     assert second.with_interval == f"{second.value} ({second.interval})"
+
+
+def test_answers_alone_count_by_the_entries_that_they_stand_for() -> None:
+    """Half of the random questions are about the few entries called present: read as a plain sample, F1 is far off."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(-3, 2, size=(3000, 8)).astype(np.float32)
+    truth = np.where(generator.random(logits.shape) < 1 / (1 + np.exp(-logits)), 1, -1)
+    strata = [np.argwhere(called) for called in (logits > 0, logits <= 0)]
+    names = Names.numbered(3000), Names.numbered(8)
+    scores = Scores(*names, logits, (np.arange(3000) % 5).astype(np.int8), "out-of-fold")
+
+    def answered(number: int) -> Labels:
+        drawn = [part[generator.choice(len(part), number, replace=False)] for part in strata]
+        weight = np.repeat([len(part) / number for part in strata], number)
+        entries = tuple(np.concatenate(drawn).T)
+        return Labels.build(*names, *entries, truth[entries], "person:ann", weight=weight)
+
+    decisions, evaluation = evaluate(scores, answered(60))
+    overall = evaluation.overall
+    right = measure(torch.from_numpy(logits), torch.from_numpy(truth), names[1], decisions, resamples=0).overall
+    for estimate, metric in (("precision", "OP"), ("recall", "OR"), ("f1", "micro_f1")):
+        assert overall[f"estimated_{estimate}_low"] <= right[metric] <= overall[f"estimated_{estimate}_high"]
+    assert overall["estimated_f1"] == pytest.approx(right["micro_f1"], abs=0.06)
+    assert math.isnan(overall["micro_f1"])
+    assert math.isnan(overall["mAP"])
+    assert not has_too_few(overall)
+    _, few = evaluate(scores, answered(15))
+    assert has_too_few(few.overall)

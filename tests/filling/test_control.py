@@ -23,7 +23,7 @@ from halflabel.evaluation.positives_only import log_odds_of_unknown
 from halflabel.evaluation.scores import Scores
 from halflabel.filling.control import draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
-from halflabel.filling.run import ControlQuestions, fill, unlearned_answers
+from halflabel.filling.run import ControlQuestions, NotShown, fill, unlearned_answers
 from halflabel.fitting.config import Config, Settings
 from halflabel.labels import drop, formats
 from halflabel.labels.answers import Answer, AnswerStore
@@ -268,6 +268,26 @@ def test_continued_training_takes_answered_control_questions_as_random(asked: Pr
         assert weight > 0
         assert weight == pytest.approx(weights[new.images[image], new.classes[column]])
     assert len(new) == sum(not line.endswith(",") for line in answered)
+
+
+def test_answers_that_a_run_has_learned_count_where_they_were_asked(asked: Project, tmp_path: Path) -> None:
+    run, images, _ = asked.copy(tmp_path)
+    table = run.read_labels()
+    questions = read_questions(run.control, table)
+    with closing(AnswerStore(run.answers)) as store:
+        places = [(table.images[q.image], table.classes[q.column], q.weight) for q in questions]
+        store.add([Answer(image + name, image, name, 1, weight=weight) for image, name, weight in places], "somebody")
+    continue_training(run, RunFolder(tmp_path / "next"), images=images).start()
+    new = RunFolder.open(tmp_path / "next")
+    plan = fill(new, images, precision=0.6)
+    assert "control answers" in plan.check
+    rows, before = plan.rows(), run.scores(table.images, images).logits
+    assert len(rows)
+    assert before[rows.image, rows.column].min() >= min(before[q.image, q.column] for q in questions)
+    assert plan.missing > plan.bin_counts.summed.sum()
+    new.control.write_text(run.control.read_text().partition("\n")[0] + "\n")  # new questions take their place
+    with pytest.raises(NotShown):
+        fill(new, images, precision=0.6)
 
 
 def test_answers_to_chosen_questions_are_no_evidence(asked: Project) -> None:

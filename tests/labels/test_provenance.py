@@ -83,11 +83,14 @@ def test_answers_to_chosen_questions_are_not_calibrated_on() -> None:
     assert rows.control is not None
     assert rows.control.nnz == 4
     assert rows.control[12:16].toarray()[:, 1].tolist() == [2.5, -2.5, -2.5, -2.5]
-    # Where the other labels include negatives, random answers are labels like these.
+    assert not rows.is_asked
+    # They are drawn more often among likely entries, so that they are not mixed with a sample of present and absent.
     some_absent = np.where(np.arange(36) < 10, -1, value)
     rows = Labels.build(*names, image, column, some_absent, weight=weight)
-    assert rows.control is None
-    assert rows.evaluation.known == 24
+    assert (rows.evaluation.known, rows.is_asked) == (20, False)
+    # Where hardly anything else is known, they are all that can say how good a model is.
+    random = Labels.build(*names, image, column, some_absent, weight=np.where(np.isnan(weight), 2.5, weight))
+    assert (random.evaluation.known, random.is_asked) == (24, True)
     # Answers alone are better than nothing.
     answers = rows.select(weight == 0)
     assert (answers.evaluation.known, answers.control) == (12, None)

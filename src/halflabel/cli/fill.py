@@ -52,7 +52,7 @@ from halflabel.filling import run as fill_run
 from halflabel.filling.thresholds import FillDecision
 from halflabel.images import stored_features
 from halflabel.labels import labels as label_rows
-from halflabel.questions.choose import weigh_answers
+from halflabel.questions.choose import FEWEST_ANSWERS, weigh_answers
 from halflabel.runs import folder as run_folder
 from halflabel.system import distributed
 from halflabel.system.format import counted, group_digits, percent
@@ -103,7 +103,7 @@ def _refuse(
     if answers is not None and len(fill_run.unlearned_answers(answers, asking.run.read_labels())):
         learn = after_review(asking.run.folder, asking.images)
     fix = f"let the model learn from answers first:  {learn}"
-    if error.count >= control.FEWEST_ANSWERS:
+    if error.count >= FEWEST_ANSWERS:
         words = ("--precision", f"{error.precision:g}", *option_words(again))
         command = join_command("fill", asking.run.folder, asking.images, *words)
         fix += f"\n   or: {command}  ({error.count} labels are probable enough for that)"
@@ -116,8 +116,8 @@ def _refuse(
 def _show_how_to_answer(asking: fill_run.ControlQuestions, reason: str) -> None:
     number = len(asking.asked())
     enough = (
-        f"{control.FEWEST_ANSWERS} are enough to begin, and with more, more can be filled"
-        if number > control.FEWEST_ANSWERS
+        f"{FEWEST_ANSWERS} are enough to begin, and with more, more can be filled"
+        if number > FEWEST_ANSWERS
         else "all of them are needed"
     )
     console.print(
@@ -155,7 +155,6 @@ AssumeRandom = Annotated[
 ]
 
 _CONFIDENCE = 0.9
-_NO_NEGATIVES = "Hardly any label is known to be absent, so no known label shows how often a filled one would be wrong."
 _USEFUL = 20  # labels that make a lower precision worth while
 
 
@@ -246,14 +245,11 @@ def fill(
     options: dict[str, Any] = {"labels": rows, "rules": rules, "folds": folds, "precision": precision}
     options |= {"assume_random": assume_random, "all_photos": all_photos, "confidence": confidence, "answers": people}
     with use_engine(engine):
-        further = fill_run.unlisted_photos(opened, rows, images) if all_photos else None
-        reason = _NO_NEGATIVES if not assume_random and fill_run.has_only_positives(opened, rows, further) else ""
-        if not reason:
-            try:
-                filling, tally = _fill(opened, images, path, complete, **options)
-            except fill_run.UnlikeKnown as error:
-                reason = f"{error.message[0].upper()}{error.message[1:]}."
-        if reason:
+        try:
+            filling, tally = _fill(opened, images, path, complete, **options)
+        except fill_run.NotShown as error:
+            reason = f"{error.message[0].upper()}{error.message[1:]}."
+            further = fill_run.unlisted_photos(opened, rows, images) if all_photos else None
             asking = fill_run.ControlQuestions(opened, images, rows, further, precision, control)
             of_control = find_answers_or_ask(asking, people, named | again, reason, from_file=answers is not None)
             if of_control is None:
@@ -456,9 +452,14 @@ def _describe_precision(filling: fill_plan.FillPlan, side: FillDecision, count: 
     """Say how many of the filled labels are right, by what evidence and under what condition."""
     text = ""
     if side is filling.present:
-        text = f"about {group_digits(round(float(filling.bin_counts.summed.sum())))} present labels were missing; "
+        text = f"about {group_digits(round(filling.missing))} present labels were missing; "
     if filling.assumption:
         return f"{text}{100 * side.precision:.1f} % of those found are right if {filling.assumption}"
+    if filling.unlike:  # somebody assumes what the labels contradict
+        return (
+            f"{text}{100 * side.precision:.1f} % of known labels with such scores are right, but fewer of the "
+            f"{group_digits(count)} found may be: {filling.unlike}"
+        )
     confidence = f"with {100 * filling.options.confidence:g} % confidence"
     text += (
         f"of the {group_digits(count)} found, at least {group_digits(int(side.bound * count))} are right "

@@ -283,8 +283,11 @@ def show_evaluation(evaluation: Evaluation, *, of_training: bool = False) -> Non
     if of_training:
         present, absent = (sum(row[key] for row in evaluation.per_class) for key in ("present", "absent"))
         covered = len(evaluation.per_class) - len(left_out)
+        how = "measured on"
+        if "asked_classes" in value:
+            how, covered = "estimated by", int(value["asked_classes"])
         show_paragraph(
-            f"[bright_black]measured on {counted(present + absent, 'known label')} of "
+            f"[bright_black]{how} {counted(present + absent, 'known label')} of "
             f"{counted(int(value['images']), 'image')}, {group_digits(present)} of them present, scored by models that "
             f"had not seen them; {covered} of {counted(len(evaluation.per_class), 'class', 'classes')} covered[/]"
         )

@@ -302,8 +302,7 @@ def _show_random_answers(job: new_run.TrainingJob) -> None:
     if not job.config.begin_from:
         return
 
-    corrects = job.labels.control is not None
-    change = "changed the probabilities by which precision is estimated" if corrects else "now count here too"
+    change = "now count here too" if job.labels.is_asked else "may have corrected the probabilities"
     if added := int((job.labels.weight > 0).sum()) - int((_labels_before(job).weight > 0).sum()):
         before = Path(job.config.begin_from).name
         console.print(

@@ -44,18 +44,26 @@ class Decisions(NamedTuple):
 
 
 def fit_decisions(
-    logits: Tensor, labels: Tensor, *, control: csr_array | None = None, positives_per_image: float = 0.0
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    control: csr_array | None = None,
+    positives_per_image: float = 0.0,
+    is_asked: bool = False,
 ) -> Decisions:
     """Fit calibration and thresholds to logits (N, C) by models that did not see these labels; NaN rows are left out.
 
     Probabilities are those of `calibrate`, or such that images have as many `positives_per_image` as somebody states.
     Answers to random questions in `control` (N, C), a sparse array of their inclusion weights, negative where the
-    answer is no, correct probabilities that rest on an assumption, and check it.
+    answer is no, correct probabilities that rest on an assumption, and check it; `is_asked`: hardly anything else than
+    answers is known.
     The threshold is the same for all classes: the probability that maximises the expected micro F1.
     """
     x, known = logits.cpu().numpy(), labels.cpu().numpy()
-    calibration = calibrate(x, known)
-    if control is not None and calibration.assumption:
+    calibration = _fit_known(x, known) if is_asked else calibrate(x, known)
+    if control is not None and is_asked:
+        calibration = corrected_by(control, x, calibration)
+    elif control is not None and calibration.assumption:
         calibration = _correct(calibration, logits, known, control)
     if positives_per_image:
         calibration = match_positives_per_image(x, calibration, positives_per_image)
@@ -91,6 +99,17 @@ def unknown_curve(calibration: Calibration, scores: Scores, table: Table) -> Cal
     positives = np.bincount(table.entries()[0][table.value > 0], minlength=len(table))
     negatives = int((table.value < 0).sum())
     return calibration.corrected(1.0, log_odds_of_unknown(positives, negatives, classes, expected), classes)
+
+
+def corrected_by(control: csr_array, logits: NDArray[Any], calibration: Calibration) -> Calibration:
+    """Return the calibration corrected by answers to random questions about all entries."""
+    z = calibration.log_odds(logits)[control.nonzero()]
+    is_readable = ~np.isnan(z)
+    if not is_readable.any():
+        return calibration
+    weight = control.data[is_readable]
+    change = fit_correction(z[is_readable], weight > 0, np.abs(weight))
+    return calibration.corrected(change.slope, change.offset, logits.shape[1])
 
 
 def _correct(calibration: Calibration, logits: Tensor, known: NDArray[Any], control: csr_array) -> Calibration:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from halflabel import metrics
 from halflabel.evaluation._inputs import row_blocks
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import Decisions, fit_decisions
+from halflabel.evaluation.expected import expected_rates, plausible_change
 from halflabel.evaluation.intervals import rate_limits
 from halflabel.evaluation.registry import Shown, own_metrics, shown_metrics
 from halflabel.evaluation.scores import Scores
@@ -87,14 +89,18 @@ def evaluate(
     """Calibrate scores, choose thresholds (`fit_decisions`) and measure both (`measure`) on labels of their images.
 
     scores: by models that did not see these labels, for the classes of the labels. Of `Labels`, those for evaluation
-    are used, and answers to random questions correct the probabilities. With `decisions` nothing is fitted.
+    are used, and answers to random questions correct the probabilities. With `decisions` nothing is fitted. Where
+    answers are all that is known, precision, recall and F1 are those that the probabilities fitted to them expect.
     """
     rows, is_fitted = labels.images.index(scores.images.array), decisions is None
     table = (labels if isinstance(labels, Table) else labels.evaluation).subset(rows)
     logits, known = torch.from_numpy(scores.logits), torch.from_numpy(table.dense())
+    is_asked = isinstance(labels, Labels) and labels.is_asked
+    control = None if isinstance(labels, Table) or labels.control is None else labels.control[rows]
     if decisions is None:
-        control = None if isinstance(labels, Table) or labels.control is None else labels.control[rows]
-        decisions = fit_decisions(logits, known, control=control, positives_per_image=positives_per_image)
+        decisions = fit_decisions(
+            logits, known, control=control, positives_per_image=positives_per_image, is_asked=is_asked
+        )
     evaluation = measure(
         logits,
         known,
@@ -104,9 +110,13 @@ def evaluate(
         groups=groups,
         resamples=resamples,
         fewest=FEWEST_OUT_OF_FOLD if scores.kind == "out-of-fold" else 1,
+        asked=control if is_asked else None,
     )
     if is_fitted:  # a model says how good it is itself: by enough labels, or not at all
         behind = [row["present"] for row in evaluation.per_class if row["recall"] == row["recall"]]
+        if is_asked:
+            assert isinstance(labels, Labels)
+            behind = labels.unchosen.stats.positives.tolist()
         evaluation.overall["positives"] = float(sum(behind))
     if isinstance(labels, Labels):
         with_answers = labels.people.known > labels.evaluation.known
@@ -125,6 +135,7 @@ def measure(
     groups: Sequence[object] | NDArray[np.int64] | None = None,
     resamples: int = RESAMPLES,
     fewest: int = 1,
+    asked: csr_array | None = None,
 ) -> Evaluation:
     """Measure logits (N, C) on labels (N, C): known entries only, without images that could not be read.
 
@@ -133,7 +144,8 @@ def measure(
     count in micro F1. If no class has known negatives, no decision can be a false positive either: all metrics but
     recall are NaN, and the protocol says so. Without `decisions` the threshold is 0.5. With the number of known
     training labels per class in `annotations` (C,), mAP is also computed for five groups of classes, from G1 (fewest
-    labels) to G5. Intervals of AP resample images, or whole `groups` (N,) of them; 0 `resamples` give none.
+    labels) to G5. Intervals of AP resample images, or whole `groups` (N,) of them; 0 `resamples` give none. Labels that
+    were `asked` for at random (N, C), with their inclusion weights, are no plain sample: by them all is estimated.
     """
     calibration, thresholds = decisions or Decisions(Calibration(), torch.full((len(classes),), 0.5))
     readable = torch.cat([torch.zeros(0, dtype=torch.bool), *(~logits[r].isnan().any(1) for r in row_blocks(logits))])
@@ -174,19 +186,29 @@ def measure(
     needed = "a known positive" if fewest == 1 else f"{fewest} known positives"
     resampled = f"{resamples} resamples of the {'images' if groups is None else 'groups of images'}"
     protocol = _protocol(labels, thresholds, f"{measured} of {len(classes)} classes have {needed}", resampled)
-    if are_nearly_all_positive(labels, labels.numel()):
+    if asked is not None:
+        z, plausible = calibration.log_odds(logits.double()), plausible_change(calibration, logits, asked, readable)
+        overall = dict.fromkeys(overall, math.nan) | {"images": overall["images"], "classes": float(len(classes))}
+        overall |= expected_rates(scores, labels, thresholds, group, (z, plausible))
+        overall["asked_classes"] = float(len(classes))
+        del overall["OR"]
+        unmeasured = dict.fromkeys(("AP", "AP_low", "AP_high", "precision", "recall", "f1"), math.nan)
+        per_class = [row | unmeasured for row in per_class]
+        protocol = f"estimated for all entries, by probabilities that {asked.nnz} answers to random questions corrected"
+    elif are_nearly_all_positive(labels, labels.numel()):
         recall = counts.hits.double() / counts.positives  # NaN for a class without known positives
         overall = dict.fromkeys(overall, math.nan) | {"images": overall["images"]}
         overall |= {"CR": float(recall.nanmean()), "OR": float(counts.hits.sum() / counts.positives.sum())}
         overall["classes"] = float((counts.positives > 0).sum())
-        overall |= _estimate_precision(scores, labels, thresholds, group)
+        overall |= expected_rates(scores, labels, thresholds, group)
         unmeasured = dict.fromkeys(("AP", "AP_low", "AP_high", "precision"), math.nan)
         per_class = [row | unmeasured | {"recall": float(recall[c])} for c, row in enumerate(per_class)]
         count = sum(columns["absent"])
         few = f"only {count} labels are known to be absent" if count else "no label is known to be absent"
         assumption = calibration.assumption or "scores are probabilities"
         protocol += f"; {few}, so recall is measured and precision is estimated, assuming that {assumption}"
-    overall |= _rate_intervals(scores, labels, thresholds, counts, overall, group) if resamples else {}
+    if resamples and asked is None:
+        overall |= _rate_intervals(scores, labels, thresholds, counts, overall, group)
     if unreadable := int((~readable).sum()):
         protocol += f"; {unreadable} of these {len(readable)} images could not be read and are left out"
     return Evaluation(overall, per_class, protocol)
@@ -232,28 +254,3 @@ def _rate_intervals(
         limits = rate_limits(overall[name], residual, positives_behind, group, least)
         ends |= dict(zip((f"{name}_low", f"{name}_high"), limits, strict=True))
     return ends
-
-
-def _estimate_precision(
-    scores: Tensor, labels: Tensor, thresholds: Tensor, group: NDArray[np.int64]
-) -> dict[str, float]:
-    """Expected precision, recall and micro F1 of the decisions if scores (N, C) are probabilities, with 95 % intervals.
-
-    Known labels count as certain. The intervals come from the spread over groups (N,) of images: they say nothing about
-    the assumption.
-    """
-    p = torch.where(labels == 0, scores.double(), (labels > 0).double())
-    called = (scores >= thresholds).double()
-    hits, called, present = (p * called).sum(1), called.sum(1), p.sum(1)  # per image
-    values = {"called_present": float(called.mean())}
-    for name, part, whole in (
-        ("precision", hits, called),
-        ("recall", hits, present),
-        ("f1", 2 * hits, called + present),
-    ):
-        total = whole.sum()
-        value = part.sum() / total
-        ends = rate_limits(float(value), (part - value * whole) / total, float(total), group)
-        names = (f"estimated_{name}", f"estimated_{name}_low", f"estimated_{name}_high")
-        values |= dict(zip(names, (float(value), *ends), strict=True))
-    return values

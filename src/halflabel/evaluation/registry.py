@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Compute = Callable[["Tensor", "Tensor", "Tensor"], float]
 
 FEWEST_POSITIVES = 30  # present labels behind a stated metric: with fewer, intervals of F1 are about 25 points wide
+_ASKED_PER_CLASS = 2  # where answers are all that is known; fewer do not show one curve for all classes
 
 
 class Metric(NamedTuple):
@@ -62,6 +63,7 @@ _TABLE: dict[str, Metric] = {
 _ESTIMATED: dict[str, Metric] = {  # shown where hardly anything is known to be absent
     "OR": Metric("recall of known positives", "100 is best", is_share=True),
     "estimated_precision": Metric("estimated precision", "if scores hold", is_share=True),
+    "estimated_recall": Metric("estimated recall", "all entries together", is_share=True),
     "estimated_f1": Metric("estimated F1", "all entries together; 100 is best", is_share=True),
     "called_present": Metric("called present", "classes per image"),
 }
@@ -116,7 +118,8 @@ def check_own_metrics() -> None:
 
 def has_too_few(values: Mapping[str, float]) -> bool:
     """Return whether too few present labels are behind what a training states about itself."""
-    return values.get("positives", FEWEST_POSITIVES) < FEWEST_POSITIVES
+    needed = max(FEWEST_POSITIVES, _ASKED_PER_CLASS * values.get("asked_classes", 0))
+    return values.get("positives", needed) < needed
 
 
 def shown_metrics(values: Mapping[str, float]) -> list[Shown]:

@@ -21,9 +21,8 @@ from halflabel.filling.plan import FillOptions, FillPlan, make_plan
 from halflabel.filling.thresholds import BINS, BinCounts, FillDecision, bin_logits, bin_of
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
-from halflabel.questions.choose import CONTROL_FILL, Question
+from halflabel.questions.choose import CONTROL_FILL, FEWEST_ANSWERS, Question
 
-FEWEST_ANSWERS = 30
 _STREAM = 0x66696C6C  # random stream of the control questions
 _DRAWS = 1000  # of the curve after the answers, for the confidence bound
 
@@ -95,13 +94,15 @@ def plan_present(
     calibration: Calibration,
     answers: Labels | None,
     options: FillOptions = FillOptions(),
+    region: Scores | None = None,
 ) -> FillPlan:
     """Decide which unknown entries to fill as present, so that they reach the precision.
 
     With `answers` the probabilities are corrected by them (`fit_correction`), and the cut is the lowest probability at
     which the precision is reached with the confidence, over the curves that are plausible after the answers; it is
     never below the entries that were asked about. Guaranteed if the share of right fills rises with the probability
-    along such a curve. Without answers the probabilities are taken as they are. Nothing is filled as absent.
+    along such a curve. Without answers the probabilities are taken as they are. Nothing is filled as absent, nor where
+    the scores of `region` are NaN.
     """
     table, people = labels.training, labels.evaluation
     classes = len(table.classes)
@@ -121,10 +122,16 @@ def plan_present(
 
     no_evidence = people.keep(np.zeros(len(people.value), bool))
     calibrations = [curve] * (int(scores.fold.max()) + 2)
-    plan = make_plan(scores, table, no_evidence, labels, calibrations, np.zeros(classes, bool), decide, options)
+    plan = make_plan(
+        region or scores, table, no_evidence, labels, calibrations, np.zeros(classes, bool), decide, options
+    )
     if correction is None:
         return replace(plan, assumption=calibration.assumption)
-    return replace(plan, check=correction.check)
+    missing = plan.missing
+    if region is not None:
+        blocks = image_blocks(plan.images_to_fill, classes)
+        missing = sum(float(np.nansum(curve.scores(scores.logits[i])[table.rows(i) == 0])) for i in blocks)
+    return replace(plan, check=correction.check, missing=missing)
 
 
 class _Correction(NamedTuple):

@@ -81,6 +81,7 @@ class FillPlan:
     model_labels: Labels  # labels of `table` made by a model, by image; `sources` are those of the filled rows
     unfillable: Mask  # (C,) classes for which nothing can be estimated
     images_to_fill: NDArray[np.int64]  # image numbers
+    missing: float  # expected number of present labels among the unknown ones, filled or not
     warnings: tuple[str, ...] = ()
     assumption: str = ""  # under which the fills are right, where no label shows it
     check: str = ""  # what control answers say about the assumption
@@ -318,6 +319,7 @@ def make_plan(
         model_labels=model_labels,
         unfillable=unfillable,
         images_to_fill=np.flatnonzero(to_fill),
+        missing=float(counts.summed.sum()),
     )
 
 

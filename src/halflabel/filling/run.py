@@ -21,7 +21,7 @@ from halflabel.labels.formats.long import (
 from halflabel.labels.labels import MODEL_PREFIX, Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import are_nearly_all_positive
-from halflabel.questions.choose import asked_entries, read_questions, write_questions
+from halflabel.questions.choose import FEWEST_ANSWERS, asked_entries, read_questions, write_questions
 from halflabel.runs.folder import RunFolder
 from halflabel.system.reporter import SILENT, Reporter
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from halflabel.labels.table import Table
 
 
-class UnlikeKnown(UserError):
-    """Known labels do not look like the unknown ones: answers to random questions must show the precision."""
+class NotShown(UserError):
+    """Known labels do not show how often a filled one is wrong: answers to random questions must."""
 
 
 def run_source(run: RunFolder, method: str, *, assumed: bool = False) -> str:
@@ -66,13 +66,15 @@ def fill(
     Where only positives are known, present labels are filled if `control` holds answers to
     `ControlQuestions`, or with `assume_random` under the assumption of the run's calibration. Answers to chosen
     questions (weight 0) in `control` are no evidence. Other labels are taken for a random sample; if their scores show
-    that they are none, UnlikeKnown is raised without `control` and without `assume_random`.
+    that they are none, the same holds. A run that continues another has learned from such answers: they still count
+    for the entries that were asked about. NotShown is raised where nothing shows the precision.
 
     With `all_photos` the photos of the folder that no label names are filled too; the final model scores them.
 
     `answers` are further labels by people, such as those of `review`: nothing is filled there. They are not evidence,
     because a model may have chosen the questions.
     """
+    from halflabel.evaluation.decisions import calibrate
     from halflabel.filling.control import plan_present
     from halflabel.filling.plan import FillOptions, plan_fill
     from halflabel.labels.rules import read_rules
@@ -91,23 +93,19 @@ def fill(
     only_positives = are_nearly_all_positive(evidence.value, math.prod(evidence.shape))
     if only_positives or control is not None:
         _check_probabilities(run, folds)
-    if only_positives and control is None and not assume_random:
-        raise UserError(
-            "hardly any label is known to be absent, so no known label shows how often a filled label is wrong",
-            "answer control questions (ControlQuestions), or fill under the stated assumption (assume_random)",
-        )
+    learned = None if control is not None or labels is not None else _learned_answers(run)
+    reason = "hardly any label is known to be absent, so no known label shows" if only_positives else ""
+    if only_positives and control is None and learned is None and not assume_random:
+        raise _not_shown(reason)
     scores = _score(run, Path(images), rows, folds, reporter)
-    source = run_source(run, str(config["method"]), assumed=control is None and (only_positives or assume_random))
+    source = run_source(run, str(config["method"]), assumed=control is None and assume_random)
     options = FillOptions(to_fill, precision, confidence, rule_set, source, plan_progress)
-    if not only_positives and control is None:
-        plan = plan_fill(scores, rows, options)
-        if plan.unlike and not assume_random:
-            raise UnlikeKnown(
-                f"{plan.unlike}, so they do not show how often a filled label is wrong",
-                "answer control questions (ControlQuestions), or take them for a random sample (assume_random)",
-            )
-    else:
-        random = None
+    plan = None if only_positives or control is not None else plan_fill(scores, rows, options)
+    if plan is not None and plan.unlike and not assume_random:
+        reason = f"{plan.unlike}, so they do not show"
+        plan = None
+    if plan is None:
+        calibration, random, region = run.read_calibration(), None, None
         if control is not None:
             control = unlearned_answers(control, table)
             random = control.select(control.weight != 0)
@@ -117,7 +115,12 @@ def fill(
                     "often its fills are wrong",
                     "answer new control questions, or fill by the run that the answers were asked for",
                 )
-        plan = plan_present(scores, rows, run.read_calibration(), random, options)
+        elif not assume_random:
+            if learned is None:
+                raise _not_shown(reason)
+            random, region = learned.answers, learned.asked_about(scores, Path(images), reporter)
+            calibration = calibrate(scores.logits, evidence.dense())  # without these answers
+        plan = plan_present(scores, rows, calibration, random, options, region)
     if folds is not None and config.get("tune") == "all":
         caveat = "the tuned backbone has seen the labels of its training images, so precision may be overestimated"
         plan = replace(plan, warnings=(*plan.warnings, caveat))
@@ -126,6 +129,53 @@ def fill(
             rows = _align(rows.append(further), rows.classes)
             plan = replace(plan, answered=rows.training)
     return plan
+
+
+def _not_shown(reason: str) -> NotShown:
+    return NotShown(
+        f"{reason} how often a filled label is wrong",
+        "answer control questions (ControlQuestions), or assume that known labels are a random sample (assume_random)",
+    )
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """Answers to the random questions of the run that a run continues, from which it has learned."""
+
+    answers: Labels
+    earlier: RunFolder
+
+    def asked_about(self, scores: Scores, images: Path, reporter: Reporter) -> Scores:
+        """Return the scores of the entries that the questions were drawn from; others are NaN.
+
+        Out-of-fold scores of the answered entries compare with those of the others among them, but the earlier model
+        chose these entries: of the rest the answers say nothing.
+        """
+        from halflabel.evaluation.scores import image_blocks
+        from halflabel.system.memory import scratch_array
+
+        calibration, before = self.earlier.read_calibration(), self.earlier.scores(scores.images, images, reporter)
+        entries = self.answers.image, self.answers.column
+        lowest = np.nanmin(calibration.log_odds(np.asarray(before.logits[entries]), entries[1]))
+        logits = scratch_array(scores.logits.shape)
+        for index in image_blocks(*logits.shape):
+            inside = calibration.log_odds(np.asarray(before.logits[index])) >= lowest
+            logits[index] = np.where(inside, scores.logits[index], np.nan)
+        return replace(scores, logits=logits)
+
+
+def _learned_answers(run: RunFolder) -> _Learned | None:
+    """Return what a continued run knows of the random questions before it; None if it has asked new ones."""
+    begin_from = run.read_config().get("begin_from")
+    earlier = None if begin_from is None or run.control.exists() else RunFolder(str(begin_from))
+    if earlier is None or not earlier.control.exists() or run.score_kind != "out-of-fold":
+        return None
+    rows, asked = run.read_rows().drop_overridden(), asked_entries(earlier.control)
+    image, column = rows.image.tolist(), rows.column.tolist()
+    weight = [asked.get((rows.images[i], rows.classes[c]), np.nan) for i, c in zip(image, column, strict=True)]
+    rows = replace(rows, weight=np.where(rows.weight > 0, weight, np.nan).astype(np.float32))
+    rows = rows.select(~np.isnan(rows.weight) & (np.abs(rows.value) == 1))
+    return _Learned(rows, earlier) if len(rows) >= min(FEWEST_ANSWERS, len(asked)) else None
 
 
 def unlearned_answers(answers: Labels, table: Table) -> Labels:
@@ -167,8 +217,6 @@ class ControlQuestions:
 
     def answers_among(self, answers: Labels) -> Labels | None:
         """Return the answers to the questions that were asked, with their weights, or None if there are too few."""
-        from halflabel.filling.control import FEWEST_ANSWERS
-
         asked = self.asked()
         entries = zip(answers.image.tolist(), answers.column.tolist(), strict=True)
         weights = [asked.get((answers.images[i], answers.classes[c]), np.nan) for i, c in entries]
@@ -194,9 +242,15 @@ class ControlQuestions:
         write_questions([*earlier, *drawn], table, self.run.control)
 
 
+<<<<<<< HEAD
 def has_only_positives(run: RunFolder, labels: Labels | None = None, further_photos: Names | None = None) -> bool:
     """Return whether the labels are nearly all positive, so that a fill needs control answers or an assumption."""
     evidence = _open_labels(run, labels, further_photos)[2]
+=======
+def has_only_positives(run: RunFolder) -> bool:
+    """Return whether the labels are nearly all positive, so that a fill needs control answers or an assumption."""
+    evidence = run.read_rows().evaluation
+>>>>>>> 08d8e4a8 (evaluate: random answers count by the entries they stand for; fill by answers learned)
     return are_nearly_all_positive(evidence.value, math.prod(evidence.shape))
 
 

@@ -145,19 +145,27 @@ class Labels:
     def evaluation(self) -> Table:
         """The labels to evaluate and calibrate on: those of people, without answers to chosen questions.
 
-        Such answers are not a random sample: they are trained on, but neither evaluated nor calibrated on, unless
-        hardly anything else is known. Answers to random questions are like other labels; where the other labels are
-        nearly all positive they are in `control` instead, as the two kinds of labels then need different treatment.
+        Such answers are not a random sample: they are trained on, but not evaluated on, and calibrated on only where
+        hardly anything else is known. Random questions are drawn more often among likely entries, so that their answers
+        are not mixed with other labels: they evaluate where they hold more positives than those, see `is_asked`.
         """
         return self._evaluation_and_control[0]
 
     @property
     def control(self) -> csr_array | None:
-        """Answers to random questions, where they are not part of `evaluation`.
-
-        A sparse (N, C) array of their inclusion weights, negative where the answer is no.
-        """
+        """Answers to random questions, or None: a sparse (N, C) array of inclusion weights, negative for no."""
         return self._evaluation_and_control[1]
+
+    @cached_property
+    def is_asked(self) -> bool:
+        """Whether `evaluation` has answers to questions, of which shares such as precision cannot be counted."""
+        return self.evaluation.known > self._given.known
+
+    @cached_property
+    def _given(self) -> Table:
+        """The labels of people that answer no question."""
+        rows = self.holding()
+        return self.people.keep(np.isnan(self.weight[rows[~self.is_model_made()[rows]]]))
 
     @cached_property
     def choosing(self) -> Table:
@@ -181,15 +189,14 @@ class Labels:
         weight = self.weight[rows[~self.is_model_made()[rows]]]
         if np.isnan(weight).all():
             return people, None
-        unchosen, given = people.keep(weight != 0), people.keep(np.isnan(weight))
-        if unchosen.stats.positives.sum() < _FEWEST_POSITIVES:
-            return people, None
-        if not given.known or 10 * given.stats.negatives.sum() >= given.stats.positives.sum():
-            return unchosen, None
         random = people.values.astype(np.float32)
         random.data *= np.nan_to_num(weight)
         random.eliminate_zeros()
-        return given, random if random.nnz else None
+        control, asked = random if random.nnz else None, int((random.data > 0).sum())
+        positives, negatives = self._given.stats.positives.sum(), self._given.stats.negatives.sum()
+        if positives >= _FEWEST_POSITIVES and (positives >= asked or 10 * negatives < positives):
+            return self._given, control
+        return (self.unchosen if asked >= _FEWEST_POSITIVES else people), control
 
     def holding(self, *, uncertain: bool = False) -> NDArray[np.int64]:
         """The indices of the rows that hold, ordered by image and class; a pair whose last row retracts has none.

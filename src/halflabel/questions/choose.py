@@ -31,6 +31,7 @@ from halflabel.system.rng import bits, hash_names
 # Why a random question was asked, for people.
 CONTROL_PRESENT = "control: called present"  # unknown entries at or above their threshold
 CONTROL_ABSENT = "control: called absent"  # unknown entries below their threshold
+FEWEST_ANSWERS = 30  # to random questions, that show the precision of a fill
 CONTROL_FILL = "control: fill"  # unknown entries that `fill` could fill as present
 
 _CONTROL_STREAM = 0x6374726C  # random stream of the control sample

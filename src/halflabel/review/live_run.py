@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from halflabel.errors import UserError
 from halflabel.features.backbone_names import DEFAULT
-from halflabel.filling.run import fill, has_only_positives, write_filled
+from halflabel.filling.run import NotShown, fill, write_filled
 from halflabel.fitting.config import Config
 from halflabel.labels.answers import AnswerStore
 from halflabel.labels.table import Table
@@ -100,17 +100,16 @@ def finish_review(
     evaluation = train(labels, images, config, new)
     new.inherit_fill_options(run)
     note, filled, count = "", "", 0
-    if has_only_positives(new):
+    step("filling unknown labels")
+    try:
+        plan = fill(new, images, precision=precision)
+        tally = write_filled(plan, new.filled, base=labels)
+        filled, count = str(new.filled), int((tally.present + tally.absent).sum())
+    except NotShown:
         command = shlex.join(["halflabel", "fill", str(folder), str(images), "--precision", f"{precision:g}"])
         note = f"No labels were filled: that needs answers to random questions, which this command asks: {command}"
-    else:
-        step("filling unknown labels")
-        try:
-            plan = fill(new, images, precision=precision)
-            tally = write_filled(plan, new.filled, base=labels)
-            filled, count = str(new.filled), int((tally.present + tally.absent).sum())
-        except UserError as error:
-            note = f"No labels were filled: {error}."
+    except UserError as error:
+        note = f"No labels were filled: {error}."
     if write_report is not None:
         step("writing the report")
         write_report(new, images=images)

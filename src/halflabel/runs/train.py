@@ -150,15 +150,17 @@ class _Job:
         self.assembly = Assembly(self.config)
         self.table, people = self.labels.training, self.labels.people
         self.evaluation_table, self.control = self.labels.evaluation, self.labels.control
-        self.answers_left_out = people.known - self.evaluation_table.known
         random = self.control.nnz if self.control is not None else 0
-        if chosen := self.answers_left_out - random:
+        if chosen := people.known - self.labels.unchosen.known:
             self.reporter.message(
                 f"{chosen} answers are trained on, but not used for evaluation: their questions were chosen, so they "
                 "are not a random sample"
             )
         if random:
-            self.reporter.message(f"{random} answers to random questions are trained on and correct the probabilities")
+            use = "correct probabilities that rest on an assumption; likely entries were asked about more often"
+            if self.labels.is_asked:
+                use = "are all that can tell how good the model is: precision, recall and F1 are estimated by them"
+            self.reporter.message(f"{random} answers to random questions are trained on, and {use}")
         if model_made := self.table.known - people.known:
             self.reporter.message(
                 f"{model_made} of {self.table.known} labels were made by a model: they are trained on, but only the "
