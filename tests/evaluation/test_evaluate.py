@@ -284,12 +284,18 @@ def test_answers_alone_count_by_the_entries_that_they_stand_for() -> None:
         entries = tuple(np.concatenate(drawn).T)
         return Labels.build(*names, *entries, truth[entries], "person:ann", weight=weight)
 
-    decisions, evaluation = evaluate(scores, answered(60))
-    overall = evaluation.overall
-    right = measure(torch.from_numpy(logits), torch.from_numpy(truth), names[1], decisions, resamples=0).overall
-    for estimate, metric in (("precision", "OP"), ("recall", "OR"), ("f1", "micro_f1")):
-        assert overall[f"estimated_{estimate}_low"] <= right[metric] <= overall[f"estimated_{estimate}_high"]
-    assert overall["estimated_f1"] == pytest.approx(right["micro_f1"], abs=0.06)
+    errors, inside = [], []
+    for _ in range(20):
+        decisions, evaluation = evaluate(scores, answered(60), resamples=0)
+        overall = evaluation.overall
+        right = measure(torch.from_numpy(logits), torch.from_numpy(truth), names[1], decisions, resamples=0).overall
+        errors.append(overall["estimated_f1"] - right["micro_f1"])
+        for estimate, metric in (("precision", "OP"), ("recall", "OR"), ("f1", "micro_f1")):
+            inside.append(
+                overall[f"estimated_{estimate}_low"] <= right[metric] <= overall[f"estimated_{estimate}_high"]
+            )
+    assert abs(np.mean(errors)) < 0.03
+    assert np.mean(inside) > 0.85
     assert math.isnan(overall["micro_f1"])
     assert math.isnan(overall["mAP"])
     assert not has_too_few(overall)

@@ -242,15 +242,9 @@ class ControlQuestions:
         write_questions([*earlier, *drawn], table, self.run.control)
 
 
-<<<<<<< HEAD
-def has_only_positives(run: RunFolder, labels: Labels | None = None, further_photos: Names | None = None) -> bool:
-    """Return whether the labels are nearly all positive, so that a fill needs control answers or an assumption."""
-    evidence = _open_labels(run, labels, further_photos)[2]
-=======
 def has_only_positives(run: RunFolder) -> bool:
     """Return whether the labels are nearly all positive, so that a fill needs control answers or an assumption."""
     evidence = run.read_rows().evaluation
->>>>>>> 08d8e4a8 (evaluate: random answers count by the entries they stand for; fill by answers learned)
     return are_nearly_all_positive(evidence.value, math.prod(evidence.shape))
 
 
