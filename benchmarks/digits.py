@@ -26,7 +26,7 @@ from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_cache import cache_features
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.device_views import DeviceViews
 from halflabel.images.sources import Arrays, Source, Subset
@@ -99,7 +99,7 @@ def main() -> None:
         head = seeded(seed, lambda: method.head(backbone.channels if backbone else 1280, len(full.classes)))
         model = Model(backbone, head)
         inside = Subset(source, np.arange(asked.images))
-        settings = Settings(epochs=asked.epochs, lr=lr, weight_decay=how.weight_decay, seed=seed, backbone_lr=1.0)
+        settings = Config(epochs=asked.epochs, lr=lr, weight_decay=how.weight_decay, seed=seed, backbone_lr=1.0)
         settings = replace(settings, device=asked.device, batch_size=asked.batch_size)
         fit(model, method, inside, train, settings)
         more = Subset(source, np.arange(asked.images, asked.images + 500))

@@ -22,7 +22,7 @@ import torch
 
 from halflabel.features.backbones import build_backbone
 from halflabel.filling.plan import FillOptions, plan_fill
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Inputs, fit
 from halflabel.images.sources import Features
 from halflabel.labels import drop
@@ -34,7 +34,7 @@ from voc_frozen import load_features, read_labels
 def measure_fill(full: Table, source: Features, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Fill once and compare with the hidden labels."""
     known = drop.apply("partial", full, seed=seed, share=args.share)
-    config = Config(method=args.method, fit="linear", settings=Settings(seed=seed, device="cpu"))
+    config = Config(method=args.method, fit="linear", seed=seed, device="cpu")
     started = time.perf_counter()
     inputs = Inputs(lambda: source, build_backbone("efficientnet-lite0"))
     scores = fit(Labels.of(known), inputs, config, folds=args.folds).scores

@@ -23,7 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Model
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.fitting.step import CompiledModel
 from halflabel.images.device_views import DeviceViews
@@ -79,7 +79,7 @@ def loop(name: str, images: torch.Tensor, batch: int, mode: Any, precision: Any,
     views = {"plain": Plain(size), "weak": Weak(size), "strong": Strong(size)}
     source = DeviceViews(Arrays(images, names, views), images.device, held=images)
     training_method = recipe(method).make()
-    settings = Settings(epochs=4, batch_size=batch, compile=mode, precision=precision, ema=ema, lr=1e-4, device="cuda")
+    settings = Config(epochs=4, batch_size=batch, compile=mode, precision=precision, ema=ema, lr=1e-4, device="cuda")
     log = fit(make_model(name, training_method), training_method, source, table, settings).log
     return float(np.median([line["images_per_s"] for line in log[1:]]))
 

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from gpu_speed import CLASSES, ceiling, make_model
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.decode import find_images
 from halflabel.images.device_views import DeviceViews
@@ -86,7 +86,7 @@ def tune(arguments: argparse.Namespace, source: Source) -> float:
         np.random.default_rng(0).choice(np.array([-1, 0, 1], np.int8), (len(source), CLASSES)), images=source.names
     )
     method = recipe("bce").make()
-    settings = Settings(
+    settings = Config(
         epochs=2, batch_size=arguments.batch, compile=arguments.compile, precision="bf16", device=arguments.device
     )
     log = fit(make_model(arguments.train, method), method, source, table, settings).log

@@ -36,7 +36,7 @@ import torch
 from numpy.typing import NDArray
 
 from halflabel import metrics
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.crossfit import Basis, crossfit
 from halflabel.fitting.fit import Inputs
 from halflabel.images.sources import Features
@@ -108,8 +108,7 @@ class Person:
         features = Features(self.train, self.names[0])
         inputs = Inputs(lambda: features)
         vars(inputs)["basis"] = Basis.of(self.train, self.classifier)
-        settings = Settings(seed=seed, device="cpu")
-        config = Config(method="n-ls" if start == "single" else "wan", fit="linear", settings=settings)
+        config = Config(method="n-ls" if start == "single" else "wan", fit="linear", seed=seed, device="cpu")
         rows = Labels.of(self.known.from_dense(labels, *map(list, self.names)))
         return LiveReview(LiveModel(inputs, config, from_nothing=start == "nothing"), rows, seed=seed)
 

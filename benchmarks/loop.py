@@ -23,7 +23,7 @@ from halflabel import metrics
 from halflabel.evaluation.evaluate import ValidationMetric
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Linear, Model
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features, FetchedBatch, Plan
 from halflabel.labels.names import Names
@@ -71,7 +71,7 @@ def time_network(steps: int, batch: int = 32, classes: int = 20) -> dict[str, fl
         assert isinstance(head, Linear)
         return Model(build_backbone("fast"), head).to(memory_format=torch.channels_last)
 
-    settings = Settings(epochs=1, batch_size=batch, schedule="constant", device="cpu", backbone_lr=1.0)
+    settings = Config(epochs=1, batch_size=batch, schedule="constant", device="cpu", backbone_lr=1.0)
     fit_seconds, plain_seconds = [], []
     for _ in range(3):
         model = new_model()
@@ -122,7 +122,7 @@ def time_cached_features(
 
     def run_fit() -> float:
         model = Model(None, Linear(channels, classes))
-        settings = Settings(epochs=epochs, batch_size=batch, schedule="constant", device="cpu")
+        settings = Config(epochs=epochs, batch_size=batch, schedule="constant", device="cpu")
         began = time.perf_counter()
         fit(model, recipe("bce").make(), source, table, settings, validation=validation, judge=ValidationMetric(truth))
         return time.perf_counter() - began

@@ -30,7 +30,7 @@ import torch
 from halflabel import metrics
 from halflabel.features.heads import Linear, Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Arrays, Features
 from halflabel.labels import drop
@@ -92,7 +92,7 @@ def measure(data: Data, share: float, method: str, epochs: int, seed: int) -> di
     table = drop.corrupt(data.table, share, seed=seed)
     chosen = recipe(method)
     chosen.check_regime(table.stats.regime)
-    settings = Settings(epochs=epochs, lr=chosen.lr, weight_decay=chosen.weight_decay, seed=seed, device="cpu")
+    settings = Config(epochs=epochs, lr=chosen.lr, weight_decay=chosen.weight_decay, seed=seed, device="cpu")
     head = seeded(seed, partial(Linear, data.train.values.shape[1], len(table.classes)))
     model = Model(None, head)
     fit(model, chosen.make(), data.train, table, settings)

@@ -10,6 +10,7 @@ memory after it is compared with memory after the last. Exit code 1 if anything 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import http.client
 import io
 import json
@@ -242,15 +243,15 @@ def small_model(folder: Path, backbone: str) -> Path:
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "papers" / "datasets"))
     from digit_scenes import scenes
 
-    from halflabel.fitting.config import Config, Settings
+    from halflabel.fitting.config import Config
     from halflabel.labels.table import Table
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
 
     made = scenes(60, size=64)
     table = Table.from_dense(made.labels, made.names, made.classes)
-    settings = Settings(epochs=2, batch_size=16, device="cpu")
-    train(table, made.images, Config(backbone=backbone, settings=settings), RunFolder(folder / "run"))
+    settings = Config(epochs=2, batch_size=16, device="cpu")
+    train(table, made.images, dataclasses.replace(settings, backbone=backbone), RunFolder(folder / "run"))
     return folder / "run"
 
 

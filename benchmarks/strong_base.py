@@ -33,7 +33,7 @@ from halflabel.evaluation.decisions import fit_decisions
 from halflabel.evaluation.evaluate import ValidationMetric
 from halflabel.features.feature_transform import FeatureTransform
 from halflabel.features.heads import Model
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.crossfit import crossfit
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features, Subset
@@ -169,7 +169,7 @@ class Bench:
             method,
             Subset(source, inside),
             known.subset(inside),
-            Settings(epochs=20, lr=how.lr, weight_decay=how.weight_decay, seed=seed, device=self.device),
+            Config(epochs=20, lr=how.lr, weight_decay=how.weight_decay, seed=seed, device=self.device),
             validation=Subset(source, outside),
             judge=ValidationMetric(torch.from_numpy(known.subset(outside).dense())),
         )

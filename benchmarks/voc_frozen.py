@@ -28,7 +28,7 @@ from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_cache import cache_features
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features, Subset, open_images
 from halflabel.images.views import make_views
@@ -94,7 +94,7 @@ def train_once(
     channels = int(train.values.shape[1])
     head = seeded(seed, lambda: method.head(channels, len(full.classes)))
     model = Model(None, head)
-    settings = Settings(epochs=args.epochs, lr=lr, weight_decay=method_recipe.weight_decay, seed=seed, device="cpu")
+    settings = Config(epochs=args.epochs, lr=lr, weight_decay=method_recipe.weight_decay, seed=seed, device="cpu")
     settings = replace(settings, optimizer=args.optimizer, batch_size=args.batch_size)
     fitted = fit(
         model,

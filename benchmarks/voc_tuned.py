@@ -8,7 +8,7 @@ python benchmarks/voc_tuned.py run --labels labels.csv --images voc.safetensors 
 
     method, protocol, lr, seed
     options       of the method
-    settings      fields of `halflabel.fitting.config.Settings`
+    settings      fields of `halflabel.fitting.config.Config`
     view          training view: "flip" or "weak"
     linear_init   train the head alone on frozen feature maps before the whole network
     frozen        train only the head, with three fixed strong views per image for methods with two views
@@ -35,7 +35,7 @@ from halflabel.evaluation.evaluate import ValidationMetric
 from halflabel.features.backbones import Backbone, Preprocess, build_backbone
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.device_views import DeviceViews
 from halflabel.images.sources import Arrays, Features, Source, Subset, open_images, sequential_plan
@@ -138,8 +138,8 @@ def train_once(job: dict[str, Any], full: Table, single: Path, data: dict[str, A
         first = recipe(linear_init["method"]).make() if "method" in linear_init else method
         linear_init = {name: linear_init[name] for name in ("epochs", "lr")}
         rest = {"weight_decay": method_recipe.weight_decay, "seed": seed, "device": device, "schedule": "cosine"}
-        fit(Model(None, head), first, Subset(maps, inside), known.subset(inside), Settings(**rest, **linear_init))
-    settings = Settings(
+        fit(Model(None, head), first, Subset(maps, inside), known.subset(inside), Config(**rest, **linear_init))
+    settings = Config(
         **{
             "weight_decay": method_recipe.weight_decay,
             "epochs": 10,

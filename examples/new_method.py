@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from halflabel import Loss, Method, Settings, Table, fit, metrics
+from halflabel import Config, Loss, Method, Table, fit, metrics
 from halflabel.features.heads import Linear, Model
 from halflabel.features.scoring import score_source
 from halflabel.images.sources import Features
@@ -48,7 +48,7 @@ def main(images: int = 400, epochs: int = 10) -> None:
     for name, options in (("an", {}), ("bounded-an", {}), ("bounded-an", {"q": 1.0})):
         torch.manual_seed(0)
         model = Model(None, Linear(20, 5))
-        fit(model, recipe(name).make(**options), train, known, Settings(epochs=epochs, lr=0.05, device="cpu"))
+        fit(model, recipe(name).make(**options), train, known, Config(epochs=epochs, lr=0.05, device="cpu"))
         logits, truth = score_source(model, test).logits, labels[images:]
         present, absent = (float(torch.sigmoid(logits)[truth == value].mean()) for value in (1, -1))
         print(f"  {name} {options}: {metrics.mean_average_precision(logits, truth):.3f}, {present:.2f}, {absent:.2f}")

@@ -118,7 +118,7 @@ def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
     """A run of `train` on 60 digit scenes, half of whose labels are known; its head uses similar images."""
     from digit_scenes import CLASSES, scenes, write_folder
 
-    from halflabel.fitting.config import Config, Settings
+    from halflabel.fitting.config import Config
     from halflabel.labels.table import Table
     from halflabel.runs.folder import RunFolder
     from halflabel.runs.train import train
@@ -134,7 +134,7 @@ def solver_run(tmp_path_factory: pytest.TempPathFactory) -> SolverRun:
         size=32,
         fit="linear",
         l2_strength=1e-4,
-        settings=Settings(device="cpu"),
+        device="cpu",
         images=str(images),
     )
     run = RunFolder(folder / "runs" / "solved")

@@ -46,7 +46,7 @@ def test_train_from_a_file_then_ask_and_continue(table: halflabel.Table, folder:
     run = halflabel.train(tmp_path / "labels.csv", str(folder), tmp_path / "first", **TINY, **how)
     assert run.folder == tmp_path / "first"
     assert list(run.model.classes) == CLASSES
-    assert run.model.config.settings.epochs == 3
+    assert run.model.config.epochs == 3
     assert run.model.config.fit == "batches"
     assert run.evaluation is not None
     assert run.evaluation.overall["images"] > 0

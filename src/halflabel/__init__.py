@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 __all__ = [
+    "Config",
     "HalfLabelClassifier",
     "Head",
     "Loss",
     "Method",
     "Policy",
     "Relabeler",
-    "Settings",
     "Table",
     "Term",
     "UserError",
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from halflabel.estimator import HalfLabelClassifier
     from halflabel.features.heads import Head
     from halflabel.filling.run import fill
-    from halflabel.fitting.config import Settings
+    from halflabel.fitting.config import Config
     from halflabel.fitting.loop import fit
     from halflabel.images.torch_dataset import LabelledImages as dataset
     from halflabel.labels import drop
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 # Exported name -> "module", "module:other name there", or "module:" for the module itself. Imported on
 # first use: torch takes seconds, and most commands do not need it.
 _HOMES = {
+    "Config": "fitting.config",
     "HalfLabelClassifier": "estimator",
     "Head": "features.heads",
     "Table": "labels.table",
@@ -75,7 +76,6 @@ _HOMES = {
     "Method": "methods.base",
     "Policy": "labels.policy",
     "Relabeler": "methods.parts.relabel",
-    "Settings": "fitting.config",
     "Term": "methods.parts.terms",
     "UserError": "errors",
     "compare": "comparison.compare",

@@ -248,7 +248,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _check_parameters(self) -> None:
-        """Check the parameters that neither the method nor `Settings` checks, before anything is computed."""
+        """Check the parameters that neither the method nor `Config` checks, before anything is computed."""
         for name, allowed in _CHOICES.items():
             if (value := getattr(self, name)) not in allowed:
                 raise UserError(f"{name}={value!r} cannot be used", f"use one of: {', '.join(allowed)}")
@@ -258,7 +258,7 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _assemble(self, table: Table) -> Assembly:
         """Return what makes the parts: by the parameters, else by the choice for the labels."""
         is_auto = isinstance(self.method, str) and self.method == "auto"
-        choice = choose(table.stats) if is_auto else Choice("", settings={"epochs": _EPOCHS})
+        choice = choose(table.stats) if is_auto else Choice("", config={"epochs": _EPOCHS})
         chosen = recipe(choice.method or self.method)
         training = {name: getattr(self, name) for name in _OPTIONS}
         given = [name for name, value in training.items() if value != getattr(type(self), name)]

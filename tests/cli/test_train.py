@@ -259,10 +259,10 @@ def test_auto_prints_its_choice_and_the_run_records_it(tmp_path: Path, data: Pat
     asked = ["--tune", "all", "--epochs", "2"]
     run("train", data / "train.csv", data / "images", "--out", tmp_path / "all", *asked, *TINY)
     whole = RunFolder.open(tmp_path / "all").read_config()
-    assert whole["settings"]["ema"] == 0.998
+    assert whole["ema"] == 0.998
     assert whole["targets"] == "soft"
-    assert config["settings"]["epochs"] == 80
-    assert whole["settings"]["epochs"] == 2  # what is asked for goes before the rule
+    assert config["epochs"] == 80
+    assert whole["epochs"] == 2  # what is asked for goes before the rule
 
 
 def test_continue_adds_answers_to_the_labels_of_the_run(tmp_path: Path, data: Path) -> None:

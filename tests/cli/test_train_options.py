@@ -40,7 +40,7 @@ def test_the_config_of_a_run_is_read_back(data: Path, tmp_path: Path) -> None:
     done(*place, tmp_path / "c", "--config", tmp_path / "a" / "config.yaml", "--set", "alpha=0.2", "--lr", "0.02")
     changed = RunFolder(tmp_path / "c").read_config()
     assert changed["options"]["alpha"] == 0.2
-    assert changed["settings"] == {**first["settings"], "lr": 0.02}
+    assert changed == {**first, "options": changed["options"], "lr": 0.02}
     done(*place, tmp_path / "d", "--config", tmp_path / "a" / "config.yaml", "--method", "an")
     assert RunFolder(tmp_path / "d").read_config()["method"] == "an"
 

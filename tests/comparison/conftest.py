@@ -14,7 +14,7 @@ from halflabel.comparison.bench import Bench, Trained
 from halflabel.comparison.compare import compare
 from halflabel.comparison.grid import Task
 from halflabel.comparison.result import Trials
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels.table import Table
 
 
@@ -37,7 +37,7 @@ def digits() -> Digits:
 
 @pytest.fixture(scope="session")
 def config() -> Config:
-    return Config(backbone="tiny", size=32, settings=Settings(epochs=2, batch_size=16, device="cpu"))
+    return Config(backbone="tiny", size=32, epochs=2, batch_size=16, device="cpu")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from halflabel.errors import UserError
 from halflabel.fitting import auto
 from halflabel.fitting.auto import RULES, SHORT_LIST, Choice, Rule, choose, epochs_for, short_list, whole_settings
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.labels import drop
 from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, recipe, recipes
@@ -44,7 +44,7 @@ def test_every_kind_of_labels_has_a_short_list_that_can_learn_from_them(name: st
     best = choose(stats)
     assert best.method == choices[0].method
     recipe(best.method).make(**best.options)
-    dataclasses.replace(Settings(), **best.settings)
+    dataclasses.replace(Config(), **best.config)
 
 
 def test_a_baseline_is_on_the_list_where_labels_are_missing() -> None:
@@ -102,20 +102,20 @@ def test_the_first_rule_that_fits_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_of_the_rule_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "RULES", (Rule(("full",), (Choice("bce", "why", {}, {"epochs": 7, "ema": 0.9}),)),))
-    assert choose(full().stats).settings == {"epochs": 7, "ema": 0.9}
+    assert choose(full().stats).config == {"epochs": 7, "ema": 0.9}
 
 
 def test_few_images_get_more_epochs_where_only_the_head_is_tuned() -> None:
     counts = [epochs_for(images) for images in (10, 499, 500, 1_000_000)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] > counts[-1]
-    assert choose(full().stats).settings["epochs"] == epochs_for(200)
+    assert choose(full().stats).config["epochs"] == epochs_for(200)
     tuned = choose(full().stats, tune="all")
-    assert tuned.settings["epochs"] == epochs_for(200, "all") > epochs_for(5000, "all")
+    assert tuned.config["epochs"] == epochs_for(200, "all") > epochs_for(5000, "all")
     assert tuned.method == choose(full().stats).method
-    assert tuned.config == {"targets": "soft"}  # of the frozen recipe; a method that is named trains by its own
-    assert not choose(full().stats, tune="all", method="rml").config
-    assert choose(full().stats, method="rml") == Choice("rml", settings={"epochs": epochs_for(200)})
+    assert tuned.config["targets"] == "soft"  # of the frozen recipe; a method that is named trains by its own
+    assert "targets" not in choose(full().stats, tune="all", method="rml").config
+    assert choose(full().stats, method="rml") == Choice("rml", config={"epochs": epochs_for(200)})
 
 
 def test_a_whole_network_has_the_rate_and_size_of_its_type() -> None:
@@ -140,4 +140,4 @@ def test_the_rules_cover_all_regimes_and_name_existing_options() -> None:
         assert any(regime in rule.regimes for rule in RULES)
     for choice in (choice for rule in RULES for choice in rule.choices if choice.method in known):
         known[choice.method].make(**choice.options)
-        dataclasses.replace(Settings(), **choice.settings)
+        dataclasses.replace(Config(), **choice.config)

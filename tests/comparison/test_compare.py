@@ -209,7 +209,7 @@ def test_another_configuration_is_refused_and_force_starts_again(
     go: Any, digits: Any, config: Config, trained: list[Task]
 ) -> None:
     go()
-    longer = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=3))
+    longer = dataclasses.replace(config, epochs=3)
     with pytest.raises(UserError, match="epochs was 2, is 3") as caught:
         go(config=longer)
     assert "‹force" in caught.value.fix
@@ -339,7 +339,7 @@ def test_classes_without_known_negatives_are_left_out(go: Any, digits: Any) -> N
 
 def test_equal_methods_do_not_differ_and_a_worse_one_does(go: Any, config: Config) -> None:
     pictures, table = paint()
-    longer = dataclasses.replace(config, settings=dataclasses.replace(config.settings, epochs=8, keep="last"))
+    longer = dataclasses.replace(config, epochs=8, keep="last")
     fitted = go(table=table, images=pictures, names=["swapped", "em", "em:alpha=0.2"], lr=1.0, config=longer, seeds=3)
     first, second, last = fitted.rows
     assert {first.method, second.method} == {"em", "em:alpha=0.2"}
@@ -384,11 +384,11 @@ def test_bad_settings_are_refused_before_anything_is_written(
 
 
 def test_the_head_of_a_tuned_network_is_fitted_again_as_by_train(go: Any, config: Config) -> None:
-    slow = dataclasses.replace(config.settings, epochs=1)  # with the rate below the tuned head learns next to nothing
+    # With the rate below the tuned head learns next to nothing.
     pictures, table = paint()
     scores = {}
     for fit in ("auto", "batches"):
-        tuned = dataclasses.replace(config, tune="all", fit=fit, settings=slow)
+        tuned = dataclasses.replace(config, tune="all", fit=fit, epochs=1)
         comparison = go(fit, names=["bn-bce"], lr=1e-7, seeds=1, config=tuned, table=table, images=pictures)
         scores[fit] = comparison.rows[0].mAP
     assert scores["auto"] > 0.95

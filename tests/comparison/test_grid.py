@@ -13,7 +13,7 @@ import torch
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task, parse_budget
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels import drop
@@ -163,7 +163,7 @@ def trained(name: str, options: dict[str, object]) -> dict[str, torch.Tensor]:
     source = Features(torch.randn(shape, generator=torch.Generator().manual_seed(0)), table.images)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # parts that never start
-        fit(Model(None, head), method, source, table, Settings(epochs=3, batch_size=10, device="cpu"))
+        fit(Model(None, head), method, source, table, Config(epochs=3, batch_size=10, device="cpu"))
     return dict(head.state_dict())
 
 

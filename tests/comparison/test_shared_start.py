@@ -183,14 +183,14 @@ def test_another_test_set_reuses_the_start(
 
 
 def test_the_start_equals_its_method_trained_alone(digits: Any, config: Config, tmp_path: Path) -> None:
-    alone = replace(config, settings=replace(config.settings, epochs=START.epochs))
+    alone = replace(config, epochs=START.epochs)
     plain = Bench(split_data(digits.table, digits.images), alone, cache=tmp_path).train(task("logistic"))
     started = Bench(split_data(digits.table, digits.images), config, cache=tmp_path, start=START)
     assert np.array_equal(started.train(task("logistic")).logits, plain.logits)
     assert started.identity()["start"]["epochs"] == 3
     assert Bench(split_data(digits.table, digits.images), config, cache=tmp_path).identity()["start"] is None
     # With a learning rate of 0 a method with the same head stays where it started.
-    still = replace(config, settings=replace(config.settings, schedule="constant"))
+    still = replace(config, schedule="constant")
     bench = Bench(split_data(digits.table, digits.images), still, cache=tmp_path, start=START)
     same = bench.train(replace(task("lsep"), lr=0.0, candidate=replace(task("lsep").candidate, weight_decay=0.0)))
     first = bench.train(task("logistic"))
@@ -239,8 +239,7 @@ def test_epochs_of_the_head_alone_are_not_cut_short(
 
     monkeypatch.setattr("halflabel.fitting.fit.fit_epochs", fit)
     # A rate of 0: no epoch is better than the first.
-    settings = replace(config.settings, patience=1, epochs=4)
-    tuned = replace(config, tune="all", settings=settings, linear_init=3, linear_lr=0.0)
+    tuned = replace(config, tune="all", patience=1, epochs=4, linear_init=3, linear_lr=0.0)
     role = replace(task("role-li"), lr=0.0, candidate=replace(task("role-li").candidate, weight_decay=0.0))
     bench = Bench(split_data(digits.table, digits.images), tuned, cache=tmp_path)
     bench.train(role)

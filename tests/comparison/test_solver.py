@@ -21,7 +21,7 @@ from halflabel.comparison.study import study
 from halflabel.errors import UserError
 from halflabel.features.scoring import score_source
 from halflabel.fitting import fit as fitting
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.images.sources import Arrays
 from halflabel.labels.table import UNCERTAIN, Table
 from halflabel.runs.folder import RunFolder
@@ -53,8 +53,7 @@ def test_a_task_has_the_scores_of_a_run_of_train(
     outcome, logits = bench.train(task)
 
     data, run = bench.data, RunFolder(tmp_path / "run")
-    settings = Settings(seed=1, device="cpu")
-    config = Config(method=method, backbone="tiny", size=32, fit="auto", settings=settings)
+    config = Config(method=method, backbone="tiny", size=32, fit="auto", seed=1, device="cpu")
     train(HALF.apply(data.rest, 1), digits.images[torch.from_numpy(data.inside)], config, run)
     predictor = Predictor.from_run(run)
     test = Arrays(digits.images[torch.from_numpy(data.outside)], data.test.images, predictor.views)

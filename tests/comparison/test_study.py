@@ -27,7 +27,7 @@ from halflabel.comparison.result import Backtest, Gap, Growth, Interval, TaskSco
 from halflabel.comparison.sources import OutOfTime
 from halflabel.comparison.study import _normal, extrapolate, fit_law, grow, study
 from halflabel.errors import UserError
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels import drop
 from halflabel.labels.labels import Labels
 from halflabel.labels.split import assign_parts
@@ -54,7 +54,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-SMALL: dict[str, Any] = {"backbone": "tiny", "size": 32, "settings": Settings(epochs=6, batch_size=16, device="cpu")}
+SMALL: dict[str, Any] = {"backbone": "tiny", "size": 32, "epochs": 6, "batch_size": 16, "device": "cpu"}
 CONFIG = Config(held_out=0.0, **SMALL)
 
 

@@ -24,7 +24,7 @@ from halflabel import cli
 from halflabel.errors import UserError
 from halflabel.features.heads import Head, Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.fitting.step import OptimizerStep
 from halflabel.images.sources import Arrays, Features
@@ -35,7 +35,7 @@ from halflabel.system import distributed, memory
 from halflabel.types import Output
 
 N, SIDE, D, C = 37, 8, 6, 5
-PLAIN = Settings(epochs=3, batch_size=12, lr=0.1, optimizer="sgd", schedule="constant", device="cpu")
+PLAIN = Config(epochs=3, batch_size=12, lr=0.1, optimizer="sgd", schedule="constant", device="cpu")
 
 
 class Small(nn.Module):

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from halflabel import cli
 from halflabel.cli import app
 from halflabel.errors import UserError
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.methods.base import recipe, recipes
 from halflabel.system import distributed
@@ -240,7 +240,7 @@ def test_compiling_is_refused_to_several(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("RANK", "0")
     method = recipe("bce").make()
     with pytest.raises(UserError, match='compile="inductor" works in one process'):
-        fit(JOB.model(method), method, JOB.images(), JOB.labels(), Settings(compile="inductor"))
+        fit(JOB.model(method), method, JOB.images(), JOB.labels(), Config(compile="inductor"))
 
 
 def test_errors_of_a_lost_process_are_recognised(monkeypatch: pytest.MonkeyPatch) -> None:

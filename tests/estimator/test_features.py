@@ -25,7 +25,7 @@ from halflabel.errors import UserError
 from halflabel.estimator import HalfLabelClassifier
 from halflabel.features.heads import Linear
 from halflabel.fitting.auto import Choice
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.labels.table import Table
 from halflabel.methods import base as registry
 from halflabel.methods.base import recipe, recipes
@@ -276,12 +276,12 @@ def test_the_method_and_its_options_are_used() -> None:
 def test_learning_rates_are_the_methods_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table.from_dense(half_labelled()[2].astype(np.int8))
 
-    def settings(**parameters: Any) -> Settings:
-        return HalfLabelClassifier(**parameters)._assemble(table).config.settings
+    def settings(**parameters: Any) -> Config:
+        return HalfLabelClassifier(**parameters)._assemble(table).config
 
     bn_bce, default = recipe("bn-bce"), settings()
     assert (default.lr, default.weight_decay, default.epochs) == (bn_bce.lr, bn_bce.weight_decay, 20)
-    monkeypatch.setattr(module, "choose", lambda stats: Choice("bn-bce", settings={"lr": 0.5, "epochs": 80}))
+    monkeypatch.setattr(module, "choose", lambda stats: Choice("bn-bce", config={"lr": 0.5, "epochs": 80}))
     chosen = settings(method="auto")
     assert (chosen.lr, chosen.epochs) == (0.5, 80)
     explicit = settings(method="auto", fit_by="batches", lr=0.0, weight_decay=0.0)

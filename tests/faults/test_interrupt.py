@@ -19,7 +19,7 @@ from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Linear, Model
 from halflabel.fitting import checkpoint
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import Fitted, fit
 from halflabel.fitting.step import OptimizerStep
 from halflabel.images.sources import Features, Images
@@ -34,7 +34,7 @@ from halflabel.system.signals import Stopped
 from halflabel.types import Batch, Sweep, Targets
 
 N, D, C = 24, 5, 3
-SETTINGS = Settings(epochs=3, batch_size=4, accumulate=2, lr=0.01, ema=0.9, device="cpu")
+SETTINGS = Config(epochs=3, batch_size=4, accumulate=2, lr=0.01, ema=0.9, device="cpu")
 STEPS = 3 * N // 4  # batches
 
 
@@ -249,7 +249,7 @@ def test_deterministic_ways_are_taken_while_it_trains_and_no_longer(monkeypatch:
     table = Table.from_dense(np.ones((4, C), np.int8))
     source = Features(np.zeros((4, D), np.float32), table.images)
     for on in (True, False):
-        settings = Settings(epochs=1, device="cpu", deterministic=on)
+        settings = Config(epochs=1, device="cpu", deterministic=on)
         fit(Model(None, Linear(D, C)), Method(BCE(), Looking()), source, table, settings)
         monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
         assert not torch.are_deterministic_algorithms_enabled()
@@ -261,6 +261,6 @@ def test_weights_do_not_depend_on_the_number_of_workers(pictures: Path) -> None:
     results = []
     for workers in (0, 2):
         model = Model(build_backbone("tiny", size=32), seeded(1, lambda: Linear(build_backbone("tiny").channels, C)))
-        settings = Settings(epochs=2, batch_size=4, lr=0.01, device="cpu")
+        settings = Config(epochs=2, batch_size=4, lr=0.01, device="cpu")
         results.append(fit(model, Method(BCE(), Sweeping()), images(pictures, workers), table, settings).weights)
     assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())

@@ -18,7 +18,7 @@ from halflabel.features.feature_cache import cache_features
 from halflabel.features.heads import Linear, Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting.callbacks import Callback
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import Fitted, fit
 from halflabel.fitting.step import OptimizerStep
 from halflabel.images.sources import Arrays, Features, Images
@@ -32,7 +32,7 @@ from halflabel.system.gpu_memory import MicroBatcher
 from halflabel.types import Batch, Targets
 
 N, C = 24, 3
-SETTINGS = Settings(epochs=2, batch_size=8, lr=0.01, schedule="constant", device="cpu")
+SETTINGS = Config(epochs=2, batch_size=8, lr=0.01, schedule="constant", device="cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def model(most: int, where: str = "forward", after: int = 0) -> Model:
     return Model(backbone, head)  # type: ignore[arg-type]
 
 
-def train(tuned: Model, settings: Settings, **more: Any) -> tuple[Fitted, Method]:
+def train(tuned: Model, settings: Config, **more: Any) -> tuple[Fitted, Method]:
     source, table = data()
     method = Method(BCE(), Remembering())
     return fit(tuned, method, source, table, settings, **more), method

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from digit_scenes import write_folder
 
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels import formats
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
@@ -30,10 +31,10 @@ def digits(pictures: Path) -> Table:
 
 
 def train_run(folder: Path, pictures: Path, table: Table, tune: str) -> RunFolder:
-    settings = Settings(epochs=2, batch_size=16, lr=0.01, device="cpu")
+    settings = Config(epochs=2, batch_size=16, lr=0.01, device="cpu")
     shape = {"backbone": "tiny", "size": 32, "held_out": 0.4, "images": str(pictures / "images")}
     run = RunFolder(folder)
-    train(table, pictures / "images", Config(method="bn-bce", tune=tune, settings=settings, **shape), run)
+    train(table, pictures / "images", dataclasses.replace(settings, method="bn-bce", tune=tune, **shape), run)
     return run
 
 

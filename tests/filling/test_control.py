@@ -24,7 +24,7 @@ from halflabel.evaluation.scores import Scores
 from halflabel.filling.control import draw_control, plan_present, unknown_curve
 from halflabel.filling.plan import FillOptions
 from halflabel.filling.run import ControlQuestions, NotShown, fill, unlearned_answers
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels import drop, formats
 from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.labels import Labels
@@ -173,8 +173,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
     truth = scenes(80, size=32).labels
     names = sorted(path.name for path in (folder / "images").iterdir())
     table = drop.single_positive(Table.from_dense(truth, names, CLASSES))
-    settings = Settings(device="cpu")
-    config = Config(method="wan", backbone="tiny", size=32, fit="linear", l2_strength=1e-3, settings=settings)
+    config = Config(method="wan", backbone="tiny", size=32, fit="linear", l2_strength=1e-3, device="cpu")
     run = RunFolder(folder / "runs" / "first")
     train(table, folder / "images", config, run)
     run.write_calibration(Calibration(6.0, 9.0, 80, "labels were given at random"), dict.fromkeys(CLASSES, 0.5))

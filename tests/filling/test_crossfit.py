@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from halflabel.evaluation.scores import Scores
 from halflabel.features.heads import Linear, Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting import fit as fitting
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Inputs
 from halflabel.images.sources import Features
 from halflabel.labels.labels import Labels
@@ -31,7 +32,7 @@ def cross_fit(features: Features, table: Table, folds: int) -> Scores:
     return scores
 
 
-CONFIG = Config(method="bn-bce", settings=Settings(epochs=1, batch_size=16, lr=0.05, device="cpu"))
+CONFIG = Config(method="bn-bce", epochs=1, batch_size=16, lr=0.05, device="cpu")
 
 
 def features_and_labels(images: int = 40) -> tuple[np.ndarray[Any, Any], Table]:
@@ -91,8 +92,8 @@ def test_a_solver_run_is_fitted_again_by_the_solver(
     pictures: Path, digits: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, images = RunFolder(tmp_path / "run"), pictures / "images"
-    settings = Settings(device="cpu")
-    train(digits, images, Config("bn-bce", backbone="tiny", size=32, fit="auto", settings=settings), run)
+    settings = Config(device="cpu")
+    train(digits, images, dataclasses.replace(settings, method="bn-bce", backbone="tiny", size=32, fit="auto"), run)
     stored = run.scores(digits.images, images)
     monkeypatch.setattr(fitting, "fit_epochs", None)  # epochs of batches would call it
     again = fit_again(run, images, Labels.of(digits))

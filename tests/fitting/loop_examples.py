@@ -10,7 +10,7 @@ from torch import Tensor
 
 from halflabel.features.heads import Head, Linear, Model
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import plan_epoch
 from halflabel.images.sources import Arrays, Features
 from halflabel.images.views import Plain, Strong, Weak
@@ -21,7 +21,7 @@ from halflabel.methods.parts.losses import BCE
 N, D, C = 50, 8, 5
 
 
-PLAIN = Settings(epochs=3, batch_size=16, lr=0.01, schedule="constant", device="cpu")
+PLAIN = Config(epochs=3, batch_size=16, lr=0.01, schedule="constant", device="cpu")
 
 
 def data(n: int = N) -> tuple[Features, Table]:
@@ -40,7 +40,7 @@ def bce() -> Method:
     return Method(BCE())
 
 
-def planned(settings: Settings, source: Any, epoch: int) -> list[Any]:
+def planned(settings: Config, source: Any, epoch: int) -> list[Any]:
     """The batches of the loop, for a plain torch loop over the same batches."""
     return list(plan_epoch(source, settings, epoch))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.fitting.config import Config, Settings, declared_options, parse_option
+from halflabel.fitting.config import Config, declared_options, parse_option
 
 
 @pytest.mark.parametrize(
@@ -28,50 +28,47 @@ from halflabel.fitting.config import Config, Settings, declared_options, parse_o
 )
 def test_a_wrong_setting_is_named(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"{name} cannot be"):
-        Settings(**{name: value})
-    with pytest.raises(UserError, match=f"{name} cannot be"):
-        dataclasses.replace(Settings(), **{name: value})
+        Config(**{name: value})
     content = Config().as_dict()
-    content["settings"][name] = value
+    content[name] = value
     with pytest.raises(UserError, match=rf"config\.yaml.*{name} cannot be"):
         Config.from_dict(content)
 
 
 def test_an_optimizer_that_is_not_here_stops_training_but_not_a_finished_model() -> None:
     content = Config().as_dict()
-    content["settings"]["optimizer"] = "lion"
-    settings = Config.from_dict(content).settings
+    content["optimizer"] = "lion"
+    settings = Config.from_dict(content)
     with pytest.raises(UserError, match="'lion'"):
         settings.check_names()
 
 
 def test_an_unknown_setting_is_named() -> None:
-    for content in ({**Config().as_dict(), "colour": "red"}, {**Config().as_dict(), "settings": {"colour": "red"}}):
-        with pytest.raises(UserError, match=r"config\.yaml.*colour"):
-            Config.from_dict(content)
+    with pytest.raises(UserError, match=r"config\.yaml.*colour"):
+        Config.from_dict({**Config().as_dict(), "colour": "red"})
 
 
 def test_numbers_get_the_declared_type() -> None:
-    settings = Settings(lr=1, epochs=np.int64(3), seed=np.int64(5))
+    settings = Config(lr=1, epochs=np.int64(3), seed=np.int64(5))
     assert [type(value) for value in (settings.lr, settings.epochs, settings.seed)] == [float, int, int]
 
 
 def test_config_yaml_has_the_declared_fields() -> None:
     content = Config(method="em", options={"alpha": 0.2}).as_dict()
     assert content["options"] == {"alpha": 0.2}
-    assert set(content["settings"]) == {field.name for field in dataclasses.fields(Settings)}
+    assert set(content) == {field.name for field in dataclasses.fields(Config)}
     assert Config.from_dict(content) == Config(method="em", options={"alpha": 0.2})
 
 
-def test_options_are_sorted_into_config_and_settings() -> None:
+def test_options_that_are_not_given_have_their_defaults() -> None:
     config = Config.from_options({"epochs": 3, "tune": "all", "lr": None, "images": "photos"})
-    assert config == Config(tune="all", images="photos", settings=Settings(epochs=3))
+    assert config == Config(tune="all", images="photos", epochs=3)
 
 
 def test_every_option_is_declared_with_help_and_defaults_in_bounds() -> None:
-    fields = {field.name for kind in (Config, Settings) for field in dataclasses.fields(kind)}
+    fields = {field.name for field in dataclasses.fields(Config)}
     assert fields - set(declared_options()) == {
-        *("method", "options", "settings", "images", "averaged_with", "candidates"),
+        *("method", "options", "images", "averaged_with", "candidates"),
         *("targets", "linear_init", "linear_lr"),  # decided by the method, or by a paper
     }
     for declared in declared_options().values():

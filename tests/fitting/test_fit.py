@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from halflabel import metrics
 from halflabel.features.heads import Head, pool
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Fit, Inputs, Watch, fit
 from halflabel.images.sources import Features
 from halflabel.labels.labels import Labels
@@ -39,9 +40,9 @@ def go(method: str, *, messages: list[str] | None = None, epochs: int = 1, **con
     table = Table.from_dense(np.where(np.random.default_rng(1).random(labels.shape) < 0.4, labels, 0))
     source = Features(values, table.images, strong=[values])
     lr = config.pop("lr", 1e-3)
-    settings = Settings(epochs=epochs, lr=lr, device="cpu", keep=config.pop("keep", "best"))
+    settings = Config(epochs=epochs, lr=lr, device="cpu", keep=config.pop("keep", "best"))
     watch = Watch(Reporter(message=(messages if messages is not None else []).append))
-    options = Config(method=method, settings=settings, **config)
+    options = dataclasses.replace(settings, method=method, **config)
     fitted = fit(Labels.of(table), Inputs(lambda: source, channels=24), options, watch=watch)
     logits = score_source(fitted.model, source, device="cpu").logits
     return fitted, metrics.mean_average_precision(logits, torch.from_numpy(labels))

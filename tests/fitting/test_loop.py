@@ -31,7 +31,7 @@ from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Head, Linear, Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.fitting.optimizer import learning_rate_factor, parameter_groups
 from halflabel.images.sources import Features, Subset
@@ -43,7 +43,7 @@ from halflabel.types import Batch, Output
 
 
 def by_hand(
-    settings: Settings,
+    settings: Config,
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
     rate: Callable[[float], float] = lambda progress: 1.0,
     after: Callable[[nn.Module, int], None] = lambda module, step: None,
@@ -337,4 +337,4 @@ def test_an_unknown_compiler_is_refused():
     table = Table.from_dense(np.array([[1, -1]], np.int8))
     source = Features(torch.randn(1, 4), Names.numbered(1))
     with pytest.raises(UserError, match="compile cannot be"):
-        fit(Model(None, Linear(4, 2)), Method(BCE()), source, table, Settings(compile="fast", device="cpu"))
+        fit(Model(None, Linear(4, 2)), Method(BCE()), source, table, Config(compile="fast", device="cpu"))

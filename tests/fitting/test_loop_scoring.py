@@ -16,7 +16,7 @@ from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Head, Linear, Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Arrays, Features, Subset
 from halflabel.images.views import Plain
@@ -208,7 +208,7 @@ def test_the_log_compares_guesses_with_hidden_labels():
     source = Features(torch.randn(3, 4), Names.numbered(3))
     method = Method(BCE(), Guessing())
     logs = [
-        fit(Model(None, Linear(4, 2)), method, source, known, Settings(epochs=3, device="cpu"), truth=truth_or_none).log
+        fit(Model(None, Linear(4, 2)), method, source, known, Config(epochs=3, device="cpu"), truth=truth_or_none).log
         for truth_or_none in (truth, None)
     ]
     assert logs[0][1]["tn_rate"] == 1

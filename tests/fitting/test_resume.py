@@ -16,7 +16,7 @@ from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
 from halflabel.fitting import loop as training
 from halflabel.fitting.callbacks import EpochLog
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.labels.table import Table
 from halflabel.methods.base import Method
@@ -39,7 +39,7 @@ class Remembering(Relabeler):
         return Targets((batch.labels > 0).float() + unknown * soft, (batch.labels < 0).float() + unknown * (1 - soft))
 
 
-def saved(stop: Counting, settings: Settings) -> int:
+def saved(stop: Counting, settings: Config) -> int:
     """Batches of the second epoch in the last checkpoint: the callback stops training before its step is saved."""
     per_epoch = math.ceil(N / settings.batch_size)
     return (stop.stop_at - per_epoch - 1) // settings.accumulate * settings.accumulate

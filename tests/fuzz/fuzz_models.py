@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import shutil
@@ -30,7 +31,7 @@ def small_run(folder: Path) -> Any:
 @cache
 def _trained_run() -> Path:
     """A model trained for a moment on 12 digit scenes; a model made one of its labels."""
-    from halflabel.fitting.config import Config, Settings
+    from halflabel.fitting.config import Config
     from halflabel.labels.labels import Labels
     from halflabel.labels.table import Table
     from halflabel.runs.folder import RunFolder
@@ -44,11 +45,11 @@ def _trained_run() -> Path:
     score = np.where(source == 1, 0.75, np.nan).astype(np.float32)
     rows = Labels.build(rows.images, rows.classes, rows.image, rows.column, rows.value, source, score, ("", "model:x"))
     run = RunFolder(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")) / "run")
-    settings = Settings(epochs=1, batch_size=4, device="cpu")
+    settings = Config(epochs=1, batch_size=4, device="cpu")
     train(
         rows,
         samples.images,
-        Config(backbone="tiny", size=32, held_out=0.4, settings=settings, images="photos"),
+        dataclasses.replace(settings, backbone="tiny", size=32, held_out=0.4, images="photos"),
         run,
     )
     return run.folder

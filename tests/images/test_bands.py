@@ -11,7 +11,7 @@ from PIL import Image
 
 from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.images.decode import BadImage, locate_images, read_image
 from halflabel.labels.table import Table
 from halflabel.runs.export.onnx import export_onnx
@@ -113,7 +113,7 @@ def test_a_run_learns_from_a_band_beyond_rgb(tmp_path: Path) -> None:
         values[4] += 100 * (label > 0)
         np.save(folder / f"{name}.npy", values.astype(np.uint8))
     assert all(locate_images(names, folder))
-    config = Config(method="bce", backbone="tiny", size=32, channels=5, fit="auto", settings=Settings(device="cpu"))
+    config = Config(method="bce", backbone="tiny", size=32, channels=5, fit="auto", device="cpu")
     run = RunFolder(tmp_path / "run")
     evaluation = train(Table.from_dense(labels, names, ["x"]), folder, config, run)
     assert evaluation is not None

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from halflabel.errors import UserError
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.images.decode import first_files
 from halflabel.images.items import Items, pool_items
 from halflabel.images.sources import Features, Images, open_images
@@ -23,7 +23,7 @@ from halflabel.runs.train import train
 
 LABELS = np.random.default_rng(1).choice([-1, 1], (40, 1))
 NAMES = [f"item{number}" for number in range(40)]
-CONFIG = Config(method="bce", backbone="tiny", size=32, fit="auto", settings=Settings(device="cpu"))
+CONFIG = Config(method="bce", backbone="tiny", size=32, fit="auto", device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
@@ -193,7 +193,7 @@ def test_it_learns_that_one_label_implies_another():
     torch.manual_seed(0)
     model = Model(None, method.head(2, 3))
     source = Features(features, table.images)
-    fit(model, method, source, table, Settings(epochs=12, lr=0.02, device="cpu"))
+    fit(model, method, source, table, Config(epochs=12, lr=0.02, device="cpu"))
     probabilities = torch.sigmoid(score_source(model, source).logits)
     assert ((probabilities > 0.5).numpy() == (labels > 0)).mean() > 0.97
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
@@ -22,7 +22,7 @@ from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Ignore
 from halflabel.types import Batch, Targets
 
-SETTINGS = Settings(epochs=2, batch_size=6, device="cpu")
+SETTINGS = Config(epochs=2, batch_size=6, device="cpu")
 
 
 def train(method: Method, **more: Any) -> Model:

@@ -13,7 +13,7 @@ from torch import nn
 from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
 from halflabel.fitting.callbacks import Callback
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
@@ -189,7 +189,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, options, within):
     rng = np.random.default_rng(0)
     table = Table.from_dense(rng.choice([-1, 0, 1], (24, 4)))
     values = torch.from_numpy(rng.random((24, 6))).float()
-    settings = Settings(epochs=4, batch_size=8, lr=0.01, device="cpu", save_every=1)
+    settings = Config(epochs=4, batch_size=8, lr=0.01, device="cpu", save_every=1)
 
     class Break(Callback):
         """At the end of epoch 3, or after the second of three batches of the epoch in which the scale is measured."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError
 from halflabel.features import heads
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
@@ -215,7 +215,7 @@ def train(method: Method, epochs: int = 2) -> None:
     labels = np.where(draw.random((12, 3)) < 0.5, 1, -1).astype(np.int8)
     table = Table.from_dense(labels)
     source = Features(draw.normal(size=(12, 5)).astype(np.float32), table.images)
-    settings = Settings(epochs=epochs, batch_size=6, device="cpu")
+    settings = Config(epochs=epochs, batch_size=6, device="cpu")
     fit(heads.Model(None, method.head(5, 3)), method, source, table, settings)
 
 

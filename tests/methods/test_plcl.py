@@ -12,7 +12,7 @@ from torch import nn
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Ensemble, Linear, Model, Weldon
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
@@ -295,7 +295,7 @@ def test_labels_found_in_training_are_in_the_log_and_close_to_the_truth():
     table, truth_table = Table.from_dense(hidden), Table.from_dense(truth)
     method = recipe("plcl").make(theta=1.0, dropout=0.2, passes=10)
     model = Model(None, seeded(0, lambda: method.head(8, 4)))
-    settings = Settings(epochs=12, lr=0.1, batch_size=8, device="cpu")
+    settings = Config(epochs=12, lr=0.1, batch_size=8, device="cpu")
     log = fit(model, method, Features(maps, table.images), table, settings, truth=truth_table).log
     added = [line for line in log if "weak_positives" in line]
     assert [line["epoch"] for line in added] == [5, 8]

@@ -11,7 +11,7 @@ from torchvision.ops import roi_align
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
@@ -160,7 +160,7 @@ def test_it_finds_a_small_object_that_the_mean_hides():
         method = recipe("rlsd").make(levels=levels, length=2, dimensions=8, hidden=4)
         torch.manual_seed(0)
         model = Model(None, method.head(2, 2))
-        fit(model, method, source, table, Settings(epochs=12, lr=0.03, device="cpu"))
+        fit(model, method, source, table, Config(epochs=12, lr=0.03, device="cpu"))
         accuracy[levels] = ((score_source(model, source).logits[:, 0] > 0).numpy() == is_present).mean()
     assert accuracy[6] > accuracy[1] + 0.02
     assert accuracy[6] > 0.9

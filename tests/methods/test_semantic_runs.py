@@ -11,7 +11,7 @@ from PIL import Image
 
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
@@ -41,9 +41,17 @@ def paint(folder: Path, n: int = 16) -> Table:
 @each_method
 def test_a_trained_run_is_loaded_with_vectors_and_graph(name: str, tmp_path: Path) -> None:
     table = paint(tmp_path)
-    settings = Settings(epochs=3, batch_size=8, lr=0.01, device="cpu")
     config = Config(
-        method=name, options=OPTIONS[name], backbone="tiny", size=32, tune="all", held_out=0.25, settings=settings
+        method=name,
+        options=OPTIONS[name],
+        backbone="tiny",
+        size=32,
+        tune="all",
+        held_out=0.25,
+        epochs=3,
+        batch_size=8,
+        lr=0.01,
+        device="cpu",
     )
     run = RunFolder(tmp_path / "run")
     evaluation = train(table, tmp_path, config, run)
@@ -76,7 +84,7 @@ def test_unseen_images_are_ranked_well(name: str) -> None:
     table = Table.from_dense(known)
     method = recipe(name).make(**{**OPTIONS[name], **({"warm": 6} if "warm" in OPTIONS[name] else {})})
     model = Model(None, seeded(0, lambda: method.head(8, 4)))
-    fit(model, method, Features(maps, table.images), table, Settings(epochs=12, batch_size=16, lr=0.01, device="cpu"))
+    fit(model, method, Features(maps, table.images), table, Config(epochs=12, batch_size=16, lr=0.01, device="cpu"))
     test_maps, truth = blocks(160, 1)
     logits = score_source(model, Features(test_maps, table.images)).logits
     assert mean_average_precision(logits, torch.from_numpy(truth)) > 0.8

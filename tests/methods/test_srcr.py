@@ -11,7 +11,7 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.names import Names
@@ -381,7 +381,7 @@ def test_it_trains_on_cached_features_with_and_without_strong_views():
         method = recipe("srcr").make(k=1)
         model = Model(None, seeded(0, lambda made=method: made.head(5, 3)))
         source = Features(maps, Names.numbered(60), strong=copies)
-        settings = Settings(epochs=30, batch_size=16, lr=0.05, device="cpu")
+        settings = Config(epochs=30, batch_size=16, lr=0.05, device="cpu")
         with nullcontext() if copies else pytest.warns(UserWarning, match="no strong views"):
             fitted = fit(model, method, source, table, settings)
         logits = model.eval()(torch.from_numpy(maps)).logits

@@ -12,7 +12,7 @@ from rml_examples import make_batch, make_example
 from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
 from halflabel.fitting.callbacks import Callback
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.names import Names
@@ -183,7 +183,7 @@ def test_given_features_pass_labels_on_before_the_first_epoch(tmp_path, broken):
         nonlocal relabel
         relabel = method.relabel
         model = Model(None, seeded(0, lambda: method.head(4, labels.shape[1])))
-        settings = Settings(epochs=2, batch_size=4, device="cpu", save_every=1)
+        settings = Config(epochs=2, batch_size=4, device="cpu", save_every=1)
         fit(model, method, Features(features, table.images), table, settings, folder=tmp_path, **more)
 
     relabel = None
@@ -268,7 +268,7 @@ def test_ss_rml_trains_in_the_loop_and_resumes_exactly(tmp_path):
     labels[15:] = 0
     table = Table.from_dense(labels)
     assert table.stats.regime in recipe("ss-rml").serves
-    settings = Settings(epochs=4, batch_size=16, lr=1e-2, device="cpu")
+    settings = Config(epochs=4, batch_size=16, lr=1e-2, device="cpu")
 
     def train(folder, callback=None, resume=False):
         model = Model(None, seeded(0, lambda: Linear(8, 4)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from halflabel.features.heads import Model
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.labels.table import Table
@@ -90,7 +90,7 @@ def test_the_proposed_number_of_epochs_is_enough(name: str) -> None:
         method.relabel.forward = forward
         with warnings.catch_warnings():
             warnings.simplefilter("ignore" if epochs == limit else "error")
-            settings = Settings(epochs=epochs, batch_size=12, lr=0.5, device="cpu")
+            settings = Config(epochs=epochs, batch_size=12, lr=0.5, device="cpu")
             fit(model, method, Features(values, table.images), table, settings)
         changed.append(charged[epochs] > charged[1])
     assert changed == [False, True]
@@ -99,6 +99,6 @@ def test_the_proposed_number_of_epochs_is_enough(name: str) -> None:
 def test_defaults_start_within_the_default_number_of_epochs() -> None:
     for method_recipe in recipes().values():
         method = method_recipe.make()
-        method.plan(Settings.epochs)
+        method.plan(Config.epochs)
         begins = method.begins()
-        assert begins is None or not begins.problem(Settings.epochs)
+        assert begins is None or not begins.problem(Config.epochs)

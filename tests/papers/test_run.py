@@ -255,7 +255,7 @@ def _small_cifar(table: PaperTable) -> PaperTable:
 
 def test_a_mean_needs_all_its_shares(coco2014: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean over shares needs every share; what exceeds the budget is left for the next call."""
-    training = PaperTraining({"backbone": "tiny", "size": 32, "tune": "head"}, {"epochs": 1, "batch_size": 16})
+    training = PaperTraining({"backbone": "tiny", "size": 32, "tune": "head", "epochs": 1, "batch_size": 16})
     masks = tuple(MaskSpec("partial", {"share": share}) for share in (0.3, 0.6))
     small = PaperTable(
         "S4-table1",

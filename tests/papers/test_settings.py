@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.optimizer import learning_rate_factor
 from halflabel.methods.base import recipe, recipes
 from halflabel.papers.settings import CellSetup, Overrides, scale_options, scale_settings, set_up_cell
@@ -30,15 +30,15 @@ def test_the_learning_rate_drops_at_the_same_share_of_training() -> None:
     row = "partial-BCE + GNN + relabeling"
     for epochs, step, relabel in ((8, 4, "4,6"), (20, 10, "10,15"), (40, 20, "20,30")):
         setup = setup_of("S2-table4", row, epochs=epochs)
-        settings = setup.config.settings
+        settings = setup.config
         assert (settings.epochs, settings.step_epochs, setup.options["relabel_at"]) == (epochs, step, relabel)
         assert [learning_rate_factor(share * epochs, settings) for share in (0.45, 0.55)] == [1.0, 0.1]
         assert any(line.startswith(f"step epochs {step} instead of 10") for line in setup.differs) == (epochs != 20)
     single_epoch = setup_of("S2-table4", row, epochs=1)
-    assert single_epoch.config.settings.step_epochs == 1
+    assert single_epoch.config.step_epochs == 1
     # On a frozen backbone the schedule is the library's, which has no steps.
     frozen = setup_of("S2-table4", row, epochs=8, tune="head")
-    assert frozen.config.settings.schedule == Settings.schedule
+    assert frozen.config.schedule == Config.schedule
     assert not any("step epochs" in line for line in frozen.differs)
 
 
@@ -58,11 +58,11 @@ def test_figures_have_the_settings_of_the_papers() -> None:
             "graph": "identity",
             "side_weight": a,
         }.items() <= cub.options.items()
-        assert (cub.lr, cub.config.settings.epochs, cub.config.settings.batch_size) == (0.01, 3, 32)
-    assert setup_of("S1-figure3", "curriculum").config.settings.epochs == 3
+        assert (cub.lr, cub.config.epochs, cub.config.batch_size) == (0.01, 3, 32)
+    assert setup_of("S1-figure3", "curriculum").config.epochs == 3
     coco = setup_of("S1-figure4", "IMCL")
     assert {"lambda_y": 0.5, "lambda_f": 0.5, "k": 3, "k_a": 50}.items() <= coco.options.items()
-    settings = coco.config.settings
+    settings = coco.config
     assert (coco.config.backbone, settings.batch_size, settings.epochs) == ("vgg16.tv_in1k", 1, 4)
     assert [coco.lr * learning_rate_factor(epoch, settings) for epoch in (1, 3)] == pytest.approx([0.01, 0.001])
     assert {setup_of("S2-figure10", f"{row}, lr 0.02").lr for row in ("BCE", "partial-BCE")} == {0.02}
@@ -106,8 +106,8 @@ def test_options_of_tables_without_stated_epochs() -> None:
 
 def test_patience_and_linear_init_are_scaled() -> None:
     longer, shorter = (setup_of("S5-table", "role-li", epochs=epochs) for epochs in (30, 2))
-    assert (longer.config.settings.patience, longer.config.linear_init) == (3, 75)
-    assert (shorter.config.settings.patience, shorter.config.linear_init) == (1, 5)
+    assert (longer.config.patience, longer.config.linear_init) == (3, 75)
+    assert (shorter.config.patience, shorter.config.linear_init) == (1, 5)
     assert "linear init 5 instead of 25" in shorter.differs
     assert scale_settings({"warmup": 1.0}, 10, 5) == {"warmup": 0.5}
     assert scale_settings({"patience": 1, "step_epochs": 3}, 10, 10) == {"patience": 1, "step_epochs": 3}
@@ -131,12 +131,12 @@ def test_every_cell_can_be_set_up_as_declared(table: PaperTable) -> None:
         cell = table.cell(row, condition)
         setup = set_up_cell(cell, Overrides())
         assert setup.differs == cell.condition.training.differs
-        assert setup.weight_decay == cell.settings.get("weight_decay", setup.weight_decay)
+        assert setup.weight_decay == cell.config.get("weight_decay", setup.weight_decay)
         assert setup.options == cell.options
-        assert setup.lr == cell.settings["lr"]
-        for name, value in cell.settings.items():
+        assert setup.lr == cell.config["lr"]
+        for name, value in cell.config.items():
             if name not in ("lr", "weight_decay"):
-                assert getattr(setup.config.settings, name) == value
+                assert getattr(setup.config, name) == value
         assert setup.config.tune == cell.config["tune"]
         assert setup.pretrained == (cell.condition.training.backbone_weights == "pretrained")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halflabel.errors import UserError
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.images.views import Weak
 from halflabel.labels import drop
 from halflabel.labels.table import Table
@@ -31,8 +31,6 @@ def test_training_uses_fields_of_the_library(table: PaperTable) -> None:
     for condition in table.conditions:
         training = condition.training
         assert set(training.config) <= names(Config)
-        assert set(training.settings) <= names(Settings)
-        Settings(**training.settings)
         Config(**training.config)
         assert set(training.weak_view) <= names(Weak)
         assert condition.select == "last epoch" or condition.held_out or condition.validation_split
@@ -66,7 +64,6 @@ def test_methods_accept_their_options(table: PaperTable) -> None:
             recipe(row.method).make(**table.cell(row, condition).options)
         assert set(row.options_by_condition) <= {condition.name for condition in table.conditions}
         assert set(row.config) <= names(Config)
-        assert set(row.settings) <= names(Settings)
 
 
 @ALL
@@ -76,7 +73,7 @@ def test_no_two_rows_are_the_same_experiment(table: PaperTable) -> None:
         if row.method is not None:
             for condition in filter(row.applies_to, table.conditions):
                 cell = table.cell(row, condition)
-                key = (condition.name, cell.method, *map(repr, (cell.options, cell.masks, cell.config, row.settings)))
+                key = (condition.name, cell.method, *map(repr, (cell.options, cell.masks, cell.config, row.config)))
                 if (table.id, condition.name) == ("S2-table6", "100 %"):  # all labels, whatever the strategy
                     continue
                 assert key not in rows_by_key, (row.name, rows_by_key[key])
@@ -174,7 +171,7 @@ def test_all_tables_are_present() -> None:
 
 
 def test_cells_and_skipped_rows() -> None:
-    training = PaperTraining({"tune": "all", "size": 448}, {"epochs": 3})
+    training = PaperTraining({"tune": "all", "size": 448, "epochs": 3})
     table = PaperTable(
         "S0-table1",
         (Condition("a", "cub", training), Condition("b", "cub", training)),
@@ -186,8 +183,7 @@ def test_cells_and_skipped_rows() -> None:
     )
     first, second = (table.cell(table.rows[0], condition) for condition in table.conditions)
     assert (first.options, second.options) == ({"x": 1}, {"x": 2, "y": 3})
-    assert first.config == {"tune": "head", "size": 448}
-    assert first.settings == {"epochs": 3}
+    assert first.config == {"tune": "head", "size": 448, "epochs": 3}
     assert table.skipped() == {"two": "only the printed numbers are available; it needs a file"}
 
 
@@ -197,7 +193,7 @@ def test_the_hyper_parameters_of_zhou_2022() -> None:
     results = {}
     for condition in table.conditions:
         cell = table.cell(row, condition)
-        results[condition.name] = (*cell.options.values(), cell.settings["batch_size"], cell.settings["lr"])
+        results[condition.name] = (*cell.options.values(), cell.config["batch_size"], cell.config["lr"])
     assert results == {
         "VOC": (0.2, 0.02, 0.9, 5, 8, 1e-5),
         "COCO": (0.1, 0.9, 0.9, 5, 16, 1e-5),

@@ -27,7 +27,7 @@ def test_ours_has_the_hyperparameters_of_the_text() -> None:
     defaults = {name: option.default for name, option in recipe("srcr").options.items()}
     results = {**defaults, **table.cell(ours, table.conditions[0]).options}
     assert (results["alpha"], results["k"], results["tau"]) == (0.5, 5, 0.6)
-    settings = table.conditions[0].training.settings
+    settings = table.conditions[0].training.config
     assert (settings["optimizer"], settings["momentum"], settings["weight_decay"]) == ("sgd", 0.9, 1e-4)
     assert settings["batch_size"] == 32
     assert {"lr", "epochs", "weak", "strong"} <= set(table.conditions[0].training.unsaid)

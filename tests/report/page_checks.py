@@ -48,7 +48,7 @@ def random_run(
     table = Table.from_dense(known, [f"photo {i} {HOSTILE}.jpg" for i in range(images)], names)
     run = RunFolder.create(folder)
     config = {"method": "bce", "options": {}, "backbone": "tiny", "size": 32, "tune": "head", "images": "/secret/place"}
-    run.start(Labels.of(table), {**config, "settings": {"epochs": 3, "lr": 0.1}})
+    run.start(Labels.of(table), {**config, "epochs": 3, "lr": 0.1})
     lines = [{"epoch": e, "loss": 1 / e, "lr": 0.1, "mAP": 0.2 * e, "select": 0.2 * e} for e in (1, 2, 3)]
     run.write_log(log if log is not None else lines)
     run.weights.touch()

@@ -23,7 +23,7 @@ from halflabel.cli import app
 from halflabel.comparison.compare import compare
 from halflabel.comparison.study import grow, study
 from halflabel.errors import UserError
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels import formats
 from halflabel.labels.table import Table
 from halflabel.report.comparison_page import build_comparison, class_gaps, read_comparison
@@ -38,7 +38,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compare") / "first"
     digits = scenes(90, size=32)
     table = Table.from_dense(digits.labels, digits.names, digits.classes)
-    config = Config(backbone="tiny", size=32, settings=Settings(epochs=2, batch_size=16, device="cpu"))
+    config = Config(backbone="tiny", size=32, epochs=2, batch_size=16, device="cpu")
     compare(
         table,
         digits.images,
@@ -62,7 +62,7 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels = rng.choice([-1, 1], size=(120, 3))
     pictures = np.clip(128 + 25 * labels[:, :, None, None] + rng.normal(0, 60, (120, 3, 32, 32)), 0, 255)
     table = Table.from_dense(labels, [f"{i:03d}" for i in range(120)], ["red", "green", "blue"])
-    config = Config(held_out=0.0, backbone="tiny", size=32, settings=Settings(epochs=4, batch_size=16, device="cpu"))
+    config = Config(held_out=0.0, backbone="tiny", size=32, epochs=4, batch_size=16, device="cpu")
     how: dict[str, Any] = {"seeds": 2, "lr": 0.05, "config": config, "cache": place / "cache"}
     images = torch.from_numpy(pictures.astype(np.uint8))
     study(table, images, out=place / "study", budgets=(0.25, 0.75, 1), **how)

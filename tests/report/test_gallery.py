@@ -13,7 +13,7 @@ from digit_scenes import CLASSES, scenes, write_folder
 from page_checks import check
 
 from halflabel.features.class_maps import heat_png
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels import drop
 from halflabel.labels.table import Table
 from halflabel.report import gallery
@@ -125,7 +125,7 @@ def test_a_run_of_positives_shows_the_photos_of_its_questions(tmp_path: Path) ->
     (tmp_path / "images" / names[3]).unlink()  # a photo without a file has no score, and no other trouble
     run = RunFolder(tmp_path / "run")
     shape = {"backbone": "tiny", "size": 32, "fit": "linear", "l2_strength": 1e-3, "max_bad": 0.1}
-    train(table, tmp_path / "images", Config(method="wan", settings=Settings(device="cpu"), **shape), run)
+    train(table, tmp_path / "images", Config(method="wan", device="cpu", **shape), run)
     text = build_page(run, images=tmp_path / "images")
     asked = text.partition('<div id="questions"')[2].partition("<div id=")[0]
     assert asked.count("<figure") == 10

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from halflabel import metrics
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Inputs
 from halflabel.images.sources import Features
 from halflabel.labels.labels import Labels
@@ -42,7 +42,7 @@ def rows_of(labels: np.ndarray) -> Labels:
 
 def live_model(features: torch.Tensor, method: str = "wan", **more: Any) -> LiveModel:
     inputs = Inputs(lambda: Features(features, Names.numbered(len(features)), bad_rows(features)), of_backbone=False)
-    config = Config(method=method, fit="linear", settings=Settings(device="cpu"), **more)
+    config = Config(method=method, fit="linear", device="cpu", **more)
     return LiveModel(inputs, config, from_nothing=method == "wan")
 
 

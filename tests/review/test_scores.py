@@ -19,7 +19,7 @@ from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import build_backbone
 from halflabel.features.heads import Model
 from halflabel.fitting import fit as fitting
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.images.sources import open_images
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
@@ -62,7 +62,7 @@ def small(tmp_path_factory):
         pixels = picture.permute(1, 2, 0).numpy()
         Image.fromarray(pixels[:32] if name == names[0] else pixels).save(folder / "images" / name)
     table = Table.from_dense(samples.labels, names, CLASSES)
-    config = Config(method="bce", size=SIZE, settings=Settings(epochs=1), images=str(folder / "images"))
+    config = Config(method="bce", size=SIZE, epochs=1, images=str(folder / "images"))
     return untrained(folder, config, table), folder / "images"
 
 
@@ -176,9 +176,9 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
     results = {}
     for kind in ("cr", "pl"):
         options = {"tau": 0.5, "consistency": kind} | ({"supervise": "weak"} if kind == "cr" else {})
-        settings = Settings(epochs=3, lr=0.05, batch_size=8, device="cpu")
+        settings = Config(epochs=3, lr=0.05, batch_size=8, device="cpu")
         shape = {"backbone": "tiny", "size": 32, "crop": 0.5, "copies": 2}
-        run = untrained(tmp_path / kind, Config(method="srcr", options=options, settings=settings, **shape), table)
+        run = untrained(tmp_path / kind, dataclasses.replace(settings, method="srcr", options=options, **shape), table)
         results[kind] = crossfit.fit_again(run, images, Labels.of(table), folds=2).logits
         assert len(list((tmp_path / kind).rglob("strong-*"))) == (2 if kind == "cr" else 0)
     assert not np.allclose(results["cr"], results["pl"], atol=1e-3)

@@ -10,16 +10,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
 
 N = 24
 CLASSES = ["red", "green", "blue"]
-SETTINGS = Settings(epochs=3, batch_size=8, lr=0.05, device="cpu")
-HEAD = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, settings=SETTINGS)
-ALL = dataclasses.replace(HEAD, tune="all", settings=dataclasses.replace(SETTINGS, lr=0.01, save_every=1))
+HEAD = Config(method="bn-bce", backbone="tiny", size=32, held_out=0.25, epochs=3, batch_size=8, lr=0.05, device="cpu")
+ALL = dataclasses.replace(HEAD, tune="all", lr=0.01, save_every=1)
 
 
 def paint(n: int = N) -> tuple[torch.Tensor, Table]:

@@ -18,7 +18,7 @@ from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import fit_decisions
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels import drop
 from halflabel.labels.answers import Answer, AnswerStore
 from halflabel.labels.labels import Labels
@@ -41,9 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     write_folder(folder, 80, size=32)
     names = sorted(path.name for path in (folder / "images").iterdir())
     table = drop.single_positive(Table.from_dense(scenes(80, size=32).labels, names, CLASSES))
-    config = Config(
-        method="n-ls", backbone="tiny", size=32, fit="linear", l2_strength=1e-3, settings=Settings(device="cpu")
-    )
+    config = Config(method="n-ls", backbone="tiny", size=32, fit="linear", l2_strength=1e-3, device="cpu")
     run = RunFolder(folder / "runs" / "first")
     train(table, folder / "images", config, run)
     return run

@@ -13,7 +13,7 @@ from PIL import Image
 
 from halflabel.features.backbones import build_backbone
 from halflabel.features.onnx_features import find_onnx_backbone
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.images.sources import open_images
 from halflabel.images.views import ImageList, Plain, kept_shape, stack_images
 from halflabel.labels.table import Table
@@ -23,8 +23,7 @@ from halflabel.runs.folder import RunFolder
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 
-CONFIG = Config(method="bce", backbone="tiny", size=64, resize="keep", fit="auto", settings=Settings(device="cpu"))
-QUICK = Settings(epochs=1, batch_size=16, device="cpu")
+CONFIG = Config(method="bce", backbone="tiny", size=64, resize="keep", fit="auto", device="cpu")
 SHAPES = [(60, 80), (80, 60), (70, 70), (50, 100), (90, 60)]  # height, width
 
 
@@ -97,10 +96,10 @@ def test_exported_models_decide_like_the_run(run: RunFolder, photos: tuple[Path,
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("change", [{"tune": "all", "settings": QUICK}, {"method": "ml-decoder", "settings": QUICK}])
+@pytest.mark.parametrize("change", [{"tune": "all"}, {"method": "ml-decoder"}])
 def test_what_needs_squares_gets_them(photos: tuple[Path, Table], tmp_path: Path, change: dict[str, Any]) -> None:
     run = RunFolder(tmp_path / "run")
-    train(photos[1], photos[0], dataclasses.replace(CONFIG, **change), run)
+    train(photos[1], photos[0], dataclasses.replace(CONFIG, epochs=1, **change), run)
     view = Predictor.from_run(run).views["plain"]
     assert isinstance(view, Plain)
     assert view.resize == "squash"

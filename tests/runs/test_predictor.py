@@ -12,7 +12,7 @@ from PIL import Image
 
 from halflabel.features import onnx_features
 from halflabel.features.heads import Model
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels.table import Table
 from halflabel.runs import predict
 from halflabel.runs import predictor as module
@@ -21,7 +21,7 @@ from halflabel.runs.predict import predict_files
 from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 
-CONFIG = Config(method="bn-bce", backbone="tiny", size=32, settings=Settings(epochs=1, device="cpu"))
+CONFIG = Config(method="bn-bce", backbone="tiny", size=32, epochs=1, device="cpu")
 
 
 @pytest.fixture(scope="module")

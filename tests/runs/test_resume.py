@@ -35,7 +35,7 @@ class Break(Callback):
             raise KeyboardInterrupt
 
 
-CHANNELS_FIRST = dataclasses.replace(ALL, settings=dataclasses.replace(ALL.settings, channels_last=False, ema=0.9))
+CHANNELS_FIRST = dataclasses.replace(ALL, channels_last=False, ema=0.9)
 # Of 18 training images: 3 steps per epoch; with linear init, 2 epochs of the head come first.
 BREAKS: dict[str, tuple[Config, Callable[[], Break]]] = {
     "head, between epochs": (HEAD, lambda: Break(epoch=2)),
@@ -80,14 +80,13 @@ def test_a_resumed_run_writes_the_file_of_an_uninterrupted_one(
     train(run.read_labels(), folder, stored_config, run, resume=True, reporter=Reporter(callback=callback))
     assert weights(tmp_path / "broken") == expected
     assert [line["epoch"] for line in run.read_log()] == [1, 2, 3]
-    all_steps = 3 * (config.settings.epochs + config.linear_init)
+    all_steps = 3 * (config.epochs + config.linear_init)
     assert callback.steps < all_steps or stop().step == 2
 
 
 def test_patience_does_not_apply_to_linear_init(tmp_path: Path, folder: Path) -> None:
     # A head that learns nothing never gets better after its first epoch.
-    settings = dataclasses.replace(ALL.settings, patience=1)
-    config = dataclasses.replace(ALL, settings=settings, linear_init=5, linear_lr=0.0)
+    config = dataclasses.replace(ALL, patience=1, linear_init=5, linear_lr=0.0)
     head = Break()
     go(tmp_path / "run", folder, config, init_callback=head)
     assert head.epochs == 5

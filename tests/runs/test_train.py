@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_examples import ALL, CLASSES, HEAD, LINEAR_INIT, SETTINGS, TABLE, N, go, paint, weights, write_folder
+from run_examples import ALL, CLASSES, HEAD, LINEAR_INIT, TABLE, N, go, paint, weights, write_folder
 
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config
@@ -65,7 +65,7 @@ def test_a_table_too_small_to_hold_anything_out(tmp_path: Path, folder: Path) ->
 
 
 def test_files_and_tensors_of_the_same_images_train_alike(tmp_path: Path, folder: Path) -> None:
-    config = dataclasses.replace(ALL, settings=dataclasses.replace(ALL.settings, epochs=1))
+    config = dataclasses.replace(ALL, epochs=1)
     go(tmp_path / "files", folder, config)
     go(tmp_path / "tensor", paint()[0], config)
     assert weights(tmp_path / "files") == weights(tmp_path / "tensor")
@@ -148,7 +148,7 @@ def test_errors_are_raised_before_anything_is_written(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_missing_gpu_is_an_error_for_training_only(tmp_path: Path, folder: Path) -> None:
-    config = dataclasses.replace(HEAD, settings=dataclasses.replace(SETTINGS, device="cuda"))
+    config = dataclasses.replace(HEAD, device="cuda")
     with pytest.raises(UserError, match=r"no CUDA device here.*device=.cpu."):
         go(tmp_path / "run", folder, config)
     assert list(tmp_path.iterdir()) == []
@@ -247,10 +247,7 @@ def test_the_log_compares_guesses_with_the_truth(tmp_path: Path, folder: Path) -
     known = Table.from_dense(np.where(np.arange(3 * N).reshape(N, 3) % 2, TABLE.dense(), 0), TABLE.images, CLASSES)
     order = np.random.default_rng(1).permutation(N)
     shuffled = TABLE.subset(order, np.array([2, 0, 1]))
-    longer = dataclasses.replace(SETTINGS, epochs=12)
-    config = dataclasses.replace(
-        HEAD, method="curriculum", options={"theta": 0.1, "relabel_at": "10,12"}, settings=longer
-    )
+    config = dataclasses.replace(HEAD, method="curriculum", options={"theta": 0.1, "relabel_at": "10,12"}, epochs=12)
     run = RunFolder(tmp_path / "run")
     train(known, folder, config, run, truth=shuffled)
     first, second = (line for line in run.read_log() if "tp_rate" in line)
@@ -271,14 +268,14 @@ def test_a_method_with_two_views_trains_on_cached_features(tmp_path: Path, folde
 
 
 def test_a_training_that_diverges_stops_with_advice(tmp_path: Path, folder: Path) -> None:
-    config = dataclasses.replace(HEAD, settings=dataclasses.replace(SETTINGS, lr=1e9, epochs=4))
+    config = dataclasses.replace(HEAD, lr=1e9, epochs=4)
     with pytest.raises(UserError, match="diverges") as stop:
         go(tmp_path / "run", folder, config)
     assert "lower ‹lr›" in stop.value.fix
 
 
 def test_fp16_on_a_cpu_warns_that_it_is_float32(tmp_path: Path, folder: Path, first_run: Path) -> None:
-    config = dataclasses.replace(HEAD, settings=dataclasses.replace(SETTINGS, precision="fp16"))
+    config = dataclasses.replace(HEAD, precision="fp16")
     with pytest.warns(UserWarning, match="float32"):
         go(tmp_path / "run", folder, config)
     before, after = (Predictor.from_run(RunFolder(path)).model.state_dict() for path in (first_run, tmp_path / "run"))

@@ -143,7 +143,7 @@ def test_a_run_needs_no_optimizer_to_predict(copied: Path, folder: Path) -> None
     """Only training needs the file that registers an optimizer of one's own."""
     run = RunFolder(copied)
     config = run.read_config()
-    run.write_config({**config, "settings": {**config["settings"], "optimizer": "mine"}})
+    run.write_config({**config, "optimizer": "mine"})
     assert predict_files(Predictor.from_run(RunFolder.open(copied)), [folder / "03.png"], [])[0].labels
     for train_again in (lambda: resume_training(run), lambda: continue_training(run, RunFolder(copied / "next"))):
         with pytest.raises(UserError, match="HALFLABEL_PLUGINS"):

@@ -17,7 +17,7 @@ from halflabel.features.class_maps import compute_class_maps
 from halflabel.features.combined import BackbonePair, Combined, tuned_network
 from halflabel.features.heads import Linear, NormalisedLinear
 from halflabel.fitting.checkpoint import save_tensors
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.whole import Member, Mix, combine, refit_head, regularised_head, soft_targets, sum_of
 from halflabel.images.sources import Arrays
 from halflabel.labels.table import Table
@@ -29,11 +29,20 @@ from halflabel.runs.predictor import Predictor
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 
-SETTINGS = Settings(epochs=2, batch_size=16, lr=1e-3, device="cpu")
 CONFIG = Config(
-    method="bn-bce", backbone="tiny", size=32, held_out=0.25, tune="all", fit="auto", targets="soft", settings=SETTINGS
+    method="bn-bce",
+    backbone="tiny",
+    size=32,
+    held_out=0.25,
+    tune="all",
+    fit="auto",
+    targets="soft",
+    epochs=2,
+    batch_size=16,
+    lr=1e-3,
+    device="cpu",
 )
-HARMFUL = dataclasses.replace(CONFIG, settings=dataclasses.replace(SETTINGS, lr=3.0, clip=1.0))
+HARMFUL = dataclasses.replace(CONFIG, lr=3.0, clip=1.0)
 
 
 def paint(count: int = 96) -> tuple[torch.Tensor, Table]:
@@ -86,8 +95,7 @@ def test_a_tuned_run_is_one_model_that_is_saved_exported_and_calibrated(
     exported = Predictor.from_onnx(tmp_path / "model.onnx").logits(source)
     torch.testing.assert_close(exported, logits, atol=1e-3, rtol=1e-3)
     assert compute_class_maps(predictor.model, PICTURES[:2], [0, 2]).shape == (2, 2, 4, 4)
-    settings = dataclasses.replace(SETTINGS, lr=0.0, epochs=1)
-    again = go(tmp_path / "again", dataclasses.replace(CONFIG, settings=settings, begin_from=str(run.folder)))
+    again = go(tmp_path / "again", dataclasses.replace(CONFIG, lr=0.0, epochs=1, begin_from=str(run.folder)))
     first, second = (tuned_network(Predictor.from_run(each).model).state_dict() for each in (run, again))
     torch.testing.assert_close(first, second)  # training continues from the tuned network and its own head
 
@@ -127,8 +135,7 @@ def test_a_transformer_of_two_blocks_is_tuned(tmp_path: Path, monkeypatch: pytes
     name = "vit_tiny_patch16_224"
     untrained = build_backbone(name, pretrained=False, size=32)
     save_tensors(untrained.model.state_dict(), tmp_path / "vit.safetensors")
-    settings = dataclasses.replace(SETTINGS, epochs=1, lr=1e-4)
-    more: Any = {"backbone": name, "weights": str(tmp_path / "vit.safetensors"), "settings": settings}
+    more: Any = {"backbone": name, "weights": str(tmp_path / "vit.safetensors"), "epochs": 1, "lr": 1e-4}
     run = go(tmp_path / "run", dataclasses.replace(CONFIG, **more))
     predictor = Predictor.from_run(run)
     assert isinstance(predictor.model.backbone, BackbonePair)
@@ -150,7 +157,7 @@ def test_a_run_interrupted_after_its_epochs_is_resumed(tmp_path: Path, monkeypat
 def test_a_machine_without_a_gpu_proposes_the_frozen_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("halflabel.fitting.fit._LONGEST_ON_CPU", 0.0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    config = dataclasses.replace(CONFIG, settings=dataclasses.replace(SETTINGS, device="auto"))
+    config = dataclasses.replace(CONFIG, device="auto")
     with pytest.raises(UserError, match="there is no GPU") as stop:
         go(tmp_path / "run", config)
     assert "tune=all" in stop.value.fix

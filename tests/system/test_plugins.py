@@ -17,7 +17,7 @@ from halflabel.evaluation import registry as metric_registry
 from halflabel.evaluation.evaluate import measure
 from halflabel.evaluation.registry import check_own_metrics, metric
 from halflabel.fitting import optimizer as training_registry
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.optimizer import learning_rate_factor, make_optimizer
 from halflabel.labels import formats
 from halflabel.labels.names import Names
@@ -111,14 +111,14 @@ def test_a_metric_that_fails_or_has_a_used_name_is_refused() -> None:
 
 
 def test_optimizers_and_schedules_are_options() -> None:
-    settings = Settings(optimizer="nadam", schedule="linear", epochs=4)
+    settings = Config(optimizer="nadam", schedule="linear", epochs=4)
     weights = [torch.nn.Parameter(torch.zeros(2))]
     assert isinstance(make_optimizer([{"params": weights, "lr": 0.1}], settings), torch.optim.NAdam)
     assert [learning_rate_factor(progress, settings) for progress in (0, 1, 4)] == [1.0, 0.75, 0.0]
     with pytest.raises(UserError, match=r"optimizer cannot be 'adan'.*nadam"):
-        Settings(optimizer="adan").check_names()
+        Config(optimizer="adan").check_names()
     with pytest.raises(UserError, match="schedule cannot be 'cosin'"):
-        Settings(schedule="cosin").check_names()
+        Config(schedule="cosin").check_names()
 
 
 def test_a_label_format_is_detected_read_and_written(tmp_path: Path) -> None:

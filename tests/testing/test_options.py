@@ -14,7 +14,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Model
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.fitting.solver import LinearSolver
 from halflabel.images.sources import Features
@@ -22,7 +22,7 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import Recipe, recipe, recipes, seeded
 
 IMAGES, CHANNELS, CLASSES = 64, 8, 6
-SETTINGS = Settings(epochs=4, batch_size=16, lr=0.05, device="cpu")
+SETTINGS = Config(epochs=4, batch_size=16, lr=0.05, device="cpu")
 
 
 def _labels() -> tuple[np.ndarray, np.ndarray]:

@@ -402,7 +402,7 @@ def grid_config(training: dict[str, Any], images: int, **defaults: Any) -> Confi
     if config.tune == "head" and config.fit != "batches":
         assembly.refuse_options_of_batches(training)
     epochs = training.get("epochs") or auto.epochs_for(images, config.tune)
-    return replace(config, settings=replace(config.settings, epochs=epochs))
+    return replace(config, epochs=epochs)
 
 
 def split_words(text: str) -> list[str]:

@@ -15,7 +15,7 @@ from halflabel.fitting import auto
 from halflabel.methods import REGIMES, base
 from halflabel.testing import method_check
 
-_AUTO = "recommended: the first whose conditions the labels meet; train measures it beside others"
+_AUTO = "recommended; train measures those of the first rule that the labels meet"
 
 
 @app.command()

@@ -233,7 +233,7 @@ class Bench(ExperimentSources):
 
     @property
     def device(self) -> str:
-        return choose_device(self.config.settings.device)
+        return choose_device(self.config.device)
 
     def divide(self, label_mask: LabelMask, seed: int) -> Division:
         """Return the labels that a label mask leaves known, and which images are for training and validation."""
@@ -255,7 +255,6 @@ class Bench(ExperimentSources):
     def identity(self) -> dict[str, Any]:
         """Return all values, except the task itself, that the results of a task depend on."""
         config = self.config.as_dict()
-        config |= config.pop("settings")
         config["weights"] = fingerprint(self.backbone) if self.config.weights else None  # by content
         config["names"] = names_identity(self.config.names, config.pop("descriptions"))
         data = self.data
@@ -315,20 +314,21 @@ class Bench(ExperimentSources):
 
     def assembly(self, task: Task) -> Assembly:
         """Return what makes the parts of a task: its configuration is that of a `train` with these settings."""
-        settings = replace(self.config.settings, lr=task.lr, weight_decay=task.candidate.weight_decay, seed=task.seed)
+        candidate, config = task.candidate, self.config
         if self.start is not None and self._is_start(task):
-            settings = replace(settings, epochs=self.start.epochs)
-        candidate = task.candidate
+            config = replace(config, epochs=self.start.epochs)
         own_epochs = 0 if self.config.tune == "head" else recipe(candidate.method).linear_init
         return Assembly(
             replace(
-                self.config,
+                config,
+                lr=task.lr,
+                weight_decay=candidate.weight_decay,
+                seed=task.seed,
                 linear_init=own_epochs and (self.config.linear_init or own_epochs),
                 method=candidate.method,
                 options=dict(task.options),
                 fit=self.config.fit if self.config.tune == "all" else candidate.fit,
                 uncertain=candidate.uncertain or self.config.uncertain,
-                settings=settings,
             )
         )
 

@@ -110,7 +110,7 @@ def make_bench(
     if config is None:
         config = Config(held_out=held_out, fit="auto")
         epochs = epochs_for(len(table), config.tune)
-        config = replace(config, settings=replace(config.settings, epochs=epochs))
+        config = replace(config, epochs=epochs)
     if lr is not None and config.fit == "auto" and config.tune == "head":
         config = replace(config, fit="batches")
     if not isinstance(images, Tensor):

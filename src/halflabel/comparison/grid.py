@@ -62,7 +62,7 @@ class Candidate:
     def of_choice(cls, choice: Choice, *, lr: float | None = None) -> Candidate:
         """Return the method of a rule of `auto`; epochs and similar settings are the same for all methods."""
         options = "".join(f":{option}={value}" for option, value in choice.options.items())
-        return cls.parse(choice.method + options, lr=choice.settings.get("lr") if lr is None else lr)
+        return cls.parse(choice.method + options, lr=choice.config.get("lr") if lr is None else lr)
 
     def trials(self) -> tuple[str, tuple[Any, ...]]:
         """Return the main hyper-parameter and other values to try; none if it was given, or has no effect."""

@@ -222,7 +222,7 @@ class ExperimentSources:
     def pictures(self) -> Parts:
         """The images themselves, for tuning the whole network."""
         raw: list[Any] = self.raw
-        device = choose_device(self.config.settings.device)
+        device = choose_device(self.config.device)
         return self._parts([fastest_source(each, device, self.reporter.progress) for each in raw])
 
     def features(self, assembly: Assembly) -> Parts:

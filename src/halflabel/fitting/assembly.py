@@ -50,11 +50,11 @@ class Assembly:
 
     @property
     def device(self) -> Literal["cpu", "cuda", "mps"]:
-        return choose_device(self.config.settings.device, fall_back=True)
+        return choose_device(self.config.device, fall_back=True)
 
     def make_method(self) -> Method:
         """Build the method; some methods have weights, which depend on the seed alone."""
-        method = seeded(self.config.settings.seed, lambda: self.recipe.make(**self.config.options))
+        method = seeded(self.config.seed, lambda: self.recipe.make(**self.config.options))
         if method.relabel.needs_group:
             if not self.config.group:
                 raise UserError(
@@ -74,7 +74,7 @@ class Assembly:
         return found
 
     def make_head(self, method: Method, channels: int, classes: int) -> Head:
-        return seeded(self.config.settings.seed, lambda: method.head(channels, classes))
+        return seeded(self.config.seed, lambda: method.head(channels, classes))
 
     def make_backbone(self, *, pretrained: bool = True) -> Backbone:
         weights = Path(self.config.weights) if self.config.weights else None
@@ -110,15 +110,15 @@ class Assembly:
             return f"{self.recipe.name}: class names alone, as no label is known; backbone frozen"
         if self.tunes_from_frozen:
             learns = " on soft targets of this frozen recipe" if self.config.targets == "soft" else ""
-            way = f"then {self.config.settings.epochs} epochs of the whole network{learns}"
+            way = f"then {self.config.epochs} epochs of the whole network{learns}"
         elif self.config.tune == "all":
-            way = f"{self.config.settings.epochs} epochs of batches, backbone tuned"
+            way = f"{self.config.epochs} epochs of batches, backbone tuned"
         elif self.uses_solver(table):
             way = "by L-BFGS on vectors, backbone frozen"
         else:
             method = self.make_method()
             needs_maps = self.needs_maps(method, len(table.classes))
-            way = f"{self.config.settings.epochs} epochs of batches on cached {'maps' if needs_maps else 'vectors'}"
+            way = f"{self.config.epochs} epochs of batches on cached {'maps' if needs_maps else 'vectors'}"
             way += ", backbone frozen"
         if self.config.averaged_with and self.uses_solver(table):
             return f"average of {self.config.named} and {self.config.averaged_with.replace(', ', ' and ')}; {way}"

@@ -20,13 +20,12 @@ SHORT_LIST = 6  # most methods on a short list
 
 @dataclass(frozen=True)
 class Choice:
-    """A method, why it fits, its options, and the fields of `Settings` and `Config` to train it with."""
+    """A method, why it fits, its options, and the fields of `Config` to train it with."""
 
     method: str
     why: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)  # such as lr, epochs, ema
-    config: Mapping[str, Any] = field(default_factory=dict)  # such as targets
+    config: Mapping[str, Any] = field(default_factory=dict)  # such as lr, epochs, targets
     candidates: tuple[Choice, ...] = ()  # that a linear fit measures, to take one instead, or an average
 
     def __str__(self) -> str:
@@ -166,7 +165,7 @@ def epochs_for(images: int, tune: str = "head") -> int:
 
 
 def whole_settings(images: int, backbone: str, *, on_gpu: bool) -> dict[str, Any]:
-    """Return the settings and fields of the configuration to tune a whole network with.
+    """Return the fields of the configuration to tune a whole network with.
 
     >>> whole_settings(5_717, "efficientnet-lite2", on_gpu=True)["lr"]
     0.0003
@@ -177,13 +176,13 @@ def whole_settings(images: int, backbone: str, *, on_gpu: bool) -> dict[str, Any
     epochs = epochs_for(images, "all")
     held_out = min(max(600 / max(images, 1), 0.05), 0.2)
     batch_size = 64 if images >= 1000 else 32
-    settings = {**WHOLE, "epochs": epochs, "warmup": 0.08 * epochs, "lr": _RATES[kind], "batch_size": batch_size}
-    settings |= {"held_out": round(held_out, 3), "crop": _WHOLE_CROP}
+    config = {**WHOLE, "epochs": epochs, "warmup": 0.08 * epochs, "lr": _RATES[kind], "batch_size": batch_size}
+    config |= {"held_out": round(held_out, 3), "crop": _WHOLE_CROP}
     if on_gpu:
-        settings["precision"] = "bf16"
+        config["precision"] = "bf16"
         if not is_transformer and backbone != "tiny":
-            settings["size"] = _WHOLE_SIZE
-    return settings
+            config["size"] = _WHOLE_SIZE
+    return config
 
 
 def choose(
@@ -198,8 +197,8 @@ def choose(
         chosen = replace(_candidates(stats)[0], candidates=_measured(stats))
     if tune == "all":
         whole = whole_settings(stats.images, backbone or DEFAULT, on_gpu=on_gpu)
-        return replace(chosen, settings=whole, config={} if method is not None else {"targets": "soft"})
-    return replace(chosen, settings={"epochs": epochs_for(stats.images), **chosen.settings})
+        return replace(chosen, config=whole | ({} if method is not None else {"targets": "soft"}))
+    return replace(chosen, config={"epochs": epochs_for(stats.images), **chosen.config})
 
 
 def _measured(stats: Stats) -> tuple[Choice, ...]:

@@ -1,8 +1,8 @@
 """Every training option, declared once: name, type, bounds, default and help text.
 
-`Config` says what to train, `Settings` how to optimize it. All else follows from the fields declared here: the checks
-of values given in Python and of a run's config.yaml, the options of `train`, `compare`, `study` and `reproduce`, and
-the command in repro.sh. To add an option, add a field. This module must not import torch, so that `--help` stays fast.
+All else follows from the fields of `Config`: the checks of values given in Python and of a run's config.yaml, the
+options of `train`, `compare`, `study` and `reproduce`, and the command in repro.sh. To add an option, add a field. This
+module must not import torch, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -71,105 +71,11 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to optimize. Learning rates are used as given: they are never scaled by the batch size or otherwise."""
-
-    epochs: Annotated[
-        Positive,
-        Option("Passes over the training images.", OPTIMIZATION, EVERY_COMMAND, decided_by="by the number of images"),
-    ] = 10
-    batch_size: Annotated[Positive, Option("Images per step.", OPTIMIZATION, EVERY_COMMAND)] = 32
-    lr: Annotated[
-        Amount, Option("Learning rate of the head.", OPTIMIZATION, EVERY_COMMAND, decided_by="chosen by the method")
-    ] = 1e-3
-    backbone_lr: Annotated[
-        Amount,
-        Option("Learning rate of the backbone, as a fraction of --lr.", OPTIMIZATION, decided_by="0.1"),
-    ] = 0.1
-    optimizer: Annotated[
-        str, Option("Optimizer: adamw, adam, sgd, rmsprop, or one of a plugin.", OPTIMIZATION, EXPERIMENTS)
-    ] = "adamw"
-    weight_decay: Annotated[Amount, Option("Weight decay.", OPTIMIZATION, decided_by="chosen by the method")] = 1e-4
-    momentum: Annotated[Share, Option("Momentum of sgd.", OPTIMIZATION)] = 0.9
-    schedule: Annotated[
-        str,
-        Option("Schedule of the learning rate: cosine, step, plateau, constant, or one of a plugin.", OPTIMIZATION),
-    ] = "cosine"
-    step_epochs: Annotated[
-        Positive, Option("With schedule=step: epochs between two reductions of the learning rate.", OPTIMIZATION)
-    ] = 10
-    step_factor: Annotated[
-        Share,
-        Option(
-            "With schedule=step or plateau: the factor of each reduction. plateau reduces the learning rate when the "
-            "validation metric falls.",
-            OPTIMIZATION,
-        ),
-    ] = 0.1
-    warmup: Annotated[Amount, Option("Epochs of linear warm-up.", OPTIMIZATION)] = 0.0
-    ema: Annotated[
-        Share,
-        Option(
-            "Decay of the exponential moving average of the weights, which is evaluated and saved; 0 turns it off.",
-            OPTIMIZATION,
-            TRAIN_AND_COMPARE,
-            decided_by="0",
-        ),
-    ] = 0.0
-    precision: Annotated[
-        Literal["no", "bf16", "fp16"], Option("Mixed precision; no means float32.", SPEED, EVERY_COMMAND)
-    ] = "no"
-    clip: Annotated[Amount, Option("Largest gradient norm; 0 means no clipping.", OPTIMIZATION, EXPERIMENTS)] = 0.0
-    accumulate: Annotated[Positive, Option("Batches per optimizer step.", OPTIMIZATION)] = 1
-    channels_last: Annotated[bool, Option("Channels-last memory layout for convolutions; usually faster.", SPEED)] = (
-        True
-    )
-    compile: Annotated[
-        Literal["no", "inductor"],
-        Option("inductor: compile the model by torch.compile, which takes a minute.", SPEED),
-    ] = "no"
-    deterministic: Annotated[
-        bool,
-        Option("On a GPU: use deterministic algorithms where torch has them. Slower.", SPEED),
-    ] = False
-    patience: Annotated[
-        Count,
-        Option(
-            "Stop after this many epochs without a better validation metric; 0 means never.",
-            OPTIMIZATION,
-            TRAIN_AND_COMPARE,
-        ),
-    ] = 0
-    keep: Annotated[
-        Literal["best", "last"],
-        Option(
-            "best: keep the weights of the epoch that ranks the held-out images best; last: those of the last epoch.",
-            OPTIMIZATION,
-            EXPERIMENTS,
-        ),
-    ] = "best"
-    save_every: Annotated[
-        Count,
-        Option("Optimizer steps between checkpoints within an epoch; 0 saves only after each epoch.", SPEED),
-    ] = 0
-    seed: Annotated[int, Option("Random seed. The same seed gives the same result.", COMMON)] = 0
-    device: Annotated[
-        Literal["auto", "cpu", "cuda", "mps"],
-        Option("Where to compute; auto uses a GPU if there is one.", COMMON, WITH_EMBED),
-    ] = "auto"
-
-    def __post_init__(self) -> None:
-        _validate(self)
-
-    def check_names(self) -> None:
-        """Raise if there is no such optimizer or schedule: for training only, a finished model needs neither."""
-        check_name("optimizer", OPTIMIZERS, self.optimizer)
-        check_name("schedule", SCHEDULES, self.schedule)
-
-
-@dataclass(frozen=True)
 class Config:
-    """What to train; with its `settings`, everything that a run's config.yaml holds."""
+    """What to train and how; all that a run's config.yaml holds.
+
+    Learning rates are used as given: they are never scaled by the batch size or otherwise.
+    """
 
     method: str = "bce"
     options: Mapping[str, Any] = field(default_factory=dict)  # options of the method
@@ -348,11 +254,95 @@ class Config:
     copies: Annotated[
         Positive, Option("Strong views cached per image on a frozen backbone, for methods that use them.", SPEED)
     ] = 4
-    settings: Settings = field(default_factory=Settings)
+    epochs: Annotated[
+        Positive,
+        Option("Passes over the training images.", OPTIMIZATION, EVERY_COMMAND, decided_by="by the number of images"),
+    ] = 10
+    batch_size: Annotated[Positive, Option("Images per step.", OPTIMIZATION, EVERY_COMMAND)] = 32
+    lr: Annotated[
+        Amount, Option("Learning rate of the head.", OPTIMIZATION, EVERY_COMMAND, decided_by="chosen by the method")
+    ] = 1e-3
+    backbone_lr: Annotated[
+        Amount,
+        Option("Learning rate of the backbone, as a fraction of --lr.", OPTIMIZATION, decided_by="0.1"),
+    ] = 0.1
+    optimizer: Annotated[
+        str, Option("Optimizer: adamw, adam, sgd, rmsprop, or one of a plugin.", OPTIMIZATION, EXPERIMENTS)
+    ] = "adamw"
+    weight_decay: Annotated[Amount, Option("Weight decay.", OPTIMIZATION, decided_by="chosen by the method")] = 1e-4
+    momentum: Annotated[Share, Option("Momentum of sgd.", OPTIMIZATION)] = 0.9
+    schedule: Annotated[
+        str,
+        Option("Schedule of the learning rate: cosine, step, plateau, constant, or one of a plugin.", OPTIMIZATION),
+    ] = "cosine"
+    step_epochs: Annotated[
+        Positive, Option("With schedule=step: epochs between two reductions of the learning rate.", OPTIMIZATION)
+    ] = 10
+    step_factor: Annotated[
+        Share,
+        Option(
+            "With schedule=step or plateau: the factor of each reduction. plateau reduces the learning rate when the "
+            "validation metric falls.",
+            OPTIMIZATION,
+        ),
+    ] = 0.1
+    warmup: Annotated[Amount, Option("Epochs of linear warm-up.", OPTIMIZATION)] = 0.0
+    ema: Annotated[
+        Share,
+        Option(
+            "Decay of the exponential moving average of the weights, which is evaluated and saved; 0 turns it off.",
+            OPTIMIZATION,
+            TRAIN_AND_COMPARE,
+            decided_by="0",
+        ),
+    ] = 0.0
+    precision: Annotated[
+        Literal["no", "bf16", "fp16"], Option("Mixed precision; no means float32.", SPEED, EVERY_COMMAND)
+    ] = "no"
+    clip: Annotated[Amount, Option("Largest gradient norm; 0 means no clipping.", OPTIMIZATION, EXPERIMENTS)] = 0.0
+    accumulate: Annotated[Positive, Option("Batches per optimizer step.", OPTIMIZATION)] = 1
+    channels_last: Annotated[bool, Option("Channels-last memory layout for convolutions; usually faster.", SPEED)] = (
+        True
+    )
+    compile: Annotated[
+        Literal["no", "inductor"],
+        Option("inductor: compile the model by torch.compile, which takes a minute.", SPEED),
+    ] = "no"
+    deterministic: Annotated[
+        bool,
+        Option("On a GPU: use deterministic algorithms where torch has them. Slower.", SPEED),
+    ] = False
+    patience: Annotated[
+        Count,
+        Option(
+            "Stop after this many epochs without a better validation metric; 0 means never.",
+            OPTIMIZATION,
+            TRAIN_AND_COMPARE,
+        ),
+    ] = 0
+    keep: Annotated[
+        Literal["best", "last"],
+        Option(
+            "best: keep the weights of the epoch that ranks the held-out images best; last: those of the last epoch.",
+            OPTIMIZATION,
+            EXPERIMENTS,
+        ),
+    ] = "best"
+    save_every: Annotated[
+        Count,
+        Option("Optimizer steps between checkpoints within an epoch; 0 saves only after each epoch.", SPEED),
+    ] = 0
+    seed: Annotated[int, Option("Random seed. The same seed gives the same result.", COMMON)] = 0
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "mps"],
+        Option("Where to compute; auto uses a GPU if there is one.", COMMON, WITH_EMBED),
+    ] = "auto"
     images: str = ""  # the image folder, for resuming
 
     def __post_init__(self) -> None:
-        _validate(self)
+        values = {name: value.item() if hasattr(value, "item") else value for name, value in vars(self).items()}
+        for name, value in check_fields(Config, values).items():  # numbers of NumPy become plain ones
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "backbone", full_name(self.backbone))
         if self.tune == "all" and self.backbone.endswith(".onnx"):
             raise UserError(f"{self.backbone} cannot be tuned", "use ‹tune=head›, or a timm model")
@@ -372,19 +362,24 @@ class Config:
     def from_dict(cls, content: Mapping[str, Any]) -> Config:
         """The reverse of `as_dict`; content that does not fit is a UserError."""
         try:
-            return cls(**{**content, "settings": Settings(**content["settings"])})
-        except (TypeError, KeyError, AttributeError, UserError) as error:
+            if missing := {each.name for each in dataclasses.fields(cls)}.difference(content):
+                raise TypeError(f"it has no {sorted(missing)[0]}")
+            return cls(**content)
+        except (TypeError, UserError) as error:
             reason, fix = (error.message, error.fix) if isinstance(error, UserError) else (str(error), "train again")
             raise UserError(f"the run's config.yaml does not fit this version ({reason})", fix) from None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> Config:
-        """A config from fields of Config and Settings in one mapping; None means the default."""
-        stated = {name: value for name, value in values.items() if value is not None}
-        names = {each.name for each in dataclasses.fields(Settings)}
-        settings = Settings(**{name: value for name, value in stated.items() if name in names})
-        settings.check_names()
-        return cls(**{name: value for name, value in stated.items() if name not in names}, settings=settings)
+        """A config from options; None means the default."""
+        config = cls(**{name: value for name, value in values.items() if value is not None})
+        config.check_names()
+        return config
+
+    def check_names(self) -> None:
+        """Raise if there is no such optimizer or schedule: for training only, a finished model needs neither."""
+        check_name("optimizer", OPTIMIZERS, self.optimizer)
+        check_name("schedule", SCHEDULES, self.schedule)
 
     def views(self, backbone: Backbone) -> dict[str, View]:
         """The plain, weak and strong views of images, at the size that suits the backbone if none is stated."""
@@ -413,34 +408,21 @@ STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")
 
 @cache
 def declared_options() -> dict[str, Option]:
-    """Every option of `train` that is a field of Config or Settings, by name, in the order of declaration."""
-    declared = {}
-    for kind in (Config, Settings):
-        hints = get_type_hints(kind, include_extras=True)
-        for each in dataclasses.fields(kind):
-            metadata = getattr(hints[each.name], "__metadata__", ())
-            if metadata and isinstance(option := metadata[-1], Option):
-                declared[each.name] = dataclasses.replace(
-                    option,
-                    type=hints[each.name].__origin__,
-                    minimum=next((bound.ge for bound in metadata if isinstance(bound, Ge)), None),
-                    maximum=next((bound.le for bound in metadata if isinstance(bound, Le)), None),
-                    command_default=each.default if option.command_default is None else option.command_default,
-                )
+    """Every option of `train` that is a field of Config, by name, in the order of declaration."""
+    declared, hints = {}, get_type_hints(Config, include_extras=True)
+    for each in dataclasses.fields(Config):
+        metadata = getattr(hints[each.name], "__metadata__", ())
+        if metadata and isinstance(option := metadata[-1], Option):
+            declared[each.name] = dataclasses.replace(
+                option,
+                type=hints[each.name].__origin__,
+                minimum=next((bound.ge for bound in metadata if isinstance(bound, Ge)), None),
+                maximum=next((bound.le for bound in metadata if isinstance(bound, Le)), None),
+                command_default=each.default if option.command_default is None else option.command_default,
+            )
     return declared
 
 
 def parse_option(name: str, text: str) -> Any:
     """The value of an option that is written as a text."""
-    kind = Settings if name in {each.name for each in dataclasses.fields(Settings)} else Config
-    return check_fields(kind, {name: text}, as_texts=True)[name]
-
-
-def _validate(config: Config | Settings) -> None:
-    """Check every field; numbers of NumPy become plain ones."""
-    values = {
-        field.name: value.item() if hasattr(value := getattr(config, field.name), "item") else value
-        for field in dataclasses.fields(config)
-    }
-    for name, value in check_fields(type(config), values).items():
-        object.__setattr__(config, name, value)
+    return check_fields(Config, {name: text}, as_texts=True)[name]

@@ -35,7 +35,7 @@ from halflabel.fitting.assembly import Assembly, pooled_features, solver_hindran
 from halflabel.fitting.auto import choose
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.checkpoint import load_newest
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.crossfit import FOLDS, Basis, CrossFit, crossfit
 from halflabel.fitting.loop import Fitted
 from halflabel.fitting.loop import fit as fit_epochs
@@ -239,7 +239,7 @@ def _fit_nothing(labels: Labels, inputs: Inputs, config: Config) -> Fit:
     for buffer, value in ((head.linear.weight, 0.0), (head.linear.bias, _bias_of_names(count)), (head.trust, 1.0)):
         assert buffer is not None
         buffer.data.fill_(value)
-    fold = assign_parts(table, [1 / FOLDS] * FOLDS, groups=inputs.groups, seed=config.settings.seed)
+    fold = assign_parts(table, [1 / FOLDS] * FOLDS, groups=inputs.groups, seed=config.seed)
     scores = Scores(table.images, table.classes, inputs.logits_of_names().numpy(), fold, "out-of-fold")
     return Fit(scores, [], Model(None, head.cpu().eval()))
 
@@ -254,7 +254,7 @@ def hold_out(table: Table, config: Config, groups: NDArray[np.int64] | None) -> 
     share = config.held_out
     if not share:
         return np.zeros(len(table), np.int8)
-    return assign_parts(table, (1 - share, share), groups=groups, seed=config.settings.seed)
+    return assign_parts(table, (1 - share, share), groups=groups, seed=config.seed)
 
 
 def _bce() -> Method:
@@ -288,7 +288,7 @@ def _fit_linear(
         unchosen=labels.unchosen,
         groups=inputs.groups,
         folds=folds,
-        seed=config.settings.seed,
+        seed=config.seed,
         progress=watch.reporter.fits,
         start=None if start is None else start.crossfit,
     )
@@ -304,11 +304,11 @@ def _fit_folds(assembly: Assembly, labels: Labels, inputs: Inputs, folds: int) -
     table, config = labels.training, assembly.config
     if len(table) < folds:
         raise UserError(f"{len(table)} images cannot be dealt into {folds} folds", "use fewer ‹folds›, or more images")
-    fold = assign_parts(table, [1 / folds] * folds, groups=inputs.groups, seed=config.settings.seed)
+    fold = assign_parts(table, [1 / folds] * folds, groups=inputs.groups, seed=config.seed)
     logits = memory.scratch_zeros(table.shape, what=f"the scores of {len(table)} images take")
     # A run that was trained on a GPU is scored on a machine without one too.
-    settings = dataclasses.replace(config.settings, save_every=0, patience=0, device=assembly.device)
-    assembly = dataclasses.replace(assembly, config=dataclasses.replace(config, settings=settings, tune="head"))
+    config = dataclasses.replace(config, save_every=0, patience=0, device=assembly.device, tune="head")
+    assembly = dataclasses.replace(assembly, config=config)
     for number in range(folds):
         part = np.where(fold == number, LEFT_OUT, TRAINED).astype(np.int8)
         fitted = _Batches(assembly, labels, inputs, part).fit()
@@ -348,7 +348,7 @@ class _Batches:
         self.judge = ValidationMetric(torch.from_numpy(validated.dense())) if len(validated) else None
 
     def fit(self) -> Fit:
-        config, settings = self.config, self.config.settings
+        config = self.config
         method = self.assembly.make_method()
         head = self._make_head(method)
         model = Model(None if self.is_cached else self.inputs.backbone, head)
@@ -365,10 +365,10 @@ class _Batches:
         if begin is None and self.is_cached:  # also of a training that is resumed, which has the same rate
             begin = self._linear_start(head, source)
             if config.choose_lr and self.judge is not None:
-                settings = self._with_best_rate(begin, source)
+                config = self._with_best_rate(begin, source)
         if begin is not None:
             begin(model, method, self.table)
-        fitted = self._epochs(model, method, source, settings, place, self.watch.callback)
+        fitted = self._epochs(model, method, source, config, place, self.watch.callback)
         self._report_kept(method, fitted)
         return self._result(model, source, fitted, log)
 
@@ -401,30 +401,30 @@ class _Batches:
 
         return begin
 
-    def _with_best_rate(self, begin: Begin | None, source: Source) -> Settings:
-        """Return the settings with the learning rate that is best on the held-out images after a few epochs."""
-        settings, qualities = self.config.settings, {}
-        few = dataclasses.replace(settings, epochs=max(1, settings.epochs // _FEW), patience=0, keep="best")
+    def _with_best_rate(self, begin: Begin | None, source: Source) -> Config:
+        """Return the configuration with the learning rate that is best on the held-out images after a few epochs."""
+        config, qualities = self.config, {}
+        few = dataclasses.replace(config, epochs=max(1, config.epochs // _FEW), patience=0, keep="best")
         for factor in _RATES:
             method = self.assembly.make_method()
             model = Model(None, self._make_head(method))
             if begin is not None:
                 begin(model, method, self.table)
-            tried = dataclasses.replace(few, lr=factor * settings.lr)
+            tried = dataclasses.replace(few, lr=factor * config.lr)
             with warnings.catch_warnings():  # what starts later has more epochs in the training afterwards
                 warnings.filterwarnings("ignore", ".* never starts in ")
                 qualities[tried.lr] = self._epochs(model, method, source, tried, None, None).select
         best = max(qualities, key=lambda rate: qualities[rate])
         tried_all = ", ".join(f"{rate:.2g} → {quality:.4f}" for rate, quality in qualities.items())
         self.watch.reporter.message(f"learning rate {best:.2g}, chosen by the held-out images: {tried_all}")
-        return dataclasses.replace(settings, lr=best)
+        return dataclasses.replace(config, lr=best)
 
     def _report_kept(self, method: Method, fitted: Fitted) -> None:
         """Say which epoch was kept, and warn where a part of the method had not begun by then."""
         if self.judge is None:
             return
         last, kept, begins = len(fitted.log), fitted.best_epoch, method.begins()
-        how = "" if self.config.settings.keep == "last" else ", which ranks the held-out images best"
+        how = "" if self.config.keep == "last" else ", which ranks the held-out images best"
         self.watch.reporter.message(f"kept: epoch {kept} of {last}{how} (quality {fitted.select:.4f})")
         if begins is not None and kept < begins.first <= last:
             self.watch.reporter.message(
@@ -434,13 +434,13 @@ class _Batches:
 
     def _fit_head_alone(self, method: Method, head: Head) -> list[EpochLog]:
         """Train the head on frozen features for some epochs, unless the network has been begun."""
-        config, settings, folder = self.config, self.config.settings, self.watch.folder
+        config, folder = self.config, self.watch.folder
         if folder is not None and distributed.run_on_main(lambda: load_newest(folder / "all") is not None):
             return []
         self.watch.reporter.message(f"linear init: {config.linear_init} epochs of the head on frozen features")
-        rate = settings.lr if config.linear_lr is None else config.linear_lr
+        rate = config.lr if config.linear_lr is None else config.linear_lr
         # Early stopping applies to the training afterwards; the head has a fixed number of epochs.
-        first = dataclasses.replace(settings, epochs=config.linear_init, lr=rate, patience=0, compile="no")
+        first = dataclasses.replace(config, epochs=config.linear_init, lr=rate, patience=0, compile="no")
         callback = self.watch.init_callback or self.watch.callback
         with warnings.catch_warnings():  # what starts later has the epochs after these
             warnings.filterwarnings("ignore", ".* never starts in ")
@@ -452,7 +452,7 @@ class _Batches:
         model: Model,
         method: Method,
         source: Source,
-        settings: Settings,
+        config: Config,
         folder: Path | None,
         callback: Callback | None,
     ) -> Fitted:
@@ -463,7 +463,7 @@ class _Batches:
             method,
             Subset(source, self.trained),
             self.table,
-            settings,
+            config,
             validation=None if self.judge is None else validation,
             judge=self.judge,
             callback=callback,
@@ -525,7 +525,7 @@ class _Whole(_Batches):
         model = Model(backbone, head)
         log = self._begin(model, method, features, targets)
         place = None if self.watch.folder is None else self.watch.folder / "all"
-        fitted = self._epochs(model, method, source, self.config.settings, place, self.watch.callback)
+        fitted = self._epochs(model, method, source, self.config, place, self.watch.callback)
         self._report_kept(method, fitted)
         swept, held = self._sweep(model), torch.from_numpy(self.held_out)
         members = [Member("tuned head", model.head, swept.logits[held])]
@@ -553,14 +553,14 @@ class _Whole(_Batches):
 
     def check_time(self, backbone: Backbone) -> None:
         """Raise if no GPU is there, none was asked for, and training would take long; say how long."""
-        if self.assembly.device != "cpu" or self.config.settings.device == "cpu":
+        if self.assembly.device != "cpu" or self.config.device == "cpu":
             return
         side, bands = self.config.size or backbone.preprocess.size, len(backbone.mean)
         trial, images = copy.deepcopy(backbone).train(), torch.zeros(_TRIAL_IMAGES, bands, side, side)
         for _ in range(2):  # the first one is slower
             began = time.perf_counter()
             trial.pooled(images).sum().backward()  # type: ignore[no-untyped-call]
-        seconds = (time.perf_counter() - began) / _TRIAL_IMAGES * len(self.trained) * self.config.settings.epochs
+        seconds = (time.perf_counter() - began) / _TRIAL_IMAGES * len(self.trained) * self.config.epochs
         if seconds > _LONGEST_ON_CPU:
             raise UserError(
                 f"there is no GPU: tuning the whole network on this CPU would take about {duration(seconds)}",
@@ -569,7 +569,7 @@ class _Whole(_Batches):
 
     def _sweep(self, model: Model) -> Sweep:
         """Score all images; their pooled features come with the scores."""
-        device, size = self.assembly.device, max(64, self.config.settings.batch_size)
+        device, size = self.assembly.device, max(64, self.config.batch_size)
         return score_source(model.to(device), self.source, device=device, batch_size=size, reporter=self.watch.reporter)
 
     def _frozen_config(self) -> Config:

@@ -32,7 +32,7 @@ from halflabel.features.heads import Model
 from halflabel.features.scoring import PASSES, score_source, seed_generators
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.checkpointer import Checkpointer, TrainingState
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.device import deterministic_algorithms, training_device
 from halflabel.fitting.optimizer import learning_rate_factor
 from halflabel.fitting.step import OptimizerStep
@@ -75,7 +75,7 @@ def fit(
     method: Method,
     source: Source,
     table: Table,
-    settings: Settings,
+    config: Config,
     *,
     validation: Source | None = None,
     judge: Judge | None = None,
@@ -92,36 +92,36 @@ def fit(
     """
     if len(source) != len(table):
         raise ValueError(f"{len(source)} images but {len(table)} rows of labels")
-    if distributed.is_distributed() and settings.compile != "no":
-        raise UserError(f"‹compile={settings.compile}› works in one process only", "leave ‹compile› out")
-    device = training_device(settings.device)
-    if settings.channels_last:
+    if distributed.is_distributed() and config.compile != "no":
+        raise UserError(f"‹compile={config.compile}› works in one process only", "leave ‹compile› out")
+    device = training_device(config.device)
+    if config.channels_last:
         model.to(memory_format=torch.channels_last)
     model.to(device)
-    method.plan(settings.epochs)
+    method.plan(config.epochs)
     begins = method.begins()
-    if begins is not None and distributed.is_main() and (problem := begins.problem(settings.epochs)):
+    if begins is not None and distributed.is_main() and (problem := begins.problem(config.epochs)):
         warnings.warn(in_python(f"{problem}; {begins.fix()}"), stacklevel=2)
     method.start(table, model)
     method.to(device)
-    step = OptimizerStep(device, method, model, table, settings)
+    step = OptimizerStep(device, method, model, table, config)
     checked = None if validation is None or judge is None else (validation, judge)
     callback = callback if callback is not None and distributed.is_main() else Callback()
     return Loop(step, source, checked, truth, callback, folder).run(resume)
 
 
-def plan_epoch(source: Source, settings: Settings, epoch: int) -> Plan:
+def plan_epoch(source: Source, config: Config, epoch: int) -> Plan:
     """The batches of an epoch; their order depends only on seed, epoch and image names, or is the source's own."""
-    order = preferred_order(source, settings.seed, epoch)
+    order = preferred_order(source, config.seed, epoch)
     if order is None:
-        order = np.argsort(bits(settings.seed, _ORDER, epoch, source.hashes), kind="stable")
-    size = settings.batch_size
+        order = np.argsort(bits(config.seed, _ORDER, epoch, source.hashes), kind="stable")
+    size = config.batch_size
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
 @dataclass(eq=False)
 class Loop:
-    """The epochs of one call of `fit`; `step` holds model, method, labels and settings."""
+    """The epochs of one call of `fit`; `step` holds model, method, labels and configuration."""
 
     step: OptimizerStep
     source: Source
@@ -132,9 +132,9 @@ class Loop:
 
     def __post_init__(self) -> None:
         step = self.step
-        self.method, self.settings, self.model = step.method, step.settings, step.model
+        self.method, self.config, self.model = step.method, step.config, step.model
         self.state = TrainingState(torch.zeros((), device=step.device))
-        self.batches_per_epoch = math.ceil(len(self.source) / step.settings.batch_size)
+        self.batches_per_epoch = math.ceil(len(self.source) / step.config.batch_size)
         self.checkpointer = Checkpointer(self.folder, self.state, step, self.batches_per_epoch)
         self.scoring_batches = MicroBatcher()
         self.started, self.images_seen = 0.0, 0  # of the current epoch, in this process
@@ -142,7 +142,7 @@ class Loop:
 
     def run(self, resume: bool) -> Fitted:
         try:
-            with deterministic_algorithms() if self.settings.deterministic else nullcontext():
+            with deterministic_algorithms() if self.config.deterministic else nullcontext():
                 return self._run(resume)
         except KeyboardInterrupt:
             # The state is consistent, so save it.
@@ -160,22 +160,22 @@ class Loop:
         if state.position == (1, 0) and self.method.relabel.wants_sweep_first():
             absorbed(self.method.relabel, self._sweep(0), 0)
             distributed.synchronize(self.method.state_dict().values())
-        while state.epoch <= self.settings.epochs and not self._is_stalled():
+        while state.epoch <= self.config.epochs and not self._is_stalled():
             self._train_epoch()
             log = self._finish_epoch()
             state.start_next_epoch()
             self.checkpointer.save()
             self.callback.on_epoch_end(log)
             signals.release_signals()
-        if not state.best_weights or self.settings.keep == "last":
+        if not state.best_weights or self.config.keep == "last":
             state.best_weights, state.best_epoch = self._evaluated_weights(), state.epoch - 1
         self.model.load_state_dict(state.best_weights)
         distributed.all_gather(None)  # wait until the last checkpoint is written
         return Fitted(state.best_weights, state.best_epoch, state.log)
 
     def _train_epoch(self) -> None:
-        plan = plan_epoch(self.source, self.settings, self.state.epoch)
-        self.callback.on_epoch_start(self.state.epoch, self.settings.epochs, sum(map(len, plan)))
+        plan = plan_epoch(self.source, self.config, self.state.epoch)
+        self.callback.on_epoch_start(self.state.epoch, self.config.epochs, sum(map(len, plan)))
         self.step.called.train()
         self.method.train()
         self.started, self.images_seen = time.perf_counter(), 0
@@ -190,19 +190,19 @@ class Loop:
 
     def _train_batches(self, plan: Plan) -> None:
         """Train on the rest of the plan. Between optimizer steps, everything a checkpoint holds is consistent."""
-        settings, state, step = self.settings, self.state, self.step
-        step_seeds = (bits(settings.seed, _STEP, state.epoch, np.arange(len(plan))) >> np.uint64(1)).tolist()
+        config, state, step = self.config, self.state, self.step
+        step_seeds = (bits(config.seed, _STEP, state.epoch, np.arange(len(plan))) >> np.uint64(1)).tolist()
         fetch = self.source.fetch if step.parallel is None else partial(step.parallel.fetch, self.source)
-        batches = fetch(plan[state.batches_done :], self.method.views, seed=settings.seed, epoch=state.epoch)
+        batches = fetch(plan[state.batches_done :], self.method.views, seed=config.seed, epoch=state.epoch)
         for number, (images, views) in enumerate(batches, state.batches_done):
-            if number % settings.accumulate == 0:
+            if number % config.accumulate == 0:
                 signals.defer_signals()
                 loss_before = state.loss_sum.clone()
                 step.begin()
             seed_generators(step_seeds[number], step.device)
             is_last = number + 1 == len(plan)
             step.set_learning_rate(
-                state.lr_factor * learning_rate_factor((state.epoch - 1) + number / len(plan), settings)
+                state.lr_factor * learning_rate_factor((state.epoch - 1) + number / len(plan), config)
             )
             if len(images):  # 0 if no file of the batch could be read
                 try:
@@ -210,14 +210,14 @@ class Loop:
                 except torch.OutOfMemoryError:
                     state.loss_sum = loss_before
                     raise
-            updates = (number + 1) % settings.accumulate == 0 or is_last
+            updates = (number + 1) % config.accumulate == 0 or is_last
             if updates:
                 step.update()
                 state.steps += 1
                 state.batches_done = number + 1
             self.images_seen += len(images)
             # Save only after an update: a checkpoint holds no gradients.
-            saves = updates and not is_last and settings.save_every > 0 and state.steps % settings.save_every == 0
+            saves = updates and not is_last and config.save_every > 0 and state.steps % config.save_every == 0
             self._report_step(number, len(images), read_now=is_last or saves)
             if saves:
                 self.checkpointer.save()
@@ -235,14 +235,14 @@ class Loop:
             problem = f"has grown to {loss:.3g}" if math.isfinite(loss) else "is not finite"
             raise UserError(
                 f"the loss {problem} (epoch {self.state.epoch}, by batch {number + 1}): the training diverges",
-                f"lower ‹lr› (now {self.settings.lr:g}), or add ‹clip=1›",
+                f"lower ‹lr› (now {self.config.lr:g}), or add ‹clip=1›",
             )
         self.callback.on_step_end(images, loss)
 
     def _share(self, plan: Plan, number: int) -> float:
         """The batch's share of the images of its optimizer step, so that the step equals that of one large batch."""
-        first = number - number % self.settings.accumulate
-        return len(plan[number]) / sum(map(len, plan[first : first + self.settings.accumulate]))
+        first = number - number % self.config.accumulate
+        return len(plan[number]) / sum(map(len, plan[first : first + self.config.accumulate]))
 
     def _finish_epoch(self) -> EpochLog:
         """Relabel, validate, remember the best weights, and add a line to the log."""
@@ -262,8 +262,8 @@ class Loop:
             judge = self.validation[1]
             log.update(distributed.run_on_main(lambda: judge(logits)))
             value = log.get("select", math.nan)
-            if self.settings.schedule == "plateau" and value < state.previous:
-                state.lr_factor *= self.settings.step_factor
+            if self.config.schedule == "plateau" and value < state.previous:
+                state.lr_factor *= self.config.step_factor
             state.record_validation(value, self._evaluated_weights() if value > state.best else None)
         log["seconds"] = time.perf_counter() - self.started
         state.log.append(log)
@@ -299,11 +299,11 @@ class Loop:
     def _sweep(self, epoch: int) -> Sweep:
         """Score all training images after this epoch, for the method."""
         relabel = self.method.relabel
-        seed = int(bits(self.settings.seed, PASSES, epoch)[0])
+        seed = int(bits(self.config.seed, PASSES, epoch)[0])
         return self._score(self.model, self.source, relabel.passes, seed, relabel.wants_features)
 
     def _score(self, model: Model, source: Source, passes: int = 0, seed: int = 0, features: bool = False) -> Sweep:
-        size = max(self.settings.batch_size, 64 if model.backbone is not None else 512)
+        size = max(self.config.batch_size, 64 if model.backbone is not None else 512)
         return score_source(
             model,
             source,
@@ -334,4 +334,4 @@ class Loop:
             yield from (value for value in slots.values() if isinstance(value, Tensor))
 
     def _is_stalled(self) -> bool:
-        return bool(self.settings.patience) and self.state.epochs_since_best >= self.settings.patience
+        return bool(self.config.patience) and self.state.epochs_since_best >= self.config.patience

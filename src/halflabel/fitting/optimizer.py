@@ -16,62 +16,62 @@ if TYPE_CHECKING:
     import torch
 
     from halflabel.features.heads import Model
-    from halflabel.fitting.config import Settings
+    from halflabel.fitting.config import Config
     from halflabel.methods.base import Method
 
 F = TypeVar("F", bound=Callable[..., Any])
-MakeOptimizer = Callable[[list[dict[str, Any]], "Settings"], "torch.optim.Optimizer"]
-Schedule = Callable[[float, "Settings"], float]
+MakeOptimizer = Callable[[list[dict[str, Any]], "Config"], "torch.optim.Optimizer"]
+Schedule = Callable[[float, "Config"], float]
 
 
-def parameter_groups(model: Model, method: Method, settings: Settings) -> list[dict[str, Any]]:
+def parameter_groups(model: Model, method: Method, config: Config) -> list[dict[str, Any]]:
     """The trained parameters in groups, each with its learning rate "base_lr": head, backbone, then the method's."""
-    groups: list[dict[str, Any]] = [{"params": list(model.head.parameters()), "base_lr": settings.lr}]
+    groups: list[dict[str, Any]] = [{"params": list(model.head.parameters()), "base_lr": config.lr}]
     if model.backbone is not None:
         backbone = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
-        groups.append({"params": backbone, "base_lr": settings.lr * settings.backbone_lr})
-    groups += method.parameter_groups(settings.lr)
+        groups.append({"params": backbone, "base_lr": config.lr * config.backbone_lr})
+    groups += method.parameter_groups(config.lr)
     return [{**group, "lr": group["base_lr"]} for group in groups if group["params"]]
 
 
-def make_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
-    """The optimizer that the settings name."""
-    settings.check_names()
-    return OPTIMIZERS[settings.optimizer](groups, settings)
+def make_optimizer(groups: list[dict[str, Any]], config: Config) -> torch.optim.Optimizer:
+    """The optimizer that the configuration names."""
+    config.check_names()
+    return OPTIMIZERS[config.optimizer](groups, config)
 
 
-def learning_rate_factor(progress: float, settings: Settings) -> float:
+def learning_rate_factor(progress: float, config: Config) -> float:
     """The factor of the learning rate after `progress` epochs, which may be a fraction."""
-    if progress < settings.warmup:
-        return min((progress + 1e-3) / settings.warmup, 1.0)
-    return SCHEDULES[settings.schedule](progress, settings)
+    if progress < config.warmup:
+        return min((progress + 1e-3) / config.warmup, 1.0)
+    return SCHEDULES[config.schedule](progress, config)
 
 
-def _torch_optimizer(groups: list[dict[str, Any]], settings: Settings) -> torch.optim.Optimizer:
+def _torch_optimizer(groups: list[dict[str, Any]], config: Config) -> torch.optim.Optimizer:
     from torch import optim
 
-    decay = settings.weight_decay
-    match settings.optimizer:
+    decay = config.weight_decay
+    match config.optimizer:
         case "adamw":
             return optim.AdamW(groups, weight_decay=decay, fused=True)
         case "adam":
             return optim.Adam(groups, weight_decay=decay, fused=True)
         case "sgd":
-            return optim.SGD(groups, momentum=settings.momentum, weight_decay=decay, lr=settings.lr, fused=True)
+            return optim.SGD(groups, momentum=config.momentum, weight_decay=decay, lr=config.lr, fused=True)
         case _:
             return optim.RMSprop(groups, momentum=0.0, weight_decay=decay)
 
 
-def _cosine(progress: float, settings: Settings) -> float:
-    span = max(settings.epochs - settings.warmup, 1e-9)
-    return 0.5 * (1 + math.cos(math.pi * min((progress - settings.warmup) / span, 1)))
+def _cosine(progress: float, config: Config) -> float:
+    span = max(config.epochs - config.warmup, 1e-9)
+    return 0.5 * (1 + math.cos(math.pi * min((progress - config.warmup) / span, 1)))
 
 
-def _step(progress: float, settings: Settings) -> float:
-    return settings.step_factor ** int(progress // settings.step_epochs)
+def _step(progress: float, config: Config) -> float:
+    return config.step_factor ** int(progress // config.step_epochs)
 
 
-def _constant(progress: float, settings: Settings) -> float:
+def _constant(progress: float, config: Config) -> float:
     return 1.0
 
 
@@ -80,12 +80,12 @@ SCHEDULES: dict[str, Schedule] = {"cosine": _cosine, "step": _step, "plateau": _
 
 
 def optimizer(make: F) -> F:
-    """Register a function of (parameter groups, settings) that makes an optimizer, under its own name."""
+    """Register a function of (parameter groups, config) that makes an optimizer, under its own name."""
     return _register(OPTIMIZERS, make, "optimizers")
 
 
 def schedule(factor: F) -> F:
-    """Register a function of (progress in epochs, settings) that returns the factor of the learning rate."""
+    """Register a function of (progress in epochs, config) that returns the factor of the learning rate."""
     return _register(SCHEDULES, factor, "schedules")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from halflabel.features.ema import ModelEma
 from halflabel.features.heads import Model
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.data_parallel import WholeBatchParallel
 from halflabel.fitting.device import mixed_precision
 from halflabel.fitting.optimizer import make_optimizer, parameter_groups
@@ -67,18 +67,18 @@ class OptimizerStep:
     method: Method
     model: Model
     table: Table
-    settings: Settings
+    config: Config
 
     def __post_init__(self) -> None:
-        method, model, table, settings = self.method, self.model, self.table, self.settings
+        method, model, table, config = self.method, self.model, self.table, self.config
         self.parallel = WholeBatchParallel(model) if distributed.is_distributed() else None
-        self.compiled = CompiledModel(model, settings.batch_size) if settings.compile == "inductor" else None
+        self.compiled = CompiledModel(model, config.batch_size) if config.compile == "inductor" else None
         # Typed as a model for the methods, which call it; the wrappers have the same interface.
         self.called: Any = self.parallel or self.compiled or model
-        self.groups = parameter_groups(model, method, settings)
-        self.optimizer = make_optimizer(self.groups, settings)
-        self.ema = ModelEma(model, settings.ema) if settings.ema else None
-        self.autocast, self.scaler = mixed_precision(settings.precision, self.device)
+        self.groups = parameter_groups(model, method, config)
+        self.optimizer = make_optimizer(self.groups, config)
+        self.ema = ModelEma(model, config.ema) if config.ema else None
+        self.autocast, self.scaler = mixed_precision(config.precision, self.device)
         # Looking up labels in a dense table is faster; a large table stays sparse.
         is_small = len(table) * len(table.classes) <= _DENSE_ENTRIES
         self.dense_labels = torch.from_numpy(table.dense()).to(self.device) if is_small else None
@@ -95,7 +95,7 @@ class OptimizerStep:
     def undo(self) -> None:
         """Restore the state before a step that ran out of memory; from now on split batches into smaller parts."""
         if self.snapshot is None:
-            size = self.settings.batch_size
+            size = self.config.batch_size
             raise out_of_gpu_memory(
                 f"for batches of {size}; with several processes or ‹compile›, batches cannot be split"
             )
@@ -104,7 +104,7 @@ class OptimizerStep:
         note = (
             ", added up before each step; batch norm, and methods that rank or count within a batch, see only the parts"
         )
-        self.micro_batches.halve(self.settings.batch_size, note)
+        self.micro_batches.halve(self.config.batch_size, note)
 
     def set_learning_rate(self, factor: float) -> None:
         for group in self.optimizer.param_groups:
@@ -146,7 +146,7 @@ class OptimizerStep:
         return loss.detach()
 
     def _to_layout(self, view: Tensor) -> Tensor:
-        if self.settings.channels_last and view.ndim == 4:
+        if self.config.channels_last and view.ndim == 4:
             return view.contiguous(memory_format=torch.channels_last)
         return view
 
@@ -154,15 +154,15 @@ class OptimizerStep:
         """Update the weights by the gradients added so far, then the weight average."""
         if self.parallel is not None:
             self.parallel.average_gradients()
-        if self.settings.clip:
+        if self.config.clip:
             self.scaler.unscale_(self.optimizer)
             parameters = [parameter for group in self.groups for parameter in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, self.settings.clip)
+            torch.nn.utils.clip_grad_norm_(parameters, self.config.clip)
         try:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         except torch.OutOfMemoryError:  # some weights may be updated already, and fewer images would not help
-            raise out_of_gpu_memory(f"for the state of {self.settings.optimizer}") from None
+            raise out_of_gpu_memory(f"for the state of {self.config.optimizer}") from None
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update(self.model)

@@ -429,10 +429,10 @@ class FigureInputs:
         newest = checkpoint.load_newest(self.run.checkpoints / config.tune)
         if newest is None:
             raise FigureUnavailable("what the method has learned is in the run's checkpoints, and the run has none")
-        method = seeded(config.settings.seed, lambda: recipe(config.method).make(**config.options))
+        method = seeded(config.seed, lambda: recipe(config.method).make(**config.options))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # training has already warned about the number of epochs
-            method.plan(config.settings.epochs)
+            method.plan(config.epochs)
         try:
             model = self.predictor.model
             trained = Model(None, model.head) if config.tune == "head" else model

@@ -12,7 +12,7 @@ import numpy as np
 
 from halflabel.comparison.bench import Start
 from halflabel.comparison.grid import LabelMask
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.papers.measure import LABEL_METRICS, METRICS, RELABEL_METRICS
 from halflabel.papers.spec import Condition, InitialModel, PaperMeasure, PaperTable, TableRow
 from halflabel.papers.tables import PRINTED
@@ -211,7 +211,7 @@ def describe_table(table: PaperTable) -> list[str]:
         lines[condition.name] = [
             f"data set {condition.dataset}{sample}",
             f"labels that training sees: {describe_masks([mask.label_mask() for mask in condition.masks])}",
-            describe_training({**training.config, **training.settings}, from_random, training.initial_model),
+            describe_training(training.config, from_random, training.initial_model),
             f"tested: {split}{condition.describe_selection()}",
             *(["images without a known label are not used for training"] if condition.labelled_only else []),
             *([f"not stated in the paper: {', '.join(training.unsaid)}"] if training.unsaid else []),
@@ -228,7 +228,7 @@ def describe_table(table: PaperTable) -> list[str]:
 
 def _own_settings(row: TableRow) -> list[str]:
     """What one row is trained with instead of the condition's settings, in one line."""
-    parts = [f"{name.replace('_', ' ')} {value}" for name, value in {**row.config, **row.settings}.items()]
+    parts = [f"{name.replace('_', ' ')} {value}" for name, value in row.config.items()]
     if row.mask is not None:
         parts.append(f"labels that training sees: {describe_masks([row.mask.label_mask()])}")
     if row.masks_by_condition:
@@ -242,7 +242,7 @@ def _own_settings(row: TableRow) -> list[str]:
 
 
 def describe_training(settings: Mapping[str, Any], from_random: bool, initial: InitialModel | Start | None) -> str:
-    """Backbone, image size, optimizer, epochs and so on, from fields of `Config` and `Settings`.
+    """Backbone, image size, optimizer, epochs and so on, from fields of `Config`.
 
     >>> describe_training({"backbone": "tiny", "tune": "head", "optimizer": "adam", "batch_size": 8}, False, None)
     'tiny, native px, head on frozen features, 10 epochs of adam, batches of 8'
@@ -251,7 +251,7 @@ def describe_training(settings: Mapping[str, Any], from_random: bool, initial: I
         f"{settings['backbone']}{' from random weights' if from_random else ''}",
         f"{settings.get('size') or 'native'} px",
         "head on frozen features" if settings["tune"] == "head" else "all tuned",
-        f"{counted(settings.get('epochs', Settings.epochs), 'epoch')} of {settings['optimizer']}"
+        f"{counted(settings.get('epochs', Config.epochs), 'epoch')} of {settings['optimizer']}"
         + (f" at a rate of {settings['lr']:g}" if "lr" in settings else ""),
         f"batches of {settings['batch_size']}",
     ]

@@ -133,7 +133,7 @@ def _folder_name(cell: Cell, trial: int, tune: str) -> str:
     shared: list[Any] = [condition.dataset, condition.dataset_options, condition.trials[trial]]
     shared += [condition.sample, condition.with_positives]
     shared += [condition.select, condition.held_out, condition.validation_split, tune, training.backbone_weights]
-    shared += [{**cell.config, "tune": tune}, cell.settings, training.weak_view]
+    shared += [{**cell.config, "tune": tune}, training.weak_view]
     if training.config.get("tune") == "head":  # the paper's own way of training heads, not the library's
         shared.append("as published")
     other_test = condition.test_split if condition.test_split != "test" else ""
@@ -358,7 +358,7 @@ class _TableRun:
     def _describe_group(self, group: RunGroup, splits: Mapping[str, Split]) -> list[str]:
         """Data, tested epoch and settings of a group; the rows are named if the settings are not those of all rows."""
         condition, config = group.condition, group.setup.config
-        has_own = any(row.config or row.settings or row.labelled_only or row.initial_model for row in group.rows)
+        has_own = any(row.config or row.labelled_only or row.initial_model for row in group.rows)
         rows = f" ({'; '.join(row.name for row in group.rows)})" if has_own else ""
         images = [f"{len(splits['train'])} training images", f"{len(splits[condition.test_split])} test images"]
         if condition.sample < 1:
@@ -370,8 +370,8 @@ class _TableRun:
             images.append("images without a known label are not used for training")
             images[-1] += rows if any(row.labelled_only for row in group.rows) else ""
         notes = self.datasets.open(condition, group.trial).notes or ["official split"]
-        settings = {key: value for key, value in vars(config.settings).items() if key != "lr"}
-        training = describe_training({**vars(config), **settings}, not group.setup.pretrained, group.setup.start)
+        same = {key: value for key, value in vars(config).items() if key != "lr"}
+        training = describe_training(same, not group.setup.pretrained, group.setup.start)
         return [
             "; ".join([DATASETS[condition.dataset].title, *notes]),
             "; ".join(images),

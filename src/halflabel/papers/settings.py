@@ -6,12 +6,12 @@ What is counted in epochs is scaled when training is longer or shorter than in t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from halflabel.comparison.bench import Start
 from halflabel.features.feature_cache import copies_for
-from halflabel.fitting.config import STRONG_VIEW_FIELDS, Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.methods.base import WAYS, Recipe, recipe
 from halflabel.papers.spec import Cell
 
@@ -28,7 +28,7 @@ _NETWORK_SETTINGS = (
     "linear_lr",
 )
 
-# Settings and fields of the configuration that count epochs.
+# Settings that count epochs.
 _EPOCH_SETTINGS = ("linear_init", "patience", "step_epochs", "warmup")
 
 
@@ -67,12 +67,12 @@ class CellSetup(NamedTuple):
 def set_up_cell(cell: Cell, overrides: Overrides) -> CellSetup:
     """The settings of one cell with the user's overrides, and a line for every setting that is not the paper's."""
     training, method = cell.condition.training, recipe(cell.method)
-    declared = {**cell.config, **cell.settings}
+    declared = cell.config
     # Rows whose backbone the paper itself freezes get the library's settings for heads, too: all heads train alike.
     frozen = overrides.tune == "head" and training.config.get("tune") == "all"
-    effective = _override(declared, overrides, frozen, set(cell.row.settings))
+    effective = _override(declared, overrides, frozen, set(cell.row.config) - {"linear_init", "linear_lr"})
     defaults = {name: parameter.default for name, parameter in method.options.items()}
-    before, now = (settings.get("epochs", Settings.epochs) for settings in (declared, effective))
+    before, now = (settings.get("epochs", Config.epochs) for settings in (declared, effective))
     unscaled, effective = effective, scale_settings(effective, before, now)
     options = scale_options(method, cell.options, before, now, declared="epochs" in declared)
     way = "network" if effective.get("tune") == "all" else "batches"
@@ -124,26 +124,15 @@ def _override(
 
 
 def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides) -> Config:
-    names = {field.name for field in fields(Settings)}
-    settings = Settings(
-        **{name: value for name, value in effective.items() if name in names},
-        device=overrides.device,
-        precision=overrides.precision,
-    )
     return Config(
-        backbone=effective["backbone"],
+        **{"resize": "squash", "tune": "all", **effective},
         weights=overrides.weights,
         names="off",  # the papers had none
-        size=effective.get("size"),
-        resize=effective.get("resize", "squash"),
-        tune=effective.get("tune", "all"),
-        linear_init=effective.get("linear_init", 0),
-        linear_lr=effective.get("linear_lr"),
         crop=cell.condition.training.weak_view.get("least", Config.crop),
-        **{name: effective[name] for name in STRONG_VIEW_FIELDS if name in effective},
         held_out=cell.condition.held_out,
+        device=overrides.device,
+        precision=overrides.precision,
         workers=overrides.workers,
-        settings=settings,
     )
 
 
@@ -154,7 +143,7 @@ def _initial_model(cell: Cell, effective: Mapping[str, Any], overrides: Override
         return None
     method, epochs = recipe(training.initial_model.method), training.initial_model.epochs
     if overrides.epochs is not None:
-        epochs = max(round(epochs * overrides.epochs / training.settings.get("epochs", Settings.epochs)), 1)
+        epochs = max(round(epochs * overrides.epochs / training.config.get("epochs", Config.epochs)), 1)
     lr, weight_decay = effective.get("lr", method.lr), effective.get("weight_decay", method.weight_decay)
     return Start(method.name, (), lr, weight_decay, epochs, training.initial_model.labelled_only)
 

@@ -146,7 +146,7 @@ class InitialModel(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperTraining:
-    """How a paper trains, as fields of `Config`, of `Settings` and of the weak view `data.views.Weak`.
+    """How a paper trains, as fields of `Config` and of the weak view `data.views.Weak`.
 
     backbone_weights  whether the backbone starts from pre-trained or random weights
     initial_model     the model that all rows start from
@@ -155,7 +155,6 @@ class PaperTraining:
     """
 
     config: Mapping[str, Any]
-    settings: Mapping[str, Any]
     weak_view: Mapping[str, Any] = field(default_factory=dict)
     backbone_weights: Literal["pretrained", "random"] = "pretrained"
     initial_model: InitialModel | None = None
@@ -222,7 +221,7 @@ class TableRow:
     options_by_condition  additional options under a condition, such as {"COCO": {"alpha": 0.1}}
     mask                  replaces the masks of the condition
     masks_by_condition    the same per condition; the row then has no numbers under other conditions
-    config, settings      replace the fields of the same name of the condition's training
+    config                replaces fields of the condition's training
     labelled_only         do not train this row on images without a known label
     initial_model         replaces the initial model of the condition's training
     relative_to           the row that relative measures are the difference to; the paper may not print that row
@@ -238,7 +237,6 @@ class TableRow:
     mask: MaskSpec | None = None
     masks_by_condition: Mapping[str, MaskSpec] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
     labelled_only: bool = False
     initial_model: InitialModel | None = None
     relative_to: str | None = None
@@ -264,7 +262,6 @@ class Cell(NamedTuple):
     options: dict[str, Any]
     masks: tuple[MaskSpec, ...]
     config: dict[str, Any]
-    settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -291,7 +288,6 @@ class PaperTable:
             {**row.options, **row.options_by_condition.get(condition.name, {})},
             condition.masks if mask is None else (mask,),
             {**condition.training.config, **row.config},
-            {**condition.training.settings, **row.settings},
         )
 
     def skipped(self) -> dict[str, str]:

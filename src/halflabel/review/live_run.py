@@ -43,7 +43,7 @@ def open_live_review(run: RunFolder, images: Path, precision: float) -> LiveRevi
         labels,
         precision=precision,
         positives_per_image=config.positives_per_image,
-        seed=config.settings.seed,
+        seed=config.seed,
         fill_weights=_fill_weights(run, table),
     )
 

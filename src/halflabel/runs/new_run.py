@@ -59,7 +59,7 @@ class TrainingJob(NamedTuple):
 def resume_training(run: RunFolder, images: Path | None = None) -> TrainingJob:
     """The rest of an interrupted run, with its labels and settings; `images` if the image folder has moved."""
     config = Config.from_dict(run.read_config())
-    config.settings.check_names()
+    config.check_names()
     return TrainingJob(run.read_rows(), images or Path(config.images), config, run, run.read_truth(), resume=True)
 
 
@@ -72,7 +72,7 @@ def continue_training(
     run; they replace earlier labels of the same entries.
     """
     config = Config.from_dict(finished.read_config())
-    config.settings.check_names()
+    config.check_names()
     folder = images or Path(config.images)
     config = dataclasses.replace(config, begin_from=str(finished.folder.absolute()), images=absolute_path(folder))
     rows = finished.read_rows()
@@ -189,10 +189,9 @@ def make_config(
         {
             "fit": "auto",
             "lr": chosen.lr,
-            "choose_lr": training.get("lr") is None and "lr" not in choice.settings,
+            "choose_lr": training.get("lr") is None and "lr" not in choice.config,
             "weight_decay": chosen.weight_decay,
             "linear_init": chosen.linear_init,
-            **choice.settings,
             **choice.config,
             **set_options,
             "method": chosen.name,
@@ -213,9 +212,8 @@ def change_config(
     """
     is_same = method == earlier.method and not options
     earlier_options = earlier.options if method == earlier.method else {}
-    values = {**vars(earlier.settings), **vars(earlier), **given}
+    values = {**vars(earlier), **given}
     values |= {} if is_same else {"averaged_with": "", "candidates": ""}
-    values.pop("settings")
     values |= options_of_features(images)
     return Config.from_options(
         {**values, "method": method, "options": {**earlier_options, **options}, "images": images}

@@ -97,7 +97,7 @@ class Predictor:
             if missing := [name for name in classes if by_class.get(name) is None]:
                 raise UserError(f"{run.folder} has no threshold for the class {missing[0]!r}", "train again")
             thresholds = torch.tensor([by_class[name] for name in classes])
-        device = choose_device(config.settings.device, fall_back=True)
+        device = choose_device(config.device, fall_back=True)
         views = config.views(backbone)
         if model.head.needs_maps and "square" in views:
             views["plain"] = views["square"]

@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import PureWindowsPath
 from typing import Any
 
-from halflabel.fitting.config import Settings
-
 # An allow-list: a new setting is private until it is added here.
 _SHOWN = (
-    "method",
-    "backbone",
-    "pretrained",
-    "size",
-    "resize",
-    "tune",
-    "linear_init",
-    "linear_lr",
-    "targets",
-    "single",
-    "crop",
-    "strong_ops",
-    "strong_magnitude",
-    "cutout",
-    "held_out",
-    "max_bad",
-    "workers",
-    "mirror",
-    "copies",
-    "select",
-    *(field.name for field in dataclasses.fields(Settings)),
+    *("method", "backbone", "pretrained", "size", "resize", "tune", "linear_init", "linear_lr", "targets", "single"),
+    *("crop", "strong_ops", "strong_magnitude", "cutout", "held_out", "max_bad", "workers", "mirror", "copies"),
+    *("select", "epochs", "batch_size", "lr", "backbone_lr", "optimizer", "weight_decay", "momentum", "schedule"),
+    *("step_epochs", "step_factor", "warmup", "ema", "precision", "clip", "accumulate", "channels_last", "compile"),
+    *("deterministic", "patience", "keep", "save_every", "seed", "device"),
 )
 _VALUE = re.compile(r"(?<==)[^:]*")  # the value of an option in METHOD:option=value:option=value
 _FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[/\\](?:[^/\\'\"\n]+[/\\])+")
 
 
 def shown_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run or a comparison that contain no folders, including those of the training loop."""
-    loop = config.get("settings")
-    flat = {**config, **(loop if isinstance(loop, Mapping) else {})}
-    shown = {name: flat[name] for name in _SHOWN if name in flat}
-    if "options" in flat:
-        shown["options"] = shown_options(flat["options"] or {})
+    """Return the settings of a run or a comparison that contain no folders."""
+    shown = {name: config[name] for name in _SHOWN if name in config}
+    if "options" in config:
+        shown["options"] = shown_options(config["options"] or {})
     return shown
 
 

@@ -175,7 +175,7 @@ class _Job:
                 "used for evaluation"
             )
         self.reporter.message(self.assembly.describe(self.table))
-        self.device = choose_device(self.config.settings.device)
+        self.device = choose_device(self.config.device)
         self.backbone = self.assembly.make_backbone()
         self.size = self.config.size or self.backbone.preprocess.size
         # Plain batches do not use names.

@@ -28,7 +28,7 @@ from halflabel.features.backbones import Backbone, Preprocess
 from halflabel.features.heads import Model
 from halflabel.features.scoring import score_source
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.config import Settings
+from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
 from halflabel.images.sources import Features
 from halflabel.images.views import Plain
@@ -157,11 +157,11 @@ class Case:
                         "the logits of unreadable images are NaN: leave them out",
                     )
 
-    def fit(self, settings: Settings, **more: Any) -> dict[str, Tensor]:
+    def fit(self, config: Config, **more: Any) -> dict[str, Tensor]:
         """Train, and return the weights of model and method."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* never starts in ")
-            fit(self.model, self.method, self.source, self.table, settings, **more)
+            fit(self.model, self.method, self.source, self.table, config, **more)
         return {**self.model.state_dict(), **{f"method.{k}": v for k, v in self.method.state_dict().items()}}
 
 
@@ -376,10 +376,10 @@ def check_gradient(recipe: Recipe, regime: str) -> None:
 
 def check_state(recipe: Recipe, regime: str) -> None:
     """A method that loads the state of another continues as it does; nothing is remembered elsewhere."""
-    settings = Settings(epochs=6, batch_size=16, lr=0.01, device="cpu")
+    config = Config(epochs=6, batch_size=16, lr=0.01, device="cpu")
     case, fresh = Case(recipe, regime), Case(recipe, regime)
     watch = StateWatch(case.method)
-    case.fit(settings, callback=watch)
+    case.fit(config, callback=watch)
     if watch.changed:
         raise Broken(
             f"{min(watch.changed)} changes during training and is not in the method's state: a resumed run continues "
@@ -389,7 +389,7 @@ def check_state(recipe: Recipe, regime: str) -> None:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fresh.method.plan(settings.epochs)
+        fresh.method.plan(config.epochs)
     fresh.method.load_state_dict(case.method.state_dict())
     fresh.model.load_state_dict(case.model.state_dict())
     case.model = copy.deepcopy(fresh.model)
@@ -418,12 +418,12 @@ class _Stop(Callback):
 
 def check_resume(recipe: Recipe, regime: str) -> None:
     """An interrupted and resumed training ends with the same weights and state, bit for bit."""
-    settings = Settings(epochs=7, batch_size=16, lr=0.01, device="cpu")
-    expected = Case(recipe, regime).fit(settings)
+    config = Config(epochs=7, batch_size=16, lr=0.01, device="cpu")
+    expected = Case(recipe, regime).fit(config)
     with TemporaryDirectory() as folder:
         with suppress(KeyboardInterrupt):
-            Case(recipe, regime).fit(settings, folder=Path(folder), callback=_Stop(6))
-        resumed = Case(recipe, regime).fit(settings, folder=Path(folder), resume=True)
+            Case(recipe, regime).fit(config, folder=Path(folder), callback=_Stop(6))
+        resumed = Case(recipe, regime).fit(config, folder=Path(folder), resume=True)
     for name, value in expected.items():
         if name not in resumed or not torch.equal(resumed[name].nan_to_num(-1), value.nan_to_num(-1)):
             raise Broken(
@@ -435,7 +435,7 @@ def check_resume(recipe: Recipe, regime: str) -> None:
 def check_loading(recipe: Recipe, regime: str) -> None:
     """A saved head gives the same scores when it is loaded without the training labels, as `predict` loads it."""
     case = Case(recipe, regime)
-    case.fit(Settings(epochs=1, batch_size=16, lr=0.01, device="cpu"))
+    case.fit(Config(epochs=1, batch_size=16, lr=0.01, device="cpu"))
     loaded = Model(None, recipe.make().head(CHANNELS, CLASSES))
     try:
         loaded.load_state_dict(case.model.state_dict())
@@ -483,7 +483,7 @@ def train_briefly(recipe: Recipe) -> dict[str, Tensor]:
     for layer in case.model.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.p = 0.0
-    state = case.fit(Settings(epochs=1, batch_size=12, lr=0.01, optimizer="sgd", device="cpu"))
+    state = case.fit(Config(epochs=1, batch_size=12, lr=0.01, optimizer="sgd", device="cpu"))
     return {name: value.detach().clone().contiguous() for name, value in state.items()}
 
 

@@ -167,7 +167,7 @@ def test_blocks_are_read_in_turn_and_mixed_within_a_window(monkeypatch: pytest.M
 def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from halflabel.features.backbones import build_backbone
     from halflabel.features.heads import Linear, Model
-    from halflabel.fitting.config import Settings
+    from halflabel.fitting.config import Config
     from halflabel.fitting.loop import fit
     from halflabel.labels.table import Table
     from halflabel.methods.base import recipe
@@ -187,7 +187,7 @@ def test_training_follows_the_order_of_the_source(tmp_path: Path, monkeypatch: p
     table = Table.from_dense(np.ones((N, 2), np.int8))
     backbone = build_backbone("tiny")
     model = Model(backbone, Linear(backbone.channels, 2))
-    fit(model, recipe("bce").make(), Subset(pack, np.arange(N)), table, Settings(epochs=2, batch_size=5, device="cpu"))
+    fit(model, recipe("bce").make(), Subset(pack, np.arange(N)), table, Config(epochs=2, batch_size=5, device="cpu"))
     assert orders == [np.asarray(pack.order(0, epoch)).tolist() for epoch in (1, 2)]
     # Stored in another order than that of the names: neighbours are not alike.
     assert pack.positions.tolist() != sorted(pack.positions.tolist())

@@ -14,7 +14,7 @@ from digit_scenes import write_folder
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels import drop, formats
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table
@@ -41,8 +41,8 @@ def truth(folder: Path) -> Table:
 
 def make(folder: Path, name: str, truth: Table, *, hidden: bool = True, **more: Any) -> RunFolder:
     """A run of two epochs on labels of which a third is hidden."""
-    settings = Settings(epochs=2, batch_size=16, lr=0.01, device="cpu")
-    config = Config(**{"backbone": "tiny", "size": 32, "settings": settings, "held_out": 0.4, **more})
+    how = {"epochs": 2, "batch_size": 16, "lr": 0.01, "device": "cpu"}
+    config = Config(**{"backbone": "tiny", "size": 32, "held_out": 0.4, **how, **more})
     run = RunFolder(folder / name)
     known = drop.partial(truth, 0.66, seed=0)
     train(known, folder / "images", config, run, truth=truth if hidden else None)

@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from halflabel.cli import app
-from halflabel.fitting.config import Config, Settings
+from halflabel.fitting.config import Config
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.train import train
@@ -44,15 +44,17 @@ def table() -> Table:
 @pytest.fixture(scope="session")
 def run(pictures: Path, table: Table, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A finished run with held-out measurements; read only."""
-    settings = Settings(epochs=3, batch_size=8, lr=0.05, device="cpu")
     config = Config(
         method="bn-bce",
         backbone="tiny",
         size=32,
         resize="crop",
         held_out=0.4,
-        settings=settings,
         images=str(pictures),
+        epochs=3,
+        batch_size=8,
+        lr=0.05,
+        device="cpu",
     )
     actual = RunFolder(tmp_path_factory.mktemp("runs") / "run")
     train(table, pictures, config, actual)
