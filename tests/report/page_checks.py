@@ -18,6 +18,7 @@ from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import measure
 from halflabel.evaluation.scores import Scores
+from halflabel.fitting.config import Config
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.report.run_page import MAX_PAGE_BYTES
@@ -47,8 +48,8 @@ def random_run(
         known = np.maximum(known, 0)
     table = Table.from_dense(known, [f"photo {i} {HOSTILE}.jpg" for i in range(images)], names)
     run = RunFolder.create(folder)
-    config = {"method": "bce", "options": {}, "backbone": "tiny", "size": 32, "tune": "head", "images": "/secret/place"}
-    run.start(Labels.of(table), {**config, "epochs": 3, "lr": 0.1})
+    config = Config(backbone="tiny", size=32, images="/secret/place", epochs=3, lr=0.1)
+    run.start(Labels.of(table), config.as_dict())
     lines = [{"epoch": e, "loss": 1 / e, "lr": 0.1, "mAP": 0.2 * e, "select": 0.2 * e} for e in (1, 2, 3)]
     run.write_log(log if log is not None else lines)
     run.weights.touch()
