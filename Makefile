@@ -45,11 +45,19 @@ check: $(READY)
 	@echo "==> import-linter"
 	@$(BIN)/lint-imports --no-logo
 
+# Where CI is set, Chromium is installed for the tests of the web pages: Debian's package as root, else Playwright's own.
+# Without it these tests are skipped, and counted at the end.
+.PHONY: browser
+browser: $(READY)
+	@test -z "$$CI" || command -v chromium >/dev/null || test -n "$$(ls ~/.cache/ms-playwright 2>/dev/null)" \
+		|| { test "$$(id -u)" = 0 && timeout 60 apt-get -qq update && timeout 180 apt-get -qq install -y chromium >/dev/null; } \
+		|| timeout 180 $(BIN)/playwright install chromium || echo "    Chromium could not be installed"
+
 # The checks use one core for a minute: they run beside the tests.
-test: $(READY)
+test: $(READY) browser
 	@$(MAKE) --no-print-directory -j 2 check fast-tests
 
-test-all: $(READY)
+test-all: $(READY) browser
 	@$(MAKE) --no-print-directory -j 2 check all-tests
 
 fast-tests: $(READY)

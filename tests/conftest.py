@@ -87,9 +87,10 @@ def browser() -> Iterator[Any]:
     """A headless Chromium; tests that ask for it are skipped, and counted at the end, where there is none."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     playwright = pytest.importorskip("playwright.sync_api", reason=NO_BROWSER)
-    if chromium is None:
-        pytest.skip(NO_BROWSER)
     with playwright.sync_playwright() as engine:
+        chromium = chromium or engine.chromium.executable_path  # Playwright's own
+        if not Path(chromium).exists():
+            pytest.skip(NO_BROWSER)
         opened = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield opened
         opened.close()
@@ -102,7 +103,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_sep("!", f"WARNING: tests were SKIPPED: {reason.removeprefix('Skipped: ')}", red=True)
     skipped = sum(NO_BROWSER in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
     if skipped:
-        text = f"WARNING: {skipped} browser tests were SKIPPED: install Chromium and playwright to test the web pages"
+        how = "apt install chromium, or .venv/bin/playwright install chromium"
+        text = f"WARNING: {skipped} browser tests were SKIPPED. To run them: {how}"
         terminalreporter.write_sep("!", text, red=True, bold=True)
 
 
