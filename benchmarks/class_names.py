@@ -1,12 +1,11 @@
 """What class names add beside labels: test mAP of what `train` fits, with and without names.
 
 python benchmarks/class_names.py FEATURES LABELS.csv [--backbone efficientnet-lite2] [--images 300,1000,0]
-    [--protocols partial,single-positive,all] [--draws 5]
+    [--protocols partial,single-positive,all] [--draws 5] [--method imcl]
 
 FEATURES is a folder of `halflabel embed`. Labels are complete; without a column `split`, of which `train` is trained
 on, 30 % of the images are the test. A draw takes other images and hides other labels, and both columns have the same
-draws; `partial` leaves a tenth, 0 images are all of them. The method is that of `--method auto`. Needs the extra
-`names`.
+draws; `partial` leaves a tenth, 0 images are all of them. Needs the extra `names`.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from halflabel.labels import drop, formats
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
 from halflabel.labels.table import Table
+from halflabel.runs.new_run import make_config
 
 
 def read(labels: Path) -> tuple[Table, Table]:
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--images", default="300,1000,0")
     parser.add_argument("--protocols", default="partial,single-positive,all")
     parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--method", help="by default that of --method auto")
     args = parser.parse_args()
     full, test = read(args.labels)
     names = [name for name in full.classes if name in set(test.classes)]
@@ -75,10 +76,7 @@ def main() -> None:
                 table = full.subset(rows)
                 options = {"partial": {"share": 0.1}}.get(protocol, {})
                 table = table if protocol == "all" else drop.apply(protocol, table, seed=seed, **options)
-                chosen = choose(table.stats)
-                config = Config(
-                    method=chosen.method, options=dict(chosen.options), fit="linear", backbone=args.backbone
-                )
+                config = make_config(choose(table.stats, method=args.method), {"backbone": args.backbone}, {})
                 features = Features(values[torch.from_numpy(rows)].float(), table.images)
                 for each in (None, likeness):
                     begun = time.process_time()
@@ -91,7 +89,7 @@ def main() -> None:
             without, with_names = np.reshape(results, (-1, 2)).T
             gains, cpu = with_names - without, np.reshape(seconds, (-1, 2)).mean(0)
             print(
-                f"{len(rows):5} {protocol:15} {chosen.method:10} {without.mean():.1f} → {with_names.mean():.1f}  "
+                f"{len(rows):5} {protocol:15} {config.method:10} {without.mean():.1f} → {with_names.mean():.1f}  "
                 f"gain {gains.mean():+.2f} (least {gains.min():+.2f})  CPU {cpu[0]:.1f} → {cpu[1]:.1f} s",
                 flush=True,
             )

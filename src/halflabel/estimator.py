@@ -97,7 +97,8 @@ class HalfLabelClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     refuses parameters of batches (`epochs`, `batch_size`, `lr`, `weight_decay`, `optimizer`, `schedule`). `lr` and
     `weight_decay` None are the method's defaults, meant for a backbone's features, so a few columns of numbers may want
     a higher `lr`; batches hold out a fifth of the rows, to choose the epoch; `names` "off" does not start from what the
-    names of the classes mean to the backbone, as "auto" does where the extra halflabel[names] is installed; `size` is
+    names of the classes (columns of a DataFrame, or strings) mean to the backbone, as "auto" does for images where the
+    extra halflabel[names] is installed; `size` is
     the side in pixels to which images are resized, None the backbone's own; `threshold` is the least probability called
     present, "auto" that of the best expected F1 by scores of rows that the head was not fitted to; `cache` is a folder
     that keeps features for the next call, None keeps none. The same data, parameters and `seed` give the same

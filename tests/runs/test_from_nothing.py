@@ -13,10 +13,11 @@ from PIL import Image
 import halflabel
 from halflabel.errors import UserError
 from halflabel.features import names
-from halflabel.features.heads import NormalisedLinear
+from halflabel.features.heads import NamedHead, NormalisedLinear
 from halflabel.images.sources import open_images
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
+from halflabel.labels.table import Table
 from halflabel.review.live_run import open_live_review
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
@@ -140,3 +141,51 @@ def test_class_names_come_from_a_list_or_a_file(tmp_path: Path) -> None:
         read_class_names("dog,dog")
     with pytest.raises(UserError, match="names no class"):
         read_class_names(" , ")
+
+
+@pytest.fixture
+def named_labels(run, photos: Path) -> Labels:
+    """A third of the labels that agree with the names."""
+    scores = probabilities(run.model, photos).numpy()
+    hidden = np.random.default_rng(0).random(scores.shape) < 0.67
+    labels = np.where(hidden, 0, np.where(scores > np.median(scores, 0), 1, -1)).astype(np.int8)
+    return Labels.of(Table.from_dense(labels, RunFolder(run.folder).read_labels().images, Names(CLASSES)))
+
+
+@pytest.mark.parametrize("method", ["boostlu", "wsabie"])  # on maps, on pooled features
+def test_systems_in_batches_start_from_names(named_labels, photos: Path, tmp_path: Path, method: str) -> None:
+    options = {**OPTIONS, "method": method, "epochs": 2, "lr": 1e-5}
+    run = halflabel.train(named_labels, photos, tmp_path / "runs" / "named", **options)
+    head = run.model.model.head
+    assert isinstance(head, NamedHead)
+    assert bool(head.trust.any())
+    scores = probabilities(run.model, photos)
+    export_onnx(run.model, tmp_path / "model.onnx")
+    export_hub(RunFolder(run.folder), tmp_path / "hub")
+    for model in (Predictor.from_onnx(tmp_path / "model.onnx"), Predictor.from_hub(tmp_path / "hub")):
+        torch.testing.assert_close(probabilities(model, photos), scores, atol=1e-3, rtol=0)
+    again = halflabel.continue_training(run.folder, tmp_path / "runs" / "b")
+    assert isinstance(again.model.model.head, NamedHead)
+
+
+def test_a_tuned_network_keeps_the_names_of_the_frozen_recipe(named_labels, photos: Path, tmp_path: Path) -> None:
+    options = {**OPTIONS, "tune": "all", "epochs": 1, "lr": 3.0, "method": "an"}
+    run = halflabel.train(named_labels, photos, tmp_path / "runs" / "named", **options)
+    head = run.model.model.head  # of the frozen recipe: such a rate destroys the network
+    assert isinstance(head, NormalisedLinear)
+    assert head.names is not None
+    scores = probabilities(run.model, photos)
+    export_onnx(run.model, tmp_path / "model.onnx")
+    torch.testing.assert_close(
+        probabilities(Predictor.from_onnx(tmp_path / "model.onnx"), photos), scores, atol=1e-3, rtol=0
+    )
+
+
+def test_a_classifier_in_python_starts_from_the_names_of_classes(run, photos: Path) -> None:
+    scores = probabilities(run.model, photos).numpy()
+    y = np.array(CLASSES)[(scores - np.median(scores, 0)).argmax(1)]
+    files = sorted(photos.iterdir())
+    classifier = halflabel.HalfLabelClassifier("bce", backbone="fast", size=64, device="cpu").fit(files, y)
+    head = classifier.model_.head
+    assert isinstance(head, NormalisedLinear)
+    assert head.names is not None

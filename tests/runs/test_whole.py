@@ -14,7 +14,7 @@ from halflabel.errors import UserError
 from halflabel.evaluation.ranking import ranking_quality
 from halflabel.features.backbones import build_backbone
 from halflabel.features.class_maps import compute_class_maps
-from halflabel.features.combined import BackbonePair, Combined, tuned_network
+from halflabel.features.combined import BackbonePair, Combined, trained_part
 from halflabel.features.heads import Linear, NormalisedLinear
 from halflabel.fitting.checkpoint import save_tensors
 from halflabel.fitting.config import Config
@@ -96,7 +96,7 @@ def test_a_tuned_run_is_one_model_that_is_saved_exported_and_calibrated(
     torch.testing.assert_close(exported, logits, atol=1e-3, rtol=1e-3)
     assert compute_class_maps(predictor.model, PICTURES[:2], [0, 2]).shape == (2, 2, 4, 4)
     again = go(tmp_path / "again", dataclasses.replace(CONFIG, lr=0.0, epochs=1, begin_from=str(run.folder)))
-    first, second = (tuned_network(Predictor.from_run(each).model).state_dict() for each in (run, again))
+    first, second = (trained_part(Predictor.from_run(each).model).state_dict() for each in (run, again))
     torch.testing.assert_close(first, second)  # training continues from the tuned network and its own head
 
 

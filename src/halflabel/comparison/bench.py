@@ -165,9 +165,10 @@ def copy_start(weights: Mapping[str, Tensor], model: Model, method: Method, tabl
         model.backbone.load_state_dict(
             {name.removeprefix("backbone."): value for name, value in weights.items() if name.startswith("backbone.")}
         )
-    if "head.linear.weight" not in weights:
+    place = "head.learned.linear" if "head.learned.linear.weight" in weights else "head.linear"
+    if f"{place}.weight" not in weights:
         raise UserError("the start has no linear head", "start from a method with a linear head, such as logistic")
-    weight, bias = (weights[f"head.linear.{name}"].cpu() for name in ("weight", "bias"))
+    weight, bias = (weights[f"{place}.{name}"].cpu() for name in ("weight", "bias"))
     method.start(table, model)  # sets label vectors, where the head has them
     model.head.load_linear(weight, bias)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.features.backbones import Backbone
-from halflabel.features.heads import Head, Model, NormalisedLinear, pool, run_head
+from halflabel.features.heads import Head, Model, NamedHead, NormalisedLinear, pool, run_head
 from halflabel.types import Output
 
 
@@ -102,9 +102,8 @@ def frozen_copy(backbone: Backbone) -> Backbone:
     return copy.deepcopy(backbone).requires_grad_(False).eval()
 
 
-def tuned_network(model: Model) -> Model:
-    """Return the network that was tuned, with the head that was tuned with it; other models as they are."""
-    if not isinstance(model.head, Combined):
-        return model
+def trained_part(model: Model) -> Model:
+    """Return the backbone and the head that batches train: without class names, and nothing that was combined."""
     backbone = model.backbone.tuned if isinstance(model.backbone, BackbonePair) else model.backbone
-    return Model(backbone, cast(Head, model.head.heads[0]))
+    head: Head = cast(Head, model.head.heads[0]) if isinstance(model.head, Combined) else model.head
+    return Model(backbone, head.learned if isinstance(head, NamedHead) else head)

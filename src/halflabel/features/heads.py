@@ -35,6 +35,7 @@ class Head(nn.Module):
     """(B, D) pooled features or (B, D, h, w) maps -> Output."""
 
     needs_maps = False  # True: pooled features are not enough
+    adds_names = True  # False: its logits are no sum that scores from class names could be part of
 
     @property
     def words(self) -> str:
@@ -127,11 +128,7 @@ class NormalisedLinear(Head):
         transform = FeatureTransform([size for size in (own, width - pretraining - own) if size], pretraining)
         keys = state.get(f"{prefix}similar.keys")
         similar = None if keys is None else SimilarImages(len(keys), transform.out_channels, classes)
-        parts = [state.get(f"{prefix}names.class_{part}") for part in ("weight", "bias")]
-        scorer = None
-        if parts[0] is not None and parts[1] is not None:
-            scorer = NameScores(parts[0].shape[1], len(parts[0]), classes, of_text=not len(parts[1]))
-        return cls(transform, classes, similar, scorer)
+        return cls(transform, classes, similar, NameScores.from_shapes(state, f"{prefix}names.", classes))
 
     def class_maps(self, maps: Tensor) -> Tensor:
         batch, _, height, width = maps.shape
@@ -207,6 +204,49 @@ def run_head(head: nn.Module, features: Tensor) -> Output:
         f"the head {type(head).__name__} returns a {type(output).__name__}, not an Output",
         "return halflabel.types.Output(logits, features)",
     )
+
+
+class NamedHead(Head):
+    """x = x' + trust · names(pooled features), x' by a head that is `learned` in batches on a frozen backbone.
+
+    Class maps are those of the learned head. Memory: 4·C bytes beside that of its parts.
+    """
+
+    trust: Tensor
+
+    def __init__(self, learned: Head, names: NameScores, trust: Tensor) -> None:
+        super().__init__()
+        self.learned, self.names = learned, names
+        self.needs_maps = learned.needs_maps
+        self.register_buffer("trust", trust)
+
+    @property
+    def words(self) -> str:
+        return f"{self.learned.words} beside class names"
+
+    def forward(self, features: Tensor) -> Output:
+        output = run_head(self.learned, features)
+        with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+            start = self.trust * self.names(pool(features).float())
+        maps, members = output.maps, output.members
+        return output._replace(
+            logits=output.logits + start,
+            maps=None if maps is None else maps + start[:, :, None, None],
+            members=None if members is None else members + start,
+        )
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        return self.learned.class_maps(maps)
+
+    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
+        self.learned.load_linear(weight, bias)
+
+    @classmethod
+    def from_shapes(cls, state: Mapping[str, Tensor], prefix: str, learned: Head) -> Head:
+        """Return the learned head, with empty names beside it if the state dict has some."""
+        trust = state.get(f"{prefix}trust")
+        names = None if trust is None else NameScores.from_shapes(state, f"{prefix}names.", len(trust))
+        return learned if names is None or trust is None else cls(learned, names, torch.zeros_like(trust))
 
 
 class Ensemble(Head):

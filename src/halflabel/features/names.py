@@ -86,6 +86,13 @@ class NameScores(nn.Module):
             scores.scale.copy_((squares / images - mean.square()).clamp(min=1e-12).sqrt())
         return scores
 
+    @classmethod
+    def from_shapes(cls, state: Mapping[str, Tensor], prefix: str, classes: int) -> NameScores | None:
+        """Return empty scores with the shapes of a state dict, or None if the state has none."""
+        if (weight := state.get(f"{prefix}class_weight")) is None:
+            return None
+        return cls(weight.shape[1], len(weight), classes, of_text=not len(state[f"{prefix}class_bias"]))
+
     @torch.no_grad()
     def score(self, pooled: Tensor) -> Tensor:
         """Return the scores (N, C) of any number of images, block by block."""

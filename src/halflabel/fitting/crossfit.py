@@ -133,6 +133,13 @@ class CrossFit:
         ]
 
     @property
+    def trust_in_names(self) -> str:
+        """The trust in class names, in words; "" where they are not used."""
+        if (trust := self._task.trust) is None:
+            return ""
+        return f"trust in class names {trust.mean():.2f} ({trust.min():.2f} to {trust.max():.2f} by class)"
+
+    @property
     def choice(self) -> str:
         """What the out-of-fold scores chose, in words."""
         similar, mixed = self.head.similar, ""
@@ -141,10 +148,7 @@ class CrossFit:
             readable = int(np.count_nonzero(~np.isnan(self.logits[:, 0])))
             if (references := len(similar.keys)) < readable:
                 mixed += f" (among {references:,} training images, chosen at random)"
-        names = ""
-        if (trust := self._task.trust) is not None:
-            low, mean, high = (float(value) for value in (trust.min(), trust.mean(), trust.max()))
-            names = f", trust in class names {mean:.2f} ({low:.2f} to {high:.2f} by class)"
+        names = f", {self.trust_in_names}" if self.trust_in_names else ""
         reduced = ""
         if self.logits.size >= LARGE:
             step = sampling_step(self.logits.shape)

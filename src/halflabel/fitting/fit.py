@@ -28,7 +28,7 @@ from halflabel.evaluation.ranking import ranking_quality
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import Backbone
 from halflabel.features.combined import BackbonePair, Combined, frozen_copy
-from halflabel.features.heads import Head, Linear, Model, NormalisedLinear
+from halflabel.features.heads import Head, Linear, Model, NamedHead, NormalisedLinear
 from halflabel.features.names import NameScores
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly, pooled_features, solver_hindrance
@@ -112,9 +112,15 @@ class Inputs:
 
     @cached_property
     def names(self) -> NameScores | None:
-        """Scores of the classes from their names; None without their likeness, or a backbone to compare."""
+        """Scores of the classes from their names; None without their likeness, or a backbone to compare.
+
+        None for maps, too, where the vector that names are compared with is not their mean.
+        """
         classifier = None if self.backbone is None else self.backbone.name_classifier
-        if self.likeness is None or classifier is None:
+        if self.backbone is None or self.likeness is None or classifier is None:
+            return None
+        is_map = isinstance(self.features, Features) and self.features.values.ndim == 4
+        if is_map and self.backbone.has_own:
             return None
         return NameScores.fit(classifier, self.likeness, pooled_features(self.features))
 
@@ -363,7 +369,7 @@ class _Batches:
         if begin is None and not self.is_cached and config.linear_init:
             log = self._fit_head_alone(method, head)
         if begin is None and self.is_cached:  # also of a training that is resumed, which has the same rate
-            begin = self._linear_start(head, source)
+            begin = self.linear_start.begin if _can_begin(head) and self.linear_start is not None else None
             if config.choose_lr and self.judge is not None:
                 config = self._with_best_rate(begin, source)
         if begin is not None:
@@ -375,31 +381,43 @@ class _Batches:
     def _make_head(self, method: Method) -> Head:
         classes = len(self.table.classes)
         maps = self.assembly.needs_maps(method, classes)
-        return self.assembly.make_head(method, self.inputs.width(maps=maps), classes)
+        head = self.assembly.make_head(method, self.inputs.width(maps=maps), classes)
+        if not self.is_cached or self.names is None or self.linear_start is None or self.linear_start.trust is None:
+            return head
+        return NamedHead(head, copy.deepcopy(self.names), self.linear_start.trust)  # moved to the GPU with the head
 
-    def _linear_start(self, head: Head, source: Source) -> Begin | None:
-        """Return what begins with the L-BFGS solution of cross-entropy on the mean of the features over places.
+    @cached_property
+    def names(self) -> NameScores | None:
+        """Scores from class names that the logits of the head start from; None for heads that cannot."""
+        head = self.assembly.make_head(self.assembly.make_method(), 8, len(self.table.classes))
+        return self.inputs.names if head.adds_names and _can_begin(head) else None
 
-        The held-out images choose its strength; without any, a fifth of the training images. None for heads without
-        such a start, and where L-BFGS has too few images or too many scores.
+    @cached_property
+    def linear_start(self) -> LinearStart | None:
+        """The L-BFGS solution of cross-entropy on the mean of the features over places, for the trained images.
+
+        Their out-of-fold scores choose its strength, and the trust in class names. None where L-BFGS has too few images
+        or too many scores.
         """
-        if type(head).load_linear is Head.load_linear or solver_hindrance(_bce(), "bce", self.table) is not None:
+        if solver_hindrance(_bce(), "bce", self.table) is not None:
             return None
-        outside = self.held_out if len(self.held_out) else self.trained[::5]
-        rows = np.union1d(self.trained, outside)
-        table = self.assembly.training_table(self.labels.training).subset(rows)
-        features, judged = pooled_features(Subset(source, rows)), self.judged.subset(rows)
-        device, place = self.assembly.device, np.searchsorted(rows, outside)
+        inputs, labels, device = self.inputs, self.labels.of_images(self.trained), self.assembly.device
+        features = pooled_features(inputs.features)[torch.from_numpy(self.trained)]
+        names, table = self.names, self.assembly.training_table(labels.training)
+        groups = None if inputs.groups is None else inputs.groups[self.trained]
 
-        def solve() -> tuple[Tensor, Tensor]:
-            return refit_head(features, table, _bce, place, evaluation=judged, device=device).on_features()
+        def solve() -> LinearStart:
+            (basis,) = Basis.of(features, of_backbone=False, device=device)
+            if names is not None:
+                basis = basis.with_names(names, names.score(features))
+            how: dict[str, Any] = {"evaluation": self.judged.subset(self.trained), "unchosen": labels.unchosen}
+            how |= {"groups": groups, "seed": self.config.seed}
+            return LinearStart.of(crossfit([basis], table, _bce, use_similar=False, **how))
 
-        weight, bias = distributed.run_on_main(solve)
-
-        def begin(model: Model, *_: object) -> None:
-            model.head.load_linear(weight, bias)
-
-        return begin
+        start = distributed.run_on_main(solve)
+        if start.trust is not None:
+            self.watch.reporter.message(f"chosen by out-of-fold scores: {start.words}")
+        return start
 
     def _with_best_rate(self, begin: Begin | None, source: Source) -> Config:
         """Return the configuration with the learning rate that is best on the held-out images after a few epochs."""
@@ -492,6 +510,32 @@ class _Batches:
         groups = None if self.inputs.groups is None else self.inputs.groups[self.held_out]
         fold = assign_parts(table, [1 / folds] * folds, groups=groups)
         return Scores(table.images, table.classes, logits.numpy(), fold, "held-out")
+
+
+@dataclass(frozen=True)
+class LinearStart:
+    """A linear classifier x = W f + b + trust · names that a head begins with."""
+
+    weight: Tensor
+    bias: Tensor
+    trust: Tensor | None
+    words: str  # of the trust
+
+    @classmethod
+    def of(cls, fitted: CrossFit) -> LinearStart:
+        """Take the head of features that may be any numbers, so that their transform is affine."""
+        transform, linear = fitted.head.transform, fitted.head.linear
+        weight = linear.weight.detach() / transform.scale[0]
+        return cls(weight, linear.bias.detach() - weight @ transform.mean, fitted.head.trust, fitted.trust_in_names)
+
+    def begin(self, model: Model, *_: object) -> None:
+        """Set the weights of a model without a backbone."""
+        model.head.load_linear(self.weight, self.bias)
+
+
+def _can_begin(head: Head) -> bool:
+    """Return whether a head can begin with a linear one."""
+    return type(head).load_linear is not Head.load_linear
 
 
 class _Whole(_Batches):
@@ -601,7 +645,7 @@ class _Whole(_Batches):
         if self.begin is not None:
             self.begin(model, method, self.table)
             return []
-        if type(model.head).load_linear is Head.load_linear:
+        if not _can_begin(model.head):
             epochs = self.config.linear_init or _HEAD_EPOCHS
             self.config = dataclasses.replace(self.config, linear_init=epochs, linear_lr=self.assembly.recipe.lr)
             return self._fit_head_alone(method, model.head)

@@ -121,12 +121,6 @@ class Refit:
     strength: float
     quality: float  # `ranking_quality` of these logits
 
-    def on_features(self) -> tuple[Tensor, Tensor]:
-        """Return weights (C, D) and biases (C,) for the features themselves, where the transform is affine."""
-        transform, linear = self.head.transform, self.head.linear
-        weight = linear.weight.detach() / transform.scale[0]
-        return weight, linear.bias.detach() - weight @ transform.mean
-
 
 def refit_head(
     features: Tensor,

@@ -43,7 +43,9 @@ class InputLabels(NamedTuple):
 
     @property
     def rows(self) -> Labels:
-        return self.given or Labels.of(Table.from_dense(self.labels))
+        names = [str(name) for name in self.classes]
+        classes = names if len(set(names)) == len(names) else None
+        return self.given or Labels.of(Table.from_dense(self.labels, classes=classes))
 
 
 def read_images(X: Any) -> InputImages | None:

@@ -41,6 +41,8 @@ class LatentNoiseHead(Head):
     (B, D) or (B, D, h, w) -> logits (B, C). Class maps are those of v. Memory: 12·(D + 1) bytes per class.
     """
 
+    adds_names = False  # in training the logits are those of h
+
     def __init__(
         self, channels: int, classes: int, score: str = "visual", first: float = 3.0, rate: float = 0.01
     ) -> None:

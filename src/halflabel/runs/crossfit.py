@@ -7,7 +7,7 @@ from pathlib import Path
 from halflabel.errors import UserError
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import Backbone
-from halflabel.features.combined import tuned_network
+from halflabel.features.combined import trained_part
 from halflabel.fitting.assembly import Assembly
 from halflabel.fitting.config import Config
 from halflabel.fitting.crossfit import FOLDS
@@ -54,7 +54,7 @@ def fit_again(
     if folds < 2:
         raise UserError(f"‹folds={folds}› holds nothing out", "use 2 or more")
     config = Config.from_dict(run.read_config())
-    tuned = None if config.tune == "head" else tuned_network(Predictor.from_run(run).model).backbone
+    tuned = None if config.tune == "head" else trained_part(Predictor.from_run(run).model).backbone
     assert tuned is None or isinstance(tuned, Backbone)
     trained_on = local_path(config.images) if config.images else None
     inputs = open_inputs(config, labels, images, run.cache, reporter, backbone=tuned, also_in=trained_on)

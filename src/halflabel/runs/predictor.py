@@ -29,7 +29,7 @@ from halflabel.features.backbones import LARGEST, SMALLEST, Backbone, build_back
 from halflabel.features.combined import BackbonePair, Combined, frozen_copy
 from halflabel.features.embed import checked_features
 from halflabel.features.feature_blocks import engine_device, goes_to_ray
-from halflabel.features.heads import Head, Model, NormalisedLinear
+from halflabel.features.heads import Head, Model, NamedHead, NormalisedLinear
 from halflabel.features.onnx_features import find_onnx_backbone
 from halflabel.features.scoring import ImageScorer, score_source
 from halflabel.fitting.assembly import Assembly
@@ -404,7 +404,7 @@ def _build_model(
     width = backbone.width(maps=untrained.head(8, len(classes)).needs_maps)
 
     def make_head() -> Head:
-        return untrained.head(width, len(classes))
+        return NamedHead.from_shapes(state, "head.", untrained.head(width, len(classes)))
 
     combined = Combined.from_shapes(state, "head.", make_head)
     if combined is None:

@@ -18,7 +18,7 @@ from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.evaluate import Evaluation, evaluate
 from halflabel.evaluation.registry import check_own_metrics
 from halflabel.evaluation.scores import MEASURED_ON, Scores
-from halflabel.features.combined import tuned_network
+from halflabel.features.combined import trained_part
 from halflabel.features.heads import Model
 from halflabel.features.near_copies import describe_near_copies
 from halflabel.fitting.advice import describe_names, names_rows
@@ -178,9 +178,9 @@ class _Job:
         self.device = choose_device(self.config.device)
         self.backbone = self.assembly.make_backbone()
         self.size = self.config.size or self.backbone.preprocess.size
-        # Plain batches do not use names.
-        is_linear = not self.table.known or self.assembly.uses_solver(self.table) or self.assembly.tunes_from_frozen
-        named = self.backbone if is_linear else None
+        # Plain batches of the whole network do not use names: its features change.
+        is_plain = self.config.tune == "all" and not self.assembly.tunes_from_frozen
+        named = None if is_plain and self.table.known else self.backbone
         self.likeness = self.assembly.likeness(named, self.table.classes, self.cache_folder, self.reporter)
         if not self.table.known and self.config.tune == "all":
             raise UserError("class names rank photos by a frozen backbone", "leave ‹tune=all› out")
@@ -248,7 +248,7 @@ def _fit(job: _Job, init_callback: Callback | None) -> Fit:
             part = np.where(before < 0, part, before)
 
             def begin(model: Model, *_: object) -> None:
-                _load_weights_of(earlier, Model(job.backbone, model.head), job.table.classes)
+                _load_weights_of(earlier, trained_part(Model(job.backbone, model.head)), job.table.classes)
 
         if config.held_out and not (part == 1).any():
             reporter.message("too few images to hold any out: nothing is measured")
@@ -285,7 +285,7 @@ def _load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
         raise UserError(
             f"{run.folder} was trained on other classes", "use the same classes in the same order, or start a new run"
         )
-    state = tuned_network(before.model).state_dict()
+    state = trained_part(before.model).state_dict()
     try:
         load_state(model, state)
     except RuntimeError as error:
