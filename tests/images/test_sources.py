@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from halflabel.errors import UserError
+from halflabel.images import sources
 from halflabel.images.decode import MAX_PIXELS, read_image
 from halflabel.images.sources import Arrays, Features, Images, Source, Subset, sequential_plan
 from halflabel.images.views import Plain, Strong, View, Weak, view_keys
@@ -93,6 +94,19 @@ def test_batches_do_not_depend_on_the_workers(tmp_path: Path) -> None:
             assert len(expected.views) == len(actual.views)
             assert all(torch.equal(a, b) for a, b in zip(expected.views, actual.views, strict=True))
     assert alone.quarantine.rows == helped.quarantine.rows
+
+
+def test_workers_do_without_shared_memory_where_it_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(*given: object) -> None:
+        raise RuntimeError("unable to allocate shared memory (shm)")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", no_space)  # what torch raises in the worker
+    monkeypatch.setattr(sources, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(sources, "_SPARE", 1 << 60)
+    alone, helped = images(tmp_path), images(tmp_path, workers=2)
+    for expected, actual in zip(alone.fetch(PLAN, ("weak",)), helped.fetch(PLAN, ("weak",)), strict=True):
+        assert expected.images.tolist() == actual.images.tolist()
+        assert torch.equal(expected.views[0], actual.views[0])
 
 
 def test_an_unreadable_file_is_quarantined_once(tmp_path: Path) -> None:

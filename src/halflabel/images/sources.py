@@ -6,6 +6,8 @@ Every random choice is keyed by (seed, epoch, image name, view): results do not 
 from __future__ import annotations
 
 import hashlib
+import pickle
+import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from halflabel.errors import UserError
 from halflabel.images.decode import BadImage, StoreFailed, item_files, none_found_error, read_with_digest
@@ -30,6 +32,9 @@ from halflabel.system import distributed
 from halflabel.system.remote import local_folder
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import hash_names
+
+_SHARED_MEMORY = Path("/dev/shm")  # on Linux; by default 64 MB in a container
+_SPARE = 4  # batches of each worker that must fit into it
 
 Plan = Sequence[NDArray[np.int64]]  # image numbers, batch by batch
 
@@ -258,7 +263,8 @@ class Images:
             return [(number, names, image_keys) for number, image_keys in zip(index.tolist(), keys, strict=True)]
 
         self._plan.plan, self._plan.items = plan, items
-        for numbers, digests, stacked, bad in self._loader:
+        for batch in self._loader:
+            numbers, digests, stacked, bad = pickle.loads(batch) if isinstance(batch, bytes) else batch
             for number, error in bad:
                 self.mark_bad(number, error)
             images = np.asarray(numbers, dtype=np.int64)
@@ -418,11 +424,21 @@ def _read_file(paths: Sequence[str], number: int, views: list[View]) -> tuple[Te
     return read_with_digest(paths[number], channels=getattr(views[0], "channels", 3))
 
 
-def _collate(items: list[Any]) -> tuple[list[int], list[int], list[Tensor], list[tuple[int, BadImage]]]:
+def _collate(items: list[Any]) -> tuple[list[int], list[int], list[Tensor], list[tuple[int, BadImage]]] | bytes:
+    """Return the numbers, digests and views of the readable images, and the others; pickled if shared memory is small.
+
+    A worker that cannot allocate shared memory would print a traceback, and the other processes wait for ever.
+    """
     good = [item for item in items if item[1]]
     stacked = [stack_images(same) for same in zip(*(views for _, _, views in good), strict=True)]
     bad = [(number, error) for number, digest, error in items if not digest]
-    return [number for number, _, _ in good], [digest for _, digest, _ in good], stacked, bad
+    batch = [number for number, _, _ in good], [digest for _, digest, _ in good], stacked, bad
+    worker = get_worker_info()
+    if worker is not None and _SHARED_MEMORY.is_dir():
+        size = sum(tensor.nbytes for _, _, views in good for tensor in views)
+        if shutil.disk_usage(_SHARED_MEMORY).free < _SPARE * worker.num_workers * size:
+            return pickle.dumps(batch)
+    return batch
 
 
 def group_images(
