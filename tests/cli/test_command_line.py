@@ -297,6 +297,38 @@ def test_output_to_a_full_device_is_an_error_with_a_fix(tmp_path: Path, data: Pa
         )
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell")
+def test_closed_streams_and_little_memory_end_in_one_message(data: Path) -> None:
+    def end_of(words: str) -> tuple[int, str]:
+        command = ["sh", "-c", f'{words} "$@"', "sh", *MAIN, "inspect", str(data / "train.csv")]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        return result.returncode, flat(result.stderr)
+
+    assert end_of("exec >&-;") == (2, "error: the standard output is closed fix: write it to a file, or to /dev/null")
+    assert end_of("exec <&- 2>&-;") == (0, "")
+    for kilobytes in (300_000, 800_000):
+        code, message = end_of(f"ulimit -v {kilobytes};")
+        assert (code, "") == (0, message) or (code == 2 and message.startswith("error: not enough memory"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("can't start new thread"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_too_little_memory_is_said(data: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("halflabel.labels.formats.read", fail)
+    assert refused("inspect", data / "train.csv").startswith("error: not enough memory")
+
+
 def test_an_unwritable_path_is_an_error_with_a_fix(tmp_path: Path, data: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "fix:" in refused("pack", data / "images", tmp_path / "file" / "pack")

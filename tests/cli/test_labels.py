@@ -202,17 +202,6 @@ def test_other_tools_get_the_names_of_files(tmp_path: Path, form: str) -> None:
     assert "1 of 1 images have no file" in refused(*words)
 
 
-def test_too_little_memory_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from halflabel.labels import formats
-
-    def fail(*_: object, **__: object) -> None:
-        raise MemoryError("Unable to allocate 7.45 GiB")
-
-    (tmp_path / "labels.csv").write_text("image,class,value\na.jpg,dog,1\n")
-    monkeypatch.setattr(formats, "read", fail)
-    assert "not enough memory (Unable to allocate 7.45 GiB)" in refused("inspect", tmp_path / "labels.csv")
-
-
 def test_a_seed_of_many_digits_is_refused(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("image,class,value\na.jpg,dog,1\nb.jpg,dog,-1\n")
     words = ["drop", tmp_path / "labels.csv", tmp_path / "less.csv", "partial:share=0.5", "--seed"]

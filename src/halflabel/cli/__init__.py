@@ -22,7 +22,7 @@ from halflabel.cli.terminal import show_error, show_next_steps
 from halflabel.errors import UserError
 from halflabel.system import distributed, remote
 from halflabel.system.files import DISK_FULL
-from halflabel.system.memory import keep_freed_memory
+from halflabel.system.memory import keep_freed_memory, lacks_memory
 
 __all__ = ["app", "import_commands", "main"]
 
@@ -132,25 +132,17 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except UserError as error:
-            if distributed.claim("error"):  # every process may have raised it
-                show_error(error)
-        except RuntimeError as error:
-            if not (why := distributed.lost_connection(error)):
-                raise
-            if distributed.claim("error"):
-                show_error(UserError(f"another process of this job ended ({why})", "start again"))
         except KeyboardInterrupt:
             if distributed.claim("error"):
                 typer.echo("Stopped", err=True)
             return ctx.exit(130)
-        except MemoryError as error:
-            detail = f" ({error})" if str(error) else ""
-            show_error(UserError(f"not enough memory{detail}", "use fewer images or classes, or a larger machine"))
         except BrokenPipeError:
             raise  # `halflabel ... | head`: the reader closed the pipe, and typer exits quietly
-        except OSError as error:
-            show_error(_system_error(error))
+        except Exception as error:
+            if (explained := _explain(error)) is None:
+                raise
+            if distributed.claim("error"):  # every process may have raised it
+                show_error(explained)
         return ctx.exit(2)
 
 
@@ -200,6 +192,13 @@ def start(
 
 def main() -> None:
     """The `halflabel` command."""
+    is_closed = sys.stdout is None
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by >&-
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8"))  # noqa: SIM115
+    if is_closed:
+        show_error(UserError("the standard output is closed", "write it to a file, or to /dev/null"))
+        sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         # Bars and dashes are not ASCII, and file names may not be UTF-8. A terminal that cannot show them gets question
         # marks; with UTF-8, such names are written as their original bytes.
@@ -213,14 +212,26 @@ def main() -> None:
         else:
             app()
     except Exception as error:
-        if isinstance(error, OSError) and not _is_interruption(error):  # before a command starts, such as in --help
-            show_error(_system_error(error))
-            sys.exit(2)
         if not _is_interruption(error):
-            raise
+            if (explained := _explain(error)) is None:
+                raise
+            show_error(explained)  # before a command starts, such as in --help
+            sys.exit(2)
         # Ctrl-C during the import of a library is raised as an ImportError.
         typer.echo("Stopped", err=True)
         sys.exit(130)
+
+
+def _explain(error: Exception) -> UserError | None:
+    """Return the UserError for an error that the user can fix; None for others, which are faults of this package."""
+    if isinstance(error, UserError):
+        return error
+    if lacks_memory(error):
+        detail = f" ({error})" if str(error) else ""
+        return UserError(f"not enough memory{detail}", "use fewer images or classes, or a larger machine")
+    if isinstance(error, RuntimeError) and (why := distributed.lost_connection(error)):
+        return UserError(f"another process of this job ended ({why})", "start again")
+    return _system_error(error) if isinstance(error, OSError) else None
 
 
 def _system_error(error: OSError) -> UserError:

@@ -238,6 +238,9 @@ class Images:
         self._plan = _PlanSampler()
         self._loader: DataLoader[Any] | None = None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"digests": state["digests"].copy()}  # Ray gives workers read-only arrays
+
     def __len__(self) -> int:
         return len(self.paths)
 

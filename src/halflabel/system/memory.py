@@ -10,6 +10,7 @@ import errno
 import math
 import mmap
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameter numbers of glibc's mallopt
 _SCRATCH_BYTES = 1 << 28  # tables of this size and larger go to a scratch file
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What the system, torch and OpenBLAS say when memory for libraries, threads or tensors is refused.
+_NO_MEMORY = re.compile(
+    "failed to map segment|[Cc]annot allocate memory|can't allocate memory|can't start new thread|bad_alloc"
+)
 _FIX = (
     "free space there or set TMPDIR to a larger disk; use fewer images or classes; in training, use a method that "
     "stores nothing per image, such as em or wan"
@@ -48,6 +53,11 @@ def keep_freed_memory() -> None:
         return
     mallopt(_MMAP_THRESHOLD, 1 << 30)
     mallopt(_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether there was not enough memory; libraries raise ImportError, RuntimeError and OSError for it, too."""
+    return isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
 
 
 def physical_memory() -> int:

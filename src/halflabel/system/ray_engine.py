@@ -7,10 +7,14 @@ that other commands read. Ray Data would put its own readers, batches and files 
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +26,14 @@ _ATTEMPTS = 4  # of a block whose workers die
 _QUEUED = 4  # blocks that a worker holds: the next one is there when one is finished
 _OBJECT_STORE_BYTES = 1 << 29  # shared memory of a cluster on this machine
 
+_POLL_SECONDS = 5.0  # between two checks whether the head of the cluster answers
+_SILENT_CHECKS = 3  # after which it is gone; Ray itself waits for 60 s and then ends this process
+
 _is_active = False
+
+
+class _HeadGone(UserError):
+    """The head of the cluster does not answer: nothing can be asked of Ray any more, not even to end."""
 
 
 @contextmanager
@@ -41,11 +52,21 @@ def use_engine(name: str) -> Iterator[None]:
         raise UserError("‹engine=ray› cannot be combined with torchrun", "start one process: Ray starts the others")
     ray = _connect()
     _is_active = True
+    end = ray.shutdown
     try:
         yield
+    except _HeadGone:
+        end = partial(atexit.register, _end_process)
+        raise
     finally:
         _is_active = False
-        ray.shutdown()
+        end()
+
+
+def _end_process() -> None:
+    """End the process at once: without the head of its cluster, Ray crashes when Python ends."""
+    sys.stdout.flush()
+    os._exit(2)
 
 
 def _connect() -> Any:
@@ -62,7 +83,7 @@ def _connect() -> Any:
         options = {"address": "local", "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     try:
         ray.init(**options, logging_level="ERROR", log_to_driver=False)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises Exception itself
         reason = " ".join(str(error).split())[:200]
         fix = "check RAY_ADDRESS; without it Ray is started on this machine"
         raise UserError(f"the Ray cluster cannot be reached ({reason})", fix) from None
@@ -127,17 +148,46 @@ def map_blocks(work: Callable[[Any], Any], make_block: Callable[[int], Any], cou
     import_module("torch").save(work, data, pickle_module=ray.cloudpickle)
     shared = [ray.put(data.getvalue())]
     options = {"num_cpus": 1, "num_gpus": 1 if gpus() else 0, "max_restarts": -1, "max_task_retries": _ATTEMPTS - 1}
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     actors = [ray.remote(**options)(_Worker).remote() for _ in range(min(workers(), count))]
     try:
         pool = actor_pool(actors * _QUEUED)
-        for result, error in pool.map(lambda actor, number: actor.run.remote(shared, make_block(number)), range(count)):
+        for number in range(count):
+            pool.submit(lambda actor, number: actor.run.remote(shared, make_block(number)), number)
+        while pool.has_next():
+            result, error = _next_result(pool, (host, int(port)))
             if error is not None:
                 raise UserError(*error)
             yield result
-    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.OutOfMemoryError) as death:
+    except ray.exceptions.RayTaskError:  # an error of this package
+        raise
+    except ray.exceptions.RayError as death:
         reason = str(death).strip().partition("\n")[0][:200]
         fix = "look for an image that crashes the decoder, or too little memory; then run the same command again"
         raise UserError(f"Ray workers died {_ATTEMPTS} times ({reason})", fix) from None
+    except _HeadGone:
+        actors = []
+        raise
     finally:
         for actor in actors:
             ray.kill(actor)
+
+
+def _next_result(pool: Any, head: tuple[str, int]) -> Any:
+    """Return the next result of a pool; UserError if the head of the cluster has not answered several times."""
+    for _ in range(_SILENT_CHECKS):
+        answers = True
+        while answers:
+            try:
+                return pool.get_next(timeout=_POLL_SECONDS)
+            except TimeoutError:
+                answers = _answers(head)
+    raise _HeadGone("the head of the Ray cluster does not answer", "start the cluster, then run the same command again")
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, _POLL_SECONDS).close()
+    except OSError:
+        return False
+    return True
