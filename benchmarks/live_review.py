@@ -48,12 +48,12 @@ from halflabel.methods.base import recipe, seeded
 from halflabel.questions.choose import choose_questions
 from halflabel.review.live import LiveModel, LiveReview
 from halflabel.review.live_questions import EntryAnswer
-from halflabel.review.security import TOKEN_HEADER, new_token
 from halflabel.review.server import make_app, serve
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.runs.from_nothing import learn_from_answers
 from halflabel.runs.scores import ScoredImages
+from halflabel.serve.guard import TOKEN_HEADER, new_token
 from halflabel.system.sockets import open_socket
 from strong_base import make_parser, read_labels, read_single
 

@@ -9,6 +9,7 @@ frames, and of drawing one.
 from __future__ import annotations
 
 import argparse
+import secrets
 import shutil
 import tempfile
 import threading
@@ -21,7 +22,6 @@ from halflabel.labels.answers import AnswerStore
 from halflabel.labels.table import Table
 from halflabel.review import server
 from halflabel.review.photo_map import lay_out
-from halflabel.review.security import new_token
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.runs.scores import ScoredImages
@@ -80,7 +80,7 @@ def main() -> None:
         started = time.process_time()
         lay_out(session.scored.features)
         print(f"layout of {options.photos} photos: {time.process_time() - started:.1f} s of processor time")
-        port, token = listening.getsockname()[1], new_token()
+        port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
         layout = folder / "map.npz"
         thumbnails = Thumbnails(folder, session.scored.paths)
         address = {"token": token, "host": "127.0.0.1", "port": port}

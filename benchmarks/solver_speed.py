@@ -132,7 +132,7 @@ def main() -> None:
         if options.profile:
             pstats.Stats(profile).sort_stats("tottime").print_stats(35)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        quality = run.evaluation.overall if run.evaluation is not None else {}
+        quality = run.metrics
         print(
             f"{len(table)} images x {features.shape[1]} features x {len(table.classes)} classes, {method}, "
             f"{options.labels}: {total:.1f} s ({seconds['fit']:.1f} s fit; {cpu:.1f} s of processor time), peak "

@@ -48,9 +48,8 @@ def test_train_from_a_file_then_ask_and_continue(table: halflabel.Table, folder:
     assert list(run.model.classes) == CLASSES
     assert run.model.config.epochs == 3
     assert run.model.config.fit == "batches"
-    assert run.evaluation is not None
-    assert run.evaluation.overall["images"] > 0
-    assert halflabel.evaluate(run.folder, table, folder).overall["images"] == run.evaluation.overall["images"]
+    assert run.metrics["images"] > 0
+    assert halflabel.evaluate(run.folder, table, folder).overall["images"] == run.metrics["images"]
 
     asked = halflabel.next_questions(run.folder, str(folder), 4)
     assert len(asked.questions) == 4
@@ -77,8 +76,7 @@ def test_train_on_arrays_by_the_solver(table: halflabel.Table, pictures: np.ndar
     run = halflabel.train(table, torch.from_numpy(pictures), tmp_path / "run", "bn-bce", **TINY)
     assert run.model.config.method == "bn-bce"
     assert run.model.config.fit == "auto"
-    assert run.evaluation is not None
-    assert run.evaluation.overall["images"] == 30  # out-of-fold scores of every image
+    assert run.metrics["images"] == 30  # out-of-fold scores of every image
     with pytest.raises(UserError, match="already holds a run"):
         halflabel.train(table, torch.from_numpy(pictures), tmp_path / "run", "bn-bce", **TINY)
 
@@ -94,3 +92,59 @@ def test_options_of_the_method_are_passed_on_and_unknown_ones_refused(
     with pytest.raises(UserError, match="no method is called"):
         halflabel.train(table, folder, tmp_path / "other", "emm")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_does_what_the_commands_do(
+    table: halflabel.Table, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths as texts or lists of them, results that print in a few lines, and no word of the shell."""
+    monkeypatch.chdir(tmp_path)
+    frame = table.dense()
+    lines = [f"{name},2024-01-01,{','.join(map(str, row))}" for name, row in zip(table.images, frame, strict=True)]
+    Path("labels.csv").write_text("\n".join(["image,date,red,green,blue", *lines]))
+    values: Any = {"ignore": "date", "zero": "unknown", "minus_one": "absent"}
+    job = halflabel.train("labels.csv", str(folder), method="bn-bce", **TINY, **values)
+    assert job.folder == Path("runs/bn-bce")
+    again = halflabel.Run("runs/bn-bce")
+    for each in (job, again, job.model):
+        assert len(repr(each)) < 400
+    assert "mAP" in repr(again)
+    assert "<table>" in again._repr_html_()
+
+    one, several = job.predict(str(folder / "01.png")), job.predict([folder / "01.png", folder])
+    assert [label["class"] for label in one[0].labels] == [label["class"] for label in several[0].labels]
+    assert len(several) == 31
+    assert "0." in repr(one)
+    own = job.evaluate("labels.csv", folder, **values)
+    assert own.overall["mAP"] == pytest.approx(job.metrics["mAP"])
+    assert halflabel.evaluate(job, "labels.csv", folder, **values).per_class == own.per_class
+    assert repr(own).count("mAP") == 1
+
+    asked = again.questions(5, "questions.csv")
+    assert len(asked) == len(Path("questions.csv").read_text().splitlines()) - 1 == 5
+    assert {"image", "class", "probability"} <= asked[0].keys()
+    assert (again.folder / "asked.csv").exists()
+    filled = again.fill(precision=0.6, assume_random=True)
+    assert filled.file.exists()
+    assert filled.present + filled.absent + filled.unknown == int((frame == 0).sum())
+    assert again.report().read_text().startswith("<!DOCTYPE html>")
+
+
+def test_errors_of_the_api_speak_python(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tags.csv").write_text("image,tags\n00.png,red\n01.png,green\n")
+    with pytest.raises(UserError) as error:
+        halflabel.train(str(tmp_path / "tags.csv"), str(folder))
+    assert "--" not in str(error.value)
+    with pytest.raises(UserError) as error:
+        halflabel.Run(tmp_path)
+    assert "--" not in str(error.value)
+
+
+def test_review_opens_the_page_of_the_run(
+    table: halflabel.Table, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    run = halflabel.train(table, folder, tmp_path / "run", "bn-bce", **TINY)
+    monkeypatch.setattr("subprocess.run", lambda command, **_: commands.append(command))
+    run.review()
+    assert commands[0][2:] == ["halflabel", "review", str(run.folder), str(folder)]

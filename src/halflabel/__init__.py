@@ -13,8 +13,10 @@ __all__ = [
     "Head",
     "Loss",
     "Method",
+    "Model",
     "Policy",
     "Relabeler",
+    "Run",
     "Table",
     "Term",
     "UserError",
@@ -30,7 +32,6 @@ __all__ = [
     "loss",
     "metrics",
     "next_questions",
-    "open_model",
     "read_labels",
     "recipes",
     "study",
@@ -40,6 +41,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from halflabel import evaluation as metrics
+    from halflabel.api import Run, continue_training, evaluate, train
     from halflabel.comparison.compare import compare
     from halflabel.comparison.study import grow, study
     from halflabel.errors import UserError
@@ -60,10 +62,7 @@ if TYPE_CHECKING:
     from halflabel.methods.parts.relabel import Relabeler
     from halflabel.methods.parts.terms import Term
     from halflabel.questions.next import next_questions
-    from halflabel.runs.new_run import continue_run as continue_training
-    from halflabel.runs.new_run import train_run as train
-    from halflabel.runs.predictor import evaluate_model as evaluate
-    from halflabel.runs.predictor import open_model
+    from halflabel.runs.model import Model
 
 # Exported name -> "module", "module:other name there", or "module:" for the module itself. Imported on
 # first use: torch takes seconds, and most commands do not need it.
@@ -74,26 +73,27 @@ _HOMES = {
     "Table": "labels.table",
     "Loss": "methods.parts.losses",
     "Method": "methods.base",
+    "Model": "runs.model",
     "Policy": "labels.policy",
     "Relabeler": "methods.parts.relabel",
+    "Run": "api",
     "Term": "methods.parts.terms",
     "UserError": "errors",
     "compare": "comparison.compare",
-    "continue_training": "runs.new_run:continue_run",
+    "continue_training": "api",
     "dataset": "images.torch_dataset:LabelledImages",
     "drop": "labels.drop:",
-    "evaluate": "runs.predictor:evaluate_model",
+    "evaluate": "api",
     "fill": "filling.run",
     "fit": "fitting.loop",
     "grow": "comparison.study",
     "loss": "methods.loss",
     "metrics": "evaluation:",
     "next_questions": "questions.next",
-    "open_model": "runs.predictor",
     "read_labels": "labels.formats:read",
     "recipes": "methods.base",
     "study": "comparison.study",
-    "train": "runs.new_run:train_run",
+    "train": "api",
     "write_labels": "labels.formats:write",
 }
 

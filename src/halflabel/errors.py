@@ -69,7 +69,7 @@ def in_python(text: str) -> str:
     >>> in_python("add ‹minus_one=absent›, or raise ‹max_bad› (now 0.1)")
     'add minus_one="absent", or raise max_bad (now 0.1)'
     >>> in_python("add ‹ignore=my notes› or ‹where=split=train›, and ‹clip=1›")
-    'add ignore=("my notes",) or where={"split": "train"}, and clip=1'
+    'add ignore="my notes" or where={"split": "train"}, and clip=1'
     """
     return write_options(text, _parameter)
 
@@ -80,8 +80,6 @@ def _parameter(name: str, value: str | None) -> str:
     if name in _TABLES:
         key, _, item = value.rpartition("=") if name == "values" else value.partition("=")
         return f'{name}={{"{key}": "{item}"}}'
-    if name == "ignore":
-        return f'{name}=("{value}",)'
     return f"{name}={value}" if value[:1].isdigit() or value.isupper() else f'{name}="{value}"'
 
 

@@ -25,7 +25,7 @@ from halflabel.fitting.config import Config
 from halflabel.images.sources import Arrays
 from halflabel.labels.table import UNCERTAIN, Table
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 
 HALF = LabelMask.share(0.5)
@@ -55,9 +55,9 @@ def test_a_task_has_the_scores_of_a_run_of_train(
     data, run = bench.data, RunFolder(tmp_path / "run")
     config = Config(method=method, backbone="tiny", size=32, fit="auto", seed=1, device="cpu")
     train(HALF.apply(data.rest, 1), digits.images[torch.from_numpy(data.inside)], config, run)
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     test = Arrays(digits.images[torch.from_numpy(data.outside)], data.test.images, predictor.views)
-    np.testing.assert_allclose(logits, score_source(predictor.model, test).logits.numpy(), rtol=1e-2, atol=2e-2)
+    np.testing.assert_allclose(logits, score_source(predictor.network, test).logits.numpy(), rtol=1e-2, atol=2e-2)
     decided = metrics.precision_recall_f1(predictor.scores(test), data.test.dense(), predictor.thresholds)
     store = Store(tmp_path / "store")
     store.write(task, outcome, logits)

@@ -162,7 +162,7 @@ def run_of(door: Callable[[Task, Path], Path], task: Task) -> Path:
 
 
 def final_logits(door: Callable[[Task, Path], Path], task: Task) -> Logits:
-    model, material = halflabel.open_model(run_of(door, task)), task.material
+    model, material = halflabel.Model.open(run_of(door, task)), task.material
     return model.logits(open_images(material.test.images, material.folder / "test", model.views), cached=True).numpy()
 
 

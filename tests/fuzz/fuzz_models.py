@@ -87,7 +87,7 @@ def _onnx(run: Any) -> bytes:
     from onnx import TensorProto, helper, numpy_helper
 
     from halflabel.runs.export.metadata import ModelMetadata
-    from halflabel.runs.predictor import Predictor
+    from halflabel.runs.model import Model
 
     image_input = helper.make_tensor_value_info("images", TensorProto.UINT8, ["n", 3, 32, 32])
     gives = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3])
@@ -98,7 +98,7 @@ def _onnx(run: Any) -> bytes:
     ]
     graph = helper.make_graph(nodes, "small", [image_input], [gives], [axes])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    about = ModelMetadata.of(Predictor.from_run(run)).as_dict()
+    about = ModelMetadata.of(Model.open(run)).as_dict()
     helper.set_model_props(model, {key: json.dumps(value) for key, value in about.items()})
     return bytes(model.SerializeToString())
 
@@ -125,9 +125,9 @@ def read_model(folder: Path, rng: Rng, name: str = "") -> None:
 
     from halflabel.images.sources import Arrays
     from halflabel.labels.names import Names
-    from halflabel.runs.predictor import open_model
+    from halflabel.runs.model import Model
 
-    predictor = open_model(folder / name)
+    predictor = Model.open(folder / name)
     size = predictor.views["plain"].size
     images = torch.zeros((1, 3, size, size), dtype=torch.uint8)
     scores = predictor.scores(Arrays(images, Names(["x"]), predictor.views))
@@ -175,9 +175,9 @@ def pages(place: Path) -> Iterator[Reader]:
     from fastapi.testclient import TestClient
     from PIL import Image
 
-    from halflabel.review.security import TOKEN_HEADER
-    from halflabel.runs.predictor import open_model
-    from halflabel.serve import Limits, make_app
+    from halflabel.runs.model import Model
+    from halflabel.serve.app import make_app
+    from halflabel.serve.guard import TOKEN_HEADER, Limits
 
     app = review_app(Path(tempfile.mkdtemp(prefix="halflabel-fuzz-")))
     review = TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: "t" * 43})
@@ -191,7 +191,7 @@ def pages(place: Path) -> Iterator[Reader]:
         files = {f"{name}.json": json.dumps(body).encode()}
         yield Reader(f"review {name}", files, partial(read_review, review, name))
     limits = Limits(file_bytes=100_000, request_bytes=150_000, files=4, pixels=300_000, seconds=8.0)
-    service = TestClient(make_app(open_model(place / "runs" / "run"), "run", limits))
+    service = TestClient(make_app(Model.open(place / "runs" / "run"), "run", limits))
     service.__enter__()
     photo = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(photo, "JPEG")

@@ -25,7 +25,7 @@ from halflabel.labels import formats
 from halflabel.labels.names import Names
 from halflabel.papers.datasets import open_dataset
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import open_model
+from halflabel.runs.model import Model
 
 SOURCE = Path(halflabel.__file__).parent
 
@@ -90,7 +90,7 @@ def test_runs_checkpoints_and_exports_that_are_pickles(tmp_path: Path, mark: Pat
     for name in ("best.safetensors", "labels.parquet", "calibration.json", "thresholds.json", "config.yaml"):
         (run / name).write_bytes(data)
     with pytest.raises(UserError):
-        open_model(run.folder)
+        Model.open(run.folder)
     for read in (run.read_labels, lambda: run.split_of(Names(["x"])), run.read_config):
         with pytest.raises(UserError):
             read()
@@ -105,7 +105,7 @@ def test_runs_checkpoints_and_exports_that_are_pickles(tmp_path: Path, mark: Pat
     (tmp_path / "model.onnx").write_bytes(data)
     for path in (hub, tmp_path / "model.onnx"):
         with pytest.raises(UserError):
-            open_model(path)
+            Model.open(path)
 
 
 def test_label_files_that_are_pickles(tmp_path: Path, mark: Path) -> None:

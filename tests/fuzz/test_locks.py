@@ -13,7 +13,7 @@ from digit_scenes import write_folder
 from halflabel.images.pack.read import open_pack
 from halflabel.labels import formats
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 
 pytest.importorskip("fcntl")
 
@@ -58,7 +58,7 @@ def train_into_one_folder(data: Path, place: Path, rng: random.Random) -> None:
     run = RunFolder.open(out)
     assert run.read_labels() == formats.read(files[winner]).table()
     assert run.read_scores() is not None
-    assert list(Predictor.from_run(run).classes) == list(run.read_labels().classes)
+    assert list(Model.open(run).classes) == list(run.read_labels().classes)
     assert not list(place.glob(".run.lock"))
 
 

@@ -17,22 +17,22 @@ from fuzz_requests import Damaged, Request, damage_request
 from http_servers import connect, serving
 from PIL import Image
 
-from halflabel.review.security import TOKEN_HEADER
-from halflabel.runs.predictor import open_model
-from halflabel.serve import AccessCheck, Limits, make_app
+from halflabel.runs.model import Model
+from halflabel.serve.app import make_app
+from halflabel.serve.guard import TOKEN_HEADER, Guard, Limits
 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[int, Request]]]:
     """The port of each server, and a good request to it."""
-    model = open_model(small_run(tmp_path_factory.mktemp("runs") / "run").folder)
+    model = Model.open(small_run(tmp_path_factory.mktemp("runs") / "run").folder)
     limits = Limits(file_bytes=100_000, request_bytes=150_000, files=4, pixels=300_000)
     photo = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(photo, "JPEG")
     question = json.dumps({"tab": "a", "count": 2}).encode()
     place = tmp_path_factory.mktemp("review")
     with (
-        serving(lambda port: AccessCheck(make_app(model, "x", limits), host="127.0.0.1", port=port)) as serve,
+        serving(lambda port: Guard(make_app(model, "x", limits), host="127.0.0.1", port=port)) as serve,
         serving(lambda port: review_app(place, port), "off") as review,
     ):
         yield {

@@ -16,7 +16,7 @@ from halflabel.errors import UserError
 from halflabel.images.sources import Arrays
 from halflabel.labels.names import Names
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import open_model
+from halflabel.runs.model import Model
 
 # A change of any byte of these is noticed.
 COVERED = ("best.safetensors", "calibration.json", "thresholds.json", "config.yaml", "labels.parquet", "scores.parquet")
@@ -31,7 +31,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(folder: Path) -> list[Any]:
     """All that commands take from a run."""
     run = RunFolder.open(folder)
-    predictor = open_model(folder)
+    predictor = Model.open(folder)
     images = torch.arange(3 * 32 * 32, dtype=torch.uint8).view(1, 3, 32, 32)
     rows = run.read_rows()
     scores = run.read_scores()

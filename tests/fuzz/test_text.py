@@ -190,7 +190,7 @@ def review(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from fastapi.testclient import TestClient
     from fuzz_models import review_app
 
-    from halflabel.review.security import TOKEN_HEADER
+    from halflabel.serve.guard import TOKEN_HEADER
 
     app = review_app(tmp_path_factory.mktemp("review"))
     return TestClient(app, base_url="http://127.0.0.1:8765", headers={TOKEN_HEADER: "t" * 43})

@@ -16,8 +16,7 @@ from halflabel.images.decode import BadImage, locate_images, read_image
 from halflabel.labels.table import Table
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predict import predict_files
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 
 tifffile = pytest.importorskip("tifffile")
@@ -118,9 +117,9 @@ def test_a_run_learns_from_a_band_beyond_rgb(tmp_path: Path) -> None:
     evaluation = train(Table.from_dense(labels, names, ["x"]), folder, config, run)
     assert evaluation is not None
     assert evaluation.overall["mAP"] > 0.95
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     paths = [folder / f"{name}.npy" for name in names[:5]]
-    scores = [prediction.labels[0]["probability"] > 0.5 for prediction in predict_files(predictor, paths)]
+    scores = [prediction.labels[0]["probability"] > 0.5 for prediction in predictor.predict(paths)]
     assert scores == (labels[:5, 0] > 0).tolist()
     with pytest.raises(UserError, match="5 bands"):
         export_onnx(predictor, tmp_path / "x.onnx")

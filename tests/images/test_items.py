@@ -17,8 +17,7 @@ from halflabel.images.sources import Features, Images, open_images
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predict import predict_files
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 
 LABELS = np.random.default_rng(1).choice([-1, 1], (40, 1))
@@ -77,8 +76,8 @@ def test_features_are_the_mean_of_readable_images() -> None:
 
 
 def test_prediction_evaluation_and_fill_score_items(run: RunFolder, folder: Path) -> None:
-    predictor = Predictor.from_run(run)
-    predictions = predict_files(predictor, [folder / name for name in NAMES[:6]], items=True)
+    predictor = Model.open(run)
+    predictions = predictor.predict([folder / name for name in NAMES[:6]], items=True)
     probabilities = [item.labels[0]["probability"] for item in predictions]
     source = open_images(Names(NAMES[:6]), folder, predictor.views, max_bad=1.0)
     np.testing.assert_allclose(predictor.scores(source)[:, 0], probabilities, atol=1e-4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from halflabel.features.heads import Model
+from halflabel.features.heads import Model as Network
 from halflabel.features.scoring import score_source
 from halflabel.fitting.config import Config
 from halflabel.fitting.loop import fit
@@ -17,7 +17,7 @@ from halflabel.images.sources import Features
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, seeded
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 
 SMALL = {"vector_size": 4}
@@ -55,8 +55,8 @@ def test_a_trained_run_is_loaded_with_vectors_and_graph(name: str, tmp_path: Pat
     )
     run = RunFolder(tmp_path / "run")
     evaluation = train(table, tmp_path, config, run)
-    predictor = Predictor.from_run(run)
-    head = predictor.model.head
+    predictor = Model.open(run)
+    head = predictor.network.head
     assert bool(head.vectors.any())  # as it was told in training
     assert bool((head.graph != torch.eye(3)).any())
     loaded_evaluation = predictor.evaluate(table.subset(np.flatnonzero(run.split_of(table.images))), tmp_path)
@@ -83,7 +83,7 @@ def test_unseen_images_are_ranked_well(name: str) -> None:
     known = labels * (np.random.default_rng(2).random(labels.shape) < 0.35)
     table = Table.from_dense(known)
     method = recipe(name).make(**{**OPTIONS[name], **({"warm": 6} if "warm" in OPTIONS[name] else {})})
-    model = Model(None, seeded(0, lambda: method.head(8, 4)))
+    model = Network(None, seeded(0, lambda: method.head(8, 4)))
     fit(model, method, Features(maps, table.images), table, Config(epochs=12, batch_size=16, lr=0.01, device="cpu"))
     test_maps, truth = blocks(160, 1)
     logits = score_source(model, Features(test_maps, table.images)).logits

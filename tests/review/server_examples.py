@@ -8,10 +8,10 @@ pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
 
-from halflabel.review.security import TOKEN_HEADER
 from halflabel.review.server import make_app
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import Thumbnails
+from halflabel.serve.guard import TOKEN_HEADER
 
 TOKEN = "t" * 43
 PORT = 8765

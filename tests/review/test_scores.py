@@ -17,7 +17,7 @@ from PIL import Image
 from halflabel.errors import UserError
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import build_backbone
-from halflabel.features.heads import Model
+from halflabel.features.heads import Model as Network
 from halflabel.fitting import fit as fitting
 from halflabel.fitting.config import Config
 from halflabel.images.sources import open_images
@@ -31,7 +31,7 @@ from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailab
 from halflabel.runs import crossfit
 from halflabel.runs import scores as score_cache
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.scores import scored_images
 from halflabel.runs.train import _write_model
 
@@ -45,7 +45,7 @@ def untrained(folder, config, table):
     backbone = build_backbone(config.backbone, size=config.size)
     make = recipe(config.method).make(**config.options).head
     head = seeded(0, lambda: make(backbone.channels, len(table.classes)))
-    _write_model(run, Model(backbone, head), table.classes, config, config.size)
+    _write_model(run, Network(backbone, head), table.classes, config, config.size)
     held_out = table.images.take(np.arange(6))
     logits = np.ones((6, len(table.classes)), np.float32)
     run.write_scores(Scores(held_out, table.classes, logits, np.zeros(6, np.int8), "held-out"))
@@ -69,7 +69,7 @@ def small(tmp_path_factory):
 def test_scores_are_those_of_the_predictor_and_are_cached(small, monkeypatch) -> None:
     run, images = small
     first = scored_images(run, images)
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     source = open_images(first.table.images, images, predictor.views, max_bad=1.0)
     final = predictor.scores(source).numpy()
     assert np.allclose(first.scores[6:], final[6:], atol=2e-3)  # features are cached in half precision
@@ -184,9 +184,7 @@ def test_heads_that_judge_labels_are_trained_on_the_strong_views_of_the_run(smal
     assert not np.allclose(results["cr"], results["pl"], atol=1e-3)
     # The views are those of the run's own training, not of another least crop.
     note = next((tmp_path / "cr").rglob("strong-0-*")) / "about.json"
-    assert (
-        Predictor.from_run(RunFolder(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
-    )
+    assert Model.open(RunFolder(tmp_path / "cr" / "runs" / "first")).views["strong"].describe() in note.read_text()
 
 
 def test_class_maps_have_the_shape_of_the_photo_and_empty_ones_are_reported(small, monkeypatch) -> None:
@@ -256,7 +254,7 @@ def test_stored_out_of_fold_scores_are_used(solved, monkeypatch) -> None:
     stored = run.read_scores()
     assert stored.kind == "out-of-fold"
     assert stored.fold.min() == 0
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     expected = predictor.calibration.scores(torch.from_numpy(stored.logits)).numpy()
     scored = scored_images(run, images)
     assert np.allclose(scored.scores, expected, atol=1e-6)

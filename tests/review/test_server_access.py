@@ -13,8 +13,9 @@ pytest.importorskip("httpx")
 from fastapi.testclient import TestClient
 from server_examples import PORT, TOKEN, client_of, step
 
-from halflabel.review.security import HEADERS, TOKEN_HEADER
 from halflabel.review.thumbnails import Thumbnails
+from halflabel.serve.guard import PAGE_HEADERS as HEADERS
+from halflabel.serve.guard import TOKEN_HEADER
 from halflabel.system.sockets import is_loopback
 
 SCRIPTS = sorted(

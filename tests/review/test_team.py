@@ -18,8 +18,8 @@ from command_line import done, flat, refused
 from fastapi.testclient import TestClient
 
 from halflabel.review import server
-from halflabel.review.security import TOKEN_HEADER
 from halflabel.review.thumbnails import Thumbnails
+from halflabel.serve.guard import TOKEN_HEADER
 from halflabel.system.sockets import open_socket
 
 TOKEN = "t" * 43

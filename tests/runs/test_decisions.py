@@ -27,9 +27,8 @@ from halflabel.questions.next import next_questions
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.model import Model
 from halflabel.runs.new_run import continue_training
-from halflabel.runs.predict import predict_files
-from halflabel.runs.predictor import Predictor, open_model
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 
@@ -65,14 +64,14 @@ def test_the_run_states_its_assumption_and_estimates(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("stated", [{}, {"threshold": 0.9}, {"threshold": "recall=0.5"}, {"positives_per_image": 4.0}])
 def test_exports_decide_like_the_run(run: RunFolder, files: list[Path], tmp_path: Path, stated: dict[str, Any]) -> None:
-    predictor = Predictor.from_run(run).deciding(**stated)
+    predictor = Model.open(run).deciding(**stated)
     export_onnx(predictor, tmp_path / "m.onnx")
     export_hub(run, tmp_path / "hub", **stated)
-    expected = predict_files(predictor, files, all_scores=True)
+    expected = predictor.predict(files, all_scores=True)
     for path in (tmp_path / "m.onnx", tmp_path / "hub"):
-        opened = open_model(path)
+        opened = Model.open(path)
         assert opened.calibration.assumption == predictor.calibration.assumption
-        for expected_image, actual_image in zip(expected, predict_files(opened, files, all_scores=True), strict=True):
+        for expected_image, actual_image in zip(expected, opened.predict(files, all_scores=True), strict=True):
             present = [
                 {label["class"] for label in image.labels if label["present"]}
                 for image in (expected_image, actual_image)
@@ -86,16 +85,16 @@ def test_exports_keep_curves_and_thresholds_per_class(run: RunFolder, files: lis
     ramp = np.linspace(0.5, 2, len(CLASSES)).tolist()
     calibration = Calibration(1.5, 1.0, 9, "", 0.5, tuple(ramp), tuple(ramp[::-1]))
     copy.write_calibration(calibration, dict(zip(CLASSES, (np.array(ramp) / 3).tolist(), strict=True)))
-    predictor = Predictor.from_run(copy)
+    predictor = Model.open(copy)
     assert predictor.calibration == calibration
     export_onnx(predictor, tmp_path / "m.onnx")
     export_hub(copy, tmp_path / "hub")
-    expected = predict_files(predictor, files, all_scores=True)
+    expected = predictor.predict(files, all_scores=True)
     assert len({label["present"] for label in expected[0].labels}) == 2
     for path in (tmp_path / "m.onnx", tmp_path / "hub"):
-        opened = open_model(path)
+        opened = Model.open(path)
         assert opened.calibration == calibration
-        for expected_image, actual_image in zip(expected, predict_files(opened, files, all_scores=True), strict=True):
+        for expected_image, actual_image in zip(expected, opened.predict(files, all_scores=True), strict=True):
             assert [item["class"] for item in expected_image.labels] == [item["class"] for item in actual_image.labels]
             assert [item["present"] for item in expected_image.labels] == [
                 item["present"] for item in actual_image.labels
@@ -116,14 +115,14 @@ def test_a_stated_number_of_positives_holds_on_the_training_images(run: RunFolde
     stored = run.read_scores()
     assert stored is not None
     for number in (1.2, 4.0):
-        predictor = Predictor.from_run(run).deciding(positives_per_image=number)
+        predictor = Model.open(run).deciding(positives_per_image=number)
         scores = predictor.calibration.scores(torch.from_numpy(stored.logits))
         assert float(scores.sum(1).mean()) == pytest.approx(number, rel=1e-3)
         assert f"{number:g}" in predictor.calibration.assumption
 
 
 def test_bad_decision_options_are_refused(run: RunFolder, tmp_path: Path) -> None:
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     for options in (
         {"threshold": 1.5},
         {"threshold": "precision=2"},
@@ -136,7 +135,7 @@ def test_bad_decision_options_are_refused(run: RunFolder, tmp_path: Path) -> Non
             predictor.deciding(**options)
     export_hub(run, tmp_path / "hub")
     with pytest.raises(UserError, match="out-of-fold"):
-        open_model(tmp_path / "hub").deciding(positives_per_image=2.0)
+        Model.open(tmp_path / "hub").deciding(positives_per_image=2.0)
 
 
 def test_the_command_takes_a_threshold(run: RunFolder, files: list[Path]) -> None:
@@ -157,7 +156,7 @@ def test_known_labels_are_never_mixed_with_estimates(run: RunFolder) -> None:
     folder = run.folder.parent.parent / "images"
     names = sorted(path.name for path in folder.iterdir())
     truth = Table.from_dense(scenes(80, size=32).labels, names, CLASSES)
-    evaluation = Predictor.from_run(run).evaluate(truth, folder)
+    evaluation = Model.open(run).evaluate(truth, folder)
     assert "estimated_precision" not in evaluation.overall
     assert np.isfinite(evaluation.overall["mAP"])
 

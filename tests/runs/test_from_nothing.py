@@ -23,8 +23,7 @@ from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.from_nothing import read_class_names
-from halflabel.runs.new_run import TrainedRun
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 
 CLASSES = ["goldfish", "sofa", "dog"]
 OPTIONS = {"backbone": "fast", "size": 64, "device": "cpu"}
@@ -50,20 +49,21 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "_encoded", {})
 
 
-def probabilities(model: Predictor, photos: Path) -> torch.Tensor:
+def probabilities(model: Model, photos: Path) -> torch.Tensor:
     images = [path.name for path in sorted(photos.iterdir())]
     return model.scores(open_images(Names(images), photos, model.views))
 
 
 @pytest.fixture
-def run(photos: Path, tmp_path: Path) -> TrainedRun:
+def run(photos: Path, tmp_path: Path) -> halflabel.Run:
     return halflabel.train(CLASSES, photos, tmp_path / "runs" / "a", **OPTIONS)
 
 
 def test_class_names_alone_make_a_model(run, photos: Path, tmp_path: Path) -> None:
-    assert run.evaluation is None  # nothing is known that could measure it
+    assert np.isnan(run.metrics["mAP"])  # nothing is known that could measure it
+    assert "nothing was measured" in repr(run)
     assert "nothing was measured" in run.model.calibration.assumption
-    head = run.model.model.head
+    head = run.model.network.head
     assert isinstance(head, NormalisedLinear)
     assert head.names is not None
     assert not head.linear.weight.any()
@@ -77,7 +77,7 @@ def test_class_names_alone_make_a_model(run, photos: Path, tmp_path: Path) -> No
     assert 0.2 < float(scores.mean()) < 0.7  # half of three classes
     export_onnx(run.model, tmp_path / "model.onnx")
     export_hub(RunFolder(run.folder), tmp_path / "hub")
-    for model in (Predictor.from_onnx(tmp_path / "model.onnx"), Predictor.from_hub(tmp_path / "hub")):
+    for model in (Model.open(tmp_path / "model.onnx"), Model.open(tmp_path / "hub")):
         torch.testing.assert_close(probabilities(model, photos), scores, atol=1e-3, rtol=0)
 
 
@@ -88,7 +88,7 @@ def test_names_stay_in_the_model_when_it_learns(run, photos: Path) -> None:
     value = np.where(draw.random(90) < 0.4, 1, -1)
     answers = Labels.build(images, Names(CLASSES), *entries.T, value, "person", weight=np.ones(90))
     again = halflabel.continue_training(run.folder, run.folder.with_name("b"), answers=answers)
-    assert again.evaluation is not None
+    assert again.metrics
     assert (again.folder / "names.csv").read_text().count("goldfish") >= 1
 
 
@@ -156,29 +156,27 @@ def named_labels(run, photos: Path) -> Labels:
 def test_systems_in_batches_start_from_names(named_labels, photos: Path, tmp_path: Path, method: str) -> None:
     options = {**OPTIONS, "method": method, "epochs": 2, "lr": 1e-5}
     run = halflabel.train(named_labels, photos, tmp_path / "runs" / "named", **options)
-    head = run.model.model.head
+    head = run.model.network.head
     assert isinstance(head, NamedHead)
     assert bool(head.trust.any())
     scores = probabilities(run.model, photos)
     export_onnx(run.model, tmp_path / "model.onnx")
     export_hub(RunFolder(run.folder), tmp_path / "hub")
-    for model in (Predictor.from_onnx(tmp_path / "model.onnx"), Predictor.from_hub(tmp_path / "hub")):
+    for model in (Model.open(tmp_path / "model.onnx"), Model.open(tmp_path / "hub")):
         torch.testing.assert_close(probabilities(model, photos), scores, atol=1e-3, rtol=0)
     again = halflabel.continue_training(run.folder, tmp_path / "runs" / "b")
-    assert isinstance(again.model.model.head, NamedHead)
+    assert isinstance(again.model.network.head, NamedHead)
 
 
 def test_a_tuned_network_keeps_the_names_of_the_frozen_recipe(named_labels, photos: Path, tmp_path: Path) -> None:
     options = {**OPTIONS, "tune": "all", "epochs": 1, "lr": 3.0, "method": "an"}
     run = halflabel.train(named_labels, photos, tmp_path / "runs" / "named", **options)
-    head = run.model.model.head  # of the frozen recipe: such a rate destroys the network
+    head = run.model.network.head  # of the frozen recipe: such a rate destroys the network
     assert isinstance(head, NormalisedLinear)
     assert head.names is not None
     scores = probabilities(run.model, photos)
     export_onnx(run.model, tmp_path / "model.onnx")
-    torch.testing.assert_close(
-        probabilities(Predictor.from_onnx(tmp_path / "model.onnx"), photos), scores, atol=1e-3, rtol=0
-    )
+    torch.testing.assert_close(probabilities(Model.open(tmp_path / "model.onnx"), photos), scores, atol=1e-3, rtol=0)
 
 
 def test_a_classifier_in_python_starts_from_the_names_of_classes(run, photos: Path) -> None:

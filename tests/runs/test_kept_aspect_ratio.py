@@ -20,7 +20,7 @@ from halflabel.labels.table import Table
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 
 CONFIG = Config(method="bce", backbone="tiny", size=64, resize="keep", fit="auto", device="cpu")
@@ -84,14 +84,14 @@ def test_a_batch_is_computed_as_its_images_one_by_one() -> None:
 
 
 def test_exported_models_decide_like_the_run(run: RunFolder, photos: tuple[Path, Table], tmp_path: Path) -> None:
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     assert run.read_json("metrics.json")["mAP"] > 0.9
     folder, table = photos
     expected = predictor.logits(open_images(table.images, folder, predictor.views))
     assert torch.isfinite(expected).all()
     export_hub(run, tmp_path / "hub")
     export_onnx(predictor, tmp_path / "model.onnx")
-    for exported in (Predictor.from_hub(tmp_path / "hub"), Predictor.from_onnx(tmp_path / "model.onnx")):
+    for exported in (Model.open(tmp_path / "hub"), Model.open(tmp_path / "model.onnx")):
         actual = exported.logits(open_images(table.images, folder, exported.views))
         torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
 
@@ -100,6 +100,6 @@ def test_exported_models_decide_like_the_run(run: RunFolder, photos: tuple[Path,
 def test_what_needs_squares_gets_them(photos: tuple[Path, Table], tmp_path: Path, change: dict[str, Any]) -> None:
     run = RunFolder(tmp_path / "run")
     train(photos[1], photos[0], dataclasses.replace(CONFIG, epochs=1, **change), run)
-    view = Predictor.from_run(run).views["plain"]
+    view = Model.open(run).views["plain"]
     assert isinstance(view, Plain)
     assert view.resize == "squash"

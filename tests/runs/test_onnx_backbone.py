@@ -23,7 +23,7 @@ from halflabel.labels.names import Names
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 
 PREPROCESS = {"size": 32, "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "interpolation": "bilinear", "crop_pct": 0.9}
@@ -146,7 +146,7 @@ def test_a_head_is_trained_and_used_with_the_same_file(tmp_path: Path, folder: P
     evaluation = train(TABLE, folder, config, run)
     assert evaluation is not None
     assert evaluation.overall["mAP"] > 0.8
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     assert predictor.evaluate(TABLE, folder).overall["mAP"] > 0.8
     for export in (lambda: export_onnx(predictor, tmp_path / "out.onnx"), lambda: export_hub(run, tmp_path / "hub")):
         with pytest.raises(UserError, match="cannot be exported"):
@@ -155,7 +155,7 @@ def test_a_head_is_trained_and_used_with_the_same_file(tmp_path: Path, folder: P
     write(path, Encoder(seed=1))
     assert fingerprint(build_backbone(str(path))) != before
     with pytest.raises(UserError, match="is not the file of the training"):
-        Predictor.from_run(run)
+        Model.open(run)
 
 
 def test_features_are_written_for_later_trainings(tmp_path: Path, folder: Path) -> None:

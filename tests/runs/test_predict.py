@@ -20,14 +20,14 @@ from halflabel.images.sources import open_images
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.runs import predict
-from halflabel.runs.predict import FileList, list_files, predict_files, predict_to_parquet, stream_predictions
-from halflabel.runs.predictor import Predictor, open_model
+from halflabel.runs.model import Model
+from halflabel.runs.predict import FileList, list_files, predict_to_parquet, stream_predictions
 from halflabel.system.reporter import Reporter
 
 
 @pytest.fixture
-def predictor(first_run: Path) -> Predictor:
-    return open_model(first_run)
+def predictor(first_run: Path) -> Model:
+    return Model.open(first_run)
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def files(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> File
     return FileList([*paths[:40], tmp_path / "bad.png", *paths[40:]], {"elsewhere.png": "not packed"})
 
 
-def test_predictions_come_while_images_are_read(predictor: Predictor, files: FileList) -> None:
+def test_predictions_come_while_images_are_read(predictor: Model, files: FileList) -> None:
     read: list[int] = []
     stream = stream_predictions(predictor, files, reporter=Reporter(lambda done, total: read.append(done)))
     first = list(islice(stream, 32))
@@ -51,7 +51,7 @@ def test_predictions_come_while_images_are_read(predictor: Predictor, files: Fil
 
 @pytest.mark.parametrize("all_scores", [False, True])
 def test_an_interrupted_command_is_continued(
-    predictor: Predictor, files: FileList, tmp_path: Path, all_scores: bool
+    predictor: Model, files: FileList, tmp_path: Path, all_scores: bool
 ) -> None:
     uninterrupted, continued = tmp_path / "uninterrupted", tmp_path / "continued"
     assert predict_to_parquet(predictor, files, uninterrupted, all_scores=all_scores) == (91, 2)
@@ -71,7 +71,7 @@ def test_an_interrupted_command_is_continued(
     for path in uninterrupted.iterdir():
         assert (continued / path.name).read_bytes() == path.read_bytes()
     rows = pq.read_table(uninterrupted).to_pylist()
-    expected = predict_files(predictor, files.paths, all_scores=all_scores)
+    expected = predictor.predict(files.paths, all_scores=all_scores)
     if all_scores:
         classes = json.loads(pq.read_schema(uninterrupted / "part-00000.parquet").metadata[b"classes"])
         assert [row["image"] for row in rows] == [item.image for item in expected] + ["elsewhere.png"]
@@ -105,7 +105,7 @@ def test_stored_features_are_scored_in_blocks_the_last_row_of_an_image_counts(
     table = Table.from_dense(np.where(vectors[:, :3] > 0, 1, -1), names)
     config = Config(backbone="features-6", fit="linear", max_bad=0.1)
     go(tmp_path / "run", tmp_path / "features", config, table)
-    predictor, files = open_model(tmp_path / "run"), list_files([tmp_path / "features"])
+    predictor, files = Model.open(tmp_path / "run"), list_files([tmp_path / "features"])
     source = open_images(Names(names), tmp_path / "features", predictor.views, max_bad=1.0)
     expected = dict(zip(names, predictor.scores(source), strict=True))
     monkeypatch.setattr(stored_features, "_ROWS", 5)
@@ -125,7 +125,7 @@ def test_stored_features_are_scored_in_blocks_the_last_row_of_an_image_counts(
     assert pq.read_table(tmp_path / "11").to_pylist() == rows
 
 
-def test_other_files_are_never_replaced(predictor: Predictor, files: FileList, tmp_path: Path) -> None:
+def test_other_files_are_never_replaced(predictor: Model, files: FileList, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     predict_to_parquet(predictor, files, folder)
     with pytest.raises(UserError, match="of another model or"):

@@ -13,7 +13,7 @@ from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.config import Config
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 
@@ -127,9 +127,9 @@ def test_resuming_a_finished_run_changes_nothing(folder: Path, first_run: Path, 
 
 
 def test_a_new_run_in_an_old_folder_has_its_own_calibration(folder: Path, copied: Path) -> None:
-    assert Predictor.from_run(RunFolder(copied)).calibration.known > 0
+    assert Model.open(RunFolder(copied)).calibration.known > 0
     go(copied, folder, dataclasses.replace(HEAD, held_out=0.0))
-    assert Predictor.from_run(RunFolder(copied)).calibration.known == 0
+    assert Model.open(RunFolder(copied)).calibration.known == 0
 
 
 def test_a_second_training_into_the_same_folder_is_refused(tmp_path: Path, folder: Path) -> None:

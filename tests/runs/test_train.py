@@ -17,8 +17,7 @@ from halflabel.fitting.config import Config
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predict import predict_files
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 
@@ -54,7 +53,7 @@ def test_without_held_out_images_the_last_weights_are_saved(
     assert not (tmp_path / "run" / "metrics.json").exists()
     assert RunFolder(tmp_path / "run").score_kind is None
     assert not RunFolder(tmp_path / "run").split_of(TABLE.images).any()
-    (row,) = predict_files(Predictor.from_run(RunFolder.open(tmp_path / "run")), [folder / "00.png"], [], top=3)
+    (row,) = Model.open(RunFolder.open(tmp_path / "run")).predict([folder / "00.png"], top=3)
     assert len(row.labels) == 3
 
 
@@ -155,7 +154,7 @@ def test_a_missing_gpu_is_an_error_for_training_only(tmp_path: Path, folder: Pat
     # A run that was trained on a GPU predicts on the CPU.
     go(tmp_path / "run", folder)
     RunFolder(tmp_path / "run").write_config(config.as_dict())
-    assert len(predict_files(Predictor.from_run(RunFolder(tmp_path / "run")), [folder], [])) == N
+    assert len(Model.open(RunFolder(tmp_path / "run")).predict([folder])) == N
 
 
 def test_positives_only_have_assumed_and_estimated_metrics(tmp_path: Path, folder: Path) -> None:
@@ -195,7 +194,7 @@ def test_model_labels_are_used_for_training_but_not_for_evaluation(tmp_path: Pat
     left_out = TABLE.subset(held).known - np.count_nonzero(people)
     assert f"{left_out} labels made by a model are not used" in run.read_metrics()["protocol"]
     # Removing the labels of the model changes no metric.
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     without_model_labels = predictor.evaluate(TABLE.keep(~is_model_made), folder)
     with_model_labels = predictor.evaluate(rows_of(is_model_made), folder)
     assert with_model_labels.overall == without_model_labels.overall
@@ -215,7 +214,7 @@ def test_a_run_on_model_labels_only_has_no_metrics(tmp_path: Path, folder: Path)
     fitted = go(tmp_path / "run", folder, table=rows_of(np.ones(TABLE.known, bool)))
     assert np.isnan(fitted.overall["mAP"])
     assert all(row["present"] == row["absent"] == 0 for row in fitted.per_class)
-    Predictor.from_run(RunFolder(tmp_path / "run"))
+    Model.open(RunFolder(tmp_path / "run"))
 
 
 def test_copies_of_an_image_are_held_out_together(tmp_path: Path) -> None:
@@ -278,7 +277,7 @@ def test_fp16_on_a_cpu_warns_that_it_is_float32(tmp_path: Path, folder: Path, fi
     config = dataclasses.replace(HEAD, precision="fp16")
     with pytest.warns(UserWarning, match="float32"):
         go(tmp_path / "run", folder, config)
-    before, after = (Predictor.from_run(RunFolder(path)).model.state_dict() for path in (first_run, tmp_path / "run"))
+    before, after = (Model.open(RunFolder(path)).network.state_dict() for path in (first_run, tmp_path / "run"))
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -288,7 +287,7 @@ def test_images_that_were_not_packed_are_listed(tmp_path: Path, first_run: Path)
 
     images = write_folder(tmp_path / "images", bad=(3,))
     pack_images(images, tmp_path / "pack", PackSettings(size=32), max_bad=1.0)
-    predictions = predict_files(Predictor.from_run(RunFolder(first_run)), [tmp_path / "pack"])
+    predictions = Model.open(RunFolder(first_run)).predict([tmp_path / "pack"])
     assert len(predictions) == N
     assert [item.image for item in predictions if item.error] == [str(images / "03.png")]
     assert "not packed" in predictions[-1].error

@@ -18,9 +18,9 @@ from halflabel.errors import UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.model import Model
 from halflabel.runs.new_run import continue_training, resume_training
-from halflabel.runs.predict import predict_files
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.predict import list_files, stream_predictions
 from halflabel.runs.train import train
 
 
@@ -32,13 +32,13 @@ def test_a_loaded_run_gives_the_metrics_of_training(tmp_path: Path, folder: Path
     assert stored is not None
     held_out = [name for name, part in zip(TABLE.images, run.split_of(TABLE.images), strict=True) if part == 1]
     hidden = TABLE.subset(TABLE.images.index(held_out))
-    loaded_evaluation = Predictor.from_run(RunFolder.open(run.folder)).evaluate(hidden, folder)
+    loaded_evaluation = Model.open(RunFolder.open(run.folder)).evaluate(hidden, folder)
     # Training uses features in half precision, prediction in single precision.
     assert loaded_evaluation.overall["mAP"] == pytest.approx(evaluation.overall["mAP"], abs=1e-3)
     assert list(stored.images) == held_out
     assert stored.kind == "held-out"
-    predictor = Predictor.from_run(run)
-    rows = predict_files(predictor, [folder / name for name in held_out], [], all_scores=True)
+    predictor = Model.open(run)
+    rows = predictor.predict([folder / name for name in held_out], all_scores=True)
     for row, image, scores in zip(rows, held_out, stored.probabilities(run.read_calibration()), strict=True):
         assert Path(row.image).name == image
         by_class = {label["class"]: label["probability"] for label in row.labels}
@@ -46,7 +46,7 @@ def test_a_loaded_run_gives_the_metrics_of_training(tmp_path: Path, folder: Path
 
 
 def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Path) -> None:
-    predictor = Predictor.from_run(RunFolder(first_run))
+    predictor = Model.open(RunFolder(first_run))
     plain = predictor.evaluate(TABLE, folder)
     order = [2, 0, 1]
     labels = np.hstack([TABLE.dense()[:, order], np.ones((N, 1), np.int8)])
@@ -63,17 +63,17 @@ def test_labels_are_matched_to_the_run_by_class_name(folder: Path, first_run: Pa
 
 def test_damaged_labels_prevent_only_evaluation(copied: Path, folder: Path) -> None:
     run = RunFolder(copied)
-    before = predict_files(Predictor.from_run(run), [folder / "03.png"], [])
+    before = Model.open(run).predict([folder / "03.png"])
     run.labels.write_bytes(b"damaged")
-    predictor = Predictor.from_run(RunFolder.open(copied))
-    assert predict_files(predictor, [folder / "03.png"], []) == before
+    predictor = Model.open(RunFolder.open(copied))
+    assert predictor.predict([folder / "03.png"]) == before
     with pytest.raises(UserError, match=r"labels\.parquet is damaged"):
         predictor.evaluate(TABLE, folder)
 
 
 @pytest.mark.parametrize(("top", "every"), [(0, False), (2, False), (10**30, False), (0, True)])
 def test_labels_from_scores_equal_a_loop(first_run: Path, top: int, every: bool) -> None:
-    predictor = Predictor.from_run(RunFolder(first_run))
+    predictor = Model.open(RunFolder(first_run))
     predictor.thresholds = torch.tensor([0.5, 0.25, 0.75])
     for values in ([0.25, 0.25, 0.5], [0.5, 0.125, 0.75], [0.0, 0.0, 0.0]):
         order = sorted(range(3), key=lambda c: -values[c])
@@ -86,10 +86,11 @@ def test_labels_from_scores_equal_a_loop(first_run: Path, top: int, every: bool)
 
 
 def test_predictions_of_files_folders_and_names_from_a_pipe(tmp_path: Path, folder: Path, first_run: Path) -> None:
-    predictor = Predictor.from_run(RunFolder(first_run))
+    predictor = Model.open(RunFolder(first_run))
     (tmp_path / "broken.png").write_bytes(b"not a picture")
     arguments = [folder / "03.png", Path("-"), tmp_path / "broken.png", folder / "03.png", tmp_path / "missing.png"]
-    predictions = predict_files(predictor, arguments, [str(folder / "01.png"), "", str(folder / "02.png")], top=1)
+    files = list_files(arguments, [str(folder / "01.png"), "", str(folder / "02.png")])
+    predictions = list(stream_predictions(predictor, files, top=1))
     assert [Path(row.image).name for row in predictions] == [
         "03.png", "01.png", "02.png", "broken.png", "03.png", "missing.png",
     ]  # fmt: skip
@@ -103,14 +104,14 @@ def test_predictions_of_files_folders_and_names_from_a_pipe(tmp_path: Path, fold
         for label in row.labels:
             cut = float(predictor.thresholds[CLASSES.index(label["class"])])
             assert label["present"] == (label["probability"] >= cut)
-    assert len(predict_files(predictor, [folder], [])) == N
-    every = predict_files(predictor, [folder / "03.png"], [], all_scores=True)
+    assert len(predictor.predict([folder])) == N
+    every = predictor.predict([folder / "03.png"], all_scores=True)
     assert len(every[0].labels) == 3
-    alone = predict_files(predictor, [tmp_path / "broken.png"], [])
+    alone = predictor.predict([tmp_path / "broken.png"])
     assert alone[0].error
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="there are no images"):
-        predict_files(predictor, [tmp_path / "empty"], [])
+        predictor.predict([tmp_path / "empty"])
 
 
 def other_model(run: RunFolder) -> None:
@@ -144,7 +145,7 @@ def test_a_run_needs_no_optimizer_to_predict(copied: Path, folder: Path) -> None
     run = RunFolder(copied)
     config = run.read_config()
     run.write_config({**config, "optimizer": "mine"})
-    assert predict_files(Predictor.from_run(RunFolder.open(copied)), [folder / "03.png"], [])[0].labels
+    assert Model.open(RunFolder.open(copied)).predict([folder / "03.png"])[0].labels
     for train_again in (lambda: resume_training(run), lambda: continue_training(run, RunFolder(copied / "next"))):
         with pytest.raises(UserError, match="HALFLABEL_PLUGINS"):
             train_again()
@@ -160,7 +161,7 @@ def flip(path: Path) -> None:
 def test_damage_to_a_run_is_explained(copied: Path, harm: Callable[[RunFolder], Any], message: str) -> None:
     harm(RunFolder(copied))
     with pytest.raises(UserError, match=message):
-        Predictor.from_run(RunFolder.open(copied))
+        Model.open(RunFolder.open(copied))
 
 
 def test_own_images_are_evaluated_by_models_that_had_not_seen_them_or_left_out(tmp_path: Path, folder: Path) -> None:
@@ -168,7 +169,7 @@ def test_own_images_are_evaluated_by_models_that_had_not_seen_them_or_left_out(t
     linear = dataclasses.replace(HEAD, method="bce", fit="linear")
     trained = train(TABLE, folder, linear, RunFolder(tmp_path / "linear"))
     assert trained is not None
-    model = Predictor.from_run(RunFolder(tmp_path / "linear"))
+    model = Model.open(RunFolder(tmp_path / "linear"))
     shutil.copytree(folder, tmp_path / "renamed")
     for path in list((tmp_path / "renamed").iterdir()):
         path.rename(path.with_name(f"copy-{path.name}"))
@@ -184,10 +185,10 @@ def test_own_images_are_evaluated_by_models_that_had_not_seen_them_or_left_out(t
 
     batches = RunFolder(tmp_path / "batches")
     train(TABLE, folder, HEAD, batches)
-    held_out = Predictor.from_run(batches).evaluate(TABLE, folder)
+    held_out = Model.open(batches).evaluate(TABLE, folder)
     assert held_out.overall["images"] == N / 4
     everything = RunFolder(tmp_path / "all")
     train(TABLE, folder, dataclasses.replace(HEAD, held_out=0.0), everything)
     with pytest.raises(UserError, match="trained on all of these images") as error:
-        Predictor.from_run(everything).evaluate(TABLE, folder)
+        Model.open(everything).evaluate(TABLE, folder)
     assert "halflabel report" in error.value.fix

@@ -25,7 +25,7 @@ from halflabel.methods.base import recipe
 from halflabel.runs.export.hub import export_hub
 from halflabel.runs.export.onnx import export_onnx
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 from halflabel.system.reporter import Reporter
 
@@ -63,7 +63,7 @@ def go(folder: Path, config: Config = CONFIG, **more: Any) -> RunFolder:
     return run
 
 
-def pictures_of(run: RunFolder, predictor: Predictor, part: int = 1) -> Arrays:
+def pictures_of(run: RunFolder, predictor: Model, part: int = 1) -> Arrays:
     rows = np.flatnonzero(run.split_of(TABLE.images) == part)
     return Arrays(PICTURES[torch.from_numpy(rows)], TABLE.images.take(rows), predictor.views)
 
@@ -79,10 +79,10 @@ def test_a_tuned_run_is_one_model_that_is_saved_exported_and_calibrated(
 ) -> None:
     monkeypatch.setattr("halflabel.fitting.fit.combine", mix_all)
     run = go(tmp_path / "run")
-    predictor = Predictor.from_run(run)
-    assert isinstance(predictor.model.backbone, BackbonePair)
-    assert isinstance(predictor.model.head, Combined)
-    assert [type(head) for head in predictor.model.head.heads] == [Linear, NormalisedLinear, NormalisedLinear]
+    predictor = Model.open(run)
+    assert isinstance(predictor.network.backbone, BackbonePair)
+    assert isinstance(predictor.network.head, Combined)
+    assert [type(head) for head in predictor.network.head.heads] == [Linear, NormalisedLinear, NormalisedLinear]
     assert run.is_calibrated
     source = pictures_of(run, predictor)
     logits, stored = predictor.logits(source), run.read_scores()
@@ -90,20 +90,20 @@ def test_a_tuned_run_is_one_model_that_is_saved_exported_and_calibrated(
     # Only the frozen member differs: the one that is kept has learned from the held-out images too.
     assert np.corrcoef(logits.numpy().ravel(), stored.logits.ravel())[0, 1] > 0.9
     export_hub(run, tmp_path / "hub")
-    torch.testing.assert_close(Predictor.from_hub(tmp_path / "hub").logits(source), logits)
+    torch.testing.assert_close(Model.open(tmp_path / "hub").logits(source), logits)
     export_onnx(predictor, tmp_path / "model.onnx")
-    exported = Predictor.from_onnx(tmp_path / "model.onnx").logits(source)
+    exported = Model.open(tmp_path / "model.onnx").logits(source)
     torch.testing.assert_close(exported, logits, atol=1e-3, rtol=1e-3)
-    assert compute_class_maps(predictor.model, PICTURES[:2], [0, 2]).shape == (2, 2, 4, 4)
+    assert compute_class_maps(predictor.network, PICTURES[:2], [0, 2]).shape == (2, 2, 4, 4)
     again = go(tmp_path / "again", dataclasses.replace(CONFIG, lr=0.0, epochs=1, begin_from=str(run.folder)))
-    first, second = (trained_part(Predictor.from_run(each).model).state_dict() for each in (run, again))
+    first, second = (trained_part(Model.open(each).network).state_dict() for each in (run, again))
     torch.testing.assert_close(first, second)  # training continues from the tuned network and its own head
 
 
 def test_where_tuning_harms_the_frozen_recipe_has_all_the_weight(tmp_path: Path) -> None:
     messages: list[str] = []
     run = go(tmp_path / "run", HARMFUL, reporter=Reporter(message=messages.append))
-    model = Predictor.from_run(run).model
+    model = Model.open(run).network
     assert isinstance(model.head, NormalisedLinear)
     frozen, trained = build_backbone("tiny").state_dict(), model.backbone
     assert trained is not None
@@ -113,7 +113,7 @@ def test_where_tuning_harms_the_frozen_recipe_has_all_the_weight(tmp_path: Path)
 
 def test_one_network_is_kept_on_request(tmp_path: Path) -> None:
     run = go(tmp_path / "run", dataclasses.replace(CONFIG, single=True))
-    assert not isinstance(Predictor.from_run(run).model.backbone, BackbonePair)
+    assert not isinstance(Model.open(run).network.backbone, BackbonePair)
 
 
 @pytest.mark.parametrize("method", ["plcl", "an"])
@@ -122,8 +122,8 @@ def test_a_named_method_trains_the_network_by_its_own_loss(
 ) -> None:
     monkeypatch.setattr("halflabel.fitting.fit.combine", mix_all)
     run = go(tmp_path / "run", dataclasses.replace(CONFIG, method=method, targets="labels"))
-    predictor = Predictor.from_run(run)
-    head: Any = predictor.model.head
+    predictor = Model.open(run)
+    head: Any = predictor.network.head
     own = recipe(method).make().head(8, 2)
     assert type(head.heads[0]) is type(own)
     assert len(head.heads) == (2 if own.needs_maps else 3)  # only a linear head is fitted again
@@ -137,8 +137,8 @@ def test_a_transformer_of_two_blocks_is_tuned(tmp_path: Path, monkeypatch: pytes
     save_tensors(untrained.model.state_dict(), tmp_path / "vit.safetensors")
     more: Any = {"backbone": name, "weights": str(tmp_path / "vit.safetensors"), "epochs": 1, "lr": 1e-4}
     run = go(tmp_path / "run", dataclasses.replace(CONFIG, **more))
-    predictor = Predictor.from_run(run)
-    assert isinstance(predictor.model.backbone, BackbonePair)
+    predictor = Model.open(run)
+    assert isinstance(predictor.network.backbone, BackbonePair)
     assert predictor.logits(pictures_of(run, predictor)).isfinite().all()
 
 

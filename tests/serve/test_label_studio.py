@@ -15,9 +15,8 @@ from fastapi.testclient import TestClient
 from halflabel.labels import formats
 from halflabel.labels.formats.label_studio import config_path, question_name
 from halflabel.labels.table import Table
-from halflabel.runs.predict import predict_files
-from halflabel.runs.predictor import Predictor, open_model
-from halflabel.serve import make_app
+from halflabel.runs.model import Model
+from halflabel.serve.app import make_app
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +29,12 @@ def folder(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def predictor(model: Path) -> Predictor:
-    return open_model(model)
+def predictor(model: Path) -> Model:
+    return Model.open(model)
 
 
 @pytest.fixture(scope="module")
-def client(predictor: Predictor, folder: Path) -> Iterator[TestClient]:
+def client(predictor: Model, folder: Path) -> Iterator[TestClient]:
     with TestClient(make_app(predictor, "run", images=folder)) as opened:
         yield opened
 
@@ -58,7 +57,7 @@ def test_health_and_setup(client: TestClient) -> None:
 
 
 def test_questions_of_convert_get_the_answers_of_predict(
-    client: TestClient, predictor: Predictor, folder: Path, tmp_path: Path
+    client: TestClient, predictor: Model, folder: Path, tmp_path: Path
 ) -> None:
     names = [f"a {number}.jpg" for number in range(3)]
     table = Table.from_dense([[1] + [0] * (len(predictor.classes) - 1)] * 3, names, predictor.classes)
@@ -68,7 +67,7 @@ def test_questions_of_convert_get_the_answers_of_predict(
     addresses += ["/data/upload/3/0a1b2c3d-" + quote("a 0.jpg"), "/data/local-files/?d=gone.jpg", "../../etc/passwd"]
     reply = client.post("/predict", json=request(addresses, interface)).json()["results"]
     assert [len(task["result"]) for task in reply] == [len(predictor.classes)] * 4 + [0, 0]
-    expected = predict_files(predictor, [folder / name for name in names], [], top=0, all_scores=True)
+    expected = predictor.predict([folder / name for name in names], top=0, all_scores=True)
     for task, prediction in zip(reply, expected, strict=False):
         assert task["model_version"] == "run"
         chosen = [result["value"]["choices"] for result in task["result"]]
@@ -83,7 +82,7 @@ def test_questions_of_convert_get_the_answers_of_predict(
     assert len(rows) == len(predictor.classes)
 
 
-def test_choices_of_other_projects_get_the_present_classes(client: TestClient, predictor: Predictor) -> None:
+def test_choices_of_other_projects_get_the_present_classes(client: TestClient, predictor: Model) -> None:
     offered = "".join(f'<Choice value="{name}"/>' for name in [*list(predictor.classes)[:5], "zebra"])
     interface = f'<View><Image name="img" value="$image"/><Choices name="tags" toName="img">{offered}</Choices></View>'
     every = client.post("/predict", json=request(["a 1.jpg"], "")).json()["results"][0]["result"]
@@ -110,7 +109,7 @@ def test_bad_requests_are_refused(client: TestClient, sent: bytes, reason: str) 
     assert (reply.status_code, reason in reply.json()["detail"]) == (400, True)
 
 
-def test_odd_tasks_and_a_server_without_images(client: TestClient, predictor: Predictor) -> None:
+def test_odd_tasks_and_a_server_without_images(client: TestClient, predictor: Model) -> None:
     tasks = [
         None,
         {},

@@ -20,20 +20,20 @@ from typer.testing import CliRunner
 
 from halflabel.cli import app as cli
 from halflabel.errors import UserError
-from halflabel.runs.predict import predict_files
-from halflabel.runs.predictor import Predictor, open_model
-from halflabel.serve import AccessCheck, Limits, make_app
+from halflabel.runs.model import Model
+from halflabel.serve.app import make_app
+from halflabel.serve.guard import Guard, Limits
 
 SMALL = Limits(file_bytes=200_000, request_bytes=500_000, files=4, pixels=200_000, seconds=5, requests=8)
 
 
 @pytest.fixture(scope="module")
-def predictor(model: Path) -> Predictor:
-    return open_model(model)
+def predictor(model: Path) -> Model:
+    return Model.open(model)
 
 
 @pytest.fixture(scope="module")
-def client(predictor: Predictor) -> Iterator[TestClient]:
+def client(predictor: Model) -> Iterator[TestClient]:
     with TestClient(make_app(predictor, "run", SMALL)) as opened:
         yield opened
 
@@ -50,9 +50,9 @@ def files(*contents: bytes) -> list[tuple[str, tuple[str, bytes]]]:
 
 
 @pytest.mark.parametrize("query", ["", "?top=5", "?all=true", "?top=0"])
-def test_labels_are_those_of_predict(client: TestClient, predictor: Predictor, photo: Path, query: str) -> None:
+def test_labels_are_those_of_predict(client: TestClient, predictor: Model, photo: Path, query: str) -> None:
     top = {"": 3, "?top=5": 5, "?all=true": 0, "?top=0": 0}[query]
-    (expected,) = predict_files(predictor, [photo], [], top=top, all_scores="all" in query)
+    (expected,) = predictor.predict([photo], top=top, all_scores="all" in query)
     for reply in (
         client.post(f"/predict{query}", files=files(photo.read_bytes())),
         client.post(f"/predict{query}", content=photo.read_bytes()),
@@ -73,10 +73,10 @@ def test_every_kind_of_model_can_be_served(model: Path, photo: Path, tmp_path: P
     from halflabel.runs.folder import RunFolder
 
     export_hub(RunFolder.open(model), tmp_path / "hub")
-    export_onnx(open_model(model), tmp_path / "model.onnx")
+    export_onnx(Model.open(model), tmp_path / "model.onnx")
     answers = []
     for path in (model, tmp_path / "hub", tmp_path / "model.onnx"):
-        with TestClient(make_app(open_model(path), "x", SMALL)) as client:
+        with TestClient(make_app(Model.open(path), "x", SMALL)) as client:
             answers.append(client.post("/predict?all=true", content=photo.read_bytes()).json()["images"][0]["labels"])
     scores = [{label["class"]: label["probability"] for label in labels} for labels in answers]
     assert len(scores[0]) == 10
@@ -154,7 +154,7 @@ def test_file_names_that_are_not_text_are_returned_as_text(client: TestClient, p
 
 
 def test_a_busy_server_answers_503_with_retry_after(model: Path, photo: Path) -> None:
-    predictor = open_model(model)
+    predictor = Model.open(model)
     scores = predictor.scores
     with TestClient(make_app(predictor, "x", replace(SMALL, requests=1))) as client:
         predictor.scores = lambda source: time.sleep(0.5) or scores(source)  # type: ignore[method-assign]
@@ -168,19 +168,17 @@ def test_a_busy_server_answers_503_with_retry_after(model: Path, photo: Path) ->
 
 
 def test_temporary_files_are_removed(
-    predictor: Predictor, photo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    predictor: Model, photo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with TestClient(make_app(predictor, "x", SMALL)) as client:
-        (folder,) = tmp_path.glob("halflabel-serve-*")
         for request in ({"content": photo.read_bytes()}, {"content": b"x"}, {"files": files(b"", photo.read_bytes())}):
             client.post("/predict", **request)
         client.post("/predict", files=files(bytes(200_001)))
-        assert list(folder.iterdir()) == []
-    assert not folder.exists()
+        assert list(tmp_path.iterdir()) == [photo]
 
 
-def test_health_classes_and_docs(client: TestClient, predictor: Predictor, photo: Path) -> None:
+def test_health_classes_and_docs(client: TestClient, predictor: Model, photo: Path) -> None:
     before = client.get("/health").json()
     client.post("/predict", files=files(photo.read_bytes(), photo.read_bytes()))
     after = client.get("/health").json()
@@ -243,8 +241,8 @@ def test_the_examples_show_the_address_of_the_page(client: TestClient, host: str
 
 
 def test_a_model_with_nan_scores_is_refused_at_the_start(model: Path) -> None:
-    broken = open_model(model)
-    for weight in broken.model.parameters():
+    broken = Model.open(model)
+    for weight in broken.network.parameters():
         torch.nn.init.constant_(weight, torch.nan)
     with pytest.raises(UserError, match="not finite"):
         make_app(broken)
@@ -261,7 +259,7 @@ FAULTS: dict[str, tuple[Exception | None, int, str]] = {
 def test_errors_of_the_model_are_json(
     model: Path, photo: Path, raised: Exception | None, status: int, detail: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = open_model(model)
+    broken = Model.open(model)
     app = make_app(broken, "run", SMALL)
 
     def scores(source: Any, progress: Any = None) -> torch.Tensor:
@@ -278,7 +276,7 @@ def test_errors_of_the_model_are_json(
     assert ("secret" in caplog.text) == (raised is not None)
 
 
-def test_unexpected_errors_are_json(predictor: Predictor, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_errors_are_json(predictor: Model, photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def odd(*_: Any, **__: Any) -> None:
         raise KeyError("secret")
 
@@ -298,16 +296,16 @@ def test_unexpected_errors_are_json(predictor: Predictor, photo: Path, monkeypat
         ({"host": ""}, 421),
     ],
 )
-def test_without_a_token_the_host_must_be_this_machine(predictor: Predictor, headers: Any, status: int) -> None:
-    with TestClient(AccessCheck(make_app(predictor), host="127.0.0.1", port=8000)) as client:
+def test_without_a_token_the_host_must_be_this_machine(predictor: Model, headers: Any, status: int) -> None:
+    with TestClient(Guard(make_app(predictor), host="127.0.0.1", port=8000)) as client:
         assert client.get("/classes", headers=headers).status_code == status
 
 
 TOKEN = "a-token-of-some-length"
 
 
-def test_with_a_token_other_requests_are_refused(predictor: Predictor, photo: Path) -> None:
-    with TestClient(AccessCheck(make_app(predictor), host="127.0.0.1", port=8000, token=TOKEN)) as client:
+def test_with_a_token_other_requests_are_refused(predictor: Model, photo: Path) -> None:
+    with TestClient(Guard(make_app(predictor), host="127.0.0.1", port=8000, token=TOKEN)) as client:
         assert client.get("/health").status_code == 200
         for path in ("/", "/classes", "/openapi.json", "/nothing"):
             assert client.get(path).status_code == 401
@@ -327,7 +325,7 @@ def test_a_short_token_is_refused(model: Path) -> None:
     assert "16 characters" in result.stderr
 
 
-def test_a_body_that_never_ends_is_refused(predictor: Predictor) -> None:
+def test_a_body_that_never_ends_is_refused(predictor: Model) -> None:
     with serving(lambda _: make_app(predictor, "x", replace(SMALL, seconds=0.3))) as port, connect(port) as link:
         link.sendall(f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100\r\n\r\nabc".encode())
         assert link.recv(1000).startswith(b"HTTP/1.1 408")

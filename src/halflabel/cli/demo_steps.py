@@ -46,7 +46,7 @@ from halflabel.report.run_page import write_report
 from halflabel.runs import new_run
 from halflabel.runs.crossfit import open_inputs
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.system.files import atomic_write, cache_folder, write_csv
 from halflabel.system.format import counted, group_digits, percent, points
 from halflabel.system.reporter import SILENT, Reporter
@@ -353,14 +353,14 @@ class TestBench:
         assert fitted.scores is not None
         return self._evaluate(fitted.model.head, evaluate(fitted.scores, table, resamples=0)[0])
 
-    def evaluate_run(self, predictor: Predictor) -> Result:
+    def evaluate_run(self, predictor: Model) -> Result:
         """Evaluate a run on the test photos, as `halflabel evaluate` does."""
-        return self._evaluate(predictor.model.head, Decisions(predictor.calibration, predictor.thresholds))
+        return self._evaluate(predictor.network.head, Decisions(predictor.calibration, predictor.thresholds))
 
     @torch.no_grad()
-    def test_scores(self, predictor: Predictor) -> Tensor:
+    def test_scores(self, predictor: Model) -> Tensor:
         """Return the calibrated probabilities (M, C) of the test photos."""
-        logits: Tensor = predictor.model.head(self.test).logits
+        logits: Tensor = predictor.network.head(self.test).logits
         return predictor.calibration.scores(logits)
 
     @torch.no_grad()

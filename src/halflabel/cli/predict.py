@@ -43,8 +43,8 @@ from halflabel.cli.terminal import (
 )
 from halflabel.errors import UserError
 from halflabel.runs import folder as run_folder
+from halflabel.runs import model as models
 from halflabel.runs import predict as predict_files
-from halflabel.runs import predictor as predictors
 from halflabel.system import distributed
 from halflabel.system.files import atomic_write, read_json, write_json
 from halflabel.system.format import counted, printable
@@ -92,7 +92,7 @@ def evaluate(
         )
     label_import, group = read_grouped(read, labels, group)
     table = label_import.table()
-    predictor = predictors.open_model(run)
+    predictor = models.Model.open(run)
     show_audit(label_import.audit, table)
     with Bar("scores") as bar, use_engine(engine):
         result = predictor.evaluate(
@@ -170,7 +170,7 @@ def predict(
     if out is not None and (out.suffix or not is_parquet):  # a folder of Parquet files may be continued
         check_free(out, force)
     run_folder.model_kind(run)
-    predictor = predictors.open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
+    predictor = models.Model.open(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
     files = predict_files.list_files(images, (line.rstrip("\n") for line in sys.stdin), items=items)
     options: dict[str, Any] = {"top": top, "all_scores": all_scores, "items": items}
     with Bar("scores") as bar, use_engine(engine):

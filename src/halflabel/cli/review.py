@@ -32,7 +32,7 @@ from halflabel.labels import formats
 from halflabel.labels import names as label_names
 from halflabel.questions import choose
 from halflabel.report import run_page
-from halflabel.review import live_process, live_run, security, server
+from halflabel.review import live_process, live_run, server
 from halflabel.review import session as review_session
 from halflabel.review import thumbnails as review_thumbnails
 from halflabel.runs import folder as run_folder
@@ -266,7 +266,7 @@ def _serve(
     host = access.host
     is_local = is_loopback(host)
     address_file = (place if isinstance(place, Path) else run.answers).with_suffix(".address.json")
-    last = security.read_address(address_file)
+    last = server.read_address(address_file)
     earlier_port = [] if last is None else [last.port]
     ports = [*earlier_port, server.PORT, 0] if access.port is None else [access.port]
     with open_socket(host, *ports) as listening, ExitStack() as stack:
@@ -298,7 +298,7 @@ def _serve(
         thumbnails = review_thumbnails.Thumbnails(images, scored.paths)
         token = secrets.token_urlsafe(32) if last is None or access.new_token else last.token
         number = listening.getsockname()[1]
-        security.keep_address(address_file, security.Address(token, number))
+        server.keep_address(address_file, server.Address(token, number))
         if not is_local and access.tls is None:
             _warn_not_encrypted(host)
         live = None

@@ -9,7 +9,6 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from halflabel import serve as server
 from halflabel.cli import app
 from halflabel.cli.options import (
     Force,
@@ -23,9 +22,11 @@ from halflabel.cli.options import (
 from halflabel.cli.terminal import console, show_next, show_written
 from halflabel.errors import UserError
 from halflabel.runs import folder as run_folder
-from halflabel.runs import predictor as predictors
+from halflabel.runs import model as models
 from halflabel.runs.export import hub as hub_export
 from halflabel.runs.export import onnx as onnx_export
+from halflabel.serve import app as server
+from halflabel.serve import guard
 from halflabel.system.format import counted
 from halflabel.system.sockets import is_loopback, open_socket
 
@@ -67,7 +68,7 @@ def onnx(
         raise UserError(f"{out.name} does not end in .onnx", "name the file model.onnx")
     if run_folder.model_kind(run) == "onnx":
         raise UserError("RUN is already an ONNX file", "name the run, or the folder that was exported for the Hub")
-    predictor = predictors.open_model(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
+    predictor = models.Model.open(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
     parity = onnx_export.export_onnx(predictor, out)
     view = predictor.views["plain"]
     sides = "height, width" if getattr(view, "resize", "") == "keep" else f"{view.size}, {view.size}"
@@ -151,11 +152,11 @@ def serve(
     check_image_folder(images)
     run_folder.model_kind(model)
     with open_socket(host, port) as listening:
-        predictor = predictors.open_model(model).deciding(threshold=threshold, positives_per_image=positives_per_image)
+        predictor = models.Model.open(model).deciding(threshold=threshold, positives_per_image=positives_per_image)
         predictions = server.make_app(predictor, model.resolve().name, images=images)
         address, free_port = listening.getsockname()[:2]
         _show_address(model, len(predictor.classes), address, free_port, has_token=token is not None)
-        guarded = server.AccessCheck(predictions, host=host, port=free_port, token=token)
+        guarded = guard.Guard(predictions, host=host, port=free_port, token=token)
         server.serve(guarded, listening)
     console.print("Stopped.")
 

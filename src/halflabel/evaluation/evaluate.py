@@ -50,6 +50,9 @@ class Evaluation:
         note = f"; {count} {kind} are not used" if count else ""
         return replace(self, protocol=self.protocol + note)
 
+    def __repr__(self) -> str:
+        return f"<evaluation: {', '.join(f'{shown.title} {shown.with_interval}' for shown in self.lines())}>"
+
     def lines(self) -> list[Shown]:
         """Return title, value, interval and note of each metric over all classes, as all commands and pages show it."""
         return shown_metrics(self.overall)

@@ -97,8 +97,6 @@ def open_image(path: str | Path) -> IO[bytes]:
         return io.BytesIO(pack.read(number))
     if not stat.S_ISREG(status.st_mode):
         raise BadImage(path, "not a file")
-    if status.st_size == 0:
-        raise BadImage(path, "empty file")
     return open(path, "rb")
 
 
@@ -160,6 +158,8 @@ def decode_image(
     with _as_bad_image(path), _quiet():
         prefix = file.read(_PREFIX_BYTES)
         file.seek(0)
+        if not prefix:
+            raise BadImage(path, "empty file")
         if prefix[128:] == b"DICM":
             return decode_dicom(file, path, max_pixels=max_pixels)
         if prefix.startswith(NPY_MARK) or (channels != 3 and prefix.startswith(TIFF_MARKS)):

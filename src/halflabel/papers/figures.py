@@ -15,7 +15,7 @@ from PIL import Image
 from scipy.stats import wasserstein_distance
 
 from halflabel.errors import UserError, error_summary, in_python, missing_package
-from halflabel.features.heads import Model
+from halflabel.features.heads import Model as Network
 from halflabel.features.scoring import score_source
 from halflabel.fitting import checkpoint
 from halflabel.fitting.config import Config
@@ -30,7 +30,7 @@ from halflabel.methods.parts.matching_pursuit import Similar
 from halflabel.report.curves import check_scores
 from halflabel.report.run_facts import HeldOutResults, read_run_facts
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.system.files import atomic_write, write_csv, write_json
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.rng import bits, hash_names
@@ -387,8 +387,8 @@ class FigureInputs:
         self.facts = read_run_facts(run)
 
     @cached_property
-    def predictor(self) -> Predictor:
-        return Predictor.from_run(self.run)
+    def predictor(self) -> Model:
+        return Model.open(self.run)
 
     @cached_property
     def truth(self) -> Table | None:
@@ -419,7 +419,7 @@ class FigureInputs:
         part = Subset(self.source, self.facts.training[self.sample])
         predictor = self.predictor
         return score_source(
-            predictor.model, part, device=predictor.device, mirror=predictor.config.mirror, reporter=self.reporter
+            predictor.network, part, device=predictor.device, mirror=predictor.config.mirror, reporter=self.reporter
         )
 
     @cached_property
@@ -434,8 +434,8 @@ class FigureInputs:
             warnings.simplefilter("ignore")  # training has already warned about the number of epochs
             method.plan(config.epochs)
         try:
-            model = self.predictor.model
-            trained = Model(None, model.head) if config.tune == "head" else model
+            model = self.predictor.network
+            trained = Network(None, model.head) if config.tune == "head" else model
             method.start(self.facts.table.subset(self.facts.training), trained)
         except UserError as error:  # for example a file that existed during training
             raise FigureUnavailable(f"{config.method} cannot be started again: {in_python(error.message)}") from None

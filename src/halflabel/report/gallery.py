@@ -28,7 +28,7 @@ from halflabel.questions.next import present_limits
 from halflabel.report.layout import section, truncation_note
 from halflabel.report.run_facts import RunFacts
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.system.format import probability, shorten
 from halflabel.system.html import Html, count, el
 from halflabel.system.reporter import SILENT, Reporter
@@ -99,7 +99,7 @@ def choose_entries(rank: NDArray[Any], most: int = TILES) -> list[GalleryEntry]:
 
 
 def score_images(
-    facts: RunFacts, predictor: Predictor, source: Images, most: int, reporter: Reporter = SILENT
+    facts: RunFacts, predictor: Model, source: Images, most: int, reporter: Reporter = SILENT
 ) -> GalleryScores:
     """Return images with the scores in the run, held-out or out-of-fold, and at most `most` others, scored now.
 
@@ -133,7 +133,7 @@ def galleries(
     `maps` draws where the model sees the class, which takes a pass through the network per photo. Where precision can
     only be estimated, the questions that would tell most come first.
     """
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     source = open_images(facts.table.images, folder, predictor.views, workers=predictor.config.workers, max_bad=1.0)
     scored = score_images(facts, predictor, source, scan, reporter)
     thresholds = predictor.thresholds.numpy()
@@ -213,7 +213,7 @@ class _TileMaker:
     """Makes the tiles of the galleries; the page holds each photo once, however many tiles show it."""
 
     facts: RunFacts
-    predictor: Predictor
+    predictor: Model
     source: Images
     scored: GalleryScores
     entries: Sequence[GalleryEntry]
@@ -297,7 +297,7 @@ class _TileMaker:
         """Return class maps as data URLs of small transparent images; empty where the head has none."""
         predictor = self.predictor
         try:
-            heat = photo_heat_maps(predictor.model, predictor.views["plain"], image, columns, MAP_SIDE)
+            heat = photo_heat_maps(predictor.network, predictor.views["plain"], image, columns, MAP_SIDE)
         except UserError:
             return {}
         return {column: _data_url("png", heat_png(hot)) for column, hot in zip(columns, heat, strict=True)}

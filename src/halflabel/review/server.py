@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 from halflabel.errors import UserError, missing_package
@@ -18,16 +21,14 @@ from halflabel.review.live_process import LiveLoop
 from halflabel.review.photo_map import PhotoMap
 from halflabel.review.session import ReviewSession
 from halflabel.review.thumbnails import ClassMaps, EmptyClassMap, ImageUnavailable, Thumbnails
-from halflabel.system.sockets import limited_protocol
 
 try:
-    import uvicorn
     from fastapi import FastAPI, Header, Query, Request, Response
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-    from halflabel.review.security import Guard
+    from halflabel.serve.guard import Guard, run_server
 except ImportError as error:
     raise missing_package(error, "web") from None
 
@@ -148,7 +149,7 @@ def make_app(
         # A full disk or a damaged file: the page shows the message, keeps its answers and tries again.
         return JSONResponse({"error": f"{error}."}, 503)
 
-    return Guard(app, token, host, port, "https" if tls else "http")
+    return Guard(app, host=host, port=port, token=token, scheme="https" if tls else "http", for_page=True)
 
 
 def _add_question_routes(app: FastAPI, session: ReviewSession, has_maps: bool, live: LiveLoop | None) -> None:
@@ -298,12 +299,35 @@ def _image_response(session: ReviewSession, public: str, make: Callable[[int], b
         return JSONResponse({"error": str(error)}, 404)
 
 
+class Address(NamedTuple):
+    """The secret token of the page, and the port of its server, which is part of the origin of unsent answers."""
+
+    token: str
+    port: int
+
+
+def read_address(file: Path) -> Address | None:
+    """Return the address of the last server; None if there is none, or if other users can read its token."""
+    try:
+        if os.name == "posix" and file.stat().st_mode & 0o077:
+            return None
+        address = Address(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    is_valid = isinstance(address.token, str) and len(address.token) >= 32 and address.token.isascii()
+    return address if is_valid and isinstance(address.port, int) and 0 < address.port < 1 << 16 else None
+
+
+def keep_address(file: Path, address: Address) -> None:
+    """Write the address for the next server, readable by this user only; where that fails the next one is new."""
+    with suppress(OSError):
+        file.unlink(missing_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            json.dump(address._asdict(), opened)
+
+
 def serve(app: Any, listening: socket.socket, tls: tuple[Path, Path] | None = None) -> None:
     """Serve until Ctrl-C or SIGTERM; `tls` are the files of a certificate and its key, for https."""
     certificate, key = tls or (None, None)
-    config = uvicorn.Config(
-        app, http=limited_protocol(), log_level="warning", access_log=False, server_header=False,
-        limit_concurrency=100, timeout_keep_alive=75, timeout_graceful_shutdown=2, lifespan="off",
-        ssl_certfile=certificate, ssl_keyfile=key,
-    )  # fmt: skip
-    uvicorn.Server(config).run(sockets=[listening])
+    files: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key}
+    run_server(app, listening, patience=2, limit_concurrency=100, lifespan="off", **files)

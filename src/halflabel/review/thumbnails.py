@@ -18,7 +18,7 @@ from halflabel.images.pack.read import is_pack
 from halflabel.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from halflabel.runs.predictor import Predictor
+    from halflabel.runs.model import Model
 
 
 SIZES = {"small": 320, "large": 1024}  # longer side in pixels
@@ -91,19 +91,19 @@ class ClassMaps:
         self.run = run
         self.thumbnails = thumbnails
         self.png = lru_cache(_KEPT_MAPS)(self._make)
-        self._predictor: Predictor | None = None
+        self._predictor: Model | None = None
         self._lock = threading.Lock()  # one at a time, as the model uses all cores
 
     def _make(self, image: int, column: int) -> bytes:
         """Return the class map of one photo in the photo's aspect ratio, scaled to its own maximum."""
         from halflabel.features.class_maps import heat_png, photo_heat_maps
-        from halflabel.runs.predictor import Predictor
+        from halflabel.runs.model import Model
 
         try:
             pixels = read_image(self.thumbnails.path(image))
             with self._lock:
-                self._predictor = predictor = self._predictor or Predictor.from_run(self.run)
-                (heat,) = photo_heat_maps(predictor.model, predictor.views["plain"], pixels, [column], MAP_SIDE)
+                self._predictor = predictor = self._predictor or Model.open(self.run)
+                (heat,) = photo_heat_maps(predictor.network, predictor.views["plain"], pixels, [column], MAP_SIDE)
         except BadImage as error:
             raise ImageUnavailable(error.reason) from None
         except UserError as error:

@@ -16,7 +16,7 @@ from halflabel.images.sources import group_images, open_images
 from halflabel.labels.labels import Labels
 from halflabel.labels.table import Table
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
 
@@ -54,7 +54,7 @@ def fit_again(
     if folds < 2:
         raise UserError(f"‹folds={folds}› holds nothing out", "use 2 or more")
     config = Config.from_dict(run.read_config())
-    tuned = None if config.tune == "head" else trained_part(Predictor.from_run(run).model).backbone
+    tuned = None if config.tune == "head" else trained_part(Model.open(run).network).backbone
     assert tuned is None or isinstance(tuned, Backbone)
     trained_on = local_path(config.images) if config.images else None
     inputs = open_inputs(config, labels, images, run.cache, reporter, backbone=tuned, also_in=trained_on)

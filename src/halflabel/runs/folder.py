@@ -211,8 +211,7 @@ class RunFolder:
         run = cls(folder if store is None else store.download())
         run.store = store
         if not run.is_started:
-            fix = "name the folder that `train --out` wrote"
-            raise UserError(f"{run.folder} is not a run: config.yaml is missing", fix)
+            raise UserError(f"{run.folder} is not a run: config.yaml is missing", "name the folder of a run")
         return run
 
     def check_finished(self) -> None:

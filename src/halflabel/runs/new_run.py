@@ -1,6 +1,6 @@
 """Train a new run in one call, resume an interrupted one, or continue a finished one with more labels.
 
-Exported as `halflabel.train` and `halflabel.continue_training`; `halflabel train` makes its configuration here too.
+Called by `halflabel.train` and `halflabel.continue_training`; `halflabel train` makes its configuration here too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from halflabel.labels.table import Stats, Table
 from halflabel.methods.base import Recipe, recipe
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.from_nothing import FROM_NOTHING, learn_from_answers, without_labels
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
@@ -86,7 +86,7 @@ def continue_training(
 class TrainedRun(NamedTuple):
     """A finished run."""
 
-    model: Predictor
+    model: Model
     evaluation: Evaluation | None  # by known labels that the model did not see; None if nothing was held out
     folder: Path
 
@@ -94,25 +94,14 @@ class TrainedRun(NamedTuple):
 def train_run(
     labels: str | Path | Labels | Table | list[str],
     images: str | Path | Tensor,
-    out: str | Path,
+    out: str | Path | None,
     method: str = "auto",
     *,
     force: bool = False,
     reporter: Reporter = SILENT,
     **options: Any,
 ) -> TrainedRun:
-    """Train a classifier as `halflabel train` does, in the new run folder `out`, and open it.
-
-    `labels` is a label file or folder of any known format, labels already read, or a list of class names where no label
-    is known. `images` is an image folder, a pack,
-    a folder of features (`halflabel embed`), or uint8 images (N, 3, H, W) in the order of the labels. "auto" chooses a
-    method that suits the labels. `options` are options of `halflabel train` and of the method, with underscores:
-    `epochs=40`, `tune="all"`, `alpha=0.1`, `unlisted="unknown"`.
-    `force` replaces a run that the folder already holds. `reporter` reports progress and messages.
-
-        run = halflabel.train("labels.csv", "photos", "runs/first")
-        run.evaluation.overall["mAP"]
-    """
+    """Train a new run and open it; the arguments are those of `halflabel.train`."""
     if isinstance(labels, str | Path):
         stated = {field.name: options.pop(field.name) for field in fields(Policy) if field.name in options}
         rows = read(labels, **stated).rows
@@ -129,7 +118,7 @@ def train_run(
     config = make_config(choice, training, method_options, "" if isinstance(folder, Tensor) else absolute_path(folder))
     check_options(recipe(config.method), config.options)
     Assembly(config).check_fit(training, rows.training)
-    run = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
+    run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
     return _open(run, train(rows, folder, config, run, reporter=reporter))
 
 
@@ -155,14 +144,7 @@ def continue_run(
     force: bool = False,
     reporter: Reporter = SILENT,
 ) -> TrainedRun:
-    """Train in the new run folder `out`, from the weights, labels and settings of a finished run, and open it.
-
-    `answers` are more labels, a file such as `halflabel review` exports or labels already read; they replace earlier
-    labels of the same entries. Without them, the answers of `review` in the finished run are used. `images` is the
-    image folder, if it has moved.
-
-        halflabel.continue_training("runs/first", "runs/second", answers="answers.csv")
-    """
+    """Train a run from a finished one and open it; the arguments are those of `halflabel.continue_training`."""
     finished = RunFolder.open(run)
     new = distributed.run_on_main(lambda: RunFolder.create(out, force=force))
     rows = read(answers).rows if isinstance(answers, str | Path) else answers
@@ -240,4 +222,4 @@ def check_options(chosen: Recipe, names: Collection[str]) -> None:
 
 
 def _open(run: RunFolder, evaluation: Evaluation | None) -> TrainedRun:
-    return TrainedRun(Predictor.from_run(run), evaluation, run.folder)
+    return TrainedRun(Model.open(run), evaluation, run.folder)

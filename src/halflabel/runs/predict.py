@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +27,14 @@ from halflabel.images.sources import Images
 from halflabel.images.stored_features import FeatureStream, holds_features, stored_names
 from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.labels.names import Names
-from halflabel.runs.predictor import Predictor
 from halflabel.system import distributed
 from halflabel.system.files import atomic_write, file_crc32
 from halflabel.system.part_files import PART, PartFiles
 from halflabel.system.remote import local_path
 from halflabel.system.reporter import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from halflabel.runs.model import Model
 
 _PART_ENTRIES = 1 << 24  # probabilities of a file
 _FEWEST_FOR_WORKERS = 100  # images; with fewer, starting processes that decode takes longer than it saves
@@ -44,6 +46,10 @@ class Prediction(NamedTuple):
     image: str
     labels: list[dict[str, Any]]  # class, probability, present (over its threshold)
     error: str = ""
+
+    def __repr__(self) -> str:
+        labels = (f"{each['class']} {each['probability']:.2f}{'*' * each['present']}" for each in self.labels)
+        return f"<{self.image}: {self.error or ', '.join(labels)}>"
 
 
 def csv_rows(predictions: Iterable[Prediction]) -> Iterator[Sequence[str]]:
@@ -99,7 +105,7 @@ def list_files(images: Sequence[str | Path], stdin: Iterable[str] = (), *, items
 
 
 def stream_predictions(
-    predictor: Predictor,
+    model: Model,
     files: FileList,
     *,
     first: int = 0,
@@ -109,10 +115,10 @@ def stream_predictions(
     reporter: Reporter = SILENT,
 ) -> Iterator[Prediction]:
     """Yield the predictions of the images from the number `first` on, as they are scored; then the unpacked images."""
-    for names, scores, errors in _score(predictor, files, first=first, items=items, reporter=reporter):
+    for names, scores, errors in _score(model, files, first=first, items=items, reporter=reporter):
         for number, (name, row) in enumerate(zip(names, scores, strict=True)):
             error = errors.get(number, "")
-            labels = [] if error else predictor.labels(row, top=top, every=all_scores)
+            labels = [] if error else model.labels(row, top=top, every=all_scores)
             yield Prediction(name, labels, error)
 
 
@@ -124,25 +130,25 @@ class _Block(NamedTuple):
     errors: dict[int, str]
 
 
-def _score(predictor: Predictor, files: FileList, *, first: int, items: bool, reporter: Reporter) -> Iterator[_Block]:
+def _score(model: Model, files: FileList, *, first: int, items: bool, reporter: Reporter) -> Iterator[_Block]:
     """Yield the probabilities of the images from the number `first` on, block by block; then the unpacked images."""
     options: dict[str, Any] = {"max_bad": 1.0}
     source: Images
     if files.features is not None:
-        source = FeatureStream(files.features, predictor.views, first=first)
+        source = FeatureStream(files.features, model.views, first=first)
     else:
         paths = [*islice(map(Path, files.paths), first, None)]
         names = Names.numbered(len(paths))
         if items:
             images = [find_images(path) if path.is_dir() else [path] for path in paths]
-            source = Items(images, names, predictor.views, **options)
+            source = Items(images, names, model.views, **options)
         else:
-            options["workers"] = predictor.config.workers if len(paths) >= _FEWEST_FOR_WORKERS else 0
-            source = Images(paths, names, predictor.views, **options)
+            options["workers"] = model.config.workers if len(paths) >= _FEWEST_FOR_WORKERS else 0
+            source = Images(paths, names, model.views, **options)
     listed: Iterable[Path | str] = files.paths
     written, number = map(_name, islice(listed, first, None)), 0
     try:
-        for scores in predictor.stream(source, reporter, of=len(files.paths)) if len(source) else ():
+        for scores in model.stream(source, reporter, of=len(files.paths)) if len(source) else ():
             for rows in torch.split(scores, PART):
                 errors = {k: source.bad[number + k][2] for k in range(len(rows)) if number + k in source.bad}
                 number += len(rows)
@@ -150,13 +156,13 @@ def _score(predictor: Predictor, files: FileList, *, first: int, items: bool, re
     except UserError:
         if number or len(source.bad) < len(source):
             raise
-        yield _unreadable({name: source.bad[k][2] for k, name in enumerate(written)}, predictor)
+        yield _unreadable({name: source.bad[k][2] for k, name in enumerate(written)}, model)
     if unpacked := dict(islice(files.unpacked.items(), max(0, first - len(files.paths)), None)):
-        yield _unreadable(unpacked, predictor)
+        yield _unreadable(unpacked, model)
 
 
-def _unreadable(reasons: dict[str, str], predictor: Predictor) -> _Block:
-    scores = torch.full((len(reasons), len(predictor.classes)), math.nan)
+def _unreadable(reasons: dict[str, str], model: Model) -> _Block:
+    scores = torch.full((len(reasons), len(model.classes)), math.nan)
     return _Block([*reasons], scores, dict(enumerate(reasons.values())))
 
 
@@ -165,20 +171,8 @@ def _name(path: Path | str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def predict_files(
-    predictor: Predictor,
-    images: Sequence[str | Path],
-    stdin: Iterable[str] = (),
-    *,
-    items: bool = False,
-    **options: Any,
-) -> list[Prediction]:
-    """Return the predictions of `list_files`; the options are those of `stream_predictions`."""
-    return list(stream_predictions(predictor, list_files(images, stdin, items=items), items=items, **options))
-
-
 def predict_to_parquet(
-    predictor: Predictor,
+    model: Model,
     files: FileList,
     out: Path,
     *,
@@ -196,11 +190,11 @@ def predict_to_parquet(
     there; its checksum is in _predictions.json. The same call continues after an interruption; other predictions in
     the folder are only replaced with `force`. A name that ends in .parquet is one file, written as a whole.
     """
-    as_table = partial(_wide_table, predictor) if all_scores else partial(_long_table, predictor, top)
+    as_table = partial(_wide_table, model) if all_scores else partial(_long_table, model, top)
 
     def blocks(first: int) -> Iterator[_Block]:
-        scored = _score(predictor, files, first=first, items=items, reporter=reporter)
-        largest = min(PART, max(1, _PART_ENTRIES // len(predictor.classes)))
+        scored = _score(model, files, first=first, items=items, reporter=reporter)
+        largest = min(PART, max(1, _PART_ENTRIES // len(model.classes)))
         while part := _take(scored, largest):
             yield part
 
@@ -214,7 +208,7 @@ def predict_to_parquet(
                 writer.write_table(table)
                 count, bad = count + len(part.names), bad + len(part.errors)
         return count, bad
-    made_of = _made_of(predictor, files, {"top": top, "all_scores": all_scores, "items": items})
+    made_of = _made_of(model, files, {"top": top, "all_scores": all_scores, "items": items})
     parts = PartFiles(out, "predictions", made_of, force=force)
     for part in blocks(parts.images):
         parts.add(as_table(part), len(part.names), len(part.errors))
@@ -234,35 +228,35 @@ def _take(blocks: Iterator[_Block], images: int) -> _Block | None:
     return _Block(names, torch.cat([block.scores for block in taken]), errors) if taken else None
 
 
-def _made_of(predictor: Predictor, files: FileList, options: dict[str, Any]) -> dict[str, Any]:
+def _made_of(model: Model, files: FileList, options: dict[str, Any]) -> dict[str, Any]:
     """Return what decides the predictions: the model, the options and the names of the images."""
-    model = hashlib.sha256(json.dumps([*predictor.calibration, predictor.thresholds.tolist()]).encode())
-    for name, tensor in sorted(predictor.model.state_dict().items()):
-        model.update(name.encode())
-        model.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    if (file := getattr(predictor.model.head, "path", None)) is not None:  # an exported ONNX file
-        model.update(str(file_crc32(file)).encode())
+    digest = hashlib.sha256(json.dumps([*model.calibration, model.thresholds.tolist()]).encode())
+    for name, tensor in sorted(model.network.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    if (file := getattr(model.network.head, "path", None)) is not None:  # an exported ONNX file
+        digest.update(str(file_crc32(file)).encode())
     names = hashlib.sha256()
     for path in files.paths:
         names.update(f"{path}\0".encode("utf-8", "surrogateescape"))
-    return {"model": model.hexdigest()[:16], "images": names.hexdigest()[:16], "part": PART, **options}
+    return {"model": digest.hexdigest()[:16], "images": names.hexdigest()[:16], "part": PART, **options}
 
 
-def _wide_table(predictor: Predictor, block: _Block) -> pa.Table:
+def _wide_table(model: Model, block: _Block) -> pa.Table:
     """Return the probabilities of all classes, one row per image."""
     errors = [block.errors.get(number, "") for number in range(len(block.names))]
     flat = pa.array(block.scores.contiguous().numpy().reshape(-1))
     is_bad = pa.array([bool(error) for error in errors], pa.bool_())
-    lists = pa.FixedSizeListArray.from_arrays(flat, len(predictor.classes), mask=is_bad)
+    lists = pa.FixedSizeListArray.from_arrays(flat, len(model.classes), mask=is_bad)
     columns = {"image": block.names, "probabilities": lists, "error": errors}
-    metadata = {"classes": json.dumps([*predictor.classes]), "thresholds": json.dumps(predictor.thresholds.tolist())}
+    metadata = {"classes": json.dumps([*model.classes]), "thresholds": json.dumps(model.thresholds.tolist())}
     return pa.table(columns).replace_schema_metadata(metadata)
 
 
-def _long_table(predictor: Predictor, top: int, block: _Block) -> pa.Table:
-    """Return the likely labels of each image, most likely first, as `Predictor.labels`; one row per label."""
+def _long_table(model: Model, top: int, block: _Block) -> pa.Table:
+    """Return the likely labels of each image, most likely first, as `Model.labels`; one row per label."""
     order = torch.argsort(block.scores, descending=True, stable=True)
-    present = (block.scores >= predictor.thresholds).gather(1, order)
+    present = (block.scores >= model.thresholds).gather(1, order)
     is_shown = present | (torch.arange(order.shape[1]) < top)
     bad = list(block.errors)
     is_shown[bad] = False
@@ -272,7 +266,7 @@ def _long_table(predictor: Predictor, top: int, block: _Block) -> pa.Table:
     is_bad = np.isin(image, bad)
     columns = (
         pa.array(block.names, pa.string()).take(image),
-        predictor.classes.array.take(pa.array(order[image, rank].numpy(), mask=is_bad)),
+        model.classes.array.take(pa.array(order[image, rank].numpy(), mask=is_bad)),
         pa.array(block.scores.gather(1, order)[image, rank].numpy(), mask=is_bad),
         pa.array(present[image, rank].numpy(), mask=is_bad),
         errors,

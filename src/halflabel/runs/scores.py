@@ -64,9 +64,9 @@ def score_images(run: RunFolder, names: Names, folder: Path, reporter: Reporter 
     scores = _stored_scores(run, names)
     rows = np.flatnonzero(np.isnan(scores.logits).any(1))
     if len(rows):
-        from halflabel.runs.predictor import Predictor
+        from halflabel.runs.model import Model
 
-        predictor = Predictor.from_run(run)
+        predictor = Model.open(run)
         config = predictor.config
         also_in = local_path(config.images) if config.images else None
         try:
@@ -157,10 +157,10 @@ def _compute(
     run: RunFolder, table: Table, folder: Path, reporter: Reporter, rows: NDArray[np.int64]
 ) -> Iterator[Block]:
     from halflabel.fitting.assembly import Assembly, pooled_features
-    from halflabel.runs.predictor import Predictor
+    from halflabel.runs.model import Model
 
     if run.weights.is_file():
-        predictor = Predictor.from_run(run)
+        predictor = Model.open(run)
         source = _open(predictor.config, table.images, folder, predictor.views)
         swept = predictor.sweep(source, reporter, cached=True)
         logits, wide = swept.logits.numpy(), swept.features.flatten(1).numpy()

@@ -100,9 +100,7 @@ class RunStore(Callback):
         """Return the working folder with exactly the files that the manifest lists."""
         listed = self._read_manifest()
         if listed is None:
-            raise UserError(
-                f"{self.url} is not a run: run.json is missing", "name the address that `train --out` wrote"
-            )
+            raise UserError(f"{self.url} is not a run: run.json is missing", "name the address of a run")
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(self.folder.rglob("*"), reverse=True):
             if path.is_file() and path.relative_to(self.folder).as_posix() not in listed:

@@ -19,7 +19,7 @@ from halflabel.evaluation.evaluate import Evaluation, evaluate
 from halflabel.evaluation.registry import check_own_metrics
 from halflabel.evaluation.scores import MEASURED_ON, Scores
 from halflabel.features.combined import trained_part
-from halflabel.features.heads import Model
+from halflabel.features.heads import Model as Network
 from halflabel.features.near_copies import describe_near_copies
 from halflabel.fitting.advice import describe_names, names_rows
 from halflabel.fitting.assembly import Assembly, pooled_features
@@ -46,8 +46,8 @@ from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.labels.uncertain import describe_reading
 from halflabel.runs.folder import RunFolder
+from halflabel.runs.model import Model
 from halflabel.runs.model_card import model_card
-from halflabel.runs.predictor import Predictor
 from halflabel.runs.run_files import write_checksums
 from halflabel.system import distributed
 from halflabel.system.files import absolute_path
@@ -117,7 +117,7 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
         run.write_scores(scores)
     if distributed.is_main():
         network = fitted.model.backbone or job.backbone
-        _write_model(run, Model(network, fitted.model.head), job.table.classes, job.config, job.size)
+        _write_model(run, Network(network, fitted.model.head), job.table.classes, job.config, job.size)
     images = str(job.image_folder) if isinstance(job.image_folder, Path) else config.images
     run.write_text("repro.sh", _repro(run, images))
     run.write_completion(job.assembly.describe(job.table))
@@ -247,8 +247,8 @@ def _fit(job: _Job, init_callback: Callback | None) -> Fit:
             before = earlier.split_of(job.table.images)
             part = np.where(before < 0, part, before)
 
-            def begin(model: Model, *_: object) -> None:
-                _load_weights_of(earlier, trained_part(Model(job.backbone, model.head)), job.table.classes)
+            def begin(model: Network, *_: object) -> None:
+                _load_weights_of(earlier, trained_part(Network(job.backbone, model.head)), job.table.classes)
 
         if config.held_out and not (part == 1).any():
             reporter.message("too few images to hold any out: nothing is measured")
@@ -278,14 +278,14 @@ def _fit(job: _Job, init_callback: Callback | None) -> Fit:
     return fitted
 
 
-def _load_weights_of(run: RunFolder, model: Model, classes: Names) -> None:
+def _load_weights_of(run: RunFolder, model: Network, classes: Names) -> None:
     """Put the weights of a finished run into a model for the same classes."""
-    before = Predictor.from_run(run)
+    before = Model.open(run)
     if list(before.classes) != list(classes):
         raise UserError(
             f"{run.folder} was trained on other classes", "use the same classes in the same order, or start a new run"
         )
-    state = trained_part(before.model).state_dict()
+    state = trained_part(before.network).state_dict()
     try:
         load_state(model, state)
     except RuntimeError as error:
@@ -347,7 +347,7 @@ def _finish(job: _Job, scores: Scores) -> Evaluation:
     return evaluation
 
 
-def _write_model(run: RunFolder, model: Model, classes: Names, config: Config, size: int) -> None:
+def _write_model(run: RunFolder, model: Network, classes: Names, config: Config, size: int) -> None:
     about = {"classes": list(classes), "method": config.method, "size": size}
     # One entry: safetensors writes several in any order, and equal models are to be equal files.
     save_tensors(model.state_dict(), run.weights, {"halflabel": json.dumps(about)})

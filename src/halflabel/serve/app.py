@@ -1,12 +1,9 @@
-"""The HTTP application for predictions, checks of Host and token, and the server, until Ctrl-C or SIGTERM."""
+"""The HTTP application for predictions, and its server, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import ctypes
-import hmac
 import logging
 import re
 import signal
@@ -14,82 +11,43 @@ import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from tempfile import SpooledTemporaryFile
+from typing import IO, Annotated, Any
 
 import torch
-import uvicorn
-from fastapi import FastAPI, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
-from pydantic import BaseModel, Field
-from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
 from torch import Tensor
 
 from halflabel import __version__
-from halflabel.errors import UserError
-from halflabel.images.decode import BadImage, TooManyPixels, UnknownFormat, read_image
+from halflabel.errors import UserError, missing_package
+from halflabel.images.decode import BadImage, TooManyPixels, UnknownFormat, decode_image, open_image
 from halflabel.images.sources import Arrays
 from halflabel.images.views import View
 from halflabel.labels.names import Names
-from halflabel.runs.predictor import Predictor
-from halflabel.serve.label_studio import TaskImages, answer_setup, answer_tasks, is_json
+from halflabel.runs.model import Model
 from halflabel.serve.page import try_page
-from halflabel.serve.uploads import Body, Limits, RequestRefused, Upload, Uploads
-from halflabel.system.sockets import is_own_host, limited_protocol
+from halflabel.system.format import shorten
 
+try:
+    import python_multipart  # noqa: F401
+    from fastapi import FastAPI, Query, Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import HTMLResponse, JSONResponse, Response
+    from pydantic import BaseModel, Field
+    from starlette.datastructures import UploadFile
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+    from starlette.types import ASGIApp
 
-class AccessCheck:
-    """ASGI middleware that refuses requests without the token, or without one, requests to another host.
-
-    The token is sent as `Authorization: Bearer TOKEN`, or as the password of any user, which browsers ask for. /health
-    needs no token. Without a token the Host header must name this machine: else a page of another origin could reach a
-    server on this machine through a name that resolves to it (DNS rebinding).
-    """
-
-    def __init__(self, app: ASGIApp, *, host: str, port: int, token: str | None = None) -> None:
-        self.app = app
-        self.host, self.port = host, port
-        self.token = None if token is None else token.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
-            await refusal(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
-        headers = Headers(scope=scope)
-        if self.token is None:
-            host = headers.getlist("host")
-            if len(host) == 1 and is_own_host(host[0], self.host, self.port):
-                return None
-            return JSONResponse({"detail": "this server does not have that name"}, 421)
-        sent = [value.encode("latin-1") for value in headers.getlist("authorization")]
-        if scope["path"] == "/health" or (len(sent) == 1 and hmac.compare_digest(_token(sent[0]), self.token)):
-            return None
-        detail = {"detail": "the token is missing or wrong: send Authorization: Bearer TOKEN"}
-        return JSONResponse(detail, 401, {"WWW-Authenticate": 'Basic realm="halflabel", charset="UTF-8"'})
-
-
-def _token(authorization: bytes) -> bytes:
-    """The token of an Authorization header, b"" if there is none."""
-    kind, _, value = authorization.strip().partition(b" ")
-    if kind.lower() == b"bearer":
-        return value.strip()
-    if kind.lower() != b"basic":
-        return b""
-    try:
-        return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
-    except (binascii.Error, ValueError):
-        return b""
-
+    from halflabel.serve.guard import Body, Limits, RequestRefused, Upload, megabytes, run_server
+    from halflabel.serve.label_studio import TaskImages, answer_setup, answer_tasks, is_json
+except ImportError as error:
+    raise missing_package(error, "web") from None
 
 _LOG = logging.getLogger(__name__)
+_IN_MEMORY = 1 << 20  # bytes of an upload that stay in memory; larger ones are on the disk
 _LARGE_IMAGE = 3 * 8_000_000  # bytes of a decoded image after which freed memory is returned to the system
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
 _FILE = {"type": "string", "format": "binary"}
@@ -150,7 +108,7 @@ class _IdentityView:
 class _Service:
     """The state that all requests share: model, the threads that decode and score, and uploaded files."""
 
-    predictor: Predictor
+    predictor: Model
     name: str
     limits: Limits
     images: TaskImages | None = None  # of Label Studio's tasks
@@ -162,12 +120,10 @@ class _Service:
         self.view: View = self.predictor.views["plain"]
         self.decoders = ThreadPoolExecutor(self.limits.decoders, "halflabel-decode")
         self.scorer = ThreadPoolExecutor(1, "halflabel-score")  # only this thread uses the model
-        self.uploads = Uploads(self.limits)
 
     def close(self) -> None:
         self.decoders.shutdown(cancel_futures=True)
         self.scorer.shutdown()
-        self.uploads.close()
 
     def score(self, images: Sequence[Tensor]) -> Tensor:
         """Return calibrated probabilities (B, C) of images in the model's input size."""
@@ -214,11 +170,14 @@ class _Service:
 
     def _decode(self, upload: Upload) -> Tensor | Upload:
         """Return the image in the model's input size, or the upload with the reason why it cannot be decoded."""
-        if upload.path is None:
+        if upload.file is None:
             return upload
         try:
-            channels = self.predictor.config.channels
-            image = read_image(upload.path, max_pixels=self.limits.pixels, channels=channels)
+            with nullcontext(upload.file) if not isinstance(upload.file, Path) else open_image(upload.file) as file:
+                channels = self.predictor.config.channels
+                pixels = decode_image(file, upload.name, max_pixels=self.limits.pixels, channels=channels)
+            image = torch.from_numpy(pixels).permute(2, 0, 1)
+            del pixels
             view, is_large = self.view(image, 0), image.numel() > _LARGE_IMAGE
             del image
             if is_large:
@@ -240,7 +199,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def make_app(
-    predictor: Predictor, name: str = "model", limits: Limits | None = None, images: Path | None = None
+    predictor: Model, name: str = "model", limits: Limits | None = None, images: Path | None = None
 ) -> FastAPI:
     """Return the application: POST /predict, GET /health, /classes, /openapi.json, and a page at / and /docs.
 
@@ -252,7 +211,6 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.uploads.open()
         try:
             yield
         finally:
@@ -348,7 +306,7 @@ async def _handle(service: _Service, request: Request, top: int, every: bool) ->
     try:
         try:
             async with asyncio.timeout(limits.seconds):
-                uploads = await service.uploads.store(request, body)
+                uploads = await _receive_uploads(request, body, limits)
         except TimeoutError:
             raise RequestRefused(408, f"the request did not arrive within {limits.seconds:g} s") from None
         except OSError as error:
@@ -365,8 +323,57 @@ async def _handle(service: _Service, request: Request, top: int, every: bool) ->
     finally:
         service.requests -= 1
         for upload in uploads:
-            if upload.path is not None:
-                upload.path.unlink(missing_ok=True)
+            if upload.file is not None and not isinstance(upload.file, Path):
+                upload.file.close()
+
+
+async def _receive_uploads(request: Request, body: Body, limits: Limits) -> list[Upload]:
+    """Return the files of a request, the large ones on the disk; too large files have a reason in place of a file."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    length = request.headers.get("content-length", "")
+    is_form = kind == "multipart/form-data"
+    if kind.startswith("multipart/") and not is_form:
+        raise RequestRefused(415, f"{kind} is not supported: send multipart/form-data, or the image itself")
+    body.limit = limits.request_bytes if is_form else limits.file_bytes
+    if length.isdecimal() and int(length) > body.limit:
+        raise RequestRefused(413, f"the request has {megabytes(int(length))}; the limit is {megabytes(body.limit)}")
+    counted = Request(request.scope, body)
+    if is_form:
+        return await _receive_form(counted, limits)
+    file: IO[bytes] = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115  # closed when the request is answered
+    try:
+        async for chunk in counted.stream():
+            file.write(chunk)
+    except BaseException:
+        file.close()
+        raise
+    file.seek(0)
+    return [Upload("", file)]
+
+
+async def _receive_form(request: Request, limits: Limits) -> list[Upload]:
+    try:
+        form = await request.form(max_files=limits.files, max_fields=limits.files, max_part_size=1 << 16)
+    except HTTPException as error:
+        raise RequestRefused(413 if "Too many" in error.detail else 400, error.detail) from None
+    except (RequestRefused, ClientDisconnect, TimeoutError, OSError):
+        raise
+    except Exception as error:  # invalid character sets raise many types
+        raise RequestRefused(400, f"the form cannot be read ({type(error).__name__})") from None
+    uploads = []
+    for _, sent in form.multi_items():
+        if not isinstance(sent, UploadFile):
+            continue
+        # The name may hold anything; invalid characters could not be sent as JSON.
+        name = shorten((sent.filename or "").encode("utf-8", "replace").decode(), 255)
+        if (sent.size or 0) > limits.file_bytes:
+            sent.file.close()
+            uploads.append(Upload(name, None, 413, f"larger than {megabytes(limits.file_bytes)}"))
+        else:
+            uploads.append(Upload(name, sent.file))
+    if not uploads:
+        raise RequestRefused(400, "the form has no file: curl -F files=@photo.jpg")
+    return uploads
 
 
 def _return_memory() -> None:
@@ -392,22 +399,13 @@ async def _refuse(request: Request, body: Body, refused: RequestRefused) -> JSON
     return JSONResponse({"detail": refused.reason}, refused.status, headers)
 
 
-def serve(app: ASGIApp, listening: socket.socket, *, patience: float = 30.0) -> None:
-    """Serve until Ctrl-C or SIGTERM; requests in progress then have `patience` seconds to finish."""
-    config = uvicorn.Config(
-        app,
-        http=limited_protocol(header_seconds=min(patience, 10.0)),
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=int(patience),
-    )
-    server = uvicorn.Server(config)
+def serve(app: ASGIApp, listening: socket.socket) -> None:
+    """Serve until Ctrl-C or SIGTERM; requests in progress then have 30 seconds to finish."""
     # After it has stopped, uvicorn raises the signal again; that must not end the process with an error.
     signals = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *_: None) for number in signals}
     try:
-        server.run(sockets=[listening])
+        run_server(app, listening, patience=30)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

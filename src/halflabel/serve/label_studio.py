@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 
 from halflabel.images.decode import find_images, match_names
 from halflabel.labels.formats.label_studio import image_name_from_url, question_name
-from halflabel.serve.uploads import Body, Limits, RequestRefused, Upload
+from halflabel.serve.guard import Body, Limits, RequestRefused, Upload
 from halflabel.system.remote import local_folder
 
 _MAX_BYTES = 16_000_000
@@ -91,10 +91,7 @@ async def _read_tasks(request: Request, limits: Limits) -> tuple[list[Any], str]
 
 async def _read_json(request: Request, limits: Limits) -> dict[str, Any]:
     try:
-        async with asyncio.timeout(limits.seconds):
-            content = json.loads(await Request(request.scope, Body(request.receive, _MAX_BYTES)).body())
-    except TimeoutError:
-        raise RequestRefused(408, f"the request did not arrive within {limits.seconds:g} s") from None
+        content = json.loads(await Body(request.receive, _MAX_BYTES).read(limits.seconds))
     except (ValueError, RecursionError):
         raise RequestRefused(400, "the request is not JSON") from None
     if not isinstance(content, dict):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from halflabel import __version__
-from halflabel.serve.uploads import Limits
+from halflabel.serve.guard import Limits
 from halflabel.system.format import shorten
 from halflabel.system.html import Html, count, document, el
 

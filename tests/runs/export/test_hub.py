@@ -24,8 +24,7 @@ from halflabel.runs.export.hub import FILES, export_hub, push
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import OnnxHead, export_onnx
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predict import predict_files
-from halflabel.runs.predictor import Predictor, open_model
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 
 
@@ -57,10 +56,10 @@ def test_the_files_of_the_folder(run: RunFolder, folder: Path) -> None:
     assert config["backbone"] == "tiny"
     assert config["method"] == "bn-bce"
     assert config["preprocess"]["resize"] == "crop"
-    assert ModelMetadata.from_dict(config, "x") == ModelMetadata.of(Predictor.from_run(run))
+    assert ModelMetadata.from_dict(config, "x") == ModelMetadata.of(Model.open(run))
     for path in folder.iterdir():  # where it was trained is nobody's business
         assert str(run.folder.parent).encode() not in path.read_bytes()
-        assert Predictor.from_run(run).config.images.encode() not in path.read_bytes()
+        assert Model.open(run).config.images.encode() not in path.read_bytes()
 
 
 def test_the_card_states_the_measured_values(run: RunFolder, folder: Path) -> None:
@@ -81,7 +80,7 @@ def test_the_card_states_the_measured_values(run: RunFolder, folder: Path) -> No
 
 
 def test_the_card_of_a_run_without_evaluation(pictures: Path, table: Table, run: RunFolder, tmp_path: Path) -> None:
-    config: Config = dataclasses.replace(Predictor.from_run(run).config, held_out=0.0)
+    config: Config = dataclasses.replace(Model.open(run).config, held_out=0.0)
     bare = RunFolder(tmp_path / "bare")
     train(table, pictures, config, bare)
     text = (export_hub(bare, tmp_path / "out") / "README.md").read_text(encoding="utf-8")
@@ -96,11 +95,9 @@ def test_all_three_kinds_predict_the_same(
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no picture")
     files = [*sorted(pictures.iterdir())[:19], broken]  # more than a batch, and one that cannot be read
-    predictors = [open_model(path) for path in (run.folder, folder, exported)]
-    assert [isinstance(predictor.model.head, OnnxHead) for predictor in predictors] == [False, False, True]
-    run_predictions, *export_predictions = (
-        predict_files(predictor, files, [], all_scores=True) for predictor in predictors
-    )
+    predictors = [Model.open(path) for path in (run.folder, folder, exported)]
+    assert [isinstance(predictor.network.head, OnnxHead) for predictor in predictors] == [False, False, True]
+    run_predictions, *export_predictions = (predictor.predict(files, all_scores=True) for predictor in predictors)
     assert run_predictions[-1].error
     for predictions in export_predictions:
         for expected, actual in zip(run_predictions, predictions, strict=True):
@@ -119,16 +116,16 @@ def test_all_three_kinds_predict_the_same(
 
 
 def test_mirror_images_are_scored_where_the_run_scored_them(run: RunFolder, copied: Path, pictures: Path) -> None:
-    predictor, config = Predictor.from_run(run), copied / "config.json"
-    plain = predict_files(open_model(copied), [pictures], [])
+    predictor, config = Model.open(run), copied / "config.json"
+    plain = Model.open(copied).predict([pictures])
     predictor.config = dataclasses.replace(predictor.config, mirror=True)
-    expected = predict_files(predictor, [pictures], [])
+    expected = predictor.predict([pictures])
     config.write_text(json.dumps(ModelMetadata.of(predictor).as_dict()))
-    assert predict_files(open_model(copied), [pictures], []) == expected != plain
+    assert Model.open(copied).predict([pictures]) == expected != plain
     old_metadata = ModelMetadata.of(predictor).as_dict()
     del old_metadata["mirror"]  # as exports were when mirror images were not scored yet
     config.write_text(json.dumps(old_metadata))
-    assert predict_files(open_model(copied), [pictures], []) == plain
+    assert Model.open(copied).predict([pictures]) == plain
 
 
 def test_the_hub_folder_exports_to_onnx(
@@ -140,7 +137,7 @@ def test_the_hub_folder_exports_to_onnx(
         "halflabel.runs.export.onnx.write_onnx",
         lambda model, run_about, path, **more: written.append((model, run_about)),
     )
-    for predictor in (open_model(run.folder), open_model(folder)):
+    for predictor in (Model.open(run.folder), Model.open(folder)):
         export_onnx(predictor, tmp_path / "m.onnx")
     (run_model, run_about), (hub_model, hub_about) = written
     assert run_about == hub_about
@@ -152,9 +149,9 @@ def test_the_normalisation_of_training_is_used(run: RunFolder, copied: Path) -> 
     config["preprocess"]["mean"] = [0.1, 0.2, 0.3]
     (copied / "config.json").write_text(json.dumps(config), encoding="utf-8")
     images = torch.full((1, 3, 32, 32), 77, dtype=torch.uint8)
-    backbone: Any = open_model(copied).model.backbone
+    backbone: Any = Model.open(copied).network.backbone
     assert backbone.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
-    original: Any = Predictor.from_run(run).model.backbone
+    original: Any = Model.open(run).network.backbone
     with torch.no_grad():
         assert not torch.allclose(backbone(images), original(images))
 
@@ -178,26 +175,26 @@ def test_a_damaged_config_is_explained(change: dict[str, Any], message: str, cop
     config = json.loads((copied / "config.json").read_text(encoding="utf-8"))
     (copied / "config.json").write_text(json.dumps({**config, **change}), encoding="utf-8")
     with pytest.raises(UserError, match=message) as caught:
-        open_model(copied)
+        Model.open(copied)
     assert caught.value.fix
 
 
 def test_damaged_files_are_explained(copied: Path, tmp_path: Path) -> None:
     weights = copied / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-40])
-    with pytest.raises(UserError, match="does not fit"):
-        open_model(copied)
+    with pytest.raises(UserError, match="is damaged"):
+        Model.open(copied)
     weights.unlink()
     with pytest.raises(UserError, match=r"no model\.safetensors"):
-        open_model(copied)
+        Model.open(copied)
     (copied / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
-        open_model(copied)
+        Model.open(copied)
     (tmp_path / "x.pt").write_bytes(b"")
     with pytest.raises(UserError, match="is not a model"):
-        open_model(tmp_path / "x.pt")
+        Model.open(tmp_path / "x.pt")
     with pytest.raises(UserError, match="is not a run"):
-        open_model(tmp_path)
+        Model.open(tmp_path)
 
 
 def test_nothing_is_overwritten_without_force(run: RunFolder, copied: Path) -> None:
@@ -258,7 +255,7 @@ def run_with_paths(pictures: Path, table: Table, run: RunFolder, tmp_path_factor
     words = place / "glove.txt"
     words.write_text("".join(f"{name} {number} 0.5\n" for number, name in enumerate(table.classes)), encoding="utf-8")
     config = dataclasses.replace(
-        Predictor.from_run(run).config, method="gcn-ml", options={"vectors": str(words), "vector_size": 2}
+        Model.open(run).config, method="gcn-ml", options={"vectors": str(words), "vector_size": 2}
     )
     first, second = RunFolder(place / "first"), RunFolder(place / "second")
     train(table, pictures, config, first)
@@ -276,13 +273,11 @@ def test_only_the_file_name_of_paths_is_exported(
     assert result.exit_code == 0, result.output
     for path in out.iterdir() if kind == "hub" else [out]:
         assert b"a secret place" not in path.read_bytes()
-    opened = open_model(out)
+    opened = Model.open(out)
     assert opened.config.options == {"vectors": "glove.txt", "vector_size": 2}
     assert opened.config.begin_from is None
     photo = pictures / "00.png"
-    (expected,), (actual,) = (
-        predict_files(predictor, [photo], [], top=3) for predictor in (Predictor.from_run(run_with_paths), opened)
-    )
+    (expected,), (actual,) = (predictor.predict([photo], top=3) for predictor in (Model.open(run_with_paths), opened))
     assert [label["class"] for label in expected.labels] == [label["class"] for label in actual.labels]
     assert [label["probability"] for label in expected.labels] == pytest.approx(
         [label["probability"] for label in actual.labels], abs=1e-4
@@ -293,7 +288,5 @@ def test_a_run_of_the_solver(solver_run: Any, tmp_path: Path) -> None:
     folder = export_hub(solver_run.run, tmp_path / "hub")
     assert "out-of-fold scores" in (folder / "README.md").read_text(encoding="utf-8")
     files = sorted(solver_run.images.iterdir())[:5]
-    expected, actual = (
-        predict_files(open_model(path), files, [], all_scores=True) for path in (solver_run.run.folder, folder)
-    )
+    expected, actual = (Model.open(path).predict(files, all_scores=True) for path in (solver_run.run.folder, folder))
     assert expected == actual

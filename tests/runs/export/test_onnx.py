@@ -21,7 +21,8 @@ from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
 from halflabel.features.backbones import build_backbone
 from halflabel.features.feature_transform import FeatureTransform, principal_components
-from halflabel.features.heads import Ensemble, Head, Linear, Model, NormalisedLinear, Weldon
+from halflabel.features.heads import Ensemble, Head, Linear, NormalisedLinear, Weldon
+from halflabel.features.heads import Model as Network
 from halflabel.features.names import NameScores
 from halflabel.features.onnx_features import parity_images
 from halflabel.features.similar_images import SimilarImages
@@ -45,13 +46,13 @@ from halflabel.runs.export.onnx import (
     write_onnx,
 )
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predictor import Predictor, open_model
+from halflabel.runs.model import Model
 from halflabel.types import Output
 
 CLASSES = ("a", "b", "c", "d")
 
 
-def about_of(model: Model, size: int) -> ModelMetadata:
+def about_of(model: Network, size: int) -> ModelMetadata:
     preprocess: Any = model.backbone.preprocess  # type: ignore[union-attr]
     cuts = (0.1, 0.2, 0.3, 0.4)
     calibration, view = Calibration(1.5, -0.25, 9), Plain(size, "squash", preprocess.interpolation, preprocess.crop_pct)
@@ -75,7 +76,7 @@ def run_file(path: Path, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
 def test_the_metadata_of_the_file(run: RunFolder, exported: Path) -> None:
     proto = onnx.load(exported)
     metadata = {prop.key: json.loads(prop.value) for prop in proto.metadata_props}
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     assert metadata["classes"] == ["red", "green", "büé|x"]
     assert metadata["thresholds"] == pytest.approx(predictor.thresholds.tolist())
     calibration = predictor.calibration.as_json()
@@ -99,18 +100,18 @@ def test_the_metadata_of_the_file(run: RunFolder, exported: Path) -> None:
 
 def test_the_file_computes_the_logits_and_probabilities_of_the_run(run: RunFolder, exported: Path) -> None:
     """From pixels to calibrated probabilities, by plain numpy around the file: what a user would write."""
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     for batch in (1, 2, 5):
         images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8)
         with torch.no_grad():
-            expected = predictor.model(images).logits
+            expected = predictor.network(images).logits
         logits, scores = run_file(exported, images)
         np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)
         np.testing.assert_allclose(scores, predictor.calibration.scores(expected).numpy(), atol=1e-5)
 
 
 def test_mirror_images_are_in_the_file(tmp_path: Path) -> None:
-    model = Model(build_backbone("tiny", size=32), spread(Linear(64, 4))).eval()
+    model = Network(build_backbone("tiny", size=32), spread(Linear(64, 4))).eval()
     write_onnx(model, replace(about_of(model, 32), mirror=True), tmp_path / "both.onnx")
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     with torch.no_grad():
@@ -140,7 +141,7 @@ HEADS: dict[str, Callable[[], Head]] = {
 @pytest.mark.parametrize("name", HEADS)
 def test_every_head(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)  # near a tie, beams may part by rounding
-    model = Model(build_backbone("tiny", size=32), spread(HEADS[name]())).eval()
+    model = Network(build_backbone("tiny", size=32), spread(HEADS[name]())).eval()
     before = [parameter.clone() for parameter in model.parameters()]
     parity = write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
     assert parity.images == 8
@@ -153,14 +154,14 @@ def test_every_head(name: str, tmp_path: Path) -> None:
 
 
 def test_a_head_with_similar_images(solver_run: Any, tmp_path: Path) -> None:
-    predictor = Predictor.from_run(solver_run.run)
-    assert isinstance(predictor.model.head, NormalisedLinear)
-    assert predictor.model.head.similar is not None
+    predictor = Model.open(solver_run.run)
+    assert isinstance(predictor.network.head, NormalisedLinear)
+    assert predictor.network.head.similar is not None
     parity = export_onnx(predictor, tmp_path / "m.onnx")
     assert max(parity.logits, parity.probabilities) < 1e-4
     images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
     with torch.no_grad():
-        expected = predictor.model(images).logits
+        expected = predictor.network(images).logits
     np.testing.assert_allclose(run_file(tmp_path / "m.onnx", images)[0], expected.numpy(), atol=1e-4, rtol=1e-4)
 
 
@@ -176,7 +177,7 @@ def test_similar_images_agree_near_probability_0_and_1(tmp_path: Path) -> None:
     head.similar = SimilarImages.build(projection, keys, guesses, weight=0.5, count=10, sharpness=5.0)
     with torch.no_grad():
         head.linear.bias.copy_(torch.tensor([-13.0, 13.0, -13.0, 13.0]))
-    model = Model(backbone, head).eval()
+    model = Network(backbone, head).eval()
     parity = write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
     assert max(parity.logits, parity.probabilities) < 1e-4
 
@@ -187,7 +188,7 @@ def test_a_head_that_starts_from_class_names(tmp_path: Path) -> None:
     names = NameScores.fit((torch.randn(20, 64), torch.randn(20)), torch.rand(4, 20).softmax(1).numpy(), features)
     head = NormalisedLinear(FeatureTransform.fit(features), 4, names=names)
     head.trust = torch.tensor([0.0, 0.5, 1.0, 1.5])
-    model = Model(backbone, spread(head)).eval()
+    model = Network(backbone, spread(head)).eval()
     parity = write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
     assert max(parity.logits, parity.probabilities) < 1e-4
     images = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
@@ -201,7 +202,7 @@ def test_a_head_that_starts_from_class_names(tmp_path: Path) -> None:
 def test_a_backbone_of_timm(tmp_path: Path) -> None:
     """timm's own small model for tests: the blocks of the bundled backbone, a few of each."""
     backbone = build_backbone("test_efficientnet", pretrained=False, size=64)
-    model = Model(backbone, spread(Linear(backbone.channels, 4))).eval()
+    model = Network(backbone, spread(Linear(backbone.channels, 4))).eval()
     parity = write_onnx(model, about_of(model, 64), tmp_path / "m.onnx")
     assert max(parity.logits, parity.probabilities) < 1e-4
 
@@ -212,9 +213,9 @@ def test_a_file_that_computes_something_else_is_refused(
     """The same graph with one bias changed: no new file is left, and an old one is kept."""
     import halflabel.runs.export.onnx as module
 
-    predictor = Predictor.from_run(run)
+    predictor = Model.open(run)
     original = module._translate(
-        ExportedGraph(predictor.model.float(), predictor.calibration).eval(), predictor.views["plain"]
+        ExportedGraph(predictor.network.float(), predictor.calibration).eval(), predictor.views["plain"]
     )
 
     def changed_bias(*arguments: Any) -> Any:
@@ -230,14 +231,14 @@ def test_a_file_that_computes_something_else_is_refused(
     monkeypatch.setattr(module, "_translate", changed_bias)
     path = tmp_path / "m.onnx"
     with pytest.raises(UserError, match=r"differs from PyTorch by 0\.0003") as caught:
-        export_onnx(Predictor.from_run(run), path)
+        export_onnx(Model.open(run), path)
     assert caught.value.fix
     assert not list(tmp_path.iterdir())
     path.write_bytes(b"older")
     with pytest.raises(UserError, match="was not written"):
-        export_onnx(Predictor.from_run(run), path)
+        export_onnx(Model.open(run), path)
     assert path.read_bytes() == b"older"
-    assert export_onnx(Predictor.from_run(run), path, tolerance=1e-3).logits == pytest.approx(3e-4, rel=0.2)
+    assert export_onnx(Model.open(run), path, tolerance=1e-3).logits == pytest.approx(3e-4, rel=0.2)
 
 
 def test_nan_is_refused(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +246,7 @@ def test_nan_is_refused(run: RunFolder, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("halflabel.runs.export.onnx._compare", lambda *_: nan)
     monkeypatch.setattr("halflabel.runs.export.onnx._translate", lambda *_: onnx.load_model_from_string(_EMPTY))
     with pytest.raises(UserError, match="was not written"):
-        export_onnx(Predictor.from_run(run), tmp_path / "m.onnx")
+        export_onnx(Model.open(run), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -277,7 +278,7 @@ class DataDependent(Head):
 
 
 def test_a_head_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
-    model = Model(build_backbone("tiny"), DataDependent()).eval()
+    model = Network(build_backbone("tiny"), DataDependent()).eval()
     with pytest.raises(UserError, match="DataDependent on this backbone cannot be exported to ONNX") as caught:
         write_onnx(model, about_of(model, 32), tmp_path / "m.onnx")
     assert "hub" in caught.value.fix
@@ -286,9 +287,9 @@ def test_a_head_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
 
 def test_bad_arguments_are_refused(run: RunFolder, exported: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\.onnx"):
-        export_onnx(Predictor.from_run(run), tmp_path / "model.pt")
+        export_onnx(Model.open(run), tmp_path / "model.pt")
     with pytest.raises(UserError, match="an ONNX file already"):
-        export_onnx(open_model(exported), tmp_path / "again.onnx")
+        export_onnx(Model.open(exported), tmp_path / "again.onnx")
     with pytest.raises(UserError, match="no_such_package") as caught:
         require_package("no_such_package")
     assert caught.value.fix == "pip install no_such_package"
@@ -301,7 +302,7 @@ def test_a_method_that_declares_no_export_is_refused(
 ) -> None:
     monkeypatch.setattr(onnx_export, "recipe", lambda name: replace(recipe(name), no_onnx="its head asks a server"))
     with pytest.raises(UserError, match="does not support export to ONNX: its head asks a server"):
-        export_onnx(Predictor.from_run(run), tmp_path / "m.onnx")
+        export_onnx(Model.open(run), tmp_path / "m.onnx")
 
 
 def test_parity_images_are_noise_and_scenes() -> None:
@@ -319,7 +320,7 @@ def test_a_foreign_onnx_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.onnx"
     path.write_bytes(_EMPTY)
     with pytest.raises(UserError, match="not exported by halflabel"):
-        Predictor.from_onnx(path)
+        Model.open(path)
     path.write_bytes(b"no onnx at all")
     with pytest.raises(UserError, match="cannot be opened as ONNX"):
-        open_model(path)
+        Model.open(path)

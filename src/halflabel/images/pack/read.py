@@ -120,7 +120,7 @@ def open_pack(folder: str | Path) -> Pack:
 def _open(folder: str, changed: int, version: int) -> Pack:
     path = Path(folder)
     manifest = read_manifest(path) or {}
-    fix = f"pack the images again: halflabel pack IMAGES {folder} --force"
+    fix = f"pack the images again, with ‹force›: halflabel pack IMAGES {folder}"
     if manifest.get("version") != VERSION:
         raise UserError(f"{folder} is a pack of version {manifest.get('version')!r}, not {VERSION}", fix)
     if not manifest.get("complete"):

@@ -169,6 +169,8 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
     `stated` are fields of the policy, such as unlisted="unknown". Without a policy, what was stated beside the file
     before holds too.
     """
+    if isinstance(stated.get("ignore"), str):
+        stated["ignore"] = (stated["ignore"],)
     if policy is None:
         stated = combine_stated(Path(path), stated if format == "auto" else {**stated, "format": format})
         format = stated.pop("format", "auto")

@@ -33,7 +33,7 @@ def export_hub(
     threshold: float | str | None = None,
     positives_per_image: float | None = None,
 ) -> Path:
-    """Write model.safetensors, config.json and README.md; nothing is uploaded. For decisions see Predictor.deciding."""
+    """Write model.safetensors, config.json and README.md; nothing is uploaded. For decisions see Model.deciding."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file", "name a folder with ‹out›")
     if (folder / "config.yaml").exists():
@@ -43,9 +43,9 @@ def export_hub(
     run.check_finished()
 
     from halflabel.runs.export.metadata import ModelMetadata
-    from halflabel.runs.predictor import Predictor  # imports torch, so only after the quick checks
+    from halflabel.runs.model import Model  # imports torch, so only after the quick checks
 
-    predictor = Predictor.from_run(run)  # also checks that the run is complete
+    predictor = Model.open(run)  # also checks that the run is complete
     metadata = ModelMetadata.of(predictor.deciding(threshold=threshold, positives_per_image=positives_per_image))
     with atomic_write(folder / FILES[0]) as temporary:
         verify_checksum(run.weights)
@@ -169,9 +169,8 @@ Or in Python:
 
 ```python
 import halflabel
-from halflabel.runs.predict import predict_files
 
-print(predict_files(halflabel.open_model("model"), ["photo.jpg"]))
+print(halflabel.Model.open("model").predict("photo.jpg"))
 ```
 
 Images are {resizing} {view.size} × {view.size} pixels ({view.interpolation}, antialiased). A class counts as

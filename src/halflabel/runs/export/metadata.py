@@ -14,7 +14,7 @@ from halflabel.images.views import Plain, kept_shapes
 from halflabel.runs.redact import shown_options
 
 if TYPE_CHECKING:
-    from halflabel.runs.predictor import Predictor
+    from halflabel.runs.model import Model
 
 
 LAYOUT = 1  # version of the format; raise it when older readers could not read the new one
@@ -41,7 +41,7 @@ class ModelMetadata:
     mirror: bool = False  # whether scores are the mean over the image and its mirror image
 
     @classmethod
-    def of(cls, predictor: Predictor) -> ModelMetadata:
+    def of(cls, predictor: Model) -> ModelMetadata:
         """Return the metadata of a trained model."""
         config, view = predictor.config, predictor.views["plain"]
         if config.backbone.endswith(".onnx"):
@@ -50,7 +50,7 @@ class ModelMetadata:
                 "train with another ‹backbone›, or predict with the run",
             )
         assert isinstance(view, Plain)
-        preprocess: Any = predictor.model.backbone.preprocess  # type: ignore[union-attr]
+        preprocess: Any = predictor.network.backbone.preprocess  # type: ignore[union-attr]
         return cls(
             tuple(predictor.classes),
             tuple(predictor.thresholds.tolist()),

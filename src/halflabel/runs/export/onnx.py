@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.calibration import Calibration
-from halflabel.features.heads import Head, Model, NormalisedLinear
+from halflabel.features.heads import Head, NormalisedLinear
+from halflabel.features.heads import Model as Network
 from halflabel.features.onnx_features import parity_images, quiet_exporter
 from halflabel.images.views import ImageList, Plain, kept_shapes
 from halflabel.methods.base import recipe
@@ -30,7 +31,7 @@ from halflabel.system.files import atomic_write
 from halflabel.types import Output
 
 if TYPE_CHECKING:
-    from halflabel.runs.predictor import Predictor
+    from halflabel.runs.model import Model
 
 
 TOLERANCE = 1e-4
@@ -52,7 +53,7 @@ class ExportedGraph(nn.Module):
     With `mirror`, x is the mean over the image and its mirror image.
     """
 
-    def __init__(self, model: Model, calibration: Calibration, *, mirror: bool = False) -> None:
+    def __init__(self, model: Network, calibration: Calibration, *, mirror: bool = False) -> None:
         super().__init__()
         self.model = model
         self.calibration = calibration
@@ -68,7 +69,7 @@ class ExportedGraph(nn.Module):
 class OnnxHead(Head):
     """Runs an exported file with ONNX Runtime: images (B, 3, S, S) uint8 -> logits (B, C).
 
-    `Model(None, OnnxHead(…))` is scored like any other model.
+    `Network(None, OnnxHead(…))` is scored like any other model.
     """
 
     def __init__(self, session: Any, path: Path) -> None:
@@ -109,26 +110,26 @@ def read_metadata(session: Any, path: Path) -> ModelMetadata:
     return ModelMetadata.from_dict(content, str(path))
 
 
-def export_onnx(predictor: Predictor, path: Path, *, tolerance: float = TOLERANCE) -> Parity:
+def export_onnx(predictor: Model, path: Path, *, tolerance: float = TOLERANCE) -> Parity:
     """Write a trained model to an .onnx file if ONNX Runtime and PyTorch agree; returns their difference."""
-    if isinstance(predictor.model.head, OnnxHead):
+    if isinstance(predictor.network.head, OnnxHead):
         raise UserError("this is an ONNX file already", "name the run, or the folder that was exported for the Hub")
     if predictor.config.channels != 3:
         raise UserError(
             f"a model of {predictor.config.channels} bands cannot be exported to ONNX",
             "export it with halflabel export hub",
         )
-    if not isinstance(predictor.model.head, NormalisedLinear):  # which L-BFGS fits, whatever the method
+    if not isinstance(predictor.network.head, NormalisedLinear):  # which L-BFGS fits, whatever the method
         method = recipe(predictor.config.method)
         if method.no_onnx:
             raise UserError(
                 f"the method {method.name!r} does not support export to ONNX: {method.no_onnx}",
                 "export it with halflabel export hub",
             )
-    return write_onnx(predictor.model, ModelMetadata.of(predictor), path, tolerance=tolerance)
+    return write_onnx(predictor.network, ModelMetadata.of(predictor), path, tolerance=tolerance)
 
 
-def write_onnx(model: Model, metadata: ModelMetadata, path: Path, *, tolerance: float = TOLERANCE) -> Parity:
+def write_onnx(model: Network, metadata: ModelMetadata, path: Path, *, tolerance: float = TOLERANCE) -> Parity:
     """Write model and metadata to one file, atomically; a file that computes something else is not written."""
     if path.suffix != ".onnx":
         raise UserError(f"{path.name} does not end in .onnx", "name the file model.onnx")

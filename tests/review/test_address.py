@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from halflabel.review.security import Address, keep_address, read_address
+from halflabel.review.server import Address, keep_address, read_address
 
 
 def test_stored_address_is_read_again_by_its_owner_only(tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""Predictor: a trained model, from a run, a Hub folder or an ONNX file, that scores images and evaluates on labels."""
+"""Model: a trained model, from a run, a Hub folder or an ONNX file, that scores images and evaluates on labels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from halflabel.errors import UserError, error_summary
@@ -29,7 +28,8 @@ from halflabel.features.backbones import LARGEST, SMALLEST, Backbone, build_back
 from halflabel.features.combined import BackbonePair, Combined, frozen_copy
 from halflabel.features.embed import checked_features
 from halflabel.features.feature_blocks import engine_device, goes_to_ray
-from halflabel.features.heads import Head, Model, NamedHead, NormalisedLinear
+from halflabel.features.heads import Head, NamedHead, NormalisedLinear
+from halflabel.features.heads import Model as Network
 from halflabel.features.onnx_features import find_onnx_backbone
 from halflabel.features.scoring import ImageScorer, score_source
 from halflabel.fitting.assembly import Assembly
@@ -40,6 +40,7 @@ from halflabel.images.items import Items, pool_items
 from halflabel.images.sources import Features, Images, Source, group_images, open_images
 from halflabel.images.stored_features import StoredFeatures
 from halflabel.images.views import Plain, View
+from halflabel.labels.formats import read
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
@@ -47,6 +48,7 @@ from halflabel.methods.base import recipe
 from halflabel.runs.export.metadata import ModelMetadata
 from halflabel.runs.export.onnx import OnnxHead, read_metadata
 from halflabel.runs.folder import RunFolder, model_kind
+from halflabel.runs.predict import Prediction, list_files, stream_predictions
 from halflabel.runs.run_files import verify_checksum
 from halflabel.system import distributed, memory
 from halflabel.system.files import read_json
@@ -56,10 +58,10 @@ from halflabel.types import Sweep
 
 
 @dataclass(eq=False)
-class Predictor:
+class Model:
     """A trained model with its classes, thresholds, calibration and preprocessing."""
 
-    model: Model
+    network: Network
     config: Config
     classes: Names
     views: Mapping[str, View]
@@ -69,28 +71,49 @@ class Predictor:
     run: RunFolder | None = None  # None for an exported model
 
     @classmethod
-    def from_run(cls, run: RunFolder) -> Predictor:
+    def open(cls, place: str | Path | RunFolder) -> Model:
+        """Open a run, a folder that was exported for the Hub, or an .onnx file.
+
+        No code of an export is run, and nothing is downloaded. ONNX Runtime runs an .onnx file on the CPU; its
+        `network` has no weights to inspect.
+        """
+        if isinstance(place, RunFolder):
+            return cls._of_run(place)
+        path = Path(place)
+        match model_kind(path):
+            case "run":
+                return cls._of_run(RunFolder.open(path))
+            case "onnx":
+                head = OnnxHead.open(path)
+                return cls(Network(None, head), **_described_by(read_metadata(head.session, path), str(path)))
+        about = path / "config.json"
+        metadata = ModelMetadata.from_dict(read_json(about, "export the run again"), str(about))
+        described = _described_by(metadata, str(about))
+        weights = path / "model.safetensors"
+        if not weights.is_file():
+            raise UserError(f"{path} has no model.safetensors", "export the run again, or download the whole folder")
+        state, _ = _read_weights(weights, "export the run again")
+        backbone = _empty_backbone(described["config"])
+        # The normalisation used in training, even if another version of timm has other values.
+        for buffer, values in ((backbone.mean, metadata.mean), (backbone.std, metadata.std)):
+            buffer.copy_(torch.tensor(values).view(3, 1, 1))
+        network = _build_network(backbone, described["config"], metadata.classes, state, weights)
+        device = choose_device("auto")
+        return cls(_ready(network, device), **described, device=device)
+
+    @classmethod
+    def _of_run(cls, run: RunFolder) -> Model:
         """Load the weights, class names, thresholds and calibration of a finished run."""
         config = Config.from_dict(run.read_config())
         run.check_finished()
         verify_checksum(run.weights)
+        weights, about = _read_weights(run.weights, "train again, or resume the run")
         try:
-            with safe_open(run.weights, "pt") as file:
-                metadata = file.metadata() or {}
-                weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-        except SafetensorError as error:
-            raise UserError(f"{run.weights} is damaged ({error})", "train again, or resume the run") from None
-        try:
-            classes = Names(json.loads(metadata["halflabel"])["classes"])
+            classes = Names(json.loads(about["halflabel"])["classes"])
         except (KeyError, TypeError, ValueError, RecursionError):
             raise UserError(f"{run.weights} does not name its classes", "train again") from None
-        backbone = build_backbone(config.backbone, pretrained=False, size=config.size, bands=config.channels)
-        try:
-            model = _build_model(backbone, config.method, config.options, classes, weights)
-            load_state(model, weights)
-        except (RuntimeError, TypeError, ValueError) as error:  # unsuitable options raise any of these
-            reason = error_summary(error)
-            raise UserError(f"{run.weights} belongs to another model ({reason})", "train again") from None
+        backbone = _empty_backbone(config)
+        network = _build_network(backbone, config, classes, weights, run.weights)
         calibration, thresholds = run.read_calibration(), torch.full((len(classes),), 0.5)
         if run.is_calibrated:
             by_class = run.read_thresholds()
@@ -99,40 +122,24 @@ class Predictor:
             thresholds = torch.tensor([by_class[name] for name in classes])
         device = choose_device(config.device, fall_back=True)
         views = config.views(backbone)
-        if model.head.needs_maps and "square" in views:
+        if network.head.needs_maps and "square" in views:
             views["plain"] = views["square"]
-        return cls(_ready(model, device), config, classes, views, calibration, thresholds, device, run)
+        return cls(_ready(network, device), config, classes, views, calibration, thresholds, device, run)
 
-    @classmethod
-    def from_hub(cls, folder: Path) -> Predictor:
-        """Load model.safetensors and config.json of an exported folder; runs no code from it, downloads nothing."""
-        path = folder / "config.json"
-        metadata = ModelMetadata.from_dict(read_json(path, "export the run again"), str(path))
-        described = _described_by(metadata, str(path))
-        weights = folder / "model.safetensors"
-        if not weights.is_file():
-            raise UserError(f"{folder} has no model.safetensors", "export the run again, or download the whole folder")
-        view = metadata.view
-        backbone = build_backbone(metadata.backbone, pretrained=False, size=view.size, bands=view.channels)
-        # The normalisation used in training, even if another version of timm has other values.
-        for buffer, values in ((backbone.mean, metadata.mean), (backbone.std, metadata.std)):
-            buffer.copy_(torch.tensor(values).view(3, 1, 1))
-        try:
-            state = load_file(weights)
-            model = _build_model(backbone, metadata.method, metadata.options, metadata.classes, state)
-            load_state(model, state)
-        except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
-            reason = error_summary(error)
-            raise UserError(f"{weights} does not fit {path.name} ({reason})", "export the run again") from None
-        device = choose_device("auto")
-        return cls(_ready(model, device), **described, device=device)
+    def __repr__(self) -> str:
+        place = "exported model" if self.run is None else f"model of {self.run.address}"
+        return f"<{place}: {self.config.method} on {self.config.backbone}, {len(self.classes)} classes>"
 
-    @classmethod
-    def from_onnx(cls, path: Path) -> Predictor:
-        """Open an ONNX file, run by ONNX Runtime on the CPU; its `model` has no weights to inspect."""
-        head = OnnxHead.open(path)
-        described = _described_by(read_metadata(head.session, path), str(path))
-        return cls(Model(None, head), **described)
+    def predict(
+        self, images: str | Path | Sequence[str | Path], *, items: bool = False, **options: Any
+    ) -> list[Prediction]:
+        """Return the labels of image files, and of the images of folders, most likely first.
+
+        Labels over their threshold, and the `top` (3) most likely ones, or all with `all_scores`. With `items` each
+        folder is one item of several images.
+        """
+        files = list_files([images] if isinstance(images, str | Path) else images, items=items)
+        return list(stream_predictions(self, files, items=items, **options))
 
     @cached_property
     def annotations(self) -> NDArray[np.int64] | None:
@@ -146,7 +153,7 @@ class Predictor:
 
         `cached`: by features in the cache of the run, so that a second call is quick; maps would fill the disk.
         """
-        cached = cached and not self.model.head.needs_maps
+        cached = cached and not self.network.head.needs_maps
         return self.sweep(source, reporter, cached=cached, with_features=False).logits
 
     def sweep(
@@ -189,18 +196,18 @@ class Predictor:
         """
         features = self._features(source, reporter, cached=cached)
         if features is not None:
-            similar = getattr(self.model.head, "similar", None)
+            similar = getattr(self.network.head, "similar", None)
             size = 256 if similar is None else similar.batch_size
-            return ImageScorer(Model(None, self.model.head), len(self.classes), self.device, size, False), features
-        is_onnx = self.model.backbone is None
+            return ImageScorer(Network(None, self.network.head), len(self.classes), self.device, size, False), features
+        is_onnx = self.network.backbone is None
         device = self.device if is_onnx else engine_device(source, self.device)
         model = self._fastest_model(images, device, reporter)
         return ImageScorer(model, len(self.classes), device, 32, self.config.mirror and not is_onnx), source
 
     def _features(self, source: Source, reporter: Reporter, *, cached: bool) -> Features | None:
         """Return the features that logits are computed from; None where they are computed from the images."""
-        backbone, folder = self.model.backbone, self._feature_folder if cached else None
-        has_vectors = not self.model.head.needs_maps and not self.config.mirror
+        backbone, folder = self.network.backbone, self._feature_folder if cached else None
+        has_vectors = not self.network.head.needs_maps and not self.config.mirror
         if isinstance(source, StoredFeatures):
             if not isinstance(backbone, Backbone) or not has_vectors:
                 raise UserError("this model takes images, not features", "name the folder of the images")
@@ -222,21 +229,21 @@ class Predictor:
         run, is_frozen = self.run, self.config.tune == "head" and not self.config.mirror  # none of mirror images
         return run.cache if run is not None and is_frozen and os.access(run.folder.parent, os.W_OK) else None
 
-    def _fastest_model(self, images: int, device: torch.device | str, reporter: Reporter) -> Model:
+    def _fastest_model(self, images: int, device: torch.device | str, reporter: Reporter) -> Network:
         """Return the model; ONNX Runtime runs its frozen backbone where that is faster and the head allows it."""
-        backbone = self.model.backbone
-        if self.config.tune != "head" or self.model.head.needs_maps or not isinstance(backbone, Backbone):
-            return self.model
+        backbone = self.network.backbone
+        if self.config.tune != "head" or self.network.head.needs_maps or not isinstance(backbone, Backbone):
+            return self.network
         folder = None if self.run is None else self.run.cache
         view = self.views["plain"]
         onnx_backbone = find_onnx_backbone(backbone, view, folder, images=images, device=device, reporter=reporter)
-        return self.model if onnx_backbone is None else Model(onnx_backbone, self.model.head)
+        return self.network if onnx_backbone is None else Network(onnx_backbone, self.network.head)
 
     def scores(self, source: Source, reporter: Reporter = SILENT) -> Tensor:
         """Return calibrated probabilities (N, C); NaN for unreadable images."""
         return self.calibration.scores(self.logits(source, reporter))
 
-    def deciding(self, *, threshold: float | str | None = None, positives_per_image: float | None = None) -> Predictor:
+    def deciding(self, *, threshold: float | str | None = None, positives_per_image: float | None = None) -> Model:
         """Return a copy that decides otherwise: by one threshold, or as if images had so many present classes.
 
         The threshold is a probability, or a text such as "precision=0.9" or "recall=0.8": what is expected of the
@@ -283,22 +290,27 @@ class Predictor:
 
     def evaluate(
         self,
-        labels: Table | Labels,
-        images: Path,
+        labels: str | Path | Table | Labels,
+        images: str | Path,
         reporter: Reporter = SILENT,
         *,
         labels_name: str = "the label table",
         threshold: float | None = None,
         group: str | None = None,
+        **stated: Any,
     ) -> Evaluation:
         """Evaluate on labels of other images; labels made by a model are never used. Classes are matched by name.
 
-        A class that the labels do not have counts as unknown. `labels_name` is used in error messages. With `threshold`
-        that one probability decides for all classes, otherwise each class has its own threshold. Intervals never
-        separate images of one `group`, as the option of `train`.
+        A class that the labels do not have counts as unknown. Images that the run was trained on are evaluated by its
+        scores of models that had not seen them, or left out; `images` of the result says how many. `labels_name` is
+        used in error messages. With `threshold` that one probability decides for all classes, otherwise each class has
+        its own threshold. Intervals never separate images of one `group`, as the option of `train`. `stated` is what a
+        label file leaves open, such as `unlisted="unknown"`.
         """
         if threshold is not None:
             check_threshold(threshold)
+        if isinstance(labels, str | Path):
+            labels_name, labels = str(labels), read(labels, **stated).rows
         labels = Labels.of(labels)
         with_model_made, table = labels.training, labels.people
         if with_model_made.known and not table.known:
@@ -317,7 +329,7 @@ class Predictor:
             )
         table, with_model_made = (_with_classes(each, self.classes) for each in (table, with_model_made))
         annotations = self.annotations  # before the slow scoring: the labels of the run may be damaged
-        source = open_images(table.images, images, self.views, workers=self.config.workers, max_bad=1.0)
+        source = open_images(table.images, Path(images), self.views, workers=self.config.workers, max_bad=1.0)
         logits = self.logits(source, reporter, cached=True).numpy()
         scores, note = self._unseen(Scores.held_out(table.images, self.classes, logits), source)
         kept, groups = scores.unbiased, group_images(group, table.images, source)
@@ -352,15 +364,6 @@ class Predictor:
         return scores, f"{len(own) - trained} new images, {of_run}"
 
 
-def open_model(path: str | Path) -> Predictor:
-    """Open a model written by `halflabel train` (a run) or `halflabel export` (a Hub folder or an .onnx file)."""
-    path = Path(path)
-    kind = model_kind(path)
-    if kind == "onnx":
-        return Predictor.from_onnx(path)
-    return Predictor.from_hub(path) if kind == "hub" else Predictor.from_run(RunFolder.open(path))
-
-
 def _wanted_threshold(threshold: float | str) -> float | dict[str, float]:
     """Return a probability, or the precision or recall that a text asks for."""
     name, has_value, number = str(threshold).partition("=")
@@ -382,25 +385,39 @@ def check_threshold(threshold: float) -> float:
     return threshold
 
 
-def evaluate_model(
-    model: str | Path | Predictor, labels: Table | Labels, images: str | Path, *, threshold: float | None = None
-) -> Evaluation:
-    """Evaluate a model on known labels of other images, as `halflabel evaluate` does: see `Predictor.evaluate`."""
-    predictor = model if isinstance(model, Predictor) else open_model(model)
-    return predictor.evaluate(labels, Path(images), threshold=threshold)
+def _read_weights(path: Path, fix: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise UserError(f"{path} is damaged ({error})", fix) from None
 
 
-def _build_model(
-    backbone: Backbone,
-    method: str,
-    options: Mapping[str, Any],
-    classes: Sequence[str] | Names,
-    state: Mapping[str, Tensor],
-) -> Model:
-    """Return an untrained model whose head fits the state: that of the solver, or that of the method."""
+def _empty_backbone(config: Config) -> Backbone:
+    return build_backbone(config.backbone, pretrained=False, size=config.size, bands=config.channels)
+
+
+def _build_network(
+    backbone: Backbone, config: Config, classes: Sequence[str] | Names, state: Mapping[str, Tensor], weights: Path
+) -> Network:
+    """Return the network that has these weights: its head is that of the solver, or that of the method."""
+    try:
+        network = _untrained(backbone, config, classes, state)
+        load_state(network, state)
+    except (RuntimeError, TypeError, ValueError) as error:  # unsuitable options raise any of these
+        raise UserError(
+            f"{weights} belongs to another model ({error_summary(error)})", "train again, or export the run again"
+        ) from None
+    return network
+
+
+def _untrained(
+    backbone: Backbone, config: Config, classes: Sequence[str] | Names, state: Mapping[str, Tensor]
+) -> Network:
     if (solved := NormalisedLinear.from_shapes(state, "head.")) is not None:
-        return Model(backbone, solved)
-    untrained = recipe(method).make(**options)
+        return Network(backbone, solved)
+    untrained = recipe(config.method).make(**config.options)
     width = backbone.width(maps=untrained.head(8, len(classes)).needs_maps)
 
     def make_head() -> Head:
@@ -408,17 +425,17 @@ def _build_model(
 
     combined = Combined.from_shapes(state, "head.", make_head)
     if combined is None:
-        return Model(backbone, make_head())
+        return Network(backbone, make_head())
     has_pair = bool(combined.is_frozen.any())
-    return Model(BackbonePair(backbone, frozen_copy(backbone)) if has_pair else backbone, combined)
+    return Network(BackbonePair(backbone, frozen_copy(backbone)) if has_pair else backbone, combined)
 
 
-def _ready(model: Model, device: str) -> Model:
+def _ready(model: Network, device: str) -> Network:
     return model.to(device).to(memory_format=torch.channels_last).eval()
 
 
 def _described_by(metadata: ModelMetadata, where: str) -> dict[str, Any]:
-    """Return the fields of a Predictor that the metadata determines; `where` is named in errors."""
+    """Return the fields of a Model that the metadata determines; `where` is named in errors."""
     fix, view = "export the run again", metadata.view
     try:
         check_fields(Plain, vars(view))

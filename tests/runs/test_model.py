@@ -11,14 +11,13 @@ import torch
 from PIL import Image
 
 from halflabel.features import onnx_features
-from halflabel.features.heads import Model
+from halflabel.features.heads import Model as Network
 from halflabel.fitting.config import Config
 from halflabel.labels.table import Table
+from halflabel.runs import model as module
 from halflabel.runs import predict
-from halflabel.runs import predictor as module
 from halflabel.runs.folder import RunFolder
-from halflabel.runs.predict import predict_files
-from halflabel.runs.predictor import Predictor
+from halflabel.runs.model import Model
 from halflabel.runs.train import train
 
 CONFIG = Config(method="bn-bce", backbone="tiny", size=32, epochs=1, device="cpu")
@@ -32,10 +31,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(out: Path, images: Path, config: Config = CONFIG) -> Predictor:
+def trained(out: Path, images: Path, config: Config = CONFIG) -> Model:
     labels = np.random.default_rng(1).choice([-1, 1], size=(12, 3))
     train(Table.from_dense(labels, [f"{i:02d}.png" for i in range(12)]), images, config, RunFolder(out))
-    return Predictor.from_run(RunFolder(out))
+    return Model.open(RunFolder(out))
 
 
 @pytest.mark.parametrize("mirror", [False, True])
@@ -43,10 +42,10 @@ def test_onnx_and_torch_give_the_same_predictions(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, mirror: bool
 ) -> None:
     predictor = trained(tmp_path / "run", folder, dataclasses.replace(CONFIG, mirror=mirror))
-    by_torch = predict_files(predictor, [folder], all_scores=True)
+    by_torch = predictor.predict([folder], all_scores=True)
     assert not list(tmp_path.glob("cache/*.onnx"))
     monkeypatch.setattr(onnx_features, "FEWEST_IMAGES", 12)
-    by_onnx = predict_files(predictor, [folder], all_scores=True)
+    by_onnx = predictor.predict([folder], all_scores=True)
     assert len(list(tmp_path.glob("cache/*.onnx"))) == 1
     for first, second in zip(by_torch, by_onnx, strict=True):
         scores = [
@@ -58,7 +57,7 @@ def test_onnx_and_torch_give_the_same_predictions(
 def test_a_tuned_backbone_is_run_by_torch(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = trained(tmp_path / "run", folder, dataclasses.replace(CONFIG, tune="all"))
     monkeypatch.setattr(onnx_features, "FEWEST_IMAGES", 12)
-    predict_files(predictor, [folder])
+    predictor.predict([folder])
     assert not list(tmp_path.glob("**/*.onnx"))
 
 
@@ -75,7 +74,7 @@ def test_a_second_evaluation_computes_no_features(
     first = predictor.evaluate(table, new_images)
     direct = predictor.logits(module.open_images(table.images, new_images, predictor.views))
     with monkeypatch.context() as patch:
-        patch.setattr(type(predictor.model.backbone), "forward", None)
+        patch.setattr(type(predictor.network.backbone), "forward", None)
         second = predictor.evaluate(table, new_images)
     assert second.overall == pytest.approx(first.overall, nan_ok=True)
     cached = predictor.logits(module.open_images(table.images, new_images, predictor.views), cached=True)
@@ -92,13 +91,13 @@ def test_many_images_are_decoded_by_the_workers_of_the_run(
     predictor.config = dataclasses.replace(predictor.config, workers=2)
     used: list[int] = []
 
-    def record(self: Predictor, source: module.Images, *_: object, of: int) -> list[torch.Tensor]:
+    def record(self: Model, source: module.Images, *_: object, of: int) -> list[torch.Tensor]:
         used.append(source.workers)
         return [torch.zeros(of, 3)]
 
-    monkeypatch.setattr(Predictor, "stream", record)
-    predict_files(predictor, [folder])
+    monkeypatch.setattr(Model, "stream", record)
+    predictor.predict([folder])
     monkeypatch.setattr(predict, "_FEWEST_FOR_WORKERS", 12)
-    predict_files(predictor, [folder])
+    predictor.predict([folder])
     assert used == [0, 2]
-    assert isinstance(predictor.model, Model)
+    assert isinstance(predictor.network, Network)
