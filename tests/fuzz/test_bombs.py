@@ -18,6 +18,7 @@ from halflabel.errors import LabelError, UserError
 from halflabel.features.backbones import build_backbone
 from halflabel.images.decode import BadImage, read_image
 from halflabel.labels import formats
+from halflabel.labels.formats import _csv
 from halflabel.labels.formats import _parquet as sheet
 from halflabel.labels.policy import Policy
 from halflabel.runs.folder import RunFolder
@@ -137,6 +138,19 @@ def test_a_table_of_many_columns_takes_time_in_proportion(tmp_path: Path) -> Non
     (tmp_path / "wide.csv").write_text(f"image,{names}\na.jpg,{'1,' * 19_999}0\n")
     with fuzz_cases.limit(15):  # it was 13 s on an idle machine
         assert formats.read(tmp_path / "wide.csv").table().known == 20_000
+
+
+def test_a_table_of_too_many_columns_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"c{number}" for number in range(120_000)]
+    (tmp_path / "wide.csv").write_text(f"image,{','.join(names)}\na.jpg{',1' * len(names)}\n")
+    for form in ("auto", "wide"):
+        with fuzz_cases.limit(10), pytest.raises(LabelError, match=r"120,001 columns, over the limit of 100,000"):
+            formats.read(tmp_path / "wide.csv", format=form)
+    monkeypatch.setattr(_csv, "MOST_COLUMNS", 50)
+    columns = {"image": ["a.jpg"], "class": ["dog"], "value": [1]}
+    pq.write_table(pa.table({**columns, **dict.fromkeys(names[:50], pa.array([1]))}), tmp_path / "long.parquet")
+    with pytest.raises(LabelError, match="53 columns, over the limit of 50"):
+        formats.read(tmp_path / "long.parquet", format="long")
 
 
 def test_pairs_of_many_tags_take_little_memory(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from run_examples import HEAD, TABLE, paint
 from torch import Tensor, nn
 
 from halflabel.errors import UserError
+from halflabel.features import onnx_features
 from halflabel.features.backbones import build_backbone, fingerprint
 from halflabel.features.embed import write_features
 from halflabel.features.onnx_features import quiet_exporter
@@ -168,3 +169,44 @@ def test_features_are_written_for_later_trainings(tmp_path: Path, folder: Path) 
     assert write_features(backbone, source, tmp_path / "features", made_by) == (len(files), 0)
     evaluation = train(TABLE, tmp_path / "features", config, RunFolder(tmp_path / "run"))
     assert evaluation is not None
+
+
+def test_a_network_that_does_not_end_and_huge_images_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop of 2⁶² turns: a crafted file must not hold the process for ever."""
+    helper, types = onnx.helper, onnx.TensorProto
+    images = helper.make_tensor_value_info("images", types.UINT8, ["n", 3, "s", "s"])
+    vectors = helper.make_tensor_value_info("vectors", types.FLOAT, ["n", 3])
+    turn, go, before, go_on, after = (
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, kind, shape in (
+            ("turn", types.INT64, []),
+            ("go", types.BOOL, []),
+            ("before", types.FLOAT, ["n", 3]),
+            ("go_on", types.BOOL, []),
+            ("after", types.FLOAT, ["n", 3]),
+        )
+    )
+    steps = [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Sin", ["before"], ["after"])]
+    body = helper.make_graph(steps, "body", [turn, go, before], [go_on, after])
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=types.FLOAT),
+        helper.make_node("ReduceMean", ["floats", "axes"], ["means"], keepdims=0),
+        helper.make_node("Loop", ["turns", "", "means"], ["vectors"], body=body),
+    ]
+    constants = [
+        helper.make_tensor("axes", types.INT64, [2], [2, 3]),
+        helper.make_tensor("turns", types.INT64, [], [1 << 62]),
+    ]
+    graph = helper.make_graph(nodes, "endless", [images], [vectors], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    helper.set_model_props(model, {"preprocess": json.dumps(PREPROCESS)})
+    onnx.save(model, tmp_path / "endless.onnx")
+    monkeypatch.setattr(onnx_features, "SECONDS_PER_IMAGE", 0.3)
+    with pytest.raises(UserError, match=r"does not take images.*terminate"):
+        build_backbone(str(tmp_path / "endless.onnx"))
+    helper.set_model_props(model, {"preprocess": json.dumps(PREPROCESS | {"size": 8192})})
+    onnx.save(model, tmp_path / "huge.onnx")
+    with pytest.raises(UserError, match="8192 pixels, over the limit"):
+        build_backbone(str(tmp_path / "huge.onnx"))

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import math
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,17 +21,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from halflabel.errors import UserError, error_summary
 from halflabel.features.backbones import Backbone, Preprocess, fingerprint
-from halflabel.images.views import View
+from halflabel.images.views import MOST_PIXELS, View
 from halflabel.system.files import atomic_write
 from halflabel.system.reporter import SILENT, Reporter
 from halflabel.system.threads import free_cores
 
 TOLERANCE = 1e-4  # largest |x − y| allowed between ONNX Runtime and torch, as a share of the largest |x|
 FEWEST_IMAGES = 100  # with fewer images, torch is done before the network is exported, opened and checked
+SECONDS_PER_IMAGE = 30.0  # that a network in a file may take; the largest ones take 5
 
 _SILENT = 4  # the runtime's log level
 _BYTES, _FLOATS = "tensor(uint8)", "tensor(float)"
@@ -89,6 +92,20 @@ def _start_session(content: bytes) -> Any:
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
+def run_session(session: Any, outputs: list[str], name: str, images: NDArray[Any]) -> list[Any]:
+    """Run a network on images, for a limited time: that in a crafted file may loop for ever."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    timer = threading.Timer(SECONDS_PER_IMAGE * max(len(images), 1), setattr, (options, "terminate", True))
+    timer.start()
+    try:
+        results: list[Any] = session.run(outputs, {name: images}, options)
+    finally:
+        timer.cancel()
+    return results
+
+
 class OnnxEncoder(Backbone):
     """The image encoder in an .onnx file, run by ONNX Runtime on the CPU: it can be neither tuned nor exported.
 
@@ -141,7 +158,8 @@ class OnnxEncoder(Backbone):
         else:
             x = (images.float() / 255 - self.mean.cpu()) / self.std.cpu()
         try:
-            (features,) = self.session.run([self.session.get_outputs()[0].name], {given.name: x.contiguous().numpy()})
+            output = self.session.get_outputs()[0].name
+            (features,) = run_session(self.session, [output], given.name, x.contiguous().numpy())
             return torch.from_numpy(features).float().to(self.mean.device)
         except Exception as error:  # as above
             shape, reason = tuple(x.shape), error_summary(error)
@@ -182,6 +200,8 @@ def _read_preprocess(session: Any, path: Path, size: int | None) -> Preprocess:
         is_valid = len(mean) == len(std) == 3 and 0 < crop <= 1 and all(map(math.isfinite, (*mean, *std))) and all(std)
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{path} has a damaged entry `preprocess` ({error})", "correct its metadata") from None
+    if side > MOST_PIXELS:
+        raise UserError(f"{path} takes images of {side} pixels, over the limit of {MOST_PIXELS}", fix)
     if not side:
         raise UserError(f"{path} does not say the size of its images", "add ‹size›, such as 224")
     if not is_valid:

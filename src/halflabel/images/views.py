@@ -26,6 +26,7 @@ from halflabel.system.rng import bits, uniform
 Resize = Literal["squash", "crop", "keep"]
 Interpolation = Literal["bilinear", "bicubic"]
 
+MOST_PIXELS = 4096  # of a side of the images that a file asks for
 _INTERPOLATIONS = ("bilinear", "bicubic")
 # Part of the descriptions: raised whenever the pixels of a view change, so that older caches are not used.
 _VERSIONS = {"Plain": 1, "Weak": 1, "Varied": 1, "Strong": 2}

@@ -21,6 +21,7 @@ from halflabel.system.files import WRITING_MARK
 
 csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072 is too low for a long list of tags
 
+MOST_COLUMNS = 100_000  # of a table; each takes 0.1 ms
 _BLOCK = 1 << 24  # bytes in which quotes are looked for at a time
 _DELIMITERS = ",;\t|"
 # Byte order marks; that of UTF-32 begins with that of UTF-16.
@@ -277,6 +278,7 @@ def read_beginning(path: Path, encoding: str | None, count: int = 100) -> Beginn
     delimiter = sep_line[1] if sep_line else detect_delimiter(first_line(path))
     with closing(read_records(path, delimiter, encoding)) as lines:
         records = [fields for _, fields in islice(lines, count + 1)]
+    check_width(len((records or [[]])[0]), path)
     header, rows = [name.strip() for name in (records or [[]])[0]], records[1:]
     has_header = not _is_row(header, rows)
     if not has_header:
@@ -291,6 +293,13 @@ def read_beginning(path: Path, encoding: str | None, count: int = 100) -> Beginn
     if header[:1] == [""] and not is_indexed:
         header[0] = "image" if "image" not in header else "1"
     return Beginning(encoding, delimiter, int(sep_line is not None), header, has_header, is_short, is_indexed, rows)
+
+
+def check_width(columns: int, path: Path) -> None:
+    """Raise LabelError if a table has too many columns."""
+    if columns > MOST_COLUMNS:
+        message = f"the table has {columns:,} columns, over the limit of {MOST_COLUMNS:,}"
+        raise LabelError(message, "write one label per line: image,class,value", path)
 
 
 def _number_columns(rows: list[list[str]]) -> list[str]:

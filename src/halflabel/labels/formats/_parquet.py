@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from halflabel.errors import LabelError, error_summary
+from halflabel.labels.formats._csv import check_width
 from halflabel.system.memory import physical_memory
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -88,6 +89,7 @@ def _read_file(path: Path) -> pa.Table:
     try:
         with pq.ParquetFile(path) as file:
             metadata = file.metadata
+            check_width(metadata.num_columns, path)
             row_groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
             check_memory(
                 4 * sum(part.column(c).num_values for part in row_groups for c in range(part.num_columns)), path

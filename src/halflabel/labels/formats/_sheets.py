@@ -23,6 +23,7 @@ from halflabel.labels.audit import Audit
 from halflabel.labels.formats._csv import (
     Beginning,
     check_quotes,
+    check_width,
     csv_fault,
     existing_path,
     number_of,
@@ -223,6 +224,7 @@ class CsvTable:
         return encoding
 
     def _check_header(self) -> None:
+        check_width(len(self.header), self.path)
         # A search in a list of 40,000 names for each of them would take a minute.
         self._position = {name: position for position, name in enumerate(self.header)}
         if "" in self.header:

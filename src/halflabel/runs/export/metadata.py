@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from halflabel import __version__
 from halflabel.errors import UserError
 from halflabel.evaluation.calibration import Calibration
-from halflabel.images.views import Plain, kept_shapes
+from halflabel.images.views import MOST_PIXELS, Plain, kept_shapes
 from halflabel.runs.redact import shown_options
 
 if TYPE_CHECKING:
@@ -122,7 +122,11 @@ class ModelMetadata:
                 bool(content.get("mirror", False)),
             )
             numbers = [*metadata.thresholds, *metadata.mean, *metadata.std]
-            is_valid = all(map(math.isfinite, numbers)) and len(metadata.mean) == len(metadata.std) == 3
+            is_valid = (
+                all(map(math.isfinite, numbers))
+                and 0 < metadata.view.size <= MOST_PIXELS
+                and len(metadata.mean) == len(metadata.std) == 3
+            )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{where} is incomplete or damaged ({error})", fix) from None
         if not is_valid or not metadata.classes or len(metadata.classes) != len(metadata.thresholds):

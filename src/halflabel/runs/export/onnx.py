@@ -23,7 +23,7 @@ from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.calibration import Calibration
 from halflabel.features.heads import Head, NormalisedLinear
 from halflabel.features.heads import Model as Network
-from halflabel.features.onnx_features import parity_images, quiet_exporter
+from halflabel.features.onnx_features import parity_images, quiet_exporter, run_session
 from halflabel.images.views import ImageList, Plain, kept_shapes
 from halflabel.methods.base import recipe
 from halflabel.runs.export.metadata import ModelMetadata
@@ -93,7 +93,7 @@ class OnnxHead(Head):
             logits = features.apply(lambda images: self(images).logits)
             return Output(logits, torch.zeros(len(features), 0))
         try:
-            (logits,) = self.session.run(["logits"], {"images": features.numpy()})
+            (logits,) = run_session(self.session, ["logits"], "images", features.numpy())
             return Output(torch.from_numpy(logits).reshape(len(features), -1), torch.zeros(len(features), 0))
         except Exception as error:  # the runtime's exceptions, or an output that is not logits
             reason = error_summary(error)
