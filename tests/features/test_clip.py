@@ -100,7 +100,7 @@ def test_cosines_are_exported_to_onnx(tmp_path):
     random = torch.Generator().manual_seed(0)
     pooled, projection = torch.randn(9, 7, generator=random), torch.randn(4, 5, generator=random)
     likeness = torch.nn.functional.normalize(torch.randn(3, 4, generator=random), dim=1)
-    scores = NameScores.fit((projection, torch.zeros(0)), likeness.numpy(), pooled)
+    scores = NameScores.fit((projection, torch.zeros(0)), likeness.numpy(), pooled)[0]
     path = tmp_path / "names.onnx"
     torch.onnx.export(scores.eval(), (pooled,), path, input_names=["pooled"], dynamo=True, verbose=False)
     exported = onnxruntime.InferenceSession(path).run(None, {"pooled": pooled.numpy()})[0]

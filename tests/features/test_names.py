@@ -80,7 +80,7 @@ def scores_of(images=50, classes=3, seed=0):
     classifier = torch.randn(7, 5, generator=rng), torch.randn(7, generator=rng)
     likeness = torch.rand(classes, 7, generator=rng).softmax(1)
     features = torch.randn(images, 5, generator=rng)
-    return classifier, likeness, features, NameScores.fit(classifier, likeness.numpy(), features)
+    return classifier, likeness, features, NameScores.fit(classifier, likeness.numpy(), features)[0]
 
 
 def test_scores_are_standardised_logarithms_of_mean_probabilities():
@@ -98,11 +98,12 @@ def test_scores_are_standardised_logarithms_of_mean_probabilities():
 def test_unreadable_rows_are_left_out_and_have_no_score():
     classifier, likeness, features, scores = scores_of()
     damaged = torch.cat([torch.full((1, 5), torch.nan), features])
-    again = NameScores.fit(classifier, likeness.numpy(), damaged)
+    again, given = NameScores.fit(classifier, likeness.numpy(), damaged)
+    torch.testing.assert_close(given, again(damaged), equal_nan=True)
     torch.testing.assert_close(again.state_dict(), scores.state_dict())
     assert again(damaged)[0].isnan().all()
     assert not again(damaged)[1:].isnan().any()
-    one = NameScores.fit(classifier, likeness.numpy(), features[:1])  # no spread: finite scores
+    one = NameScores.fit(classifier, likeness.numpy(), features[:1])[0]  # no spread: finite scores
     assert one(features).isfinite().all()
 
 

@@ -139,7 +139,7 @@ def make_names(images: int = 400) -> tuple[torch.Tensor, NameScores, NameScores,
     features = torch.rand(images, 12, generator=draw)
     likeness = torch.softmax(3 * torch.randn(5, 30, generator=draw), 1).numpy()
     names, wrong = (
-        NameScores.fit((8 * torch.randn(30, 12, generator=draw) * part, torch.zeros(30)), likeness, features)
+        NameScores.fit((8 * torch.randn(30, 12, generator=draw) * part, torch.zeros(30)), likeness, features)[0]
         for part in ((torch.arange(12) < 6).float(), (torch.arange(12) >= 6).float())
     )
     truth = torch.where(torch.rand(images, 5, generator=draw) < torch.sigmoid(3 * names.score(features) - 1), 1, -1)

@@ -69,22 +69,23 @@ class NameScores(nn.Module):
         self.register_buffer("scale", torch.ones(classes))
 
     @classmethod
-    def fit(cls, classifier: Classifier, likeness: ArrayLike, pooled_features: Tensor) -> NameScores:
-        """Fit mean and scale on the readable rows (no NaN) of the training features, block by block."""
+    def fit(cls, classifier: Classifier, likeness: ArrayLike, pooled: Tensor) -> tuple[NameScores, Tensor]:
+        """Fit mean and scale on the readable rows (no NaN) of the training features; also returns their scores."""
         weight, bias = classifier
         rows = torch.as_tensor(np.asarray(likeness, np.float32))
-        scores = cls(weight.shape[1], len(weight), len(rows), of_text=not len(bias)).to(pooled_features.device)
-        for buffer, value in ((scores.class_weight, weight), (scores.class_bias, bias), (scores.likeness, rows)):
+        scorer = cls(weight.shape[1], len(weight), len(rows), of_text=not len(bias)).to(pooled.device)
+        for buffer, value in ((scorer.class_weight, weight), (scorer.class_bias, bias), (scorer.likeness, rows)):
             buffer.copy_(value)
-        images, total, squares = 0, torch.zeros(len(rows)).double(), torch.zeros(len(rows)).double()
-        for part in torch.split(pooled_features, BLOCK):
-            block = scores(part[~torch.isnan(part).any(1)]).cpu().double()
-            images, total, squares = images + len(block), total + block.sum(0), squares + block.square().sum(0)
-        if images:
-            mean = total / images
-            scores.mean.copy_(mean)
-            scores.scale.copy_((squares / images - mean.square()).clamp(min=1e-12).sqrt())
-        return scores
+        scores = scorer.score(pooled)
+        readable, sums = ~torch.isnan(scores[:, :1]), torch.zeros(2, len(rows)).double()
+        for part, is_readable in zip(torch.split(scores, BLOCK), torch.split(readable, BLOCK), strict=True):
+            block = part[is_readable[:, 0]].double()
+            sums += torch.stack([block.sum(0), block.square().sum(0)]).cpu()
+        if bool(readable.any()):
+            mean, square = sums / int(readable.sum())
+            scorer.mean.copy_(mean)
+            scorer.scale.copy_((square - mean.square()).clamp(min=1e-12).sqrt())
+        return scorer, scores.sub_(scorer.mean).div_(scorer.scale)
 
     @classmethod
     def from_shapes(cls, state: Mapping[str, Tensor], prefix: str, classes: int) -> NameScores | None:

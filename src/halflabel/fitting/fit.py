@@ -111,23 +111,25 @@ class Inputs:
         return self.bases[0]
 
     @cached_property
-    def names(self) -> NameScores | None:
-        """Scores of the classes from their names; None without their likeness, or a backbone to compare.
-
-        None for maps, too, where the vector that names are compared with is not their mean.
-        """
+    def _fitted_names(self) -> tuple[NameScores | None, Tensor | None]:
         classifier = None if self.backbone is None else self.backbone.name_classifier
         if self.backbone is None or self.likeness is None or classifier is None:
-            return None
+            return None, None
         is_map = isinstance(self.features, Features) and self.features.values.ndim == 4
-        if is_map and self.backbone.has_own:
-            return None
-        return NameScores.fit(classifier, self.likeness, pooled_features(self.features))
+        if is_map and self.backbone.has_own:  # the vector that names are compared with is not the mean of the map
+            return None, None
+        scorer, scores = NameScores.fit(classifier, self.likeness, pooled_features(self.features))
+        return scorer, scores.cpu()
 
-    @cached_property
+    @property
+    def names(self) -> NameScores | None:
+        """Scores of the classes from their names; None without their likeness, or a backbone to compare."""
+        return self._fitted_names[0]
+
+    @property
     def scores_of_names(self) -> Tensor | None:
         """The scores (N, C) of the images from class names, NaN for unreadable ones."""
-        return None if self.names is None else self.names.score(pooled_features(self.features)).cpu()
+        return self._fitted_names[1]
 
     def logits_of_names(self) -> Tensor:
         """Return the logits (N, C) of class names alone: their scores + b, NaN for unreadable images.
@@ -402,14 +404,15 @@ class _Batches:
         if solver_hindrance(_bce(), "bce", self.table) is not None:
             return None
         inputs, labels, device = self.inputs, self.labels.of_images(self.trained), self.assembly.device
-        features = pooled_features(inputs.features)[torch.from_numpy(self.trained)]
+        rows = torch.from_numpy(self.trained)
+        features = pooled_features(inputs.features)[rows]
         names, table = self.names, self.assembly.training_table(labels.training)
         groups = None if inputs.groups is None else inputs.groups[self.trained]
 
         def solve() -> LinearStart:
             (basis,) = Basis.of(features, of_backbone=False, device=device)
-            if names is not None:
-                basis = basis.with_names(names, names.score(features))
+            if names is not None and inputs.scores_of_names is not None:
+                basis = basis.with_names(names, inputs.scores_of_names[rows])
             how: dict[str, Any] = {"evaluation": self.judged.subset(self.trained), "unchosen": labels.unchosen}
             how |= {"groups": groups, "seed": self.config.seed}
             return LinearStart.of(crossfit([basis], table, _bce, use_similar=False, **how))

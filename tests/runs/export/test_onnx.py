@@ -185,7 +185,7 @@ def test_similar_images_agree_near_probability_0_and_1(tmp_path: Path) -> None:
 def test_a_head_that_starts_from_class_names(tmp_path: Path) -> None:
     torch.manual_seed(0)
     backbone, features = build_backbone("tiny", size=32), torch.rand(30, 64)
-    names = NameScores.fit((torch.randn(20, 64), torch.randn(20)), torch.rand(4, 20).softmax(1).numpy(), features)
+    names = NameScores.fit((torch.randn(20, 64), torch.randn(20)), torch.rand(4, 20).softmax(1).numpy(), features)[0]
     head = NormalisedLinear(FeatureTransform.fit(features), 4, names=names)
     head.trust = torch.tensor([0.0, 0.5, 1.0, 1.5])
     model = Network(backbone, spread(head)).eval()
