@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +76,7 @@ def simulate(
     """Print the test mAP of names alone, and after some answers by both methods."""
     assert inputs.scores_of_names is not None
     nothing = Labels.build(table.images, table.classes, *np.zeros((3, 0), np.int8))
-    start = make_config(Choice(FROM_NOTHING), {"backbone": backbone, "names": "on"}, {})
+    start = replace(make_config(Choice(FROM_NOTHING), {"backbone": backbone, "names": "on"}, {}), from_nothing=True)
     alone = test(fit(nothing, inputs, start).model.head)
     for count in answers:
         labels = answer(table, inputs.scores_of_names.numpy(), count, seed)

@@ -42,7 +42,7 @@ def rows_of(labels: np.ndarray) -> Labels:
 
 def live_model(features: torch.Tensor, method: str = "wan", **more: Any) -> LiveModel:
     inputs = Inputs(lambda: Features(features, Names.numbered(len(features)), bad_rows(features)), of_backbone=False)
-    config = Config(method=method, fit="linear", device="cpu", **more)
+    config = Config(method=method, fit="linear", device="cpu", from_nothing=method == "wan", **more)
     return LiveModel(inputs, config, from_nothing=method == "wan")
 
 

@@ -6,6 +6,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -206,7 +207,7 @@ def _job_of_names(
     training = {"workers": 2, "names": "on", **training}
     choice = auto.choose(rows.training.stats, method=method)
     config = new_run.make_config(choice, training, training.pop("options"), absolute_path(images))
-    return new_run.TrainingJob(rows, images, config, run)
+    return new_run.TrainingJob(rows, images, replace(config, from_nothing=True), run)
 
 
 def _show_job(job: new_run.TrainingJob, images: Path) -> None:

@@ -141,7 +141,7 @@ _NOTHING = -10.0  # logit of everything before the first label
 class LiveModel:
     """The model that `train` would fit; each fit starts from the last one, so that it takes seconds.
 
-    Reviews that start `from_nothing` learn by `learn_from_answers`.
+    Runs that started from class names learn by `learn_from_answers`; `from_nothing`: no label was known at the start.
     """
 
     inputs: Inputs
@@ -151,15 +151,14 @@ class LiveModel:
 
     def refit(self, labels: Labels) -> NDArray[np.float32]:
         """Fit the model to labels and return out-of-fold logits (N, C), NaN for unreadable images."""
-        table, config = labels.training, replace(self.config, candidates="")  # the choice stays until Finish
+        table = labels.training
         if not table.known and self.inputs.names is not None:
             return self.inputs.logits_of_names().numpy()
         if not table.known:
             logits = np.full(table.shape, np.nan, np.float32)
             logits[self.inputs.basis.rows] = _NOTHING
             return logits
-        if self.from_nothing:
-            config = learn_from_answers(config, table)
+        config = replace(learn_from_answers(self.config, table), candidates="")  # nothing is measured until Finish
         self.last = fit(labels, self.inputs, config, start=self.last)
         assert self.last.crossfit is not None  # only runs with a linear loss can be reviewed live
         return self.last.crossfit.logits

@@ -29,7 +29,8 @@ def start_without_labels(folder: Path, images: Path, classes: Sequence[str], bac
     run = RunFolder.create(folder)
     labels = without_labels(images, classes)
     run.folder.mkdir(parents=True, exist_ok=True)
-    config = Config(method=FROM_NOTHING, images=absolute_path(images), backbone=backbone or DEFAULT, fit="auto")
+    backbone, place = backbone or DEFAULT, absolute_path(images)
+    config = Config(method=FROM_NOTHING, images=place, backbone=backbone, fit="auto", from_nothing=True)
     run.start(labels, config.as_dict())
     return run
 
@@ -92,8 +93,7 @@ def finish_review(
         raise UserError("there are no answers yet", "answer some questions first")
     labels = rows.append(answered)
     config = replace(Config.from_dict(run.read_config()), images=absolute_path(images))
-    if not rows.training.known:
-        config = learn_from_answers(config, labels.training)
+    config = learn_from_answers(config, labels.training)
     folder = next_run_folder(run.folder)
     step("training")
     new = RunFolder.create(folder)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from halflabel.errors import UserError
+from halflabel.fitting.auto import Choice, choose
 from halflabel.fitting.config import Config
 from halflabel.images.decode import list_images
 from halflabel.images.stored_features import holds_features, stored_names
@@ -18,6 +20,7 @@ from halflabel.labels.table import Table
 
 FROM_NOTHING = "wan"  # the method that learns from the first answers
 _UNKNOWN_WEIGHT = 0.4  # of all unknown labels together, where known ones have 1
+_MANY_ANSWERS = 0.1  # share of the labels
 
 
 def read_class_names(text: str) -> list[str]:
@@ -34,12 +37,19 @@ def read_class_names(text: str) -> list[str]:
 
 
 def learn_from_answers(config: Config, table: Table) -> Config:
-    """Return the configuration that learns from the first answers, which are all that a table knows.
+    """Return the configuration of a run that started from nothing, for the labels that a table knows by now.
 
-    The unknown labels together have 0.4 of the weight of the answers.
+    Few answers alone would call everything present that was asked about: unknown labels count as absent, with 0.4 of
+    the weight of the answers together. From a share of known labels on, the rules of `auto` choose.
     """
-    weight = max(_UNKNOWN_WEIGHT * table.known / max(table.shape[0] * table.shape[1], 1), 1e-6)
-    return replace(config, options={"weight": weight}) if config.method == FROM_NOTHING else config
+    if not config.from_nothing or not table.known:
+        return config
+    share = table.known / (table.shape[0] * table.shape[1])
+    choice = Choice(FROM_NOTHING, options={"weight": max(_UNKNOWN_WEIGHT * share, 1e-6)})
+    if share >= _MANY_ANSWERS:
+        choice = choose(table.stats)
+    named: Any = {"method": choice.method, "options": choice.options, "averaged_with": ""}
+    return replace(config, **named, candidates=", ".join(map(str, choice.candidates)))
 
 
 def without_labels(images: Path, classes: Sequence[str]) -> Labels:

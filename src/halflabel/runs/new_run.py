@@ -78,9 +78,7 @@ def continue_training(
     rows = finished.read_rows()
     answers = finished.read_answers() if answers is None else answers
     labels = rows if answers is None else rows.append(answers)
-    if not len(rows) and len(labels):
-        config = learn_from_answers(config, labels.training)
-    return TrainingJob(labels, folder, config, run)
+    return TrainingJob(labels, folder, learn_from_answers(config, labels.training), run)
 
 
 class TrainedRun(NamedTuple):
@@ -116,6 +114,7 @@ def train_run(
     training = {name: value for name, value in options.items() if name in declared_options()}
     method_options = {name: value for name, value in options.items() if name not in training}
     config = make_config(choice, training, method_options, "" if isinstance(folder, Tensor) else absolute_path(folder))
+    config = dataclasses.replace(config, from_nothing=isinstance(labels, list) and config.method == FROM_NOTHING)
     check_options(recipe(config.method), config.options)
     Assembly(config).check_fit(training, rows.training)
     run = distributed.run_on_main(lambda: RunFolder.create(out or Path("runs") / method, force=force))
