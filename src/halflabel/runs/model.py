@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import Evaluation, evaluate
 from halflabel.evaluation.positives_only import expected_f1_threshold, expected_threshold, match_positives_per_image
 from halflabel.evaluation.scores import Scores
-from halflabel.features.backbones import LARGEST, SMALLEST, Backbone, build_backbone
+from halflabel.features.backbones import Backbone, build_backbone
 from halflabel.features.combined import BackbonePair, Combined, frozen_copy
 from halflabel.features.embed import checked_features
 from halflabel.features.feature_blocks import engine_device, goes_to_ray
@@ -39,7 +39,7 @@ from halflabel.fitting.device import choose_device
 from halflabel.images.items import Items, pool_items
 from halflabel.images.sources import Features, Images, Source, group_images, open_images
 from halflabel.images.stored_features import StoredFeatures
-from halflabel.images.views import Plain, View
+from halflabel.images.views import View
 from halflabel.labels.formats import read
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
@@ -53,7 +53,6 @@ from halflabel.runs.run_files import verify_checksum
 from halflabel.system import distributed, memory
 from halflabel.system.files import read_json
 from halflabel.system.reporter import SILENT, Reporter
-from halflabel.system.validate import check_fields
 from halflabel.types import Sweep
 
 
@@ -85,10 +84,10 @@ class Model:
                 return cls._of_run(RunFolder.open(path))
             case "onnx":
                 head = OnnxHead.open(path)
-                return cls(Network(None, head), **_described_by(read_metadata(head.session, path), str(path)))
+                return cls(Network(None, head), **_described_by(read_metadata(head.session, path)))
         about = path / "config.json"
         metadata = ModelMetadata.from_dict(read_json(about, "export the run again"), str(about))
-        described = _described_by(metadata, str(about))
+        described = _described_by(metadata)
         weights = path / "model.safetensors"
         if not weights.is_file():
             raise UserError(f"{path} has no model.safetensors", "export the run again, or download the whole folder")
@@ -434,30 +433,12 @@ def _ready(model: Network, device: str) -> Network:
     return model.to(device).to(memory_format=torch.channels_last).eval()
 
 
-def _described_by(metadata: ModelMetadata, where: str) -> dict[str, Any]:
-    """Return the fields of a Model that the metadata determines; `where` is named in errors."""
-    fix, view = "export the run again", metadata.view
-    try:
-        check_fields(Plain, vars(view))
-        classes = Names(metadata.classes)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where} is damaged ({error_summary(error)})", fix) from None
-    if not (SMALLEST <= view.size <= LARGEST and 0 < view.crop_pct <= 1):
-        raise UserError(f"{where} has images of {view.size} pixels, cropped to {view.crop_pct:g} of the side", fix)
-    config = Config(
-        method=metadata.method,
-        options=metadata.options,
-        backbone=metadata.backbone,
-        size=view.size,
-        resize=view.resize,
-        tune=cast(Literal["head", "all"], metadata.tune),
-        mirror=metadata.mirror,
-        channels=view.channels,
-    )
+def _described_by(metadata: ModelMetadata) -> dict[str, Any]:
+    """Return the fields of a Model that the metadata determines."""
     return {
-        "config": config,
-        "classes": classes,
-        "views": {"plain": view},
+        "config": metadata.config,
+        "classes": Names(metadata.classes),
+        "views": {"plain": metadata.view},
         "calibration": metadata.calibration,
         "thresholds": torch.tensor(metadata.thresholds),
     }

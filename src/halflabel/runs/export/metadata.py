@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from halflabel import __version__
-from halflabel.errors import UserError
+from halflabel.errors import UserError, error_summary
 from halflabel.evaluation.calibration import Calibration
+from halflabel.features.backbones import SMALLEST
+from halflabel.fitting.config import Config
 from halflabel.images.views import MOST_PIXELS, Plain, kept_shapes
+from halflabel.labels.names import Names
 from halflabel.runs.redact import shown_options
+from halflabel.system.validate import check_fields
 
 if TYPE_CHECKING:
     from halflabel.runs.model import Model
 
 
+_VIEW = ("size", "resize", "interpolation", "crop_pct")  # fields of the plain view
 LAYOUT = 1  # version of the format; raise it when older readers could not read the new one
 
 
@@ -65,9 +70,25 @@ class ModelMetadata:
             config.mirror,
         )
 
+    @property
+    def config(self) -> Config:
+        """The settings that build the network and its view."""
+        return Config(
+            method=self.method,
+            options=self.options,
+            backbone=self.backbone,
+            size=self.view.size,
+            resize=self.view.resize,
+            tune=cast(Literal["head", "all"], self.tune),
+            mirror=self.mirror,
+            channels=self.view.channels,
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values, which `from_dict` reads."""
         view = self.view
+        # Heights and widths; an image gets the one that is nearest to its aspect ratio.
+        shapes = {"shapes": kept_shapes(view.size)} if view.resize == "keep" else {}
         return {
             "halflabel": {"version": __version__, "layout": LAYOUT},
             "task": "multi-label image classification",
@@ -76,20 +97,13 @@ class ModelMetadata:
             "calibration": self.calibration.as_json(),
             "preprocess": {
                 "colour": "RGB",
-                "size": view.size,
-                "resize": view.resize,
-                # Heights and widths; an image gets the one that is nearest to its aspect ratio.
-                **({"shapes": kept_shapes(view.size)} if view.resize == "keep" else {}),
-                "interpolation": view.interpolation,
-                "crop_pct": view.crop_pct,
+                **{name: getattr(view, name) for name in _VIEW},
+                **shapes,
                 "mean": list(self.mean),
                 "std": list(self.std),
             },
-            "backbone": self.backbone,
-            "method": self.method,
+            **{name: getattr(self, name) for name in ("backbone", "method", "tune", "mirror")},
             "options": dict(self.options),
-            "tune": self.tune,
-            "mirror": self.mirror,
         }
 
     @classmethod
@@ -103,16 +117,14 @@ class ModelMetadata:
             raise UserError(f"{where} has layout {layout!r}, and this version reads {LAYOUT}", "update halflabel")
         try:
             preprocess = content["preprocess"]
+            view = Plain(**{name: preprocess[name] for name in _VIEW})
+            check_fields(Plain, vars(view))
+            Names(content["classes"])
             metadata = cls(
-                tuple(map(str, content["classes"])),
+                tuple(content["classes"]),
                 tuple(map(float, content["thresholds"])),
                 Calibration.from_json(content["calibration"], len(content["classes"])),
-                Plain(
-                    int(preprocess["size"]),
-                    preprocess["resize"],
-                    preprocess["interpolation"],
-                    float(preprocess["crop_pct"]),
-                ),
+                view,
                 tuple(map(float, preprocess["mean"])),
                 tuple(map(float, preprocess["std"])),
                 str(content["backbone"]),
@@ -122,13 +134,11 @@ class ModelMetadata:
                 bool(content.get("mirror", False)),
             )
             numbers = [*metadata.thresholds, *metadata.mean, *metadata.std]
-            is_valid = (
-                all(map(math.isfinite, numbers))
-                and 0 < metadata.view.size <= MOST_PIXELS
-                and len(metadata.mean) == len(metadata.std) == 3
-            )
+            is_valid = all(map(math.isfinite, numbers)) and len(metadata.mean) == len(metadata.std) == 3
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise UserError(f"{where} is incomplete or damaged ({error})", fix) from None
+            raise UserError(f"{where} is incomplete or damaged ({error_summary(error)})", fix) from None
         if not is_valid or not metadata.classes or len(metadata.classes) != len(metadata.thresholds):
             raise UserError(f"{where} is inconsistent", fix)
+        if not (SMALLEST <= view.size <= MOST_PIXELS and 0 < view.crop_pct <= 1):
+            raise UserError(f"{where} has images of {view.size} pixels, cropped to {view.crop_pct:g} of the side", fix)
         return metadata
