@@ -95,3 +95,38 @@ def test_from_nothing_to_a_finished_run(project, browser, tmp_path) -> None:
     finally:
         context.close()
         server.stop()
+
+
+SLOW_QUESTIONS = """
+const quick = window.fetch;
+window.fetch = async (address, options) => {
+  const reply = await quick(address, options);
+  if (String(address).includes("/api/questions")) await new Promise((done) => setTimeout(done, 1500));
+  return reply;
+};
+"""
+
+
+@pytest.mark.slow
+def test_no_question_is_asked_twice_while_the_model_learns(project, browser, tmp_path) -> None:
+    """The replies to two requests, for further questions and for those of a new fit, may come in any order."""
+    server = LiveServer(tmp_path / "live" / "digits", project.images)
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    try:
+        context.add_init_script(SLOW_QUESTIONS)
+        page = context.new_page()
+        sent: list[tuple[str, int]] = []
+
+        def note(request) -> None:
+            if request.url.endswith("/api/answers"):
+                sent.extend((step["key"], step["entry"]) for step in request.post_data_json["steps"])
+
+        page.on("request", note)
+        page.goto(server.url)
+        answer(page, project, 90)
+        expect(page.locator("#count")).to_have_text("90 answers", timeout=PATIENCE)
+        entries = [entry for _, entry in dict.fromkeys(sent)]
+        assert len(entries) == len(set(entries)) == 90
+    finally:
+        context.close()
+        server.stop()

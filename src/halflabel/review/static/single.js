@@ -18,6 +18,9 @@ let showsScore = false;
 /** The questions that are reserved for this view. */
 export const singleQuestions = () => [...queue, ...(current ? [current] : [])];
 
+/** Whether a question of a late reply was neither answered nor fetched by another request meanwhile. */
+const isNew = (question) => !shownEntries.has(question.entry) && !singleQuestions().some((each) => each.entry === question.entry);
+
 export function clearSingle() {
   listVersion += 1;
   fetching = null;
@@ -43,12 +46,13 @@ export async function renewQueue() {
   }
   try {
     const shown = singleQuestions().map((question) => question.entry);
-    const { questions } = await fetchQuestions(AHEAD, shown);
+    const questions = (await fetchQuestions(AHEAD, shown)).questions.filter(isNew);
     await Promise.allSettled(questions.slice(0, 2).map(largePhoto));
     if (version !== listVersion) return release(questions);
-    if (!questions.length) return;
+    const unanswered = questions.filter(isNew);
+    if (!unanswered.length) return;
     release(queue);
-    queue = questions;
+    queue = unanswered;
     questions.slice(2).forEach((question) => largePhoto(question).catch(() => {}));
   } catch { /* the questions of the earlier fit are good enough */ }
 }
@@ -64,7 +68,7 @@ async function prefetch() {
     .then((reply) => {
       fetchError = null;
       if (version !== listVersion) return reply && release(reply.questions);
-      queue.push(...reply.questions);
+      queue.push(...reply.questions.filter(isNew));
       exhausted = reply.questions.length === 0;
       // The first photo is loaded alone, as the user is waiting for it; the others follow.
       const [first, ...rest] = reply.questions;
@@ -82,6 +86,7 @@ export async function advance() {
     $("stage").setAttribute("aria-busy", "true");
     if (fetchError) showWaiting(fetchError);
     await prefetch();
+    if (!queue.length && !exhausted && isCurrent()) await prefetch(); // all of the first reply were answered meanwhile
     if (!isCurrent() || (!queue.length && !exhausted)) return; // the reason is shown already
   }
   current = queue.shift() || null;
