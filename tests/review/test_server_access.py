@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import socket
+import threading
 from importlib.resources import files
 
 import pytest
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
+import uvicorn
 from fastapi.testclient import TestClient
 from server_examples import PORT, TOKEN, client_of, step
 
+from halflabel.review.server import serve
 from halflabel.review.thumbnails import Thumbnails
 from halflabel.serve.guard import PAGE_HEADERS as HEADERS
 from halflabel.serve.guard import TOKEN_HEADER
-from halflabel.system.sockets import is_loopback
+from halflabel.system.sockets import is_loopback, open_socket
 
 SCRIPTS = sorted(
     f"/{item.name}" for item in (files("halflabel.review") / "static").iterdir() if item.name.endswith(".js")
@@ -57,6 +61,30 @@ def test_foreign_pages_are_refused(client) -> None:
         assert client.post("/api/questions", json={"tab": "x"}, headers={"Origin": origin}).status_code == 403
     assert client.get("/api/state", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
     assert client.get("/api/state", headers={"Origin": f"http://127.0.0.1:{PORT}"}).status_code == 200
+
+
+def test_idle_connections_shut_nobody_out(client, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: list[uvicorn.Server] = []
+    start = uvicorn.Server.run
+
+    def run(server: uvicorn.Server, **more) -> None:
+        servers.append(server)
+        start(server, **more)
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    with open_socket("127.0.0.1", 0) as listening:
+        port = listening.getsockname()[1]
+        thread = threading.Thread(target=serve, args=(client.app, listening))
+        thread.start()
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(300)]
+        link = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        link.request("GET", "/api/state", headers={"Host": f"127.0.0.1:{PORT}", TOKEN_HEADER: TOKEN})
+        status = link.getresponse().status
+        for connection in (*idle, link):
+            connection.close()
+        servers[-1].should_exit = True
+        thread.join(60)
+    assert status == 200
 
 
 def test_large_requests_are_refused_even_without_a_length(client, session) -> None:

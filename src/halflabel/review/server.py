@@ -330,4 +330,4 @@ def serve(app: Any, listening: socket.socket, tls: tuple[Path, Path] | None = No
     """Serve until Ctrl-C or SIGTERM; `tls` are the files of a certificate and its key, for https."""
     certificate, key = tls or (None, None)
     files: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": key}
-    run_server(app, listening, patience=2, limit_concurrency=100, lifespan="off", **files)
+    run_server(app, listening, patience=2, lifespan="off", **files)
