@@ -148,7 +148,7 @@ def test_evaluate_and_predict_take_a_pack(data: Path, runs: Path, tmp_path: Path
     assert messages[0] == messages[1]
     assert len(messages[0]) == 48 * 10
     one = run("predict", runs / "pack" / "run", next(iter(data.glob("pack"))) / "nothing.png", "--format", "csv")
-    assert one.exit_code == 2
+    assert one.exit_code == 1
     assert "no such file" in one.stdout
 
 

@@ -110,6 +110,9 @@ def test_interrupted_embedding_is_continued(place: Path, monkeypatch: pytest.Mon
     files = sorted(os.listdir("whole"))
     assert sorted(os.listdir("stopped")) == files
     assert filecmp.cmpfiles("whole", "stopped", files, shallow=False)[0] == files
+    photos[0].write_bytes(photos[1].read_bytes())  # another photo of the same name
+    with pytest.raises(UserError, match="other images"):
+        write("whole")
     table = pq.read_table("whole").to_pydict()
     assert table["image"] == [path.name for path in photos]
     assert table["features"][5] is None

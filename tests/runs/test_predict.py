@@ -133,3 +133,16 @@ def test_other_files_are_never_replaced(predictor: Model, files: FileList, tmp_p
     assert predict_to_parquet(predictor.deciding(threshold=0.9), files, folder, force=True) == (91, 2)
     with pytest.raises(UserError, match="holds other files"):
         predict_to_parquet(predictor, files, tmp_path, force=True)
+
+
+def test_predictions_of_photos_that_changed_are_not_continued(
+    predictor: Model, files: FileList, tmp_path: Path
+) -> None:
+    photos = [tmp_path / f"{number}.png" for number in range(2)]
+    for photo, path in zip(photos, files.paths, strict=False):
+        photo.write_bytes(Path(path).read_bytes())
+    predict_to_parquet(predictor, list_files(photos), tmp_path / "out")
+    predict_to_parquet(predictor, list_files(photos), tmp_path / "out")
+    photos[0].write_bytes(Path(files.paths[2]).read_bytes())
+    with pytest.raises(UserError, match="other images"):
+        predict_to_parquet(predictor, list_files(photos), tmp_path / "out")

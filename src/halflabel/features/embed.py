@@ -63,8 +63,8 @@ def write_features(
     """
     view = source.views["plain"].describe()
     about: dict[str, Any] = {"config": config, "fingerprint": fingerprint(backbone), "view": view}
-    names = hashlib.sha256(source.hashes.tobytes()).hexdigest()[:16]
-    parts = PartFiles(folder, "features", {**about, "images": names}, force=force)
+    images = hashlib.sha256(source.hashes.tobytes() + source.digest().encode()).hexdigest()[:16]
+    parts = PartFiles(folder, "features", {**about, "images": images}, force=force)
     if parts.images < len(source):
         about["dimensions"] = backbone.width(maps=False)
         cache = folder / "_unfinished"

@@ -21,10 +21,12 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.images.decode import find_images
+from halflabel.images.file_identity import FileState
 from halflabel.images.items import Items
 from halflabel.images.pack.read import find_packed_image, images_not_packed
 from halflabel.images.sources import Images
 from halflabel.images.stored_features import FeatureStream, holds_features, stored_names
+from halflabel.labels.formats._parquet import parquet_files
 from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.labels.names import Names
 from halflabel.system import distributed
@@ -229,17 +231,20 @@ def _take(blocks: Iterator[_Block], images: int) -> _Block | None:
 
 
 def _made_of(model: Model, files: FileList, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what decides the predictions: the model, the options and the names of the images."""
+    """Return what decides the predictions: the model, the options, and the names and contents of the images."""
     digest = hashlib.sha256(json.dumps([*model.calibration, model.thresholds.tolist()]).encode())
     for name, tensor in sorted(model.network.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     if (file := getattr(model.network.head, "path", None)) is not None:  # an exported ONNX file
         digest.update(str(file_crc32(file)).encode())
-    names = hashlib.sha256()
-    for path in files.paths:
-        names.update(f"{path}\0".encode("utf-8", "surrogateescape"))
-    return {"model": digest.hexdigest()[:16], "images": names.hexdigest()[:16], "part": PART, **options}
+    names = [str(path) for path in files.paths]
+    if files.features is not None:
+        read = [str(path) for path in parquet_files(files.features)]
+    else:  # in place of images in a pack, its index, which holds their checksums
+        read = names + sorted({os.path.join(os.path.dirname(name), "index.arrow") for name in names})
+    images = hashlib.sha256("\0".join([*names, FileState(read).contents]).encode("utf-8", "surrogateescape"))
+    return {"model": digest.hexdigest()[:16], "images": images.hexdigest()[:16], "part": PART, **options}
 
 
 def _wide_table(model: Model, block: _Block) -> pa.Table:

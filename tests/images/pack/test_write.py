@@ -188,6 +188,12 @@ def test_continuing_with_other_settings_or_images_is_refused(tmp_path: Path, mon
     monkeypatch.undo()
     with pytest.raises(UserError, match=r"another size.*force"):
         pack_images(folder, tmp_path / "b", PackSettings(size=25))
+    photo = (folder / "00.jpg").read_bytes()
+    (folder / "00.jpg").write_bytes((folder / "01.jpg").read_bytes())  # another photo of the same name
+    with pytest.raises(UserError, match="another set of images"):
+        pack_images(folder, tmp_path / "b", UNCHANGED)
+    (folder / "00.jpg").write_bytes(photo)
+    pack_images(folder, tmp_path / "b", UNCHANGED)
     (folder / "00.jpg").unlink()
     with pytest.raises(UserError, match="another set of images"):
         pack_images(folder, tmp_path / "b", UNCHANGED)

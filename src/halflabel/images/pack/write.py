@@ -29,6 +29,7 @@ from halflabel.images.decode import (
     read_image,
     split_suffixes,
 )
+from halflabel.images.file_identity import FileState
 from halflabel.images.pack.read import (
     FORMAT,
     INDEX_COLUMNS,
@@ -83,6 +84,7 @@ def pack_images(
     # Neighbours are read together: they must not be similar.
     order = pa.array(np.argsort(bits(0, _STORING, hash_names(names)), kind="stable"))
     names, keys = names.take(order), keys.take(order)
+    contents = FileState([str(folder / name) for name in names.to_pylist()]).contents
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -90,7 +92,7 @@ def pack_images(
         **asdict(settings),
         "shard_bytes": shard_bytes,
         "tail": [part for part in folder.resolve().parts if part != os.sep][-4:],
-        "source": hashlib.sha256(hash_names(names).tobytes()).hexdigest()[:16],
+        "source": hashlib.sha256(hash_names(names).tobytes() + contents.encode()).hexdigest()[:16],
         "labels": None if labels is None else labels.training.digest()[:16],
     }
     with exclusive(out):
