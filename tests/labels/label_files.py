@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,3 +42,38 @@ def is_readable(read: Reader, path: Path, policy: Policy | None = None) -> bool:
 def source_of(rows: Labels) -> list[str]:
     """The source of each row."""
     return [rows.sources[number] for number in rows.source]
+
+
+def packed(kind: str, text: str) -> bytes:
+    """A table in a gzip file, in a zip file, or as an Excel workbook with a second, blank sheet."""
+    if kind == "gz":
+        return gzip.compress(text.encode())
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        if kind == "zip":
+            archive.writestr("folder/labels.csv", text)
+        else:
+            office = "http://schemas.openxmlformats.org/"
+            main = f'xmlns="{office}spreadsheetml/2006/main"'
+            relations = f'xmlns:r="{office}officeDocument/2006/relationships"'
+            sheets = "".join(f'<sheet name="S{n}" r:id="r{n}"/>' for n in (1, 2))
+            targets = "".join(f'<Relationship Id="r{n}" Target="worksheets/sheet{n}.xml"/>' for n in (1, 2))
+            names = sorted({cell for line in text.split() for cell in line.split(",") if not cell.isdecimal()})
+            rows = ""
+            for number, line in enumerate(text.split(), 1):
+                cells = "".join(
+                    f'<c r="{chr(65 + column)}{number}"><v>{cell}</v></c>'
+                    if cell.isdecimal()
+                    else f'<c r="{chr(65 + column)}{number}" t="s"><v>{names.index(cell)}</v></c>'
+                    for column, cell in enumerate(line.split(","))
+                    if cell
+                )
+                rows += f'<row r="{number}">{cells}</row>'
+            archive.writestr("xl/workbook.xml", f"<workbook {main} {relations}><sheets>{sheets}</sheets></workbook>")
+            archive.writestr("xl/_rels/workbook.xml.rels", f"<Relationships>{targets}</Relationships>")
+            strings = "".join(f"<si><t>{name}</t></si>" for name in names)
+            archive.writestr("xl/sharedStrings.xml", f"<sst {main}>{strings}</sst>")
+            for n, data in ((1, rows), (2, "")):
+                sheet = f"<worksheet {main}><sheetData>{data}</sheetData></worksheet>"
+                archive.writestr(f"xl/worksheets/sheet{n}.xml", sheet)
+    return file.getvalue()

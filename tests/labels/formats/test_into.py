@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_files import packed
 from typer.testing import CliRunner
 
 from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.labels import formats
+from halflabel.labels.formats._unpack import unpack
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
@@ -159,3 +162,33 @@ def test_what_the_table_cannot_hold_is_refused_not_lost(tmp_path: Path) -> None:
     words = ["convert", str(tmp_path / "labels.csv"), str(tmp_path / "out.csv"), "--into", str(tmp_path / "mine.csv")]
     assert CliRunner().invoke(app, [*words, "--to", "wide"]).exit_code == 2
     assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            ["image,tags,by", "a.jpg,holiday,Ann", "b.jpg,dog,Bo"],
+            ["image,tags,by", "a.jpg,holiday; cat,Ann", "b.jpg,dog; cat,Bo"],
+        ),
+        (["image,dog,cat", "a.jpg,1,", "b.jpg,1,0"], ["image,dog,cat", "a.jpg,1,1", "b.jpg,1,0"]),
+        (["image,class,value", "a.jpg,dog,1"], ["image,class,value", "a.jpg,dog,1", "a.jpg,cat,1", "b.jpg,cat,1"]),
+    ],
+    ids=["tags", "wide", "long"],
+)
+def test_a_workbook_keeps_all_but_the_cells_that_gain_a_label(
+    tmp_path: Path, before: list[str], after: list[str]
+) -> None:
+    table, out = tmp_path / "table.xlsx", tmp_path / "out.xlsx"
+    table.write_bytes(packed("xlsx", "\n".join(before)))
+    with zipfile.ZipFile(table, "a") as archive:
+        archive.writestr("xl/charts/chart1.xml", "<chart/>")
+    (tmp_path / "table.xlsx.policy.yaml").write_text("unlisted: unknown\nzero: absent\nseparator: ;\n")
+    formats.add_to_table(labels(**{"a.jpg": "cat", "b.jpg": "cat"}), table, out)
+    with zipfile.ZipFile(table) as old, zipfile.ZipFile(out) as new:
+        assert old.namelist() == new.namelist()
+        changed = [name for name in old.namelist() if old.read(name) != new.read(name)]
+    assert changed == ["xl/worksheets/sheet1.xml"]
+    assert unpack(out, None).path.read_text().replace('"', "").splitlines() == after
+    with pytest.raises(UserError, match="would be a workbook"):
+        formats.add_to_table(labels(**{"a.jpg": "cat"}), table, tmp_path / "out.csv")

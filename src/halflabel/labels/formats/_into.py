@@ -20,6 +20,8 @@ from halflabel.errors import LabelError, UserError
 from halflabel.labels.formats import long, tags, wide
 from halflabel.labels.formats._csv import raw_records
 from halflabel.labels.formats._sheets import CsvTable
+from halflabel.labels.formats._unpack import unpack
+from halflabel.labels.formats._workbook import is_workbook, write_changes
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Meaning, Policy, UndecidedValue, read_value
 from halflabel.system.files import atomic_write
@@ -50,7 +52,13 @@ def add_to_copy(rows: Labels, table: Path, path: Path, kind: str, policy: Policy
     """Write a copy of `table`, of the form `kind`, with the known labels of `rows` that it lacks, in its own style.
 
     Rows, columns, order, encoding, line ends and separators stay. Images that the table lacks are added at the end.
+    In a copy of a workbook, all but these cells stays.
     """
+    source, split = table, policy.split
+    if is_workbook(source):
+        if path.suffix.lower() != source.suffix.lower():
+            raise UserError(f"{path.name} would be a workbook, as {source.name}", f"let it end in {source.suffix}")
+        table, policy = unpack(source, policy.split).path, replace(policy, split=None)
     if kind == "long":
         long.read(table, replace(policy, unlisted=policy.unlisted or "unknown"))  # asks what the table leaves open
         policy = replace(policy, minus_one=policy.minus_one or "absent", zero=policy.zero or "unknown")
@@ -62,6 +70,10 @@ def add_to_copy(rows: Labels, table: Path, path: Path, kind: str, policy: Policy
     result = Added()
     add = {"tags": _add_tags, "wide": _add_cells, "long": _add_rows}[kind]
     lines = add(copy, wanted, result)
+    if table != source:
+        new = raw_records("".join(lines), copy.sheet.delimiter)
+        write_changes(source, split, [fields for _, fields in copy.records()], [fields for _, fields in new], path)
+        return result
     with atomic_write(path) as temporary:
         temporary.write_bytes("".join(lines).encode(copy.encoding))
     return result
@@ -306,7 +318,8 @@ class _ListStyle:
         pattern = r",\s*" if self.split.is_bracketed and not self.split.separator else self.split.separator
         written = (re.findall(rf"\s*(?:{pattern})\s*", cell) for cell in self.cells if pattern)
         found = Counter(mark for marks in written for mark in marks)
-        return found.most_common(1)[0][0] if found else ", "
+        fitting = (mark for mark in (", ", "; ", "|", " ") if re.fullmatch(rf"\s*(?:{pattern})\s*", mark))
+        return found.most_common(1)[0][0] if found else next(fitting, ", ")
 
     def quoted(self, tag: str) -> str:
         single, double = (sum(cell.count(mark) for cell in self.cells) for mark in "'\"")

@@ -145,6 +145,15 @@ def _lists_of_fields(path: Path, lines: list[str]) -> tuple[Iterator[Sequence[st
 
 def _sheet(archive: zipfile.ZipFile, path: Path, name: str | None) -> Iterator[list[str]]:
     """The rows of a sheet of a workbook, as text; blank rows in between stay."""
+    member, shared = sheet_member(archive, path, name), []
+    if "xl/sharedStrings.xml" in archive.namelist():
+        items = ElementTree.fromstring(archive.read("xl/sharedStrings.xml"))
+        shared = ["".join(text.text or "" for text in item.iter(f"{_MAIN}t")) for item in items]
+    yield from _rows(archive, member, shared)
+
+
+def sheet_member(archive: zipfile.ZipFile, path: Path, name: str | None) -> str:
+    """The file in a workbook that holds a sheet: the named one, or the only one that is not blank."""
     targets = {
         each.get("Id"): str(each.get("Target")).removeprefix("/xl/")
         for each in ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))
@@ -152,12 +161,7 @@ def _sheet(archive: zipfile.ZipFile, path: Path, name: str | None) -> Iterator[l
     book = ElementTree.fromstring(archive.read("xl/workbook.xml"))
     sheets = {str(each.get("name")): targets[each.get(_RELATION)] for each in book.iter(f"{_MAIN}sheet")}
     filled = [each for each, file in sheets.items() if any(_rows(archive, file, []))]
-    sheet = sheets[choose_split(filled or list(sheets), name, path)]
-    shared = []
-    if "xl/sharedStrings.xml" in archive.namelist():
-        items = ElementTree.fromstring(archive.read("xl/sharedStrings.xml"))
-        shared = ["".join(text.text or "" for text in item.iter(f"{_MAIN}t")) for item in items]
-    yield from _rows(archive, sheet, shared)
+    return sheets[choose_split(filled or list(sheets), name, path)]
 
 
 def _rows(archive: zipfile.ZipFile, sheet: str, shared: Sequence[str]) -> Iterator[list[str]]:
