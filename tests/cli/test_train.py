@@ -113,7 +113,7 @@ def test_resuming_with_changed_labels_is_refused(data: Path, tmp_path: Path) -> 
 def test_the_script_in_a_run_makes_the_same_run_again(data: Path, tmp_path: Path) -> None:
     done(
         "train", data / "train.csv", data / "images", "--out", tmp_path / "run", "--epochs", "1", "--set", "held_out=0",
-        "--tune", "all", "--method", "em", "--set", "alpha=0.05", "--set", "channels_last=false", "--seed", "0", *TINY,
+        "--tune", "all", "--method", "em", "--set", "alpha=0.05", "--seed", "0", *TINY,
     )  # fmt: skip
     # From anywhere, also when the run has moved; whatever the words in the environment of whoever calls it.
     moved = (tmp_path / "run").rename(tmp_path / "a run")

@@ -121,8 +121,12 @@ def test_few_images_get_more_epochs_where_only_the_head_is_tuned() -> None:
 def test_a_whole_network_has_the_rate_and_size_of_its_type() -> None:
     rates = {name: whole_settings(5000, name, on_gpu=True)["lr"] for name in ("efficientnet-lite2", "resnet50")}
     assert rates["efficientnet-lite2"] > rates["resnet50"]
-    transformers = ("vit_tiny_patch16_224", "vit_small_patch14_dinov2.lvd142m", "vit_base_patch16_siglip_224")
-    for each in transformers:
+    vits = (
+        "vit_small_patch14_dinov2.lvd142m",
+        "vit_small_patch16_dinov3.lvd1689m",
+        "vit_base_patch16_siglip_224.v2_webli",
+    )
+    for each in (*vits, "vit_tiny_patch16_224", "open-clip:ViT-B-32/laion2b_s34b_b79k"):
         settings = whole_settings(5000, each, on_gpu=True)
         assert settings["lr"] < rates["resnet50"]
         assert "size" not in settings  # that of its position embedding

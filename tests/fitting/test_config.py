@@ -68,7 +68,7 @@ def test_options_that_are_not_given_have_their_defaults() -> None:
 def test_every_option_is_declared_with_help_and_defaults_in_bounds() -> None:
     fields = {field.name for field in dataclasses.fields(Config)}
     assert fields - set(declared_options()) == {
-        *("method", "options", "images", "averaged_with", "candidates"),
+        *("method", "options", "images", "averaged_with", "candidates", "from_nothing"),
         *("targets", "linear_init", "linear_lr"),  # decided by the method, or by a paper
     }
     for declared in declared_options().values():
@@ -77,9 +77,9 @@ def test_every_option_is_declared_with_help_and_defaults_in_bounds() -> None:
 
 
 def test_options_are_read_from_texts() -> None:
-    texts = {"epochs": "7", "channels_last": "false", "mirror": "true", "l2_strength": "0.5", "weights": "w.pt"}
+    texts = {"epochs": "7", "deterministic": "true", "mirror": "true", "l2_strength": "0.5", "weights": "w.pt"}
     values = {name: parse_option(name, text) for name, text in texts.items()}
-    assert values == {"epochs": 7, "channels_last": False, "mirror": True, "l2_strength": 0.5, "weights": "w.pt"}
+    assert values == {"epochs": 7, "deterministic": True, "mirror": True, "l2_strength": 0.5, "weights": "w.pt"}
     for name, text in (("epochs", "0"), ("epochs", "2.5"), ("lr", "nan"), ("mirror", "perhaps"), ("device", "tpu")):
         with pytest.raises(UserError, match=f"{name} cannot be"):
             parse_option(name, text)

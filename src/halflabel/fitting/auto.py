@@ -170,7 +170,7 @@ def whole_settings(images: int, backbone: str, *, on_gpu: bool) -> dict[str, Any
     >>> whole_settings(5_717, "efficientnet-lite2", on_gpu=True)["lr"]
     0.0003
     """
-    name = backbone.rpartition("/")[2]
+    name = backbone.lower()
     is_transformer = any(part in name for part in _TRANSFORMERS)
     kind = "transformer" if is_transformer else "efficientnet" if "efficientnet" in name else "other"
     epochs = epochs_for(images, "all")

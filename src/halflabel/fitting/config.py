@@ -302,9 +302,6 @@ class Config:
     ] = "no"
     clip: Annotated[Amount, Option("Largest gradient norm; 0 means no clipping.", OPTIMIZATION, EXPERIMENTS)] = 0.0
     accumulate: Annotated[Positive, Option("Batches per optimizer step.", OPTIMIZATION)] = 1
-    channels_last: Annotated[bool, Option("Channels-last memory layout for convolutions; usually faster.", SPEED)] = (
-        True
-    )
     compile: Annotated[
         Literal["no", "inductor"],
         Option("inductor: compile the model by torch.compile, which takes a minute.", SPEED),

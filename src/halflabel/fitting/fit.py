@@ -42,7 +42,6 @@ from halflabel.fitting.loop import fit as fit_epochs
 from halflabel.fitting.whole import (
     Member,
     Mix,
-    Refit,
     combine,
     refit_head,
     regularised_head,
@@ -578,7 +577,7 @@ class _Whole(_Batches):
         members = [Member("tuned head", model.head, swept.logits[held])]
         is_linear = swept.features.shape[1] == backbone.width(maps=False) and isinstance(head, Linear)
         if is_linear and (again := self._refit(swept.features)) is not None:
-            members.append(Member("refitted head", again.head, again.logits))
+            members.append(Member("refitted head", *again))
         with torch.no_grad():
             outside = inner.head(features[held]).logits.float()
         members.append(Member("frozen recipe", whole.head, outside, True))
@@ -660,7 +659,7 @@ class _Whole(_Batches):
         model.head.load_linear(weight, bias)
         return []
 
-    def _refit(self, features: Tensor) -> Refit | None:
+    def _refit(self, features: Tensor) -> tuple[NormalisedLinear, Tensor] | None:
         """Fit the head again to tuned features, without the held-out images; None where L-BFGS cannot."""
         make, table = self.assembly.make_method, self.assembly.training_table(self.labels.training)
         if not len(self.held_out) or solver_hindrance(make(), self.config.method, self.table) is not None:

@@ -95,9 +95,7 @@ def fit(
     if distributed.is_distributed() and config.compile != "no":
         raise UserError(f"‹compile={config.compile}› works in one process only", "leave ‹compile› out")
     device = training_device(config.device)
-    if config.channels_last:
-        model.to(memory_format=torch.channels_last)
-    model.to(device)
+    model.to(memory_format=torch.channels_last).to(device)
     method.plan(config.epochs)
     begins = method.begins()
     if begins is not None and distributed.is_main() and (problem := begins.problem(config.epochs)):

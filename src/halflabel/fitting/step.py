@@ -128,7 +128,9 @@ class OptimizerStep:
 
     def _backward_part(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int, share: float) -> Tensor:
         device = self.device
-        moved = tuple(self._to_layout(view.to(device, non_blocking=True)) for view in views)
+        layout = [torch.channels_last if view.ndim == 4 else torch.preserve_format for view in views]
+        pairs = zip(views, layout, strict=True)
+        moved = tuple(view.to(device, non_blocking=True, memory_format=each) for view, each in pairs)
         index = torch.from_numpy(images).to(device, non_blocking=True)
         if self.dense_labels is not None:
             labels = self.dense_labels[index]
@@ -144,11 +146,6 @@ class OptimizerStep:
                 loss = self.method.step(self.called, batch, epoch)
         torch.autograd.backward(self.scaler.scale(loss if share == 1 else loss * share))
         return loss.detach()
-
-    def _to_layout(self, view: Tensor) -> Tensor:
-        if self.config.channels_last and view.ndim == 4:
-            return view.contiguous(memory_format=torch.channels_last)
-        return view
 
     def update(self) -> None:
         """Update the weights by the gradients added so far, then the weight average."""

@@ -112,16 +112,6 @@ def regularised_head(features: Tensor, targets: Tensor, device: str) -> tuple[Te
         return own.cpu(), (bias - own @ mean).cpu()
 
 
-@dataclass(frozen=True)
-class Refit:
-    """A linear head on features, and its logits (M, C) and quality on the held-out images."""
-
-    head: NormalisedLinear
-    logits: Tensor
-    strength: float
-    quality: float  # `ranking_quality` of these logits
-
-
 def refit_head(
     features: Tensor,
     table: Table,
@@ -131,8 +121,10 @@ def refit_head(
     evaluation: Table,
     blocks: Sequence[int] | None = None,
     device: str = "cpu",
-) -> Refit:
+) -> tuple[NormalisedLinear, Tensor]:
     """Fit a linear head to features (N, D), NaN rows for unreadable images, without the held-out images.
+
+    Returns the head, and its logits (M, C) of the held-out images.
 
     `blocks` are those of the pooled vector of a network; without them the features may be any numbers.
     The held-out images choose the strength, by their labels in `evaluation`. A network that was tuned on the labels of
@@ -155,12 +147,12 @@ def refit_head(
             fits[strength] = solver.score(judged), solver.weight.clone(), solver.bias.clone()
             return ranking_quality(fits[strength][0], labels)
 
-        strength, tried = best_strength(quality)
+        strength = best_strength(quality)[0]
     logits, weight, bias = fits[strength]
     head = NormalisedLinear(transform, len(table.classes))
     head.linear.weight.data = weight @ directions.T
     head.linear.bias.data = bias
-    return Refit(head.cpu().eval(), logits.cpu(), strength, tried[strength])
+    return head.cpu().eval(), logits.cpu()
 
 
 @dataclass(frozen=True)
