@@ -18,6 +18,7 @@ breaks no promise. `filled` is the share of the missing present labels that were
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -72,7 +73,8 @@ def plan(scores: Scores, table: Table, truth: np.ndarray, options: FillOptions, 
     weight = np.array([item.weight for item in asked])
     value = truth[image, column]
     answers = Labels.build(table.images, table.classes, image, column, value, "person:a", weight=weight)
-    return plan_present(scores, Labels.from_table(table), calibration, answers, options)
+    planned = plan_present(scores, Labels.from_table(table), calibration, answers, options)
+    return replace(planned, answered=Labels.from_table(table).append(answers).training)
 
 
 def main() -> None:
@@ -80,11 +82,12 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=100)
     parser.add_argument("--precision", type=float, default=0.95)
     parser.add_argument("--confidence", type=float, default=0.9)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     arguments = parser.parse_args()
     options = FillOptions(precision=arguments.precision, confidence=arguments.confidence)
     print("cell                              reached  draws that fill  asked  filled  true precision, worst tenth")
     every = []
-    for (images, classes), kind, wrong in product(SIZES, KINDS, WRONG):
+    for (images, classes), kind, wrong in product(SIZES, arguments.kinds, WRONG):
         rows = []
         for seed in range(arguments.draws):
             scores, table, truth = simulate(images, classes, kind, wrong, seed)

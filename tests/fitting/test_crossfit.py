@@ -11,7 +11,16 @@ from halflabel.errors import UserError
 from halflabel.evaluation.ranking import ranking_quality
 from halflabel.features.feature_transform import FeatureTransform
 from halflabel.features.heads import NormalisedLinear
-from halflabel.fitting.crossfit import Basis, _guesses_by_fold, _Steps, _Task, crossfit
+from halflabel.fitting.crossfit import (
+    Basis,
+    _choose_similar,
+    _guesses_by_fold,
+    _projections,
+    _Similar,
+    _Steps,
+    _Task,
+    crossfit,
+)
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 
@@ -199,6 +208,34 @@ def test_large_tables_have_three_folds_and_a_sample_chooses_the_strength(monkeyp
     assert "2 of the classes" in fitted.choice
     assert np.isfinite(fitted.logits).all()
     assert metrics.mean_average_precision(fitted.logits, table.dense()) > 0.8
+
+
+def test_keys_without_class_probabilities_compare_the_features_alone() -> None:
+    features, _ = make_data()
+    classifier = torch.randn(5, 12, generator=torch.Generator().manual_seed(0)), torch.zeros(5)
+    basis = Basis.of(features, classifier)[0]
+    alone, both = (basis.features @ projection for projection in _projections(basis))
+    own = basis.transform(features)[:, :12]
+    torch.testing.assert_close(both, basis.features)
+    torch.testing.assert_close(alone @ alone.T, own @ own.T, atol=1e-4, rtol=1e-3)
+    assert len(_projections(Basis.of(features)[0])) == 1
+
+
+def test_similar_images_are_found_and_weighted_as_known_labels_show() -> None:
+    """Clusters that the second space shows and the first one hides."""
+    generator = np.random.default_rng(0)
+    cluster = generator.integers(0, 20, 200)
+    labels = np.where(generator.random((20, 12)) < 0.3, 1, -1).astype(np.int8)[cluster]
+    table = Table.from_dense(labels)
+    features = torch.from_numpy(generator.normal(size=(200, 12)).astype(np.float32))
+    fold = torch.arange(200) % 5
+    task = _Task([recipe("bce").make], Basis.of(features)[0], table, fold, 5, table)
+    task.out_of_fold = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
+    task.guesses = [torch.from_numpy((labels > 0).astype(np.float16))] * 5
+    same = [np.flatnonzero((cluster == cluster[i]) & (fold.numpy() != i % 5)) for i in range(200)]
+    right = torch.from_numpy(np.stack([np.resize(each, 4) for each in same]))
+    spaces = [_Similar(torch.eye(12), torch.ones(200, 4), which) for which in (torch.randint(200, (200, 4)), right)]
+    assert torch.equal(_choose_similar(task, spaces).images, right)
 
 
 @pytest.mark.parametrize("references", [40, 1000])

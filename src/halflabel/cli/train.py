@@ -275,7 +275,8 @@ def _run_job(job: new_run.TrainingJob, loggers: list[str], engine: str) -> None:
             *callbacks.make_loggers(loggers, run.folder.name, config.as_dict(), run.folder, resume=job.resume),
         )
     trained = "the head on cached features of" if config.tune == "head" else "all of"
-    console.print(f"\nTraining {trained} {config.backbone} by [bold]{config.method}[/] in {escape(run.address)}")
+    method = "auto" if config.candidates else config.method
+    console.print(f"\nTraining {trained} {config.backbone} by [bold]{method}[/] in {escape(run.address)}")
 
     features, fits = Bar("features"), Bar("fits", "fits")
     with use_engine(engine), _resumable(run), warnings_in_a_line(), epoch_bar, head_bar, features, fits:

@@ -99,10 +99,10 @@ def plan_present(
     """Decide which unknown entries to fill as present, so that they reach the precision.
 
     With `answers` the probabilities are corrected by them (`fit_correction`), and the cut is the lowest probability at
-    which the precision is reached with the confidence, over the curves that are plausible after the answers; it is
-    never below the entries that were asked about. Guaranteed if the share of right fills rises with the probability
-    along such a curve. Without answers the probabilities are taken as they are. Nothing is filled as absent, nor where
-    the scores of `region` are NaN.
+    which the precision is reached with the confidence, over the curves that are plausible after the answers and over
+    what is then present by chance; it is never below the entries that were asked about. Guaranteed if the share of
+    right fills rises with the probability along such a curve. Without answers the probabilities are taken as they are.
+    Nothing is filled as absent, nor where the scores of `region` are NaN.
     """
     table, people = labels.training, labels.evaluation
     classes = len(table.classes)
@@ -115,7 +115,8 @@ def plan_present(
         curve = curve.corrected(change.slope, change.offset, classes)
         p = curve.scores(logits, answers.column)
         check = describe_answers(sigmoid(asked), present)
-        correction = _Correction(change, float(p.min(initial=1.0)), bin_of(p), check)
+        was_unknown = np.asarray(table.values[answers.image, answers.column]).ravel() == 0
+        correction = _Correction(change, float(p.min(initial=1.0)), bin_of(p), was_unknown, check)
 
     def decide(counts: BinCounts, target: float) -> tuple[FillDecision, FillDecision]:
         return _cut(counts, correction, target, options.confidence), FillDecision.nothing(classes)
@@ -140,6 +141,7 @@ class _Correction(NamedTuple):
     change: Calibration
     floor: float  # the lowest probability, after the change, that was asked about
     bins: NDArray[np.int64]  # of the answered entries, after the change
+    is_unknown: NDArray[np.bool_]  # whether an answered entry counts among the unknown ones; it will not be filled
     check: str  # what the answers say about the probabilities before it
 
 
@@ -155,8 +157,15 @@ def _cut(counts: BinCounts, correction: _Correction | None, precision: float, co
         draws, lowest = correction.change.draws(_DRAWS), max(lowest, correction.floor)
         logits = (logits - correction.change.offset) / correction.change.slope
     right = 1 / (1 + np.exp(-(draws[:, :1] * logits + draws[:, 1:])))
-    reached = np.cumsum((right * unknown)[:, ::-1], 1)[:, ::-1] / np.maximum(above, 1)
-    bound = np.quantile(reached, 1 - confidence, axis=0)
+    bound = np.cumsum((right * unknown)[:, ::-1], 1)[0, ::-1] / np.maximum(above, 1)
+    if correction is not None:
+        # Of few entries by chance fewer are right than expected.
+        left = unknown - np.bincount(correction.bins[correction.is_unknown], minlength=BINS)
+        left = np.maximum(left, 0).astype(np.int64)
+        hits = np.random.default_rng(0).binomial(left, right)
+        left_above = np.cumsum(left[::-1])[::-1]
+        reached = np.cumsum(hits[:, ::-1], 1)[:, ::-1] / np.maximum(left_above, 1)
+        bound = np.where(left_above > 0, np.quantile(reached, 1 - confidence, axis=0), 1.0)
     allowed = (bound >= precision) & (above > 0) & (np.arange(BINS) >= bin_of(np.array([lowest]))[0])
     if not allowed.any():
         return FillDecision.nothing(classes)

@@ -8,6 +8,7 @@ thresholds, fill and questions afterwards.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from halflabel.errors import UserError
-from halflabel.evaluation.ranking import ranking_quality, sampling_step
+from halflabel.evaluation.ranking import (
+    has_negatives_to_rank,
+    ranking_quality,
+    ranking_quality_of_classes,
+    sampling_step,
+)
 from halflabel.features.feature_transform import BLOCK, Classifier, FeatureTransform, principal_components
 from halflabel.features.heads import NormalisedLinear
 from halflabel.features.names import NameScores
@@ -40,9 +46,9 @@ _TRIAL = 0.5  # trust in class names that is compared with none
 _FEW_POSITIVES = 25  # known per class: fewer choose a strength by chance
 COMPONENTS = 768  # principal components of the normalised features that heads are fitted on
 WEAKEST, STRONGEST = 1e-6, 3e-2  # how far the path of strengths is extended when its end is best
-# How many similar images, how sharply their similarity counts, and their weight in the score. Chosen for each training
-# instead, by the known labels, they were on average worse: few labels choose by chance.
-_COUNT, _SHARPNESS, _WEIGHT = 80, 10.0, 0.3
+# How many similar images, how sharply their similarity counts and their weight in the score: the first pair, unless
+# another one is clearly better on known labels. Few labels choose by chance.
+_COUNT, _MIXES = 80, ((10.0, 0.3), (10.0, 0.5), (20.0, 0.3))
 REFERENCES = 100_000  # images at most that similar ones are searched among: a random choice of more
 LARGEST_SEARCH = 10**10  # pairs of images compared; for more than 100,000 images there are fewer references
 _SCORED = 1 << 16  # images scored at once
@@ -223,6 +229,7 @@ def crossfit(
         if strength is None:
             choices = []
             choose = _choose_strength_by_sample if is_large else _choose_strength
+            times = [time.perf_counter()]
             for each in bases:
                 attempt = replace(task, make_methods=make_methods[:1], basis=each, scored={})
                 choices.append((*choose(attempt, steps), attempt))
@@ -231,10 +238,12 @@ def crossfit(
             if len(make_methods) > 1:
                 attempts_of_all = [(strength, task)]
                 for make in make_methods[1:]:
+                    times.append(time.perf_counter())
                     attempt = replace(task, make_methods=[make], scored={}, heads=[])
                     attempts_of_all.append((choose(attempt, steps)[0], attempt))
                 if measure:
-                    members, measured = choose_members([attempt.judged for _, attempt in attempts_of_all])
+                    seconds = np.diff([*times, time.perf_counter()]).tolist()
+                    members, measured = choose_members([attempt.judged for _, attempt in attempts_of_all], seconds)
                 strength, task = _average([attempts_of_all[member] for member in members])
         if not len(task.out_of_fold):
             task.out_of_fold = _score_folds(task, _solvers(task), strength, steps)
@@ -308,7 +317,7 @@ class _Task:
     trust: Tensor | None = None  # (C,) the logits start from trust · names
     scored: dict[float, tuple[Tensor, Heads]] = field(default_factory=dict)  # by strength, until names are trusted
     heads: Heads = field(default_factory=list)  # weights and biases without each fold
-    similar: tuple[Tensor, Tensor] | None = None  # similarity and index of similar images, where they are used
+    similar: _Similar | None = None  # where similar images are used
     guesses: list[Tensor] = field(default_factory=list)  # for the references (R, C), by fold
     factors: Sequence[float] = ()  # strengths of the methods, relative to that of the first; (): the same
     # The scores that chose the strength, and their labels.
@@ -362,12 +371,12 @@ class _Task:
         head.trust = self.trust
         if self.similar is not None:
             head.similar = SimilarImages.build(
-                self.basis.directions[:, :KEY_SIZE],
-                self.keys[self.references],
+                self.basis.directions @ self.similar.projection,
+                (self.features @ self.similar.projection)[self.references],
                 self.known_or(torch.sigmoid(self.out_of_fold[self.references])),
-                weight=_WEIGHT,
-                count=self.similar[1].shape[1],
-                sharpness=_SHARPNESS,
+                weight=self.similar.weight,
+                count=self.similar.images.shape[1],
+                sharpness=self.similar.sharpness,
             )
         return head.cpu().eval()
 
@@ -376,11 +385,6 @@ class _Task:
         result = np.full((images, logits.shape[1]), np.nan, np.float32)
         result[self.basis.rows] = logits.cpu().numpy()
         return result
-
-    @property
-    def keys(self) -> Tensor:
-        """What the similarity of images is computed on (N, KEY_SIZE)."""
-        return self.features[:, :KEY_SIZE]
 
     def known_or(self, probabilities: Tensor) -> Tensor:
         """Replace the probabilities (R, C) of known entries of the references by 1 and 0."""
@@ -413,7 +417,7 @@ def _fit_further(start: CrossFit, table: Table, make_methods: Sequence[MakeMetho
         logits = task.out_of_fold
         if task.similar is not None:
             task.guesses = [task.known_or(guess) for guess in task.guesses]
-            logits = torch.logit(_mixed(task, *task.similar).clamp_(1e-7, 1 - 1e-6))
+            logits = torch.logit(_mixed(task, task.similar).clamp_(1e-7, 1 - 1e-6))
             quality = task.quality(logits)
     logits_of_all = task.of_all(logits, len(table))
     return replace(start, logits=logits_of_all, strength=strength, quality=quality, next_factor=next_factor, _task=task)
@@ -574,42 +578,84 @@ def _score_folds(
     return logits
 
 
+class _Similar(NamedTuple):
+    """The similar images of each image (N, count), in falling order, and how they count."""
+
+    projection: Tensor  # (D, KEY_SIZE) from principal components to the keys that are compared
+    similarity: Tensor
+    images: Tensor  # numbers among the references
+    sharpness: float = _MIXES[0][0]
+    weight: float = _MIXES[0][1]
+
+
 def _mix_similar(task: _Task, strength: float, quality: float, is_large: bool, steps: _Steps) -> tuple[Tensor, float]:
     """Return the out-of-fold logits with similar images, and the quality.
 
     Similar images are not used where they lower the quality too much. Of a large table a sample of the classes decides.
     """
-    fold_sizes = torch.bincount(task.fold[task.references])
-    count = min(_COUNT, int(fold_sizes.sum() - fold_sizes.max()))
-    similar = nearest_images(task.keys, task.fold, task.references, count)
-    sample = task.sample() if is_large else task
+    projections = _projections(task.basis)
+    similar, sample = _find_similar(task, projections[0]), task.sample() if is_large else task
     sample.guesses = _guesses_by_fold(sample, strength, steps)
-    mixed = _mixed(sample, *similar)
+    if not is_large and has_negatives_to_rank(task.evaluation_labels):
+        similar = _choose_similar(task, [similar, *(_find_similar(task, each) for each in projections[1:])])
+    mixed = _mixed(sample, similar)
     reached = sample.quality(mixed)
     if reached < quality - _LARGEST_LOSS:
         return task.out_of_fold, quality
     task.similar = similar
     if is_large:
         task.guesses = _guesses_by_fold(task, strength, steps)
-        mixed = _mixed(task, *similar)
+        mixed = _mixed(task, similar)
     return torch.logit(mixed.clamp_(1e-7, 1 - 1e-6)), reached
 
 
-def _mixed(task: _Task, similarity: Tensor, index: Tensor) -> Tensor:
-    """Mix the out-of-fold probabilities with the mean guess of similar images (N, k), weighted by their similarity.
+def _projections(basis: Basis) -> list[Tensor]:
+    """Return the projections (k, KEY_SIZE) from components to keys: without class probabilities, and of all features.
 
-    Similar images come in falling order.
+    Class probabilities compare photos of what the backbone was pretrained on, and mislead elsewhere. Without them the
+    keys are the principal components of the other features: eigenvectors of their similarity.
     """
-    guesses = task.guesses
+    size, width = basis.features.shape[1], sum(basis.transform.blocks)
+    first = torch.eye(size, device=basis.features.device)[:, :KEY_SIZE]
+    if width == len(basis.directions):
+        return [first]
+    spread = basis.variance.clamp(min=1e-12).sqrt()
+    similarity = basis.directions[:width].T @ basis.directions[:width]
+    values, vectors = torch.linalg.eigh(spread[:, None] * similarity * spread)
+    roots = values[-KEY_SIZE:].clamp(min=0).sqrt()
+    return [vectors[:, -KEY_SIZE:] * roots / spread[:, None], first]
+
+
+def _find_similar(task: _Task, projection: Tensor) -> _Similar:
+    fold_sizes = torch.bincount(task.fold[task.references])
+    count = min(_COUNT, int(fold_sizes.sum() - fold_sizes.max()))
+    return _Similar(projection, *nearest_images(task.features @ projection, task.fold, task.references, count))
+
+
+def _choose_similar(task: _Task, spaces: Sequence[_Similar]) -> _Similar:
+    """Return the first of all ways to mix, or the best one of those better by a standard error over the classes."""
+    ways = [each._replace(sharpness=sharpness, weight=weight) for each in spaces for sharpness, weight in _MIXES]
+    of_classes = [ranking_quality_of_classes(_mixed(task, way), task.evaluation_labels) for way in ways]
+    gains = torch.stack(of_classes) - of_classes[0]
+    gains = gains[:, ~gains.isnan().any(0)]
+    if gains.shape[1] < 2:
+        return ways[0]
+    gain = gains.mean(1) * (gains.mean(1) > gains.std(1) / gains.shape[1] ** 0.5)
+    return ways[int(gain.argmax())]
+
+
+def _mixed(task: _Task, similar: _Similar) -> Tensor:
+    """Mix the out-of-fold probabilities with the mean guess of similar images, weighted by their similarity."""
+    guesses, (_, similarity, index, sharpness, weight) = task.guesses, similar
     total = torch.zeros(len(index), guesses[0].shape[1], device=index.device)
     sum_of_shares = torch.zeros(len(index), 1, device=index.device)
     for column in range(index.shape[1]):  # never (N, k, C) at once
-        shares = torch.exp(_SHARPNESS * (similarity[:, column, None] - similarity[:, :1]))
+        shares = torch.exp(sharpness * (similarity[:, column, None] - similarity[:, :1]))
         sum_of_shares += shares
         for fold, guess in enumerate(guesses):
             rows = task.rows_of_fold[fold]
             total.index_add_(0, rows, shares[rows] * guess[index[rows, column]])
-    return torch.sigmoid(task.out_of_fold).mul_(1 - _WEIGHT).add_(total / sum_of_shares, alpha=_WEIGHT)
+    return torch.sigmoid(task.out_of_fold).mul_(1 - weight).add_(total / sum_of_shares, alpha=weight)
 
 
 def _guesses_by_fold(task: _Task, strength: float, steps: _Steps) -> list[Tensor]:

@@ -104,7 +104,7 @@ def _train(job: _Job, init_callback: Callback | None) -> Evaluation | None:
     finally:  # also when there are too many of them
         job.write_bad_images()
     job.report_bad_images()
-    if fitted.config is not None and fitted.config != config:
+    if fitted.config is not None and fitted.crossfit is not None and fitted.crossfit.measured:
         job.set_config(fitted.config)
         if distributed.is_main():
             run.write_config({**job.config.as_dict(), "size": job.size})
@@ -174,7 +174,9 @@ class _Job:
                 f"{self.table.uncertain.nnz} uncertain labels are {describe_reading(self.config.uncertain)}, and never "
                 "used for evaluation"
             )
-        self.reporter.message(self.assembly.describe(self.table))
+        is_measured = self.config.candidates and self.config.l2_strength is None and self.table.known
+        if not is_measured or not self.assembly.uses_solver(self.table):  # else what is taken is described afterwards
+            self.reporter.message(self.assembly.describe(self.table))
         self.device = choose_device(self.config.device)
         self.backbone = self.assembly.make_backbone()
         self.size = self.config.size or self.backbone.preprocess.size
