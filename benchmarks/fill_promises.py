@@ -60,13 +60,15 @@ def simulate(images: int, classes: int, kind: str, wrong: float, seed: int) -> t
     return Scores(*names, logits.astype(np.float32), fold, "out-of-fold"), Table.from_dense(labels, *names), truth
 
 
-def plan(scores: Scores, table: Table, truth: np.ndarray, options: FillOptions, seed: int) -> FillPlan | None:
+def plan(
+    scores: Scores, table: Table, truth: np.ndarray, options: FillOptions, seed: int, count: int = 100
+) -> FillPlan | None:
     """Plan a fill as the command does; None where it has nothing to ask about."""
     if (table.value < 0).any() and not (first := plan_fill(scores, table, options)).unlike:
         return first
     calibration = calibrate(scores.logits, table.dense())
     try:
-        asked = draw_control(scores, table, calibration, precision=options.precision, count=100, seed=seed)
+        asked = draw_control(scores, table, calibration, precision=options.precision, count=count, seed=seed)
     except NothingToFill:
         return None
     image, column = (np.array(part) for part in zip(*((item.image, item.column) for item in asked), strict=True))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from halflabel.errors import UserError
+from halflabel.evaluation.registry import has_too_few
 from halflabel.evaluation.scores import MEASURED_ON, Kind
 from halflabel.runs.folder import RunFolder
 from halflabel.runs.run_files import verify_checksum
@@ -100,13 +101,13 @@ def push(folder: Path, repo: str, *, private: bool = False, api: Any = None) -> 
 
 
 def _front_matter(metadata: ModelMetadata, metrics: Mapping[str, Any], kind: Kind | None) -> dict[str, Any]:
-    """Return the front matter; only mAP, because F1 was measured on the labels the thresholds were chosen on."""
+    """Return the front matter; only mAP, by enough labels: F1 was measured on those that the thresholds were chosen on."""
     front: dict[str, Any] = {
         "library_name": "halflabel",
         "pipeline_tag": "image-classification",
         "tags": ["halflabel", "multi-label-classification", "partial-labels", metadata.backbone, metadata.method],
     }
-    if metrics.get("mAP") is not None and kind is not None:
+    if metrics.get("mAP") is not None and kind is not None and not has_too_few(metrics):
         result = {
             "task": {"type": "image-classification", "name": "Multi-label image classification"},
             "dataset": {"type": "held-out", "name": f"{MEASURED_ON[kind]} of the training data"},
