@@ -62,9 +62,12 @@ def test_the_files_of_the_folder(run: RunFolder, folder: Path) -> None:
         assert Model.open(run).config.images.encode() not in path.read_bytes()
 
 
-def test_the_card_states_the_measured_values(run: RunFolder, folder: Path) -> None:
-    text = (folder / "README.md").read_text(encoding="utf-8")
+def test_the_card_states_the_measured_values(run: RunFolder, folder: Path, tmp_path: Path) -> None:
     measured = run.read_json("metrics.json")
+    assert not ModelCard((folder / "README.md").read_text(encoding="utf-8")).data.eval_results  # by too few labels
+    more = RunFolder(shutil.copytree(run.folder, tmp_path / "run"))
+    more.write_json("metrics.json", measured | {"positives": 100})
+    text = (export_hub(more, tmp_path / "out") / "README.md").read_text(encoding="utf-8")
     (result,) = ModelCard(text).data.eval_results
     assert result.metric_type == "mAP"
     assert result.metric_value == pytest.approx(measured["mAP"], abs=1e-6)

@@ -101,7 +101,7 @@ def push(folder: Path, repo: str, *, private: bool = False, api: Any = None) -> 
 
 
 def _front_matter(metadata: ModelMetadata, metrics: Mapping[str, Any], kind: Kind | None) -> dict[str, Any]:
-    """Return the front matter; only mAP, by enough labels: F1 was measured on those that the thresholds were chosen on."""
+    """Return the front matter; only mAP, by enough labels: thresholds were chosen on those that measure F1."""
     front: dict[str, Any] = {
         "library_name": "halflabel",
         "pipeline_tag": "image-classification",
