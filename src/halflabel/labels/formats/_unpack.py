@@ -144,12 +144,15 @@ def _lists_of_fields(path: Path, lines: list[str]) -> tuple[Iterator[Sequence[st
 
 
 def _sheet(archive: zipfile.ZipFile, path: Path, name: str | None) -> Iterator[list[str]]:
-    """The rows of a sheet of a workbook, as text; blank rows in between stay."""
+    """The rows of a sheet of a workbook, as text, as long as the first; blank rows in between stay."""
     member, shared = sheet_member(archive, path, name), []
     if "xl/sharedStrings.xml" in archive.namelist():
         items = ElementTree.fromstring(archive.read("xl/sharedStrings.xml"))
         shared = ["".join(text.text or "" for text in item.iter(f"{_MAIN}t")) for item in items]
-    yield from _rows(archive, member, shared)
+    width = 0
+    for row in _rows(archive, member, shared):
+        width = width or len(row)
+        yield row + [""] * (width - len(row)) if row else row  # blank cells at the end are not in the file
 
 
 def sheet_member(archive: zipfile.ZipFile, path: Path, name: str | None) -> str:
