@@ -84,7 +84,7 @@ def same(first: Trials, second: Trials) -> bool:
 
     def comparable(comparison: Trials) -> Any:
         content = comparison.to_json()
-        return [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in content["rows"]], {
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in content["rows"]], {
             k: v for k, v in content.items() if k not in ("rows", "memory_is")
         }
 
@@ -344,9 +344,8 @@ def test_equal_methods_do_not_differ_and_a_worse_one_does(go: Any, config: Confi
     first, second, last = fitted.rows
     assert {first.method, second.method} == {"em", "em:alpha=0.2"}
     assert first.per_seed == second.per_seed
-    assert (first.behind, first.behind_low, first.behind_high) == (0, 0, 0)
-    assert second.behind == 0
-    assert -0.05 < second.behind_low < 0 < second.behind_high < 0.05  # on few images, none is seen
+    for row in (first, second):
+        assert (row.behind, row.behind_low, row.behind_high) == (0, 0, 0)
     assert last.method == "swapped"
     assert last.behind_low <= last.behind <= last.behind_high < 0
     assert last.behind == pytest.approx(last.mAP - first.mAP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -73,11 +74,32 @@ def test_the_search_takes_the_best_rate_then_the_best_option_and_keeps_both() ->
     tasks = grid("em")
     order, outcomes = walk(tasks, quality)
     tried = [(round(task.lr / default_lr, 3), dict(task.options).get("alpha")) for task in order if task.seed == 0]
-    assert tried == [(1, None), (0.333, None), (3, None), (3, 0.05), (3, 0.1), (3, 0.5)]
+    assert tried == [(1, None), (0.333, None), (3, None), (9, None), (3, 0.05), (3, 0.1), (3, 0.5)]
     (pair,) = tasks.pairs
     assert tasks.chosen(*pair, outcomes).options == (("alpha", 0.05),)
     assert tasks.tried(*pair, outcomes) == [task for task in order if task.seed == 0]
     assert {(task.lr, task.options) for task in order if task.seed > 0} == {(3 * default_lr, (("alpha", 0.05),))}
+
+
+@pytest.mark.parametrize(("wanted", "is_inside"), [(1 / 30, True), (20, True), (1e-4, False), (1e4, False)])
+def test_rates_are_tried_until_the_best_is_between_two_others(wanted: float, is_inside: bool) -> None:
+    default_lr, tasks = recipe("bce").lr, grid("bce", "wan", seeds=1)
+    order, outcomes = walk(tasks, lambda task: 2 - abs(math.log10(task.lr / default_lr / wanted)) / 10)
+    (pair, _) = tasks.pairs
+    rates = sorted(task.lr for task in order if task.candidate == pair[0])
+    best = tasks.chosen(*pair, outcomes).lr
+    assert (rates[0] < best < rates[-1]) == is_inside == (not tasks.has_rate_at_edge(*pair, outcomes))
+    assert all(high == pytest.approx(3 * low) for low, high in itertools.pairwise(rates))
+    assert not is_inside or best / default_lr == pytest.approx(wanted, rel=2)
+    assert len(order) == 2 * len(rates)
+
+
+def test_a_time_limit_ends_the_search_for_a_rate() -> None:
+    outcomes: dict[Task, Outcome] = {}
+    for number, task in enumerate(grid("bce", seeds=2).tasks(outcomes)):
+        if number < 2:
+            outcomes[task] = Outcome(select=1 / task.lr)
+    assert number == 3  # without outcomes nothing further is offered
 
 
 def test_among_equal_settings_the_defaults_are_chosen() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import t
 
 from halflabel import metrics
-from halflabel.comparison.result import TaskScore, difference, interval, paired_interval
+from halflabel.comparison.result import TaskScore, difference, interval, paired_interval, photos_to_see
 
 
 def slow(values: list[float], replicates: list[list[float]], positives: int) -> tuple[float, float, float]:
@@ -96,6 +96,13 @@ def test_equal_scores_differ_by_nothing_and_nearly_equal_ones_by_little() -> Non
     far = paired_interval([score(logits)], [score(logits + rng.normal(size=logits.shape))])
     assert near.high - near.low < 0.1 * (far.high - far.low)
     assert near.low <= 0 <= near.high
+
+
+def test_four_times_the_photos_halve_the_difference_that_they_show() -> None:
+    rng = np.random.default_rng(0)
+    scores, others = ([TaskScore(0.5, 0.5 + rng.normal(0, 0.02 / 2**0.5, 4000), 50)] for _ in range(2))
+    assert photos_to_see(scores, others, 1000) == pytest.approx(1000 * (1.96 * 2) ** 2, rel=0.1)
+    assert photos_to_see(scores, scores, 1000) == 0
 
 
 def test_no_known_positive_has_no_interval() -> None:

@@ -28,6 +28,12 @@ CHANNELS, CLASSES = 12, 5
 START = Start("logistic", (), 1e-3, 0.0, 3)
 
 
+@pytest.fixture(scope="session")
+def config(config: Config) -> Config:
+    """As published: heads do not begin with a fit by L-BFGS."""
+    return replace(config, linear_start=False)
+
+
 def labels() -> Table:
     rng = np.random.default_rng(0)
     return Table.from_dense(rng.choice([-1, 1], (40, CLASSES)).astype(np.int8))

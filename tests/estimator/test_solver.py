@@ -13,7 +13,7 @@ from estimator_examples import NAN, half_labelled, solved
 
 from halflabel.errors import UserError
 from halflabel.evaluation.positives_only import expected_f1_threshold
-from halflabel.features.heads import Linear, NormalisedLinear
+from halflabel.features.heads import NormalisedHead, NormalisedLinear
 from halflabel.fitting.auto import choose
 from halflabel.labels.table import Table
 
@@ -56,7 +56,7 @@ def test_a_parameter_of_batches_needs_them(parameters: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"{next(iter(parameters))} counts in batches, not in a linear fit.*fit_by="):
         solved(**parameters).fit(X, y)
     model = solved(fit_by="batches", **parameters).fit(X, y)
-    assert isinstance(model.model_.head, Linear)
+    assert isinstance(model.model_.head, NormalisedHead)
     assert model.oof_logits_ is None
     assert len(model.log_) == parameters.get("epochs", 20)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from halflabel import metrics
-from halflabel.features.heads import Head, pool
+from halflabel.features.feature_transform import FeatureTransform
+from halflabel.features.heads import NormalisedHead, pool
 from halflabel.features.scoring import score_source
 from halflabel.fitting.config import Config
 from halflabel.fitting.fit import Fit, Inputs, Watch, fit
@@ -48,15 +50,25 @@ def go(method: str, *, messages: list[str] | None = None, epochs: int = 1, **con
     return fitted, metrics.mean_average_precision(logits, torch.from_numpy(labels))
 
 
-@pytest.mark.parametrize("method", ["plcl", "srcr", "imcl", "mean-teacher", "boostlu"])
+@pytest.mark.parametrize("method", ["plcl", "srcr", "imcl", "mean-teacher", "boostlu", "ml-decoder", "cnn-rnn"])
 @pytest.mark.filterwarnings("ignore:.* never starts in")
-def test_systems_begin_with_the_linear_solution(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = go(method, lr=1e-5)[1]
-    for kind in type(recipe(method).make().head(24, CLASSES)).__mro__[:-1]:
-        if "load_linear" in vars(kind):
-            monkeypatch.setattr(kind, "load_linear", Head.load_linear)
-            break
-    assert begun > 0.85 > go(method, lr=1e-5)[1]
+def test_every_head_begins_with_the_linear_fit(method: str) -> None:
+    assert go(method, lr=1e-5)[1] > 0.85 > go(method, lr=1e-5, linear_start=False)[1]
+
+
+def test_similar_images_count_only_after_training() -> None:
+    fitted = go("mean-teacher")[0]
+    assert isinstance(fitted.model.head, NormalisedHead)
+    assert fitted.model.head.similar is not None
+    assert fitted.epochs is not None
+    assert not any("similar" in name for name in fitted.epochs.weights)
+    assert go("mean-teacher", similar=False)[0].model.head.similar is None
+
+
+def test_normalised_maps_have_the_normalised_vector_as_their_mean() -> None:
+    maps = torch.from_numpy(make_maps()[0])
+    transform = FeatureTransform.fit(pool(maps))
+    torch.testing.assert_close(pool(transform.places(maps)), transform(pool(maps)))
 
 
 def test_the_start_of_a_head_on_maps_scores_like_the_linear_head_on_their_means() -> None:
@@ -67,11 +79,14 @@ def test_the_start_of_a_head_on_maps_scores_like_the_linear_head_on_their_means(
     torch.testing.assert_close(head(maps).logits, pool(maps) @ weight.T + bias, rtol=1e-3, atol=1e-4)
 
 
-def test_a_rate_that_is_too_high_is_not_chosen() -> None:
+def test_a_rate_between_two_others_is_chosen() -> None:
     messages: list[str] = []
-    go("mean-teacher", lr=3.0, choose_lr=True, messages=messages)
-    (chosen,) = (line for line in messages if line.startswith("learning rate"))
-    assert not chosen.startswith("learning rate 3,")
+    go("mean-teacher", lr=1e4, choose_lr=True, messages=messages)
+    (line,) = (line for line in messages if line.startswith("learning rate"))
+    chosen, *tried = [
+        float(rate) for rate in re.findall(r"rate ([\d.e+]+),|([\d.e+]+) →", line) for rate in rate if rate
+    ]
+    assert min(tried) < chosen < max(tried)
 
 
 def test_the_last_epoch_is_kept_on_request_and_reported() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 import re
@@ -18,15 +17,13 @@ from digit_scenes import scenes
 from page_checks import HOSTILE, check
 from typer.testing import CliRunner
 
-from halflabel import metrics
 from halflabel.cli import app
 from halflabel.comparison.compare import compare
 from halflabel.comparison.study import grow, study
 from halflabel.errors import UserError
 from halflabel.fitting.config import Config
-from halflabel.labels import formats
 from halflabel.labels.table import Table
-from halflabel.report.comparison_page import build_comparison, class_gaps, read_comparison
+from halflabel.report.comparison_page import build_comparison, read_comparison
 from halflabel.report.layout import write_page
 from halflabel.report.run_facts import is_comparison
 from halflabel.system.format import points
@@ -50,7 +47,6 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lr=0.3,
         config=config,
     )
-    keep_test(folder, table)
     return folder
 
 
@@ -68,12 +64,6 @@ def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study(table, images, out=place / "study", budgets=(0.25, 0.75, 1), **how)
     grow(table, images, out=place / "growth", shares=(0.125, 0.25, 0.5, 1), **how)
     return place
-
-
-def keep_test(folder: Path, table: Table) -> None:
-    with open(folder / "split.csv", newline="") as file:
-        names = [row["image"] for row in csv.DictReader(file) if row["part"] == "test"]
-    formats.write(table.subset(table.images.index(names)), folder / "test.parquet")
 
 
 @pytest.fixture
@@ -114,20 +104,17 @@ def test_page_shows_the_numbers_of_the_table(comparison: Path) -> None:
     for sentence in (*content["protocol"], *content["conclusions"]):
         assert " ".join(sentence.split()) in page.text
     assert "role (labels all): the method 'role' cannot learn from full labels" in page.text.replace(" (", " (")
-    for name in ("judged", "methods", "missing", "shares", "classes"):
+    for name in ("judged", "methods", "missing", "shares"):
         assert f'href="#{name}"' in text
     assert str(comparison.parent) not in text
 
 
-def test_the_page_begins_with_the_answer_and_compares_the_best_with_the_naive_reading(comparison: Path) -> None:
+def test_the_page_begins_with_the_answer(comparison: Path) -> None:
     text = build_comparison(comparison)
     header = check(text).text.partition("Methods")[0]
     facts = read_comparison(comparison)
     assert all(conclusion in header for conclusion in facts.trials.conclusions)
-    for rows in facts.trials.panels:
-        for naive in (row for row in rows[1:] if row.role == "naive"):
-            assert f"{rows[0].method} against an, labels: {naive.labels}" in text
-    assert text.index("<summary>The whole protocol") > text.index("Class by class")
+    assert text.index("<summary>The whole protocol") > text.index("<summary>The table")
 
 
 def test_a_method_from_which_nothing_is_hidden_ends_each_table(edited: Callable[..., Path]) -> None:
@@ -158,25 +145,14 @@ def test_ties_with_the_best_are_marked(edited: Callable[..., Path], high: float,
     rows = re.findall(r"−10.00( ≈)?<br>", text)
     assert len(rows) == 6  # all but the two best
     assert all(bool(mark) == near for mark in rows)
-    assert ("With fewer than 3 seeds" in text) == near, "there are two"
     assert "as good as the best" not in text
-
-
-def test_one_seed_says_nothing_about_the_spread_over_seeds(edited: Callable[..., Path]) -> None:
-    def change(content: dict[str, Any]) -> None:
-        for row in content["rows"]:
-            row["seeds"] = 1
-
-    text = build_comparison(edited(change))
-    assert "With one seed, intervals leave out the spread over seeds" in text
-    assert "With fewer than 3 seeds" not in text
 
 
 def test_awkward_content_stays_text(edited: Callable[..., Path]) -> None:
     def change(content: dict[str, Any]) -> None:
         first, *rest = content["rows"]
         first["method"] = HOSTILE
-        rest[0] |= {"behind": None, "behind_low": None, "behind_high": None, "memory": None, "seconds": 0.0}
+        rest[0] |= {"behind": None, "behind_low": None, "behind_high": None, "seconds": 0.0}
         rest[0] |= {"seed_sd": None, "seeds": 1, "per_seed": [0.2], "validation": None}
         content["failures"].append({"labels": HOSTILE, "method": HOSTILE, "what": "seed 1", "reason": "x" * 5000})
         content["left_out"] = 1200
@@ -210,73 +186,6 @@ def test_many_methods_and_labels_stay_bounded(edited: Callable[..., Path]) -> No
     assert "6 of 8 sets of labels are drawn" in page.text
     assert "24 of 40 methods are drawn" in page.text
     assert "6 of 40 curves are drawn" in page.text
-
-
-def test_class_differences_are_those_of_the_runs(comparison: Path, edited: Callable[..., Path]) -> None:
-    folder = edited()
-    facts = read_comparison(folder)
-    first, second = facts.trials.panels[0][:2]
-    # Runs of settings that were not chosen, one of them with the same rate.
-    for path in list((folder / "tasks").glob("*.json")):
-        task = json.loads(path.read_text())
-        others: list[dict[str, Any]] = [{"options": {**task["options"], "alpha": 0.77}}, {"lr": 7.0}]
-        for number, other in enumerate(others):
-            for name in ("0", "zz"):
-                decoy = path.with_name(f"{name}-{number}-{path.name}")
-                decoy.write_text(json.dumps({**task, **other}))
-                np.save(decoy.with_suffix(".npy"), np.zeros(facts.test.shape, np.float32))
-    gaps = class_gaps(facts, first, second, most=4)
-    assert 2 <= len(gaps) <= 8
-    labels = facts.test.dense()
-    slow: dict[str, list[float]] = {}
-    for row in (first, second):
-        results = {}
-        for path in (comparison / "tasks").glob("*.json"):
-            task = json.loads(path.read_text())
-            if (task["contender"], task["labels"]) == (row.method, row.labels):
-                logits = torch.from_numpy(np.load(path.with_suffix(".npy")))
-                ap = metrics.average_precision(logits, torch.from_numpy(labels)).numpy()
-                if ap.mean() == pytest.approx(row.per_seed[task["seed"]], abs=1e-12):  # else a setting not chosen
-                    results[task["seed"]] = ap
-        assert sorted(results) == [0, 1]
-        for name, value in zip(facts.test.classes, (results[0] + results[1]) / 2, strict=True):
-            slow.setdefault(name, []).append(float(value))
-    for gap in gaps:
-        assert gap.interval.mean == pytest.approx(slow[gap.name][0] - slow[gap.name][1])
-        assert gap.interval.low <= gap.interval.mean <= gap.interval.high
-    values = [gap.interval.mean for gap in gaps]
-    assert values == sorted(values, reverse=True)
-    every = sorted((a - b for a, b in slow.values()), reverse=True)
-    assert values[0] == pytest.approx(every[0])
-    assert values[-1] == pytest.approx(every[-1])
-
-
-def test_methods_that_are_alike_differ_in_no_class(edited: Callable[..., Path]) -> None:
-    def change(content: dict[str, Any]) -> None:
-        first, *rest = content["rows"]
-        rest[0] |= {name: first[name] for name in ("method", "lr", "options", "labels", "runs", "judged_by")}
-
-    assert "No class differs." in check(build_comparison(edited(change))).text
-
-
-def test_classes_are_not_compared_without_common_runs(edited: Callable[..., Path]) -> None:
-    folder = edited()
-    for path in (folder / "tasks").glob("*.npy"):
-        path.unlink()
-    page = check(build_comparison(folder))
-    assert "No class differs." not in page.text
-    assert "Not compared: the two have no seed in common." in page.text
-
-
-def test_other_test_labels_are_refused(edited: Callable[..., Path]) -> None:
-    folder = edited()
-    (folder / "test.parquet").unlink()
-    with pytest.raises(UserError, match=r"test\.parquet"):
-        build_comparison(folder)
-    wrong = Table.from_dense(np.array([[1, -1]]), ["a"], ["x", "y"])
-    formats.write(wrong, folder / "test.parquet")
-    with pytest.raises(UserError, match="does not hold the labels that the methods were tested on"):
-        build_comparison(folder)
 
 
 def test_command_takes_runs_and_comparisons(comparison: Path, tmp_path: Path) -> None:
@@ -317,6 +226,7 @@ def test_page_opens_in_a_browser(browser: Any, comparison: Path, tmp_path: Path,
     tab.on("request", lambda request: asked.append(request.url))
     tab.goto(path.as_uri())
     assert tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    tab.locator("#methods summary").first.click()
     tab.get_by_role("button", name="s/run").first.click()
     shown = tab.locator("table.sortable").first.locator("tbody tr td:nth-child(7)").all_inner_texts()
     assert [float(value) for value in shown] == sorted(map(float, shown), reverse=True)

@@ -1,27 +1,13 @@
-"""Precision and recall, reliability, and thinning of curves."""
+"""Reliability, and thinning of curves."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.metrics import precision_recall_curve
 
 from halflabel.evaluation import calibration_error
-from halflabel.report.curves import precision_recall, reliability, thin
+from halflabel.report.curves import reliability, thin
 from halflabel.system.rng import uniform
-
-
-def test_precision_and_recall_are_those_of_scikit_learn() -> None:
-    scores = np.round(uniform(0, np.arange(200)), 2)
-    labels = np.where(uniform(1, np.arange(200)) < 0.4, 1, -1)
-    labels[::5] = 0
-    curve = precision_recall(scores, labels)
-    known = labels != 0
-    precision, recall, cut = precision_recall_curve(labels[known] > 0, scores[known])
-    assert np.allclose(curve.precision, precision[:-1][::-1])
-    assert np.allclose(curve.recall, recall[:-1][::-1])
-    assert np.allclose(curve.threshold, cut[::-1])
-    assert len(precision_recall(scores, np.minimum(labels, 0)).recall) == 0
 
 
 def test_reliability_sums_to_the_calibration_error() -> None:

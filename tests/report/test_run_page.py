@@ -17,10 +17,8 @@ from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.evaluation.scores import Scores
 from halflabel.labels.names import Names
-from halflabel.report import quality_sections
 from halflabel.report.layout import FEW_POSITIVES, has_few_positives, method_summary
-from halflabel.report.quality_sections import precision_recall_section
-from halflabel.report.run_facts import HeldOutResults, read_run_facts
+from halflabel.report.run_facts import read_run_facts
 from halflabel.report.run_page import build_page, write_report
 from halflabel.runs.folder import RunFolder
 
@@ -46,7 +44,7 @@ def test_page_shows_the_metrics_of_the_run(tmp_path: Path) -> None:
     match = re.search(r"This file: (\d+) kB", page.text)
     assert match is not None
     assert abs(int(match[1]) - len(text.encode()) / 1000) < 1
-    for name in ("photos", "classes", "threshold", "recall", "scores", "labels", "pairs", "learning"):
+    for name in ("photos", "classes", "threshold", "scores", "labels", "pairs", "learning"):
         assert f'href="#{name}"' in text
 
 
@@ -76,7 +74,7 @@ def test_relabelling_is_drawn_where_it_was_logged(tmp_path: Path) -> None:
 def test_page_of_a_run_that_lacks_something(tmp_path: Path, kind: str) -> None:
     if kind == "positives-only":
         page = check(build_page(random_run(tmp_path / "run", positives_only=True)))
-        assert not {"#threshold", "#recall", "#scores"} & set(page.values("href"))  # nothing to say
+        assert not {"#threshold", "#scores"} & set(page.values("href"))  # nothing to say
         assert "of the known positives; about" in page.text
         assert "mAP —" not in page.text
         assert "estimated precision" in page.text
@@ -87,7 +85,6 @@ def test_page_of_a_run_that_lacks_something(tmp_path: Path, kind: str) -> None:
     elif kind == "nothing held out":
         page = check(build_page(random_run(tmp_path / "run", held_out=False)))
         assert "No images were held out, so nothing was measured" in page.text
-        assert page.values("href").count("#recall") == 0
     elif kind == "one epoch":
         check(build_page(random_run(tmp_path / "run", log=[{"epoch": 1, "loss": 0.3, "mAP": 0.5}])))
     elif kind == "one class":
@@ -287,10 +284,6 @@ def test_thinly_judged(present: int, ap: float, thin: bool) -> None:
     assert has_few_positives({"present": present, "AP": ap}) is thin
 
 
-def test_small_thresholds_are_not_0() -> None:
-    assert [quality_sections._format_threshold(value) for value in (0.4567, 0.004, 0.0)] == ["0.46", "0.004", "0.00"]
-
-
 def test_of_paths_the_page_shows_the_last_part_alone(tmp_path: Path) -> None:
     run = random_run(tmp_path / "run")
     options = {"vectors": "/secret/place/glove.txt", "graph": "cooccurrence", "side": "C:\\secret\\place\\birds.csv"}
@@ -302,24 +295,6 @@ def test_of_paths_the_page_shows_the_last_part_alone(tmp_path: Path) -> None:
     assert "begin_from" not in page.text
     for shown in ("backbone tiny", "size 32", "epochs 3", "lr 0.1"):
         assert shown in page.text
-
-
-def test_a_class_without_a_known_negative_has_no_curve() -> None:
-    labels = np.array([[1, 1], [-1, 1], [1, 0]], np.int8)
-    row = {"AP": math.nan, "threshold": 0.5, "recall": math.nan, "precision": math.nan, "present": 2, "absent": 0}
-    results = HeldOutResults(
-        images=np.arange(3),
-        scores=np.array([[0.9, 0.8], [0.1, 0.9], [0.7, 0.6]], np.float32),
-        labels=labels,
-        thresholds=np.full(2, 0.5),
-        overall={"OR": 1.0, "OP": 1.0},
-        per_class=[{**row, "class": "judged"}, {**row, "class": "never wrong"}],
-        kind="held-out",
-        protocol="",
-    )
-    text = precision_recall_section(results)
-    assert "judged" in text
-    assert "never wrong" not in text
 
 
 def test_a_solver_run_shows_strengths_and_no_epochs(solver_run: Any, tmp_path: Path) -> None:

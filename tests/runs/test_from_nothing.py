@@ -13,7 +13,7 @@ from PIL import Image
 import halflabel
 from halflabel.errors import UserError
 from halflabel.features import names
-from halflabel.features.heads import NamedHead, NormalisedLinear
+from halflabel.features.heads import NormalisedHead, NormalisedLinear
 from halflabel.images.sources import open_images
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
@@ -157,15 +157,16 @@ def test_systems_in_batches_start_from_names(named_labels, photos: Path, tmp_pat
     options = {**OPTIONS, "method": method, "epochs": 2, "lr": 1e-5}
     run = halflabel.train(named_labels, photos, tmp_path / "runs" / "named", **options)
     head = run.model.network.head
-    assert isinstance(head, NamedHead)
-    assert bool(head.trust.any())
+    assert isinstance(head, NormalisedHead)
+    assert head.base.trust is not None
+    assert bool(head.base.trust.any())
     scores = probabilities(run.model, photos)
     export_onnx(run.model, tmp_path / "model.onnx")
     export_hub(RunFolder(run.folder), tmp_path / "hub")
     for model in (Model.open(tmp_path / "model.onnx"), Model.open(tmp_path / "hub")):
         torch.testing.assert_close(probabilities(model, photos), scores, atol=1e-3, rtol=0)
     again = halflabel.continue_training(run.folder, tmp_path / "runs" / "b")
-    assert isinstance(again.model.network.head, NamedHead)
+    assert isinstance(again.model.network.head, NormalisedHead)
 
 
 def test_a_tuned_network_keeps_the_names_of_the_frozen_recipe(named_labels, photos: Path, tmp_path: Path) -> None:

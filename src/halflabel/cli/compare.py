@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import shlex
 import sys
@@ -24,9 +25,12 @@ from halflabel.cli.options import (
     LabelFile,
     ReadLabels,
     check_image_folder,
+    make_option,
     panel,
     read_grouped,
+    share_options,
     spell,
+    stated,
     takes_label_options,
     takes_training_options,
 )
@@ -61,11 +65,7 @@ UNLIMITED_WIDTH = 10_000  # columns
 EVALUATION = "Evaluation"
 
 Budget = Annotated[str | None, panel(COMMON, "Time limit: 90s, 30m, 2h.", show_default=False, metavar="TIME")]
-TestLabels = Annotated[
-    Path | None, panel(EVALUATION, "Labels of other images to test on (default: a part of LABELS).", metavar="FILE")
-]
-TestImages = Annotated[Path | None, panel(EVALUATION, "The images of --test (default: IMAGES).", metavar="DIR")]
-TestShare = Annotated[float, panel(EVALUATION, "Without --test: the share of the images to test on.")]
+Force = Annotated[bool, panel(COMMON, "Replace results that the folder already holds.", "--force")]
 Search = StrEnum("Search", ["small", "none"])
 
 Methods = Annotated[
@@ -78,14 +78,33 @@ SearchOption = Annotated[
     Search,
     panel(
         EVALUATION,
-        "small: for each method, try its main option, and 3 learning rates if it is trained in batches. none: use "
-        "defaults.",
+        "small: for each method, try its main option and, in batches, learning rates until the best is between two "
+        "others. none: use defaults.",
     ),
 ]
 
 
+def takes_trial_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of all trials; the command's `trials` argument becomes a dict of those that were given."""
+    return share_options(command, "trials", _trial_parameters, stated)
+
+
+def _trial_parameters() -> list[inspect.Parameter]:
+    seeds = "Runs per method and set of labels, to measure the variation (default: 3)."
+    return [
+        make_option("seeds", int, COMMON, seeds, min=1),
+        make_option("budget", str, COMMON, "Time limit: 90s, 30m, 2h.", "TIME"),
+        make_option("test", Path, EVALUATION, "Labels of other images to test on (default: a part of LABELS).", "FILE"),
+        make_option("test_images", Path, EVALUATION, "The images of --test (default: IMAGES).", "DIR"),
+        make_option(
+            "test_share", float, EVALUATION, "Without --test: the share of the images to test on (default: 0.2)."
+        ),
+    ]
+
+
 @app.command(cls=GroupedCommand)
 @takes_label_options
+@takes_trial_options
 @takes_training_options("compare")
 def compare(
     ctx: typer.Context,
@@ -93,8 +112,8 @@ def compare(
     images: ImageFolder,
     read: ReadLabels,
     training: dict[str, Any],
+    trials: dict[str, Any],
     methods: Methods = "auto",
-    seeds: Annotated[int, panel(COMMON, "Runs per method and share of labels, to measure the variation.", min=1)] = 3,
     shares: Annotated[
         str | None,
         panel(COMMON, "Keep these shares of each image's labels, such as 0.1,0.3,1.", show_default=False),
@@ -102,8 +121,7 @@ def compare(
     out: Annotated[
         Path, panel(COMMON, "The folder for results; a comparison that it already holds is resumed.")
     ] = Path("runs/compare"),
-    budget: Budget = None,
-    force: Annotated[bool, panel(COMMON, "Replace a comparison that the folder already holds.", "--force")] = False,
+    force: Force = False,
     protocol: Annotated[
         list[str] | None,
         panel(
@@ -114,13 +132,13 @@ def compare(
     search: SearchOption = Search.small,
     references: Annotated[
         bool,
-        panel(EVALUATION, "Also train with unknown taken as absent, and with all labels where some are hidden."),
+        panel(
+            EVALUATION,
+            "Also train with unknown taken as absent, with all labels, and bce in batches: each where that tells more.",
+        ),
     ] = True,
-    test: TestLabels = None,
-    test_images: TestImages = None,
-    test_share: TestShare = 0.2,
 ) -> None:
-    """Compare methods on your data, with confidence intervals, paired differences, F1, time and memory.
+    """Compare methods on your data, with confidence intervals, paired differences, F1 and time.
 
     Each method is trained as `halflabel train` would train it. A part of the images is for the test. Labels are hidden
     (--shares, --protocol) only from the others. Finished runs are saved: the same command resumes, also after the time
@@ -132,7 +150,6 @@ def compare(
 
     Example: halflabel compare labels.csv photos/ --methods an,em:alpha=0.05 --protocol single-positive --test test.csv
     """
-    check_image_folder(images, test_images)
     label_shares = parse_shares(shares or "", "--shares")
     _check_methods(methods)
     result = run_trials(
@@ -144,14 +161,10 @@ def compare(
         out=out,
         shares=label_shares,
         protocols=protocol or (),
-        seeds=seeds,
         search=search.value,
         references=references,
-        test=test,
-        test_images=test_images,
-        test_share=test_share,
-        budget=budget,
         force=force,
+        **trials,
     )
     _show_next_step(ctx, result, labels, images)
     show_next("report", out, why="the comparison as a page")
@@ -159,12 +172,14 @@ def compare(
 
 @app.command(cls=GroupedCommand)
 @takes_label_options
+@takes_trial_options
 @takes_training_options("study")
 def study(
     labels: LabelFile,
     images: ImageFolder,
     read: ReadLabels,
     training: dict[str, Any],
+    trials: dict[str, Any],
     grow: Annotated[
         bool, panel(COMMON, "Compute a learning curve instead: what would twice as many labels give?", "--grow")
     ] = False,
@@ -173,7 +188,6 @@ def study(
         str | None, panel(COMMON, "Shares of the labels, such as 0.1,0.2,0.5,1.", show_default=False)
     ] = None,
     strategies: Annotated[str, panel(COMMON, "Ways to spend the labels.")] = "partial,dense,noisy,noisy+",
-    seeds: Annotated[int, panel(COMMON, "Runs per point, to measure the variation.", min=1)] = 3,
     worth: Annotated[
         float, panel(COMMON, "With --grow: the smallest gain, in points of mAP, that is worth it.", min=0)
     ] = 1.0,
@@ -184,11 +198,7 @@ def study(
             "The folder for results (default: runs/study or runs/growth); a study that it already holds is resumed.",
         ),
     ] = None,
-    budget: Budget = None,
-    force: Annotated[bool, panel(COMMON, "Replace a study that the folder already holds.", "--force")] = False,
-    test: TestLabels = None,
-    test_images: TestImages = None,
-    test_share: TestShare = 0.2,
+    force: Force = False,
 ) -> None:
     """Measure on your images how best to spend labels, and whether more labels would help.
 
@@ -200,7 +210,6 @@ def study(
 
     Example: halflabel study labels.csv photos/ --grow --worth 0.5
     """
-    check_image_folder(images, test_images)
     shares = parse_shares(budgets, "--budgets") if budgets is not None else None
     out = out if out is not None else Path("runs") / ("growth" if grow else "study")
     kind: dict[str, Any] = {"budgets": shares or studies.BUDGETS, "strategies": split_words(strategies)}
@@ -212,12 +221,8 @@ def study(
         held_out=0.0,
         out=out,
         method=method,
-        seeds=seeds,
-        test=test,
-        test_images=test_images,
-        test_share=test_share,
-        budget=budget,
         force=force,
+        **trials,
         **({"shares": shares or studies.GROWTH, "worth": worth} if grow else kind),
     )
     show_next("report", out)
@@ -236,7 +241,8 @@ def run_trials(
 
     Finished runs are saved: an interruption prints one line and exits.
     """
-    (labels, images), group, test, out = places, training.get("group"), options["test"], options["out"]
+    (labels, images), group, test, out = places, training.get("group"), options.get("test"), options["out"]
+    check_image_folder(images, options.get("test_images"))
     label_import, training["group"] = read_grouped(read, labels, group)
     show_audit(label_import.audit, table := label_import.table())
     options["test"] = read_grouped(read, test, group)[0].rows if test is not None else None
@@ -246,7 +252,7 @@ def run_trials(
         result = function(label_import.rows, images, lr=training.get("lr"), config=config, reporter=reporter, **options)
     show_trials(result)
     _show_what_is_left(result)
-    show_written(out, ": comparison.csv, comparison.json, trials.parquet")
+    show_written(out, ": comparison.csv, comparison.tex, comparison.json, trials.parquet")
     return result
 
 
@@ -274,13 +280,14 @@ def _show_what_is_left(result: Trials) -> None:
 
 def _show_next_step(ctx: typer.Context, result: Trials, labels: Path, images: Path) -> None:
     """Print the command that trains the best method."""
-    best = next((row for row in result.rows if row.labels == "all" and row.role != "oracle"), None)
-    if best is None:
+    rows = [row for row in result.rows if row.labels == "all" and row.role not in ("oracle", "base")]
+    if not rows:
         console.print(
             "Next:  labels were hidden from all of these. To choose a method for all labels, compare without "
             "--protocol and --shares, or with --shares 1"
         )
         return
+    best = max(rows, key=lambda row: row.mAP)
     words = ["train", str(labels), str(images), "--method", best.method.partition(":")[0]]
     words += ["--lr", f"{best.lr:.6g}"] if best.fit == "batches" else []
     for name, value in best.options.items():
@@ -291,9 +298,10 @@ def _show_next_step(ctx: typer.Context, result: Trials, labels: Path, images: Pa
 def _shared_options(ctx: typer.Context) -> list[str]:
     """The options of this call that `train` takes too, so that it reads and trains in the same way."""
     words: list[str] = []
-    for name, value in ctx.meta[SHARED].items():
+    of_trials = {parameter.name for parameter in _trial_parameters()}
+    for name, value in stated(ctx.meta[SHARED]).items():
         for item in value if isinstance(value, list | tuple) else [value]:
-            if item is not None and not str(item).startswith("lr="):  # the best rate is printed
+            if name not in of_trials and not str(item).startswith("lr="):  # the best rate is printed
                 words += [spell(name), *([] if item is True else [str(item)])]
     return words
 
@@ -307,10 +315,9 @@ def show_trials(trials: Trials) -> None:
         unsure = [row for row in trials.rows if row.behind_high >= 0 and not row.is_best]
         if unsure:
             few = any(row.seeds == 2 for row in unsure)
-            more = "; more than 2 seeds narrow the interval"
-            show_paragraph(f"[bright_black]≈: not significantly different from the best{more if few else ''}[/]")
-        if trials.memory_kind:
-            show_paragraph(f"[bright_black]memory: {trials.memory_kind} during a run; tried: settings, with seed 0[/]")
+            more = "; more than 2 seeds narrow the interval" if few else ""
+            show_paragraph(f"[bright_black]≈: not significantly different from the best{more}; =: within 1 point[/]")
+        show_paragraph("[bright_black]tried: settings, with seed 0[/]")
     for failure in trials.failures:
         what = failure.method if failure.what == "all" else failure.what
         console.print(f"[red]failed:[/] {escape(what)} (labels {escape(failure.labels)}): {escape(failure.reason)}")

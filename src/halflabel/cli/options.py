@@ -174,7 +174,7 @@ def _make_options(parameters: list[inspect.Parameter]) -> list[Any]:
     return list(typer.main.get_command(single).params)
 
 
-def _share(
+def share_options(
     command: Command, argument: str, declare: Callable[[], list[inspect.Parameter]], collect: Callable[[Any], Any]
 ) -> Command:
     """The command with shared options, whose values it gets together, as `collect` makes them, in one argument."""
@@ -200,20 +200,20 @@ def _share(
 
 def takes_label_options(command: Command) -> Command:
     """Add the options on how to read a label file; the command's `read` argument becomes a reader that uses them."""
-    return _share(command, "read", label_parameters, lambda values: partial(_read, values))
+    return share_options(command, "read", label_parameters, lambda values: partial(_read, values))
 
 
 def label_parameters() -> list[inspect.Parameter]:
     """The fields of `Policy`, the format, and what removes a policy that was stated before."""
-    parameters = [_parameter("format", str, READING, "The format of the file (default: detected from its content).")]
+    parameters = [make_option("format", str, READING, "The format of the file (default: detected from its content).")]
     for name, hint in get_type_hints(Policy, include_extras=True).items():
         is_repeated = name in ("values", "ignore", "where")
-        parameters.append(_parameter(name, list[str] if is_repeated else hint.__origin__, READING, *hint.__metadata__))
+        parameters.append(make_option(name, list[str] if is_repeated else hint.__origin__, READING, *hint.__metadata__))
     forget = "Remove LABELS.policy.yaml, which keeps what these options said before."
-    return [*parameters, _parameter("forget_policy", bool, READING, forget)]
+    return [*parameters, make_option("forget_policy", bool, READING, forget)]
 
 
-def _parameter(
+def make_option(
     name: str, kind: Any, group: str, help: str, metavar: str | None = None, **more: Any
 ) -> inspect.Parameter:
     flags = f"{spell(name)}/--no-{spell(name)[2:]}" if kind is bool and group != READING else spell(name)
@@ -241,13 +241,15 @@ def takes_training_options(name: str) -> Callable[[Command], Command]:
 
     Options that no command has are those of the method: their texts are the entry `options`.
     """
-    return lambda command: _share(command, "training", partial(_training_parameters, name), partial(_given, name))
+    return lambda command: share_options(
+        command, "training", partial(_training_parameters, name), partial(_given, name)
+    )
 
 
 def _training_parameters(command: str) -> list[inspect.Parameter]:
     declared = training_options(command)
     parameters = [
-        _parameter(name, declared[name].type, declared[name].group, _help(declared[name]))
+        make_option(name, declared[name].type, declared[name].group, _help(declared[name]))
         for name in _FLAGS[command].split()
     ]
     more = "another option of training or of the method" if command == "train" else "another option of training"
@@ -260,7 +262,7 @@ def _training_parameters(command: str) -> list[inspect.Parameter]:
         return texts
 
     # Eager: the list is shown although the arguments are missing.
-    return [*parameters, _parameter("set", list[str], COMMON, text, "NAME=VALUE", callback=show, is_eager=True)]
+    return [*parameters, make_option("set", list[str], COMMON, text, "NAME=VALUE", callback=show, is_eager=True)]
 
 
 def _given(command: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -307,6 +309,11 @@ def _list_options(command: str) -> None:
             show_names_and_texts([(f"{name}={each.values}", _help(each)) for name, each in of_group.items()])
     if command == "train":
         typer.echo("\nMethods have options too: `halflabel methods NAME` lists them.")
+
+
+def stated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def spell(name: str) -> str:

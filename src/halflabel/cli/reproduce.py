@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from halflabel.cli import app
-from halflabel.cli.compare import Budget, GridBar, resumable_grid
+from halflabel.cli.compare import Budget, Force, GridBar, resumable_grid
 from halflabel.cli.options import GroupedCommand, RunArgument, panel, takes_training_options
 from halflabel.cli.progress import Bar
 from halflabel.cli.terminal import console, plain_table, show_message, show_written
@@ -56,7 +56,7 @@ def reproduce(
         ),
     ] = None,
     budget: Budget = None,
-    force: Annotated[bool, panel(COMMON, "Replace results that used other settings.", "--force")] = False,
+    force: Force = False,
     dataset: Annotated[
         str | None,
         panel(DATA, "Run the table on this data set instead, such as voc2012; shows no differences to the paper."),

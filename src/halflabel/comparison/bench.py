@@ -10,11 +10,8 @@ import dataclasses
 import gc
 import hashlib
 import json
-import math
 import pickle
-import resource
 import shutil
-import sys
 import time
 import traceback
 from collections import Counter
@@ -58,31 +55,6 @@ Select = Literal["known", "hidden"]
 
 # Settings that do not change the weights, or that each task has of its own.
 _NOT_SHARED = ("method", "options", "lr", "weight_decay", "seed", "save_every", "workers", "max_bad")
-
-
-class Meter:
-    """Seconds and peak memory of a block: memory allocated on the GPU, or on a CPU the peak of the whole process."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.seconds, self.memory, self.kind = 0.0, math.nan, ""
-
-    def __enter__(self) -> Meter:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        self._started = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-            self.memory, self.kind = float(torch.cuda.max_memory_allocated()), "peak allocated on the GPU"
-        else:
-            unit = 1 if sys.platform == "darwin" else 1024  # macOS reports bytes, Linux KiB
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            self.memory, self.kind = float(peak * unit), "peak resident memory of the process so far"
-        self.seconds = time.perf_counter() - self._started
 
 
 class DataError(UserError):
@@ -165,10 +137,9 @@ def copy_start(weights: Mapping[str, Tensor], model: Model, method: Method, tabl
         model.backbone.load_state_dict(
             {name.removeprefix("backbone."): value for name, value in weights.items() if name.startswith("backbone.")}
         )
-    place = "head.learned.linear" if "head.learned.linear.weight" in weights else "head.linear"
-    if f"{place}.weight" not in weights:
+    if "head.linear.weight" not in weights:
         raise UserError("the start has no linear head", "start from a method with a linear head, such as logistic")
-    weight, bias = (weights[f"{place}.{name}"].cpu() for name in ("weight", "bias"))
+    weight, bias = (weights[f"head.linear.{name}"].cpu() for name in ("weight", "bias"))
     method.start(table, model)  # sets label vectors, where the head has them
     model.head.load_linear(weight, bias)
 
@@ -381,34 +352,33 @@ class Bench(ExperimentSources):
                 _ = inputs.features
         except UserError as error:
             raise DataError(error.message, error.fix) from error
-        if not cached:  # memory of an earlier network in reference cycles would count for this one
+        if not cached:  # frees an earlier network in reference cycles
             gc.collect()
         watch = Watch(Reporter(fits=partial(_report_solve, callback, len(known))), callback, folder=folder)
-        with Meter(self.device) as meter:
-            fitted = fit(
-                Labels.of(known),
-                inputs,
-                assembly.config,
-                choosing=self._choosing(known) if self.select == "known" else self.rest,
-                part=part,
-                validation=self._validation(parts),
-                begin=None if start is None else partial(copy_start, start.weights),
-                trained=start if self._is_start(task) else None,
-                watch=replace(watch, resume=folder is not None, truth=self.rest if self.truth else None),
-            )
-            size, mirror = 512 if cached else 64, self.config.mirror and not cached
-            model = fitted.model.to(self.device)
-            logits = score_source(model, parts.test, device=self.device, batch_size=size, mirror=mirror).logits
-        return Trained(self._outcome(fitted, meter, known, part), logits.numpy()), fitted.epochs
+        started = time.perf_counter()
+        fitted = fit(
+            Labels.of(known),
+            inputs,
+            assembly.config,
+            choosing=self._choosing(known) if self.select == "known" else self.rest,
+            part=part,
+            validation=self._validation(parts),
+            begin=None if start is None else partial(copy_start, start.weights),
+            trained=start if self._is_start(task) else None,
+            watch=replace(watch, resume=folder is not None, truth=self.rest if self.truth else None),
+        )
+        size, mirror = 512 if cached else 64, self.config.mirror and not cached
+        model = fitted.model.to(self.device)
+        logits = score_source(model, parts.test, device=self.device, batch_size=size, mirror=mirror).logits
+        outcome = self._outcome(fitted, time.perf_counter() - started, known, part)
+        return Trained(outcome, logits.numpy()), fitted.epochs
 
-    def _outcome(self, fitted: Fit, meter: Meter, known: Table, part: NDArray[np.int8]) -> Outcome:
+    def _outcome(self, fitted: Fit, seconds: float, known: Table, part: NDArray[np.int8]) -> Outcome:
         """Return what is stored of a task beside its logits."""
         measure = "" if fitted.assumes_absent is None else "assumed_mAP" if fitted.assumes_absent else "mAP"
         measured: dict[str, Any] = {
             "measure": measure,
-            "wall": meter.seconds,
-            "memory": meter.memory,
-            "memory_kind": meter.kind,
+            "wall": seconds,
             "log": tuple(dict(line) for line in fitted.log),
             "decisions": self._decisions(fitted.scores, known) if self.with_f1 else {},
         }
@@ -416,7 +386,7 @@ class Bench(ExperimentSources):
             return Outcome(
                 select=solved.quality,
                 known=_known_share(known),
-                seconds=meter.seconds,
+                seconds=seconds,
                 strength=solved.strength,
                 **measured,
             )
@@ -502,7 +472,7 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
             not_reused[reason] += 1
             if not_reused[reason] == 1:
                 reporter.message(f"{task.describe()}: trained again, because {reason}")
-        callback.on_task_start(task, number, grid.total, _remaining_seconds(grid, outcomes))
+        callback.on_task_start(task, number, max(number, grid.total), _remaining_seconds(grid, outcomes))
         try:
             outcome, logits = _attempt(task, bench, store, callback, deadline)
         except OutOfTime:
@@ -511,7 +481,7 @@ def run_grid(grid: Grid, bench: Any, store: Store, reporter: Reporter) -> tuple[
             continue
         store.write(task, outcome, logits)
         outcomes[task] = outcome
-        callback.on_task_end(task, outcome, number, grid.total)
+        callback.on_task_end(task, outcome, number, max(number, grid.total))
     if reused or not_reused:
         reasons = "; ".join(f"{number} because {reason}" for reason, number in not_reused.items())
         reporter.message(

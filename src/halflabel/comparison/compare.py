@@ -13,7 +13,7 @@ from torch import Tensor
 from halflabel import __version__
 from halflabel.comparison.bench import Bench, run_grid
 from halflabel.comparison.conclusions import conclude_comparison, describe_trials
-from halflabel.comparison.grid import NAIVE, Candidate, Grid, LabelMask, Results, Search, deadline_of
+from halflabel.comparison.grid import BASE, NAIVE, Candidate, Grid, LabelMask, Results, Search, deadline_of
 from halflabel.comparison.result import Failure, Kind, TaskScorer, Trials, summarise
 from halflabel.comparison.sources import choosing_labels, split_data, without_model_labels
 from halflabel.comparison.store import Store
@@ -26,7 +26,7 @@ from halflabel.labels.labels import Labels
 from halflabel.labels.split import group_numbers
 from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
-from halflabel.system.files import cache_folder
+from halflabel.system.files import atomic_write, cache_folder
 from halflabel.system.reporter import SILENT, Reporter
 
 _TEST_SHARE = 0.2
@@ -65,8 +65,9 @@ def compare(
     "em:alpha=0.05"; "auto" stands for a short list that suits the labels. `shares` keep a share of the labels of each
     image, `protocols` name other protocols of `halflabel.labels.drop`, as in "positives:number=2"; without both, no
     label is hidden. `search="small"` also tries values of the most important option and, for methods that are trained
-    in batches, other learning rates, with the first seed. `references` adds two rows: `an`, the naive reading that
-    unknown is absent, and where labels were hidden also a method for full labels that knows all of them. Further
+    in batches, other learning rates, with the first seed. `references` adds rows: `an`, the naive reading that
+    unknown is absent; where labels were hidden a method for full labels that knows all of them; and beside methods that
+    need batches `bce` in batches, as rows are ranked only with those that are fitted in the same way. Further
     `options`: see `ExperimentOptions`.
 
     Calling again with the same folder `out` continues. Methods, shares and seeds may then be added; everything else
@@ -153,6 +154,8 @@ class FinishedTrials:
         lines = trials.csv_lines()
         self.store.write_csv("comparison.csv", list(lines[0]) if lines else [], [list(line.values()) for line in lines])
         self.store.write_table(trials.table)
+        with atomic_write(self.store.folder / "comparison.tex") as temporary:
+            temporary.write_text(trials.latex(), encoding="utf-8")
         self.store.write_json("comparison.json", trials.to_json())
         return trials
 
@@ -182,7 +185,6 @@ def run_trials(
     store = Store(Path(out))
     store.start(identity, force=options.get("force", False))
     store.write_csv("split.csv", ["image", "part", "group"], _split(bench))
-    store.write_test(bench.test)
     try:
         outcomes, not_run = run_grid(grid, bench, store, bench.reporter)
     finally:
@@ -245,8 +247,18 @@ def _with_fits(candidates: Iterable[Candidate], bench: Bench) -> tuple[tuple[Can
 def _references(
     candidates: Iterable[Candidate], label_masks: Sequence[LabelMask], bench: Bench, lr: float | None
 ) -> tuple[tuple[Candidate, LabelMask], ...]:
-    """Return the naive method for each set of labels with unknown ones, and one without a label mask if all mask."""
+    """Return the naive method for each set of labels with unknown ones, and one without a label mask if all mask.
+
+    Where systems are trained in batches although `bce` is fitted by L-BFGS, also `bce` in batches, which systems are
+    ranked with; `an` where no label is known to be absent.
+    """
     pairs = []
+    if any(candidate.fit == "batches" for candidate in candidates):
+        for mask in label_masks:
+            name = BASE if bench.stats(mask).regime in recipe(BASE).serves else NAIVE
+            base = Candidate.parse(name, lr=lr)
+            if bench.choose_fit(base).fit == "linear":
+                pairs.append((replace(base, name=f"{name}:fit=batches", role="base"), mask))
     if not any(candidate.method == NAIVE for candidate in candidates):
         naive = replace(bench.choose_fit(Candidate.parse(NAIVE, lr=lr)), role="naive")
         serves = recipe(NAIVE).serves

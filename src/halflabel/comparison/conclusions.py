@@ -8,9 +8,10 @@ from typing import Literal
 
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.grid import Grid
-from halflabel.comparison.result import RESAMPLES, Gap, Growth, Interval, Row, TaskScorer, Trials
-from halflabel.system.format import points, signed_interval, signed_points
+from halflabel.comparison.result import BASES, RESAMPLES, Gap, Growth, Interval, Row, TaskScorer, Trials
+from halflabel.system.format import group_digits, points, signed_interval, signed_points
 
+_MANY_SEEDS = 5  # with fewer, the spread over seeds is hardly known
 MEANING = {
     "partial": "some labels of every image",
     "dense": "all labels of some images",
@@ -83,12 +84,14 @@ def _between(value: Interval) -> str:
 
 
 def conclude_comparison(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return for each set of labels which method is best, by how much, and whether that may be chance."""
+    """Return for each set of labels and base which method is best, by how much, and whether that may be chance."""
     oracle = next((row for row in rows if row.role == "oracle"), None)
     ranked: dict[str, list[Row]] = {}
+    bases = {row.fit for row in rows}
     for row in rows:
         if row.role != "oracle":
-            ranked.setdefault(row.labels, []).append(row)
+            base = f", {BASES[row.fit]}" if len(bases) > 1 else ""
+            ranked.setdefault(row.labels + base, []).append(row)
     return tuple(
         f"Labels {labels}: {_best_method(methods)}{_references(methods, oracle)}" for labels, methods in ranked.items()
     )
@@ -106,13 +109,17 @@ def _best_method(rows: Sequence[Row]) -> str:
     naive = f" ({second.reference})" if second.reference else ""
     lead = f"{points(-second.behind, 2)} points of mAP ahead of {second.method}{naive} {_lead_interval(second)}"
     if second.behind_high < 0:
-        return f"{best.method} is best, mAP {points(best.mAP)}, {lead}: hardly chance."
+        small = ", but less than 1 point" if second.is_alike else ""
+        return f"{best.method} is best, mAP {points(best.mAP)}, {lead}: hardly chance{small}."
+    if second.is_alike:
+        names = ", ".join(row.method for row in (best, *others) if row is best or row.is_alike)
+        return f"alike within 1 point are {names}; {best.method} has mAP {points(best.mAP)}, {lead}."
     close = [row.method for row in others[1:] if row.behind_high >= 0]
     further = f", as may be that over {', '.join(close)}" if close else ""
-    seeds = "more seeds" if best.seeds < 5 else "more test images"
+    seeds = " and more seeds" if best.seeds < _MANY_SEEDS else ""
     return (
-        f"{best.method} has the highest mAP, {points(best.mAP)}, {lead}: the lead may be chance{further}; "
-        f"{seeds} would tell."
+        f"{best.method} has the highest mAP, {points(best.mAP)}, {lead}: the lead may be chance{further}; to see a "
+        f"difference of 1 point, you need about {group_digits(second.photos_to_see)} test photos{seeds}."
     )
 
 
@@ -190,7 +197,7 @@ def _describe_selection(grid: Grid, bench: Bench, rows: Sequence[Row]) -> list[s
     if any(row.selected_on == "known positives" for row in rows):
         lines.append("Where no label is known to be absent, unknown ones count as absent for this selection only.")
     if grid.search == "small":
-        rates = "the learning rate of methods trained in batches, a third and three times it; then "
+        rates = "in batches learning rates, each three times another, until the best is between two others; then "
         rates = rates if "batches" in fits else ""
         lines.append(f"Search with seed 0, used for the other seeds: {rates}the main option of each method.")
         if edge := [f"{row.method} at {row.labels}" for row in rows if row.rate_at_edge]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -25,8 +25,10 @@ Options = tuple[tuple[str, Any], ...]
 Search = Literal["small", "none"]
 
 GROWING = ("partial", "dense")  # protocols that keep a share of the labels: of every image, or of some images
+BASE = "bce"  # the method that systems in batches begin with
 NAIVE = "an"  # the method that takes every unknown label as absent
-_RATES = (1 / 3, 3.0)  # tried besides the learning rate of the method
+_RATE_STEP = 3.0  # between learning rates that are tried
+_FURTHEST = 100.0  # times the learning rate of the method, or a fraction of it: rates beyond are not tried
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Candidate:
     lr: float  # 0 in a linear fit, which has none
     weight_decay: float
     fit: Literal["linear", "batches"] = "batches"
-    role: Literal["", "naive", "oracle"] = ""  # of a reference that is compared with the given methods
+    # Of a row that is compared with the given methods: unknown is absent; all labels known; the base of systems.
+    role: Literal["", "naive", "oracle", "base"] = ""
     uncertain: str = ""  # how it trains on uncertain labels, if not as the others
 
     @classmethod
@@ -69,9 +72,9 @@ class Candidate:
         return ("", ()) if self.role else _trials(self.method, self.options)
 
     @property
-    def rates(self) -> tuple[float, ...]:
-        """The factors of other learning rates to try."""
-        return () if self.role or self.fit == "linear" else _RATES
+    def searches_rates(self) -> bool:
+        """Whether other learning rates are tried."""
+        return self.fit == "batches" and self.role in ("", "base")
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,6 @@ class Outcome:
     known: float = math.nan  # the share of the training entries that are known
     seconds: float = 0.0  # of all epochs, validation included
     wall: float = 0.0  # with everything before and after the epochs
-    memory: float = math.nan  # bytes
-    memory_kind: str = ""
     log: tuple[Mapping[str, Any], ...] = ()
     strength: float = math.nan  # of a linear fit, chosen by out-of-fold scores
     decisions: Mapping[str, Any] = field(default_factory=dict)  # calibration and thresholds of the run
@@ -203,8 +204,9 @@ class Grid:
         return [*pairs, *self.references]
 
     def runs(self, candidate: Candidate) -> int:
-        """Return the number of tasks of a candidate per label mask."""
-        return self.seeds + (len(candidate.rates) + len(candidate.trials()[1]) if self.search == "small" else 0)
+        """Return the number of tasks of a candidate per label mask; more where the best rate is found at an end."""
+        searched = 2 * candidate.searches_rates + len(candidate.trials()[1])
+        return self.seeds + (searched if self.search == "small" else 0)
 
     @property
     def total(self) -> int:
@@ -214,17 +216,19 @@ class Grid:
         """Yield the tasks in order; `outcomes` must have the outcome of each before the next one is requested.
 
         In rounds over all pairs: first every candidate with its default settings and seed 0; then the search, other
-        learning rates and, at the best of them, other values of the main hyper-parameter; then the selected settings
-        with seed 1, and so on. No candidate gets a second seed before all have had their first.
+        learning rates until the best is between two others and, at the best, other values of the main hyper-parameter;
+        then the selected settings with seed 1, and so on. No candidate gets a second seed before all have had their
+        first.
         """
-        for pair in self.pairs:
-            yield self._default(*pair)
+        offered: set[Task] = set()
+        while True:
+            rated = (self._rated(*pair, outcomes) for pair in self.pairs)
+            waiting = [next((task for task in tasks if task not in offered), None) for tasks in rated]
+            offered.update(firsts := [task for task in waiting if task is not None])
+            if not firsts:
+                break
+            yield from firsts
         if self.search == "small":
-            for rate in _RATES:
-                for pair in self.pairs:
-                    first = self._default(*pair)
-                    if rate in pair[0].rates:
-                        yield replace(first, lr=first.lr * rate)
             most = max((len(candidate.trials()[1]) for candidate, _ in self.pairs), default=0)
             for number in range(most):
                 for pair in self.pairs:
@@ -237,7 +241,10 @@ class Grid:
         """Return the tasks of the search of a pair that were run, in order."""
         tasks = [self._default(candidate, label_mask)]
         if self.search == "small":
-            tasks = [*self._rated(candidate, label_mask), *self._option_tasks(candidate, label_mask, outcomes)]
+            tasks = [
+                *self._rated(candidate, label_mask, outcomes),
+                *self._option_tasks(candidate, label_mask, outcomes),
+            ]
         return [task for task in tasks if task in outcomes]
 
     def chosen(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> Task:
@@ -253,14 +260,28 @@ class Grid:
     def _default(self, candidate: Candidate, label_mask: LabelMask) -> Task:
         return Task(candidate, label_mask, 0, candidate.lr, candidate.options)
 
-    def _rated(self, candidate: Candidate, label_mask: LabelMask) -> list[Task]:
-        """Return the default task, and those with other learning rates."""
+    def has_rate_at_edge(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> bool:
+        """Return whether the chosen learning rate is the highest or lowest of those that were tried."""
+        rates = {task.lr for task in self._rated(candidate, label_mask, outcomes) if task in outcomes}
+        return len(rates) > 1 and self.chosen(candidate, label_mask, outcomes).lr in (min(rates), max(rates))
+
+    def _rated(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> list[Task]:
+        """Return the default task, and those with other learning rates: further ones while the best is at an end."""
         first = self._default(candidate, label_mask)
-        return [first, *(replace(first, lr=first.lr * rate) for rate in candidate.rates)]
+        if self.search == "none" or not candidate.searches_rates:
+            return [first]
+        tasks = [first, replace(first, lr=first.lr / _RATE_STEP), replace(first, lr=first.lr * _RATE_STEP)]
+        while all(task in outcomes for task in tasks):
+            rates, best = [task.lr for task in tasks], cast(Task, _best(tasks, outcomes)).lr
+            further = {min(rates): best / _RATE_STEP, max(rates): best * _RATE_STEP}.get(best)
+            if further is None or not 1 / _FURTHEST < further / first.lr < _FURTHEST:
+                break
+            tasks.append(replace(first, lr=further))
+        return tasks
 
     def _option_tasks(self, candidate: Candidate, label_mask: LabelMask, outcomes: Results) -> list[Task]:
         """Return tasks with other values of the main hyper-parameter at the best learning rate."""
-        rated = self._rated(candidate, label_mask)
+        rated = self._rated(candidate, label_mask, outcomes)
         best = _best([task for task in rated if task in outcomes], outcomes) or rated[0]
         name, values = candidate.trials()
         return [replace(best, options=_options({**dict(best.options), name: value})) for value in values]

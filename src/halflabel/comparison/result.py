@@ -31,6 +31,7 @@ from halflabel.system.format import group_digits, points, signed_interval, signe
 RESAMPLES = 400
 LEVEL = 0.95
 _F1 = ("CF1", "OF1")
+BASES = {"linear": "fitted by L-BFGS", "batches": "trained in batches"}
 
 K = TypeVar("K")
 
@@ -73,7 +74,6 @@ class Row:
     validation: Number  # the metric that epochs and settings were selected by, mean over seeds
     selected_on: str
     seconds: Number  # of training a run, mean over seeds
-    memory: Number  # peak in bytes, median over seeds; NaN if not measured
     CF1: Number  # F1 of the decisions at the run's thresholds, means of classes; mean over seeds
     CF1_sd: Number  # over all finished seeds, as seed_sd
     OF1: Number  # the same over all entries together
@@ -84,6 +84,7 @@ class Row:
     tried: int  # number of settings that were tried with seed 0
     to_try: int  # number of settings to try
     known: Number  # the share of the training entries that are known
+    photos_to_see: int  # test images of which a difference of 1 point to the best would be seen, but for the seeds
     rate_at_edge: bool  # whether the selected learning rate is the highest or lowest that was tried
     strategy: str = ""  # the protocol that hides labels or makes them wrong; "" for all labels as they are
     share: Number = math.nan  # of the labels that are known and correct, for protocols with a share
@@ -92,13 +93,13 @@ class Row:
     judged_by: tuple[int, ...] = ()  # the seeds in the means
     runs: tuple[str, ...] = ()  # their files in tasks/
     own_metrics: Mapping[str, Number] = field(default_factory=dict)  # those of plugins, means over seeds
-    role: str = ""  # "naive": unknown is taken as absent; "oracle": no label is hidden from it
+    role: str = ""  # "naive": unknown is absent; "oracle": no label is hidden from it; "base": what systems begin at
 
     @property
     def reference(self) -> str:
         """The labels that a reference row is trained on; empty for other rows."""
         oracle = "all labels known" if self.known > 0.999 else "no label hidden"
-        return {"naive": "unknown = absent", "oracle": oracle}.get(self.role, "")
+        return {"naive": "unknown = absent", "oracle": oracle, "base": "what the others begin at"}.get(self.role, "")
 
     @property
     def unused_seeds(self) -> int:
@@ -111,6 +112,11 @@ class Row:
         return self.behind_low == self.behind_high == 0
 
     @property
+    def is_alike(self) -> bool:
+        """Whether its mAP and that of the best row differ by less than 1 point: the interval is within ±1 point."""
+        return -0.01 < self.behind_low <= self.behind_high < 0.01
+
+    @property
     def is_tie(self) -> bool:
         """Whether the paired interval of the difference to the best row includes 0."""
         return not self.behind_high < 0
@@ -119,19 +125,18 @@ class Row:
         """Return what tables show of a row, column by column."""
         best, behind = "—", signed_interval(self.behind_low, self.behind_high)
         if self.role != "oracle" and not math.isnan(self.behind):
-            best = "best" if self.is_best else signed_points(self.behind) + " ≈" * self.is_tie
-        memory = f"{self.memory / 2**20:.0f} MB" if self.memory >= 2**20 else "< 1 MB"
-        rate = f"{self.lr:.2g}{' ↥' * self.rate_at_edge}" if self.fit == "batches" else self.fit
+            best = "best" if self.is_best else signed_points(self.behind) + (" =" * self.is_alike or " ≈" * self.is_tie)
+        rate = f"{self.lr:.2g}{' ↥' * self.rate_at_edge}" if self.fit == "batches" else "—"
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         return [
             Cell("mAP", self.mAP, points(self.mAP), f"{points(self.mAP_low)} – {points(self.mAP_high)}"),
             Cell("to the best", self.behind, best, "" if best in ("—", "best") else behind),
             Cell("CF1", self.CF1, points(self.CF1), _spread(self.CF1_sd)),
             Cell("OF1", self.OF1, points(self.OF1), _spread(self.OF1_sd)),
+            Cell("base", math.nan, self.fit),
             *(Cell(shown.title, math.nan, shown.value) for shown in shown_metrics(self.own_metrics)),
             Cell("seeds", self.seeds, f"{self.seeds}" + f" + {self.unused_seeds}" * (self.unused_seeds > 0)),
             Cell("s/run", self.seconds, f"{self.seconds:.3g}"),
-            Cell("memory", self.memory, "—" if math.isnan(self.memory) else memory),
             Cell("chosen", self.lr, rate, options),
             Cell("tried", self.tried, f"{self.tried}" + f" of {self.to_try}" * (self.tried != self.to_try)),
             Cell("validation", self.validation, points(self.validation), self.selected_on),
@@ -166,7 +171,6 @@ class Trials:
     failures: tuple[Failure, ...] = ()
     left_out: int = 0  # runs that were not started because of the budget
     protocol: tuple[str, ...] = ()
-    memory_kind: str = ""
     chosen_by: Mapping[str, str] = field(default_factory=dict)  # the reason for each method of `auto`
     waiting: tuple[int, int] | None = None  # (images with features, images in all) if the budget ended before training
     conclusions: tuple[str, ...] = ()  # what is best, by how much and how surely
@@ -174,16 +178,17 @@ class Trials:
 
     @property
     def panels(self) -> list[list[Row]]:
-        """The rows that are ranked together: the methods of each set of labels, or the sets of labels of a study."""
+        """The rows that are ranked together: methods with one set of labels and one base, or the labels of a study."""
         panels: dict[str, list[Row]] = {}
         for row in self.rows:
-            panels.setdefault(row.labels if self.kind == "comparison" else row.method, []).append(row)
+            panels.setdefault(self.names(row)[0], []).append(row)
         return list(panels.values())
 
     def names(self, row: Row) -> tuple[str, str]:
         """Return the name of a row's panel, and its own: of a study, the strategy with the share of clean labels."""
         if self.kind == "comparison":
-            return row.labels, row.method
+            base = f", {BASES[row.fit]}" if len({each.fit for each in self.rows}) > 1 else ""
+            return row.labels + base, row.method
         return row.method, f"{row.strategy or 'all'} {100 * row.share:.3g} %"
 
     def csv_lines(self) -> list[dict[str, Any]]:
@@ -196,6 +201,18 @@ class Trials:
             lines.append({name: " ".join(map(str, v)) if isinstance(v, tuple) else v for name, v in line.items()})
         return lines
 
+    def latex(self) -> str:
+        """Return the table for a paper, with \\toprule and so on of booktabs: a block for each panel."""
+        lines = [r"\begin{tabular}{lrrrrr}", r"\toprule", r" & mAP & to the best & CF1 & OF1 & seeds \\"]
+        for rows in self.panels:
+            lines += [r"\midrule", rf"\multicolumn{{6}}{{l}}{{{_in_latex(self.names(rows[0])[0])}}} \\"]
+            for row in rows:
+                cells = {cell.title: cell for cell in row.cells()}
+                shown = [cells[title] for title in ("mAP", "to the best", "CF1", "OF1", "seeds")]
+                texts = [each.text + f" ({each.note})" * bool(each.note) for each in shown]
+                lines.append(" & ".join(map(_in_latex, (self.names(row)[1], *texts))) + r" \\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
     def to_json(self) -> dict[str, Any]:
         """Return everything but the Arrow table as JSON values."""
         content = asdict(replace(self, table=None))
@@ -203,6 +220,13 @@ class Trials:
         content["failures"] = [failure._asdict() for failure in self.failures]
         values: dict[str, Any] = to_json_value(content)
         return values
+
+
+def _in_latex(text: str) -> str:
+    """Return a text of a table with its signs as LaTeX writes them."""
+    signs = {"−": "$-$", "–": "--", "—": "---", "≈": r"$\approx$", "±": r"$\pm$"}
+    signs |= {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    return "".join(signs.get(sign, sign) for sign in text)
 
 
 class Interval(NamedTuple):
@@ -346,6 +370,15 @@ def paired_interval(scores: Sequence[TaskScore], others: Sequence[TaskScore]) ->
     return difference(values, replicates, min(score.positives for score in scores), float(np.mean(moved)))
 
 
+def photos_to_see(scores: Sequence[TaskScore], others: Sequence[TaskScore], photos: int) -> int:
+    """Return how many test images make the 95 % interval of a paired difference ± 1 point, two digits.
+
+    Its width falls with the root of their number; `photos` are those of the scores. Seeds are left out.
+    """
+    replicates = np.mean([score.replicates - other.replicates for score, other in zip(scores, others, strict=True)], 0)
+    return int(float(f"{photos * (1.96 * np.nanstd(replicates, ddof=1) / 0.01) ** 2:.2g}"))
+
+
 def common_seeds(seeds_of: Mapping[K, Collection[int]]) -> tuple[int, ...]:
     """Return the seeds that all have, or all but the few that have none of them.
 
@@ -371,7 +404,7 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, k
     """
     panels: dict[Any, list[Pair]] = {}
     for pair in grid.pairs:
-        panels.setdefault(pair[1] if kind == "comparison" else pair[0].name, []).append(pair)
+        panels.setdefault((pair[1], pair[0].fit) if kind == "comparison" else pair[0].name, []).append(pair)
     rows: list[Row] = []
     records: list[dict[str, Any]] = []
     finished = _FinishedRuns(grid, outcomes, bench)
@@ -386,9 +419,7 @@ def summarise(grid: Grid, outcomes: Results, scorer: TaskScorer, bench: Bench, k
             runs = finished.records(pair, scored[pair])
             rows.append(finished.row(pair, runs, scored[pair], judged_by[pair], best))
             records += runs.values()
-    kinds = {outcome.memory_kind for outcome in outcomes.values() if outcome.memory_kind}
-    table = pa.Table.from_pylist(records)
-    return Trials(tuple(rows), kind, memory_kind=" or ".join(sorted(kinds)), table=table)
+    return Trials(tuple(rows), kind, table=pa.Table.from_pylist(records))
 
 
 @dataclass(frozen=True)
@@ -423,7 +454,6 @@ class _FinishedRuns:
                 "best_epoch": self.outcomes[task].best_epoch,
                 "strength": self.outcomes[task].strength,
                 "seconds": self.outcomes[task].seconds,
-                "memory": self.outcomes[task].memory,
                 "run": task.key,
             }
             for seed, task in tasks.items()
@@ -439,14 +469,16 @@ class _FinishedRuns:
     ) -> Row:
         (candidate, mask), tasks = pair, self.grid.finished(*pair, self.outcomes)
         mean = mean_interval([scored[seed] for seed in seeds])
+        needed = 0
         if scored is best:
             behind = Interval(0.0, 0.0, 0.0)
         elif all(seed in best for seed in seeds):
-            behind = paired_interval([scored[seed] for seed in seeds], [best[seed] for seed in seeds])
+            pairs = [scored[seed] for seed in seeds], [best[seed] for seed in seeds]
+            behind, needed = paired_interval(*pairs), photos_to_see(*pairs, len(self.bench.test))
         else:
             behind = Interval(math.nan, math.nan, math.nan)
         first, run = next(iter(tasks.values())), next(iter(runs.values()))
-        own = list(own_functions())
+        own, tried = list(own_functions()), len(self.grid.tried(candidate, mask, self.outcomes))
         assumed = any(self.outcomes[tasks[seed]].measure == "assumed_mAP" for seed in seeds)
 
         def mean_of(*names: str) -> dict[str, Any]:
@@ -464,17 +496,17 @@ class _FinishedRuns:
             behind=behind.mean,
             behind_low=behind.low,
             behind_high=behind.high,
+            photos_to_see=needed,
             seeds=len(seeds),
             seed_sd=spread("mAP"),
             **mean_of("validation", "seconds", "known", *_F1),
             selected_on="known positives" if assumed else "known labels",
-            memory=float(np.median([runs[seed]["memory"] for seed in seeds])),
             CF1_sd=spread("CF1"),
             OF1_sd=spread("OF1"),
             options=_key_options(candidate, first),
-            tried=len(self.grid.tried(candidate, mask, self.outcomes)),
-            to_try=self.grid.runs(candidate) - self.grid.seeds + 1,
-            rate_at_edge=first.lr != candidate.lr,
+            tried=tried,
+            to_try=max(self.grid.runs(candidate) - self.grid.seeds + 1, tried),
+            rate_at_edge=self.grid.has_rate_at_edge(candidate, mask, self.outcomes),
             known_labels=mask.apply(self.bench.rest, 0).known,
             per_seed=tuple(score.mAP for score in scored.values()),
             judged_by=tuple(seeds),

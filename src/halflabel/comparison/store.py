@@ -23,8 +23,6 @@ import halflabel
 from halflabel.comparison.grid import Outcome, Task
 from halflabel.errors import UserError
 from halflabel.evaluation.registry import own_functions
-from halflabel.labels import formats
-from halflabel.labels.table import Table
 from halflabel.methods.base import recipe, recipes
 from halflabel.system.files import atomic_write, read_json, to_json_value, write_csv, write_json
 
@@ -32,10 +30,10 @@ _WHAT = "comparison"  # in config.json
 _FILES = [
     "comparison.csv",
     "comparison.json",
+    "comparison.tex",
     "trials.parquet",
     "split.csv",
     "bad_images.csv",
-    "test.parquet",
     "report.html",
 ]
 _FLOATS = tuple(column.name for column in fields(Outcome) if column.type == "float")  # null in JSON: not a number
@@ -49,8 +47,8 @@ class Store:
     config.json        what all results depend on         tasks/KEY.json   the outcome of a finished task
     split.csv          which images are for the test      tasks/KEY.npy    its logits of the test images, float32
     comparison.csv     the table                          unfinished/      checkpoints of the running task
-    comparison.json    the table and its details          bad_images.csv
-    trials.parquet     all finished runs behind it        test.parquet     the test labels, for the page
+    comparison.json    the table and its details          comparison.tex   the table in LaTeX
+    trials.parquet     all finished runs behind it        bad_images.csv
     """
 
     def __init__(self, folder: Path) -> None:
@@ -141,11 +139,6 @@ class Store:
         """Write the Arrow table of the finished runs."""
         with atomic_write(self.folder / "trials.parquet") as temporary:
             pq.write_table(table, temporary)
-
-    def write_test(self, table: Table) -> None:
-        """Write the test labels, which are the same for all tasks, unless they are already written."""
-        if not (self.folder / "test.parquet").exists():
-            formats.write(table, self.folder / "test.parquet")
 
     def _json(self, task: Task) -> Path:
         return self.folder / "tasks" / f"{task.key}.json"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from halflabel.features.backbones import Backbone
-from halflabel.features.heads import Head, Model, NamedHead, NormalisedLinear, pool, run_head
+from halflabel.features.heads import Head, Model, NormalisedHead, NormalisedLinear, pool, run_head
 from halflabel.types import Output
 
 
@@ -103,7 +103,7 @@ def frozen_copy(backbone: Backbone) -> Backbone:
 
 
 def trained_part(model: Model) -> Model:
-    """Return the backbone and the head that batches train: without class names, and nothing that was combined."""
+    """Return the backbone and the head that batches train: without its base, and nothing that was combined."""
     backbone = model.backbone.tuned if isinstance(model.backbone, BackbonePair) else model.backbone
     head: Head = cast(Head, model.head.heads[0]) if isinstance(model.head, Combined) else model.head
-    return Model(backbone, head.learned if isinstance(head, NamedHead) else head)
+    return Model(backbone, head.head if isinstance(head, NormalisedHead) else head)

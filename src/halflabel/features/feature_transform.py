@@ -125,6 +125,18 @@ class FeatureTransform(nn.Module):
             normalised.append(CLASSIFIER_WEIGHT * classes / self.scale[-1])
         return torch.cat(normalised, 1)
 
+    def places(self, maps: Tensor) -> Tensor:
+        """Return normalised maps (B, D + K, h, w), whose mean over places is the normalised vector of the mean.
+
+        Each place adds how its f'' differs from the mean of the f''; the class probabilities are those of the image.
+        """
+        _, channels, height, width = maps.shape
+        pooled = self(maps.mean((2, 3)))[:, :, None, None].expand(-1, -1, height, width)
+        roots = maps.sign() * maps.abs().sqrt() if self.of_backbone else maps
+        unit = roots / roots.norm(dim=1, keepdim=True).clamp(min=1e-12) if self.of_backbone else roots
+        deviation = (unit - unit.mean((2, 3), keepdim=True)) / self.scale[0]
+        return torch.cat([pooled[:, :channels] + deviation, pooled[:, channels:]], 1)
+
 
 def class_probabilities(features: Tensor, classifier: Classifier) -> Tensor:
     """Return the probabilities (N, K) of the pretraining classes, softmax(V f + v), f the first block of features."""

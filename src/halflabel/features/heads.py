@@ -137,6 +137,49 @@ class NormalisedLinear(Head):
         return logits.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
+class NormalisedHead(Head):
+    """x = head(z) + trust · names(f), then mixed with similar training images: any head on the base of a linear fit.
+
+    z are the normalised features or maps of `base`, a linear fit. The head begins at its weights where it can
+    (`load_linear`). Memory: that of the head and of the base.
+    """
+
+    def __init__(self, head: Head, base: NormalisedLinear) -> None:
+        super().__init__()
+        self.head, self.base = head, base.requires_grad_(False)
+        self.needs_maps = head.needs_maps
+
+    @property
+    def words(self) -> str:
+        return self.head.words
+
+    @property
+    def similar(self) -> SimilarImages | None:
+        return self.base.similar
+
+    def _normalise(self, features: Tensor) -> Tensor:
+        transform = self.base.transform
+        normalised: Tensor = transform.places(features) if features.ndim == 4 else transform(features)
+        return normalised
+
+    def forward(self, features: Tensor) -> Output:
+        normalised = self._normalise(features)
+        output, base = run_head(self.head, normalised), self.base
+        if base.names is not None:
+            with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+                named = base.trust * base.names(pool(features).float())
+            maps, members = output.maps, output.members
+            maps = None if maps is None else maps + named[:, :, None, None]
+            members = None if members is None else members + named
+            output = output._replace(logits=output.logits + named, maps=maps, members=members)
+        if base.similar is not None:
+            output = output._replace(logits=base.similar(pool(normalised), output.logits))
+        return output
+
+    def class_maps(self, maps: Tensor) -> Tensor:
+        return self.head.class_maps(self._normalise(maps))
+
+
 class Weldon(Head):
     """x = ½ (mean of the k⁺ highest cells + mean of the k⁻ lowest cells) of each class map. Durand 2016 (WELDON).
 
@@ -204,49 +247,6 @@ def run_head(head: nn.Module, features: Tensor) -> Output:
         f"the head {type(head).__name__} returns a {type(output).__name__}, not an Output",
         "return halflabel.types.Output(logits, features)",
     )
-
-
-class NamedHead(Head):
-    """x = x' + trust · names(pooled features), x' by a head that is `learned` in batches on a frozen backbone.
-
-    Class maps are those of the learned head. Memory: 4·C bytes beside that of its parts.
-    """
-
-    trust: Tensor
-
-    def __init__(self, learned: Head, names: NameScores, trust: Tensor) -> None:
-        super().__init__()
-        self.learned, self.names = learned, names
-        self.needs_maps = learned.needs_maps
-        self.register_buffer("trust", trust)
-
-    @property
-    def words(self) -> str:
-        return f"{self.learned.words} beside class names"
-
-    def forward(self, features: Tensor) -> Output:
-        output = run_head(self.learned, features)
-        with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
-            start = self.trust * self.names(pool(features).float())
-        maps, members = output.maps, output.members
-        return output._replace(
-            logits=output.logits + start,
-            maps=None if maps is None else maps + start[:, :, None, None],
-            members=None if members is None else members + start,
-        )
-
-    def class_maps(self, maps: Tensor) -> Tensor:
-        return self.learned.class_maps(maps)
-
-    def load_linear(self, weight: Tensor, bias: Tensor) -> None:
-        self.learned.load_linear(weight, bias)
-
-    @classmethod
-    def from_shapes(cls, state: Mapping[str, Tensor], prefix: str, learned: Head) -> Head:
-        """Return the learned head, with empty names beside it if the state dict has some."""
-        trust = state.get(f"{prefix}trust")
-        names = None if trust is None else NameScores.from_shapes(state, f"{prefix}names.", len(trust))
-        return learned if names is None or trust is None else cls(learned, names, torch.zeros_like(trust))
 
 
 class Ensemble(Head):

@@ -173,6 +173,7 @@ class Config:
     averaged_with: str = ""  # in a linear fit: further methods whose logits are averaged with those of the method
     candidates: str = ""  # in a linear fit: methods that are measured, to be taken instead or averaged with
     from_nothing: bool = False  # started from class names: the method is chosen anew by the labels of each run
+    linear_start: bool = True  # in batches on a frozen backbone: begin at a linear fit, on its normalised features
     linear_init: int = 0  # epochs of the head alone, before the whole network is trained in plain batches
     linear_lr: float | None = None  # their learning rate, if not that of the training
     targets: Literal["labels", "soft"] = "labels"  # soft: with --tune all, also the frozen recipe's probabilities

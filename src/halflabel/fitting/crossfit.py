@@ -548,14 +548,24 @@ def _mean_head(heads: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 def best_strength(quality: Callable[[float], float]) -> tuple[float, dict[float, float]]:
     """Return the strength of the highest quality, and the quality of each one tried, in falling order at first."""
-    tried = {strength: quality(strength) for strength in STRENGTHS}
+    return best_inside(quality, STRENGTHS, WEAKEST, STRONGEST)
+
+
+def best_inside(
+    quality: Callable[[float], float], first: Sequence[float], low: float, high: float
+) -> tuple[float, dict[float, float]]:
+    """Return the value of the highest quality, and the quality of each one tried: more while the best is an end.
+
+    Of equal ones the first is the best. Values beyond `low` and `high` are not tried.
+    """
+    tried = {value: quality(value) for value in first}
 
     def best() -> float:
-        return max(tried, key=lambda strength: tried[strength])
+        return max(tried, key=lambda value: tried[value])
 
-    while best() == min(tried) >= 3 * WEAKEST:
+    while best() == min(tried) >= 3 * low:
         tried[min(tried) / 3] = quality(min(tried) / 3)
-    while best() == max(tried) <= STRONGEST / 3:
+    while best() == max(tried) <= high / 3:
         tried[max(tried) * 3] = quality(max(tried) * 3)
     return best(), tried
 

@@ -27,8 +27,8 @@ from halflabel.evaluation.evaluate import Evaluation, ValidationMetric, measure
 from halflabel.evaluation.ranking import ranking_quality
 from halflabel.evaluation.scores import Scores
 from halflabel.features.backbones import Backbone
-from halflabel.features.combined import BackbonePair, Combined, frozen_copy
-from halflabel.features.heads import Head, Linear, Model, NamedHead, NormalisedLinear
+from halflabel.features.combined import BackbonePair, Combined, frozen_copy, trained_part
+from halflabel.features.heads import Head, Linear, Model, NormalisedHead, NormalisedLinear
 from halflabel.features.names import NameScores
 from halflabel.features.scoring import score_source
 from halflabel.fitting.assembly import Assembly, pooled_features, solver_hindrance
@@ -36,7 +36,7 @@ from halflabel.fitting.auto import choose
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.checkpoint import load_newest
 from halflabel.fitting.config import Config
-from halflabel.fitting.crossfit import FOLDS, Basis, CrossFit, crossfit
+from halflabel.fitting.crossfit import FOLDS, Basis, CrossFit, best_inside, crossfit
 from halflabel.fitting.loop import Fitted
 from halflabel.fitting.loop import fit as fit_epochs
 from halflabel.fitting.whole import (
@@ -67,10 +67,10 @@ _SHOWN_PER_IMAGE = 1.5  # classes, as long as nothing is known
 _HEAD_EPOCHS = 10  # of a head that cannot begin with a linear one, before the network is tuned
 _TRIAL_IMAGES = 4  # of the training steps that tell how long a CPU would take
 _LONGEST_ON_CPU = 600.0  # seconds of training that begin without a GPU although none was asked for
-_RATES = (1.0, 0.3, 0.1)  # learning rates to choose from, relative to that of the method
+_FURTHEST_RATE = 30.0  # times the learning rate of the method, or a fraction of it: rates beyond are not tried
 _FEW = 5  # of so many epochs one is trained to choose the rate
 
-Begin = Callable[[Model, Method, Table], None]  # sets the weights that training in batches begins with
+Begin = Callable[[Model, Method, Table], object]  # sets the weights that training in batches begins with
 
 
 @dataclass
@@ -351,16 +351,22 @@ class _Batches:
         self.table = self.assembly.training_table(self.labels.training).subset(self.trained)
         self.judged = self.labels.evaluation if self.choosing is None else self.choosing
         self.is_cached = self.config.tune == "head"
+        self.base: NormalisedLinear | None = None  # which the head begins at
         validated = self.judged.subset(self.held_out) if self.validation is None else self.validation[1]
         self.judge = ValidationMetric(torch.from_numpy(validated.dense())) if len(validated) else None
 
     def fit(self) -> Fit:
         config = self.config
         method = self.assembly.make_method()
-        head = self._make_head(method)
-        model = Model(None if self.is_cached else self.inputs.backbone, head)
         source = self.inputs.features if self.is_cached else self.inputs.images
         assert source is not None
+        if self.is_cached:
+            self.base = self._fit_base(source)
+        similar = None
+        if self.base is not None:  # an image would be most similar to itself while it is trained on
+            similar, self.base.similar = self.base.similar, None
+        head = self._make_head(method)
+        model = Model(None if self.is_cached else self.inputs.backbone, head)
         if self.trained_already is not None:
             model.load_state_dict(self.trained_already.weights)
             return self._result(model, source, self.trained_already, [])
@@ -370,72 +376,103 @@ class _Batches:
         if begin is None and not self.is_cached and config.linear_init:
             log = self._fit_head_alone(method, head)
         if begin is None and self.is_cached:  # also of a training that is resumed, which has the same rate
-            begin = self.linear_start.begin if _can_begin(head) and self.linear_start is not None else None
+            begin = None if self.base is None else self._begin_at_base(self.base, source)
             if config.choose_lr and self.judge is not None:
                 config = self._with_best_rate(begin, source)
         if begin is not None:
             begin(model, method, self.table)
         fitted = self._epochs(model, method, source, config, place, self.watch.callback)
         self._report_kept(method, fitted)
+        if isinstance(model.head, NormalisedHead):
+            model.head.base.similar = similar
         return self._result(model, source, fitted, log)
 
     def _make_head(self, method: Method) -> Head:
         classes = len(self.table.classes)
+        if self.base is not None:
+            own = self.assembly.make_head(method, self.base.transform.out_channels, classes)
+            return NormalisedHead(own, copy.deepcopy(self.base))  # moved to the GPU with the head
         maps = self.assembly.needs_maps(method, classes)
-        head = self.assembly.make_head(method, self.inputs.width(maps=maps), classes)
-        if not self.is_cached or self.names is None or self.linear_start is None or self.linear_start.trust is None:
-            return head
-        return NamedHead(head, copy.deepcopy(self.names), self.linear_start.trust)  # moved to the GPU with the head
+        return self.assembly.make_head(method, self.inputs.width(maps=maps), classes)
 
-    @cached_property
-    def names(self) -> NameScores | None:
-        """Scores from class names that the logits of the head start from; None for heads that cannot."""
-        head = self.assembly.make_head(self.assembly.make_method(), 8, len(self.table.classes))
-        return self.inputs.names if head.adds_names and _can_begin(head) else None
+    def _fit_base(self, source: Source) -> NormalisedLinear | None:
+        """Fit cross-entropy by L-BFGS to the images that are trained on; of maps, to the means over places.
 
-    @cached_property
-    def linear_start(self) -> LinearStart | None:
-        """The L-BFGS solution of cross-entropy on the mean of the features over places, for the trained images.
-
-        Their out-of-fold scores choose its strength, and the trust in class names. None where L-BFGS has too few images
-        or too many scores.
+        None where L-BFGS has too few images or too many scores.
         """
-        if solver_hindrance(_bce(), "bce", self.table) is not None:
+        method = "bce" if (self.table.value < 0).any() else "an"
+        if not self.config.linear_start or solver_hindrance(_bce(), method, self.table) is not None:
             return None
-        inputs, labels, device = self.inputs, self.labels.of_images(self.trained), self.assembly.device
-        rows = torch.from_numpy(self.trained)
-        features = pooled_features(inputs.features)[rows]
-        names, table = self.names, self.assembly.training_table(labels.training)
-        groups = None if inputs.groups is None else inputs.groups[self.trained]
+        config = dataclasses.replace(self.config, method=method, options={}, fit="linear", l2_strength=None)
+        features, backbone = pooled_features(source), self.inputs.backbone
+        if backbone is not None and features.shape[1] != backbone.width(maps=False):
+            backbone = None  # cached maps do not tell the network's own vector
+        choosing = self.judged.subset(self.trained)
+        adds_names = self.assembly.make_head(self.assembly.make_method(), 8, len(self.table.classes)).adds_names
 
-        def solve() -> LinearStart:
-            (basis,) = Basis.of(features, of_backbone=False, device=device)
-            if names is not None and inputs.scores_of_names is not None:
-                basis = basis.with_names(names, inputs.scores_of_names[rows])
-            how: dict[str, Any] = {"evaluation": self.judged.subset(self.trained), "unchosen": labels.unchosen}
-            how |= {"groups": groups, "seed": self.config.seed}
-            return LinearStart.of(crossfit([basis], table, _bce, use_similar=False, **how))
+        def solve() -> tuple[Head, str]:
+            fitted = self._fit_frozen(features, self.trained, config, backbone, choosing, names=adds_names)
+            return fitted.model.head, fitted.crossfit.trust_in_names if fitted.crossfit is not None else ""
 
-        start = distributed.run_on_main(solve)
-        if start.trust is not None:
-            self.watch.reporter.message(f"chosen by out-of-fold scores: {start.words}")
-        return start
+        head, words = distributed.run_on_main(solve)
+        if words:
+            self.watch.reporter.message(f"chosen by out-of-fold scores: {words}")
+        assert isinstance(head, NormalisedLinear)
+        return head
+
+    def _begin_at_base(self, base: NormalisedLinear, source: Source) -> Begin:
+        """Return what gives a head the scores of its base; a head that cannot begin with these learns them first."""
+        method = self.assembly.make_method()
+        model = Model(None, self._make_head(method))
+        method.start(self.table, model)  # sets label vectors, where the head has them
+        head = trained_part(model).head
+        before = copy.deepcopy(head.state_dict())
+        head.load_linear(base.linear.weight.detach(), base.linear.bias.detach())
+        if all(torch.equal(value, before[name]) for name, value in head.state_dict().items()):
+            with torch.no_grad():
+                targets = base(pooled_features(Subset(source, self.trained))).logits.sigmoid()
+            first: dict[str, Any] = {"epochs": _HEAD_EPOCHS, "lr": self.assembly.recipe.lr, "patience": 0, "ema": 0.0}
+            few = dataclasses.replace(self.config, **first, compile="no")
+            self._epochs(model, taught_by(targets), source, few, None, None)
+        weights = copy.deepcopy(head.state_dict())
+        return lambda model, *_: trained_part(model).head.load_state_dict(weights)
+
+    def _fit_frozen(
+        self,
+        features: Tensor,
+        rows: NDArray[np.int64],
+        config: Config,
+        backbone: Backbone | None,
+        choosing: Table | None = None,
+        *,
+        names: bool = True,
+    ) -> Fit:
+        """Fit a linear head to some images, of which the pooled features (N, D) are those of a frozen backbone."""
+        inputs, values = self.inputs, features[torch.from_numpy(rows)]
+        bad = torch.isnan(values).any(1).nonzero()[:, 0].tolist()
+        groups = None if inputs.groups is None else inputs.groups[rows]
+        labels = self.labels.of_images(rows)
+        some = Inputs(lambda: Features(values, labels.images, bad), backbone, None, groups, inputs.of_backbone)
+        some.likeness = inputs.likeness if names else None
+        return fit(labels, some, config, choosing=choosing)
 
     def _with_best_rate(self, begin: Begin | None, source: Source) -> Config:
         """Return the configuration with the learning rate that is best on the held-out images after a few epochs."""
-        config, qualities = self.config, {}
+        config = self.config
         few = dataclasses.replace(config, epochs=max(1, config.epochs // _FEW), patience=0, keep="best")
-        for factor in _RATES:
+
+        def quality(rate: float) -> float:
             method = self.assembly.make_method()
             model = Model(None, self._make_head(method))
             if begin is not None:
                 begin(model, method, self.table)
-            tried = dataclasses.replace(few, lr=factor * config.lr)
             with warnings.catch_warnings():  # what starts later has more epochs in the training afterwards
                 warnings.filterwarnings("ignore", ".* never starts in ")
-                qualities[tried.lr] = self._epochs(model, method, source, tried, None, None).select
-        best = max(qualities, key=lambda rate: qualities[rate])
-        tried_all = ", ".join(f"{rate:.2g} → {quality:.4f}" for rate, quality in qualities.items())
+                return self._epochs(model, method, source, dataclasses.replace(few, lr=rate), None, None).select
+
+        ends = config.lr / _FURTHEST_RATE, config.lr * _FURTHEST_RATE
+        best, qualities = best_inside(quality, (config.lr, config.lr / 3), *ends)
+        tried_all = ", ".join(f"{rate:.2g} → {value:.4f}" for rate, value in qualities.items())
         self.watch.reporter.message(f"learning rate {best:.2g}, chosen by the held-out images: {tried_all}")
         return dataclasses.replace(config, lr=best)
 
@@ -514,32 +551,6 @@ class _Batches:
         return Scores(table.images, table.classes, logits.numpy(), fold, "held-out")
 
 
-@dataclass(frozen=True)
-class LinearStart:
-    """A linear classifier x = W f + b + trust · names that a head begins with."""
-
-    weight: Tensor
-    bias: Tensor
-    trust: Tensor | None
-    words: str  # of the trust
-
-    @classmethod
-    def of(cls, fitted: CrossFit) -> LinearStart:
-        """Take the head of features that may be any numbers, so that their transform is affine."""
-        transform, linear = fitted.head.transform, fitted.head.linear
-        weight = linear.weight.detach() / transform.scale[0]
-        return cls(weight, linear.bias.detach() - weight @ transform.mean, fitted.head.trust, fitted.trust_in_names)
-
-    def begin(self, model: Model, *_: object) -> None:
-        """Set the weights of a model without a backbone."""
-        model.head.load_linear(self.weight, self.bias)
-
-
-def _can_begin(head: Head) -> bool:
-    """Return whether a head can begin with a linear one."""
-    return type(head).load_linear is not Head.load_linear
-
-
 class _Whole(_Batches):
     """Training of the whole network that begins with the frozen recipe and is combined with it in the end.
 
@@ -558,10 +569,12 @@ class _Whole(_Batches):
         features = self._sweep(Model(self.frozen_backbone, Linear(backbone.width(maps=False), 1))).features
 
         def fit_frozen() -> tuple[Model, Model, Tensor]:
-            inner, scores = self._fit_frozen(features, self.trained, self._frozen_config())
+            inner = self._fit_frozen(features, self.trained, self._frozen_config(), self.frozen_backbone)
             assert inner.config is not None
-            whole, _ = self._fit_frozen(features, self._all, dataclasses.replace(inner.config, candidates=""))
-            return inner.model, whole.model, scores
+            assert inner.scores is not None
+            config = dataclasses.replace(inner.config, candidates="")
+            whole = self._fit_frozen(features, self._all, config, self.frozen_backbone)
+            return inner.model, whole.model, torch.from_numpy(inner.scores.logits)
 
         inner, whole, scores = distributed.run_on_main(fit_frozen)
         targets = soft_targets(self.table, scores, self.judged.subset(self.trained))
@@ -627,18 +640,6 @@ class _Whole(_Batches):
         candidates = ", ".join(map(str, choice.candidates))
         return dataclasses.replace(frozen, method=choice.method, options=choice.options, candidates=candidates)
 
-    def _fit_frozen(self, features: Tensor, rows: NDArray[np.int64], config: Config) -> tuple[Fit, Tensor]:
-        """Fit the frozen recipe to some images; returns the fit and their out-of-fold logits."""
-        inputs, values = self.inputs, features[torch.from_numpy(rows)]
-        bad = torch.isnan(values).any(1).nonzero()[:, 0].tolist()
-        groups = None if inputs.groups is None else inputs.groups[rows]
-        labels = self.labels.of_images(rows)
-        some = Inputs(lambda: Features(values, labels.images, bad), self.frozen_backbone, groups=groups)
-        some.likeness = inputs.likeness
-        fitted = fit(labels, some, config)
-        assert fitted.scores is not None
-        return fitted, torch.from_numpy(fitted.scores.logits)
-
     def _begin(self, model: Model, method: Method, features: Tensor, targets: Tensor) -> list[EpochLog]:
         """Set the weights that tuning begins with: those of an earlier run, or a head that fits frozen features.
 
@@ -647,7 +648,7 @@ class _Whole(_Batches):
         if self.begin is not None:
             self.begin(model, method, self.table)
             return []
-        if not _can_begin(model.head):
+        if type(model.head).load_linear is Head.load_linear:
             epochs = self.config.linear_init or _HEAD_EPOCHS
             self.config = dataclasses.replace(self.config, linear_init=epochs, linear_lr=self.assembly.recipe.lr)
             return self._fit_head_alone(method, model.head)

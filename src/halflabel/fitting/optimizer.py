@@ -26,10 +26,11 @@ Schedule = Callable[[float, "Config"], float]
 
 def parameter_groups(model: Model, method: Method, config: Config) -> list[dict[str, Any]]:
     """The trained parameters in groups, each with its learning rate "base_lr": head, backbone, then the method's."""
-    groups: list[dict[str, Any]] = [{"params": list(model.head.parameters()), "base_lr": config.lr}]
-    if model.backbone is not None:
-        backbone = [parameter for parameter in model.backbone.parameters() if parameter.requires_grad]
-        groups.append({"params": backbone, "base_lr": config.lr * config.backbone_lr})
+    groups = []
+    for part, rate in ((model.head, config.lr), (model.backbone, config.lr * config.backbone_lr)):
+        if part is not None:
+            trained = [parameter for parameter in part.parameters() if parameter.requires_grad]
+            groups.append({"params": trained, "base_lr": rate})
     groups += method.parameter_groups(config.lr)
     return [{**group, "lr": group["base_lr"]} for group in groups if group["params"]]
 

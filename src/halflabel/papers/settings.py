@@ -128,6 +128,7 @@ def _build_config(cell: Cell, effective: Mapping[str, Any], overrides: Overrides
         **{"resize": "squash", "tune": "all", **effective},
         weights=overrides.weights,
         names="off",  # the papers had none
+        linear_start=False,  # nor a start by L-BFGS
         crop=cell.condition.training.weak_view.get("least", Config.crop),
         held_out=cell.condition.held_out,
         device=overrides.device,

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from halflabel import metrics
 from halflabel.comparison.conclusions import MEANING, group_gaps, verdict
-from halflabel.comparison.result import RESAMPLES, Interval, Row, Trials, difference, moved_share
+from halflabel.comparison.result import Interval, Row, Trials
 from halflabel.errors import UserError
-from halflabel.labels import formats
-from halflabel.labels.table import Table
 from halflabel.report import svg
 from halflabel.report.layout import (
-    ENOUGH_SEEDS,
-    FEW_POSITIVES,
     cell,
     glossary,
     image_size,
@@ -45,14 +38,8 @@ from halflabel.system.html import PAGE_SIZE, Html, count, document, el, join, pe
 PANELS = 6  # sets of labels that are drawn
 CURVES = 6  # methods with a curve, one colour each
 CHART_ROWS = 24  # methods per chart
-GAPS = 8  # classes shown where the first method is better, and where the second is
-ONE_SEED = "With one seed, intervals leave out the spread over seeds."
-FEW_SEEDS = (
-    f"With fewer than {ENOUGH_SEEDS} seeds, most of such an interval is uncertainty about seeds: more seeds narrow it."
-)
 _LINKS = {
     "methods": "Methods",
-    "classes": "Classes",
     "shares": "Labels",
     "differences": "Differences",
     "more": "More labels",
@@ -63,21 +50,12 @@ _LINKS = {
 
 @dataclass(frozen=True, eq=False)
 class ComparisonFacts:
-    """One comparison or study, without folder names of this machine; `test` holds the labels of the test images."""
+    """One comparison or study, without folder names of this machine."""
 
     folder: Path
     config: dict[str, Any]
     trials: Trials
     oracle: Row | None  # no label is hidden from it; not among the rows
-    test: Table
-
-
-class ClassGap(NamedTuple):
-    """The paired difference of the average precision of two methods for one class, mean over common seeds."""
-
-    name: str
-    interval: Interval
-    present: int  # known positives among the test images
 
 
 def read_comparison(folder: Path) -> ComparisonFacts:
@@ -96,8 +74,7 @@ def read_comparison(folder: Path) -> ComparisonFacts:
     if not rows:
         raise UserError(f"{folder} has no finished run", fix)
     oracle = next((row for row in trials.rows if row.role == "oracle"), None)
-    test = _read_test(folder, config.get("test labels"))
-    return ComparisonFacts(folder, config, replace(trials, rows=rows), oracle, test)
+    return ComparisonFacts(folder, config, replace(trials, rows=rows), oracle)
 
 
 def _without_folders(value: Any, name: str = "") -> Any:
@@ -112,87 +89,45 @@ def _without_folders(value: Any, name: str = "") -> Any:
     return shown_name(value) if name == "method" else without_folders(value)
 
 
-def _read_test(folder: Path, digest: str | None) -> Table:
-    path = folder / "test.parquet"
-    table = formats.read(path, format="long").table()
-    if table.digest() != digest:
-        raise UserError(
-            f"{path} does not hold the labels that the methods were tested on",
-            "start the comparison again with ‹force›",
-        )
-    return table
-
-
-def class_gaps(facts: ComparisonFacts, first: Row, second: Row, most: int = 8) -> list[ClassGap] | None:
-    """Return the classes in which two methods differ most, gains of the first method first: at most `most` per side.
-
-    None where the folder has no finished runs of both methods with the same seed. AP is the mean over common seeds; the
-    interval of the difference is paired by image and seed. Only classes with a known positive and a known negative
-    among the test images count.
-    """
-    tasks = [_tasks(facts, row) for row in (first, second)]
-    seeds = sorted(set(tasks[0]) & set(tasks[1]))
-    if not seeds:
-        return None
-    labels = torch.from_numpy(facts.test.dense())
-    logits = [[torch.from_numpy(np.load(paths[seed], allow_pickle=False)) for seed in seeds] for paths in tasks]
-    readable = ~torch.stack([torch.isnan(run).any(1) for runs in logits for run in runs]).any(0)
-    labels = labels[readable]
-    groups = _read_groups(facts.folder, len(readable))[readable.numpy()]
-    logits = [[run[readable] for run in runs] for runs in logits]
-    measured = torch.nonzero((labels > 0).any(0) & (labels < 0).any(0)).flatten()
-    ap = np.array([[metrics.average_precision(run, labels)[measured].numpy() for run in runs] for runs in logits])
-    gaps = (ap[0] - ap[1]).mean(0)  # ap: (2, seeds, classes)
-    order = np.argsort(-gaps, kind="stable")
-    ends = [k for k in order[:most] if gaps[k] > 0] + [k for k in order[-most:] if gaps[k] < 0]
-    differing = []
-    for k in dict.fromkeys(ends):
-        column = int(measured[k])
-        draws = [
-            np.stack([_replicates(run[:, [column]], labels[:, [column]], groups) for run in runs]) for runs in logits
-        ]
-        present = int((labels[:, column] > 0).sum())
-        columns = [[run[:, [column]].numpy() for run in runs] for runs in logits]
-        known = labels[:, [column]].numpy() != 0
-        moved = np.mean([moved_share(run, other, known) for run, other in zip(*columns, strict=True)])
-        interval = difference(ap[0, :, k] - ap[1, :, k], draws[0] - draws[1], present, float(moved))
-        differing.append(ClassGap(facts.test.classes[column], interval, present))
-    return differing
-
-
-def _replicates(logits: torch.Tensor, labels: torch.Tensor, groups: NDArray[np.int64]) -> NDArray[np.float64]:
-    resampled = metrics.bootstrap(logits, labels, n=RESAMPLES, groups=groups)
-    replicates: NDArray[np.float64] = resampled.replicates.double().numpy()
-    return replicates
-
-
-def _read_groups(folder: Path, images: int) -> NDArray[np.int64]:
-    """Return the group of each test image (N,); each is alone where the folder does not say."""
-    with open(folder / "split.csv", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        groups = [int(row["group"]) for row in csv.DictReader(file) if row["part"] == "test"]
-    return np.array(groups) if len(groups) == images else np.arange(images)
-
-
-def _tasks(facts: ComparisonFacts, row: Row) -> dict[int, Path]:
-    """Return the files with the test logits of the runs behind a row, by seed."""
-    paths = {seed: facts.folder / "tasks" / f"{run}.npy" for seed, run in zip(row.judged_by, row.runs, strict=True)}
-    return {seed: path for seed, path in paths.items() if path.exists()}
-
-
 def build_comparison(folder: Path) -> str:
     """Return the page of a comparison or study as HTML text. It holds no folder names of this machine."""
     facts = read_comparison(folder)
-    parts = (_methods, _classes, _shares, _differences, _more_labels, _missing, _protocol)
+    parts = (_methods, _shares, _differences, _more_labels, _missing, _protocol)
     shown = [part for build in parts if (part := build(facts)) is not None]
     title = f"{shorten(facts.folder.resolve().name, 60)} · {facts.trials.kind}"
-    header = el(
-        "header",
+    best = _best_panel(facts)
+    advice = el("code", f"halflabel train LABELS PHOTOS --method {best[0].method.partition(':')[0]}")
+    found = _found(best) if facts.trials.kind == "comparison" else facts.trials.conclusions[:1]
+    words = el(
+        "div",
         el("h1", title),
-        *(el("p", sentence, class_="found") for sentence in facts.trials.conclusions),
+        *(el("p", sentence, class_="found") for sentence in found),
+        el("p", "To train with it: ", advice, ".") if facts.trials.kind == "comparison" else None,
+        *(el("p", sentence) for sentence in facts.trials.conclusions if sentence not in found),
         el("p", _subtitle(facts), class_="muted"),
     )
+    header = el("header", words, _mAP_chart(facts, best), class_="beside")
     footer = _footer(facts.config, ("entry", "AP", "mAP", "95 % interval", "epoch"))
     return document(title, [header, section_links(_LINKS, shown), el("main", *shown), footer])
+
+
+def _best_panel(facts: ComparisonFacts) -> list[Row]:
+    """Return the rows among which the highest mAP was reached."""
+    return max(facts.trials.panels, key=lambda rows: rows[0].mAP)
+
+
+def _found(rows: Sequence[Row]) -> tuple[str]:
+    """Return what a comparison found in a plain sentence, by its best rows."""
+    best, second = rows[0], next((row for row in rows[1:] if not math.isnan(row.behind)), None)
+    text = f"{shorten(best.method, 60)} has the highest mAP, {points(best.mAP)}"
+    if second is not None:
+        other, lead = shorten(second.method, 60), points(-second.behind)
+        if second.is_alike:
+            text += f". {other} is alike within 1 point"
+        else:
+            sure = f": {lead} points more than {other}, hardly by chance"
+            text += sure if second.behind_high < 0 else f". The lead over {other} may be chance"
+    return (f"{text}.",)
 
 
 def _subtitle(facts: ComparisonFacts) -> str:
@@ -202,14 +137,6 @@ def _subtitle(facts: ComparisonFacts) -> str:
         f"{counted(len({row.labels for row in rows}), 'set of labels', 'sets of labels')}, up to "
         f"{counted(max(row.seeds for row in rows), 'seed')}; {_training_summary(facts.config)}"
     )
-
-
-def _few_seeds_note(rows: Sequence[Row]) -> str:
-    """Return a caution where intervals of differences come from few seeds; otherwise empty."""
-    others = [row for row in rows if not row.is_best]
-    if any(row.seeds == 1 for row in others):
-        return ONE_SEED
-    return FEW_SEEDS if any(row.seeds < ENOUGH_SEEDS and row.is_tie for row in others) else ""
 
 
 def _protocol(facts: ComparisonFacts) -> Html:
@@ -238,30 +165,24 @@ def _methods(facts: ComparisonFacts) -> Html:
         tables += [el("h3", f"{_panel_title(facts, rows)} ", note), _method_table(facts, rows)]
     charts = [chart for rows in panels[:PANELS] for chart in _method_charts(facts, rows)]
     notes = (
-        "Small numbers are 95 % intervals. A percentage in a name is the share of labels that are known and correct; "
+        "Small numbers are 95 % intervals. Base: how a row is fitted; rows are ranked with those of the same base. A "
+        "percentage in a name is the share of labels that are known and correct; "
         "known: the number known to training with the first seed, right or wrong. To the best: the mean difference of "
         "mAP, paired by image and by seed; ≈ marks a row that is not significantly worse than the best, which does not "
         "mean that it is as good. "
-        + "".join(f"{note} " for note in dict.fromkeys(map(_few_seeds_note, panels)) if note)
-        + "Seeds: those that all rows of a table have finished, by which they are ranked; "
+        "Seeds: those that all rows of a table have finished, by which they are ranked; "
         "+ further seeds, which are not used. A seed decides which labels are hidden, which images validate, and how "
         "the head starts. CF1, OF1: F1 of the decisions at the run's own thresholds, averaged over classes and "
         "of all entries, ± standard deviation over seeds. Seconds: training of one run, without the features. "
-        + (f"Memory: {facts.trials.memory_kind} during a run. " if facts.trials.memory_kind else "")
-        + "Chosen: learning rate (a linear fit has none) and options that were best on validation with seed 0, of the "
+        "Chosen: learning rate (a linear fit has none) and options that were best on validation with seed 0, of the "
         "number tried; ↥ marks a learning rate at the edge of the range. Validation: mAP of out-of-fold scores "
         "(linear) or on validation images, and the labels it used."
     )
+    fold = el("summary", "The table, what its columns mean, and what each method does")
     return section(
         "methods",
         "The methods" if facts.trials.kind == "comparison" else "The sets of labels",
-        *tables,
-        el(
-            "details",
-            el("summary", "What the columns mean, and what each method does"),
-            el("p", notes, class_="muted"),
-            _method_summaries(facts),
-        ),
+        el("details", fold, *tables, el("p", notes, class_="muted"), _method_summaries(facts)),
         truncation_note(PANELS, len(panels), "are drawn; the tables hold all", thing="sets of labels"),
         truncation_note(
             CHART_ROWS, max(map(len, facts.trials.panels)), "are drawn; the tables hold all", thing="methods"
@@ -288,8 +209,8 @@ def _method_table(facts: ComparisonFacts, rows: Sequence[Row]) -> Html:
     return scroll_table(titles, lines, _panel_title(facts, rows), sortable=True)
 
 
-def _method_charts(facts: ComparisonFacts, rows: Sequence[Row]) -> list[Html]:
-    """Draw mAP of the rows of a panel, and their paired differences to the best."""
+def _mAP_chart(facts: ComparisonFacts, rows: Sequence[Row]) -> Html:
+    """Draw mAP of the rows of a panel."""
     shown, title = rows[:CHART_ROWS], _panel_title(facts, rows)
     best = next((row for row in shown if row.is_best), shown[0])
     names = [facts.trials.names(row)[1] for row in shown]
@@ -298,7 +219,14 @@ def _method_charts(facts: ComparisonFacts, rows: Sequence[Row]) -> list[Html]:
     per_seed = [np.array(row.per_seed) for row in shown]
     chart = svg.interval_chart(names, value, low, high, alt=alt, reference=best.mAP, dots=per_seed)
     note = "dots: one seed each; across: their mean; bar: 95 % interval; line: the best"
-    figures = [figure(chart, f"mAP, {shorten(title, 40)}", note)]
+    return figure(chart, f"mAP, {shorten(title, 40)}", note)
+
+
+def _method_charts(facts: ComparisonFacts, rows: Sequence[Row]) -> list[Html]:
+    """Draw the paired differences of the rows of a panel to the best; and mAP, unless the page begins with it."""
+    shown, title = rows[:CHART_ROWS], _panel_title(facts, rows)
+    best = next((row for row in shown if row.is_best), shown[0])
+    figures = [] if rows == _best_panel(facts) else [_mAP_chart(facts, rows)]
     compared = [row for row in shown if not row.is_best and math.isfinite(row.behind)]
     if compared:
         keys = ("behind", "behind_low", "behind_high")
@@ -308,7 +236,7 @@ def _method_charts(facts: ComparisonFacts, rows: Sequence[Row]) -> list[Html]:
         chart = svg.interval_chart(names, *differences, alt=alt, reference=0.0, differences=True)
         note = "paired by image and seed; an interval that reaches the line is not significantly worse than the best"
         title = f"Difference to {shorten(best_name, 24)}, {shorten(title, 30)}"
-        figures.append(figure(chart, title, ". ".join(filter(None, (note, _few_seeds_note(rows))))))
+        figures.append(figure(chart, title, note))
     return figures
 
 
@@ -438,43 +366,6 @@ def _more_labels(facts: ComparisonFacts) -> Html | None:
         el("p", notes),
         scroll_table(titles, rows, "Expected gain of more labels"),
         on="Counted in labels: one class in one image, labelled present or absent.",
-    )
-
-
-def _classes(facts: ComparisonFacts) -> Html | None:
-    """Compare the best method of each set of labels with the naive reading, or the next, where they differ most."""
-    pairs = [rows for rows in facts.trials.panels[:PANELS] if len(rows) > 1]
-    if not pairs or facts.trials.kind != "comparison":
-        return None
-    parts: list[object] = []
-    for rows in pairs:
-        first = rows[0]
-        second = next((row for row in rows[1:] if row.role == "naive"), rows[1])
-        gaps = class_gaps(facts, first, second, GAPS)
-        title = f"{shorten(first.method, 30)} against {shorten(second.method, 30)}, labels: {shorten(first.labels, 30)}"
-        if not gaps:
-            text = "No class differs." if gaps is not None else "Not compared: the two have no seed in common."
-            parts.append(el("div", el("b", title), el("p", text, class_="none")))
-            continue
-        names = [gap.name for gap in gaps]
-        mean, low, high = np.array([gap.interval for gap in gaps]).T
-        ends = [f"{shorten(names[k], 40)} {signed_points(mean[k])}" for k in (0, -1)]
-        alt = f"{title}: from {ends[0]} down to {ends[1]}"
-        hollow = [gap.present < FEW_POSITIVES for gap in gaps]
-        chart = svg.interval_chart(names, mean, low, high, alt=alt, reference=0.0, hollow=hollow, differences=True)
-        note = f"difference of AP: right of the line {shorten(first.method, 30)} is better"
-        legend = [("ring round", f"fewer than {FEW_POSITIVES} known positives")] * any(hollow)
-        parts.append(figure(chart, title, note, legend))
-    caution = (
-        "The classes with the largest differences were chosen, so they are partly luck: the intervals are for "
-        "single classes, and of twenty classes without any difference about one would seem to have one."
-    )
-    return section(
-        "classes",
-        "Class by class",
-        el("p", caution, class_="muted"),
-        el("div", *parts, class_="grid"),
-        on=f"The best method and the naive reading, or the next best; at most {GAPS} gains and {GAPS} losses.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Numbers behind the charts: precision and recall, reliability, score histograms, and thinning of long curves."""
+"""Numbers behind the charts: reliability, score histograms, and thinning of long curves."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from halflabel.errors import UserError
 from halflabel.system.intervals import wilson
 
 Floats = NDArray[np.float64]
-
-
-class Curve(NamedTuple):
-    """Precision and recall of "present where score ≥ threshold", from the highest threshold down."""
-
-    recall: Floats  # (K,)
-    precision: Floats  # (K,)
-    threshold: Floats  # (K,)
 
 
 class Reliability(NamedTuple):
@@ -38,22 +30,6 @@ class ScoreHistograms(NamedTuple):
     present: NDArray[np.int64]  # (bins,)
     absent: NDArray[np.int64]
     unknown: NDArray[np.int64]
-
-
-def precision_recall(scores: NDArray[Any], labels: NDArray[Any]) -> Curve:
-    """Compute precision and recall at every distinct score of the known entries; both 1-D, labels in {−1, 0, +1}.
-
-    precision = hits / rank, recall = hits / P, with hits and rank the positives and the known entries with
-    score ≥ threshold. Empty without a known positive.
-    """
-    known = labels != 0
-    score, present = scores[known].astype(np.float64), labels[known] > 0
-    if not present.any():
-        return Curve(*(np.zeros(0) for _ in Curve._fields))
-    order = np.argsort(-score, kind="stable")
-    score, hits = score[order], np.cumsum(present[order])
-    ends = np.append(score[1:] != score[:-1], True)
-    return Curve((hits / hits[-1])[ends], (hits / np.arange(1, len(hits) + 1))[ends], score[ends])
 
 
 def reliability(scores: NDArray[Any], labels: NDArray[Any], bins: int = 10) -> Reliability:

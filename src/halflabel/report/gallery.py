@@ -177,11 +177,11 @@ def galleries(
 def _wrong_text(labels: NDArray[Any]) -> tuple[str, str]:
     """Return title and caption of the gallery of labels that look wrong."""
     if not are_nearly_all_positive(labels, labels.size):
-        return "Likely wrong", (
+        return "The model disagrees", (
             "Labelled present but scored below the threshold of the class, or labelled absent but not below it; least "
             "probable label first. Either the label or the model is wrong."
         )
-    return "Possibly wrong", (
+    return "The model disagrees", (
         "Labels with less than a tenth of the probability that photos with the same label usually have; least probable "
         "first. The photo may be unusual, or the label wrong. Other labels that the model misses are not listed."
     )

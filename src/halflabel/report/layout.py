@@ -17,7 +17,6 @@ from halflabel.system.html import Html, count, el
 
 T = TypeVar("T")
 PANEL_CLASSES = 9  # classes per panel of a chart
-ENOUGH_SEEDS = 3  # with fewer, the spread over seeds is hardly known
 FEW_POSITIVES = 5  # with fewer known positives, the AP of a class is mostly luck
 GLOSSARY = {
     "entry": "one class in one image; its label is present, absent or unknown",

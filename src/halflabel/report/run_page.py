@@ -35,7 +35,6 @@ from halflabel.report.layout import (
     write_page,
 )
 from halflabel.report.quality_sections import (
-    precision_recall_section,
     score_section,
     threshold_section,
     training_section,
@@ -60,7 +59,6 @@ _LINKS = {
     "photos": "Photos",
     "classes": "Classes",
     "threshold": "Threshold",
-    "recall": "Precision",
     "scores": "Scores",
     "labels": "Known",
     "pairs": "Together",
@@ -96,7 +94,6 @@ def build_page(
         _galleries(facts, run, images, scan=scan, maps=maps, reporter=reporter) if images else None,
         _class_section(facts, listed),
         threshold_section(results) if results is not None else None,
-        precision_recall_section(results) if results is not None and results.knows_absence else None,
         score_section(results) if results is not None and results.knows_absence else None,
         known_labels_section(facts.table, len(facts.training) if facts.finished else None),
         cooccurrence_section(facts.table),
@@ -133,7 +130,12 @@ def _galleries(*about: Any, **options: Any) -> Html | None:
 def _no_galleries() -> Html:
     """Return the section without photos: how to get galleries."""
     hint = el("code", "halflabel report RUN --images PHOTOS")
-    line = el("p", "Galleries of likely missing and likely wrong labels need the photos. Get them with ", hint, ".")
+    line = el(
+        "p",
+        "Galleries of likely missing labels, and of labels that the model disagrees with, need the photos: ",
+        hint,
+        ".",
+    )
     return section("photos", "Labels to check", line)
 
 
@@ -276,7 +278,9 @@ def _class_section(facts: RunFacts, listed: NDArray[np.int64]) -> Html:
     support = np.array([row["present"] for row in results.per_class]) if results is not None else positives
     ranked = measured[np.lexsort((-support[measured], -ap[measured]))]
     panels = _ap_charts(results, ap, ranked) if results is not None and len(ranked) else []
-    weakest_first = listed[np.argsort(np.nan_to_num(ap[listed], nan=np.inf), kind="stable")]
+    # As in the sentence above: a class that few positives measure is not called the weakest.
+    is_unsure = np.array([has_few_positives(row) for row in results.per_class] if results is not None else ap, bool)
+    weakest_first = listed[np.lexsort((np.nan_to_num(ap[listed], nan=np.inf), is_unsure[listed]))]
     elsewhere = "; per_label.csv in the run's folder holds all" if results is not None else ""
     return section(
         "classes",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.report.curves import Curve, Reliability, thin
+from halflabel.report.curves import Reliability, thin
 from halflabel.system.format import points, shorten
 from halflabel.system.html import Html, count, el, join
 
@@ -97,7 +97,6 @@ WIDTH = 340
 ROW_HEIGHT = 18  # of charts with one row per class
 NAME_WIDTH = 118  # left of the plot, for class names
 _NAME_LETTERS = 18  # that fit into NAME_WIDTH
-_HITS = 16  # points of a precision-recall curve with a tooltip
 _HIT_RADIUS = 5  # of the invisible circles that show values of a curve
 _TOP = 24  # top of a plot, below the label of its y axis
 _LOW, _MIDDLE, _TALL = 144, 204, 244  # heights of charts
@@ -283,26 +282,6 @@ def interval_lines(
             parts.append(el("line", x1=a, x2=a, y1=y(down), y2=y(up), class_=f"s{line.shade}", stroke_opacity=0.5))
             parts.append(el("circle", tip, cx=a, cy=b, r=3, class_=f"f{line.shade}"))
     return _svg(parts, WIDTH, _TALL, alt)
-
-
-def precision_recall_curve(curve: Curve, *, alt: str, operating: tuple[float, float] | None) -> Html:
-    """Draw precision over recall in a small square; `operating` is (recall, precision) at the chosen threshold."""
-    recall, precision, threshold = curve
-    x, y = Axis(0, 1, 26, 154), Axis(0, 1, 150, _TOP - 2)
-    x.ticks = y.ticks = [0.0, 0.5, 1.0]
-    path = _path(x, y, zip(*thin(recall, precision), strict=True))
-    parts = [_frame(x, y, ("recall", "precision"))]
-    # Left of the highest threshold the curve is undefined: draw it with the precision at that threshold.
-    if len(recall):
-        parts.append(el("polyline", points=f"{x(0)},{y(float(precision[0]))} {path}", class_="line s1"))
-        for k in np.unique(np.searchsorted(recall, np.linspace(0.05, recall[-1], _HITS)).clip(0, len(recall) - 1)):
-            tip = f"recall {100 * recall[k]:.0f}, precision {100 * precision[k]:.0f} at threshold {threshold[k]:.2f}"
-            parts.append(
-                el("circle", el("title", tip), cx=x(recall[k]), cy=y(precision[k]), r=_HIT_RADIUS, class_="hit")
-            )
-    if operating is not None and np.isfinite(operating).all():
-        parts.append(el("circle", cx=x(operating[0]), cy=y(operating[1]), r=4.5, class_="dot"))
-    return _svg(parts, 164, 184, alt)
 
 
 def reliability_diagram(bins: Reliability, *, alt: str) -> Html:

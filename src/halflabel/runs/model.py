@@ -28,7 +28,7 @@ from halflabel.features.backbones import Backbone, build_backbone
 from halflabel.features.combined import BackbonePair, Combined, frozen_copy
 from halflabel.features.embed import checked_features
 from halflabel.features.feature_blocks import engine_device, goes_to_ray
-from halflabel.features.heads import Head, NamedHead, NormalisedLinear
+from halflabel.features.heads import Head, NormalisedHead, NormalisedLinear
 from halflabel.features.heads import Model as Network
 from halflabel.features.onnx_features import find_onnx_backbone
 from halflabel.features.scoring import ImageScorer, score_source
@@ -417,10 +417,12 @@ def _untrained(
     if (solved := NormalisedLinear.from_shapes(state, "head.")) is not None:
         return Network(backbone, solved)
     untrained = recipe(config.method).make(**config.options)
+    if (base := NormalisedLinear.from_shapes(state, "head.base.")) is not None:
+        return Network(backbone, NormalisedHead(untrained.head(base.transform.out_channels, len(classes)), base))
     width = backbone.width(maps=untrained.head(8, len(classes)).needs_maps)
 
     def make_head() -> Head:
-        return NamedHead.from_shapes(state, "head.", untrained.head(width, len(classes)))
+        return untrained.head(width, len(classes))
 
     combined = Combined.from_shapes(state, "head.", make_head)
     if combined is None:
