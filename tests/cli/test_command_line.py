@@ -176,7 +176,7 @@ def test_every_command_ends_with_the_next_one(data: Path, trained: Path, tmp_pat
     )
     photo = next((data / "images").iterdir())
     assert next_commands(done("predict", trained, photo)) == [
-        f"halflabel predict {trained} PHOTOS --format csv   a whole folder, for a spreadsheet"
+        f"halflabel predict {trained} PHOTOS --out predictions.csv   a whole folder, for a spreadsheet"
     ]
     assert not next_commands(done("predict", trained, photo, "--format", "csv"))
     assert next_commands(done("cache", trained))[0].startswith(f"halflabel cache {trained} --remove ")

@@ -151,7 +151,7 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write this file instead, such as labels.csv; or, for a name without an ending, Parquet files into a "
+            help="Write this file instead, such as predictions.csv; or, for a name without an ending, Parquet files into a "
             "folder, with --all a list of probabilities per image; the same command continues if interrupted."
         ),
     ] = None,
@@ -163,7 +163,7 @@ def predict(
     Labels above their threshold are marked. JSON and CSV are written image by image. The exit code is 1 if a file is
     missing; the others are predicted all the same.
 
-    Example: halflabel predict runs/first photo.jpg holiday/ --format csv --out labels.csv
+    Example: halflabel predict runs/first photo.jpg holiday/ --out predictions.csv
     """
     output_format = _format_of(out, output_format)
     is_parquet = output_format is OutputFormat.parquet
@@ -193,7 +193,7 @@ def predict(
     if out is not None:
         show_written(out, f": {counted(count, 'image')}, {bad} of them unreadable")
     elif output_format is OutputFormat.table:
-        show_next("predict", run, "PHOTOS", "--out", "labels.csv", why="a whole folder, for a spreadsheet")
+        show_next("predict", run, "PHOTOS", "--out", "predictions.csv", why="a whole folder, for a spreadsheet")
     if bad and (missing := files.missing):
         show_error(
             UserError(f"{counted(len(missing), 'file')} of {count} missing: {first_names(missing)}", "check the paths")

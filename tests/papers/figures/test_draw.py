@@ -146,7 +146,7 @@ def test_bad_arguments_are_refused_with_a_fix(imcl: RunFolder, folder: Path, tmp
     photos, out = folder / "images", ("--out", tmp_path / "out")
     for words, message, fix in (
         ((imcl.folder, tmp_path / "nowhere", *out), "is not a folder", "name the folder with the images"),
-        ((tmp_path, *out), "is not a run", "train --out"),
+        ((tmp_path, *out), "is not a run", "name the folder of a run"),
         ((imcl.folder, "--out", imcl.folder / "config.yaml"), "is a file", "name a folder with --out"),
     ):
         output = call(*words, code=2)
