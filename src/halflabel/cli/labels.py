@@ -171,8 +171,8 @@ def convert(
     into: Annotated[
         Path | None,
         typer.Option(
-            help="Write a copy of this table, of tags, with a column per class or a row per label, and add the labels "
-            "that it lacks; all else stays."
+            help="Write a copy of this CSV or Excel table, of tags, with a column per class or a row per label, and "
+            "add the labels that it lacks; all else stays."
         ),
     ] = None,
     image_url: Annotated[str | None, typer.Option(help="label-studio: the URL before the image paths.")] = None,

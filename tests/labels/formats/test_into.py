@@ -192,3 +192,11 @@ def test_a_workbook_keeps_all_but_the_cells_that_gain_a_label(
     assert unpack(out, None).path.read_text().replace('"', "").splitlines() == after
     with pytest.raises(UserError, match="would be a workbook"):
         formats.add_to_table(labels(**{"a.jpg": "cat"}), table, tmp_path / "out.csv")
+
+
+def test_the_table_itself_is_never_written(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("image,tags\na,dog;x\n")
+    (tmp_path / "link.csv").symlink_to("table.csv")
+    with pytest.raises(UserError, match="is the table itself"):
+        formats.add_to_table(labels(a="cat"), tmp_path / "table.csv", tmp_path / "link.csv")
+    assert (tmp_path / "table.csv").read_text() == "image,tags\na,dog;x\n"

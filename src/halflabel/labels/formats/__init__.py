@@ -235,6 +235,8 @@ def add_to_table(
     """
     from halflabel.labels.formats._into import KINDS, add_to_copy
 
+    if Path(path).exists() and Path(path).samefile(table):
+        raise UserError(f"{path} is the table itself", "name another file: to undo, remove that one")
     stated = combine_stated(Path(table), {})
     kind = stated.pop("format", None) or detect_format(Path(table))
     if kind in ("long", "wide") and "tag_column" in stated:
