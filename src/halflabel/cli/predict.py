@@ -151,8 +151,8 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write this file instead, such as predictions.csv; or, for a name without an ending, Parquet files into "
-            "a folder, with --all a list of probabilities per image; the same command continues if interrupted."
+            help="Write this file instead, such as predictions.csv; or, for a name without an ending, Parquet files "
+            "into a folder, with --all a list of probabilities per image; the same command continues if interrupted."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace other predictions in --out.")] = False,
