@@ -178,18 +178,11 @@ def test_a_network_that_does_not_end_and_huge_images_are_refused(
     helper, types = onnx.helper, onnx.TensorProto
     images = helper.make_tensor_value_info("images", types.UINT8, ["n", 3, "s", "s"])
     vectors = helper.make_tensor_value_info("vectors", types.FLOAT, ["n", 3])
-    turn, go, before, go_on, after = (
-        helper.make_tensor_value_info(name, kind, shape)
-        for name, kind, shape in (
-            ("turn", types.INT64, []),
-            ("go", types.BOOL, []),
-            ("before", types.FLOAT, ["n", 3]),
-            ("go_on", types.BOOL, []),
-            ("after", types.FLOAT, ["n", 3]),
-        )
-    )
+    count, flag, table = (types.INT64, []), (types.BOOL, []), (types.FLOAT, ["n", 3])
+    kinds = {"turn": count, "go": flag, "before": table, "go_on": flag, "after": table}
+    values = [helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()]
     steps = [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Sin", ["before"], ["after"])]
-    body = helper.make_graph(steps, "body", [turn, go, before], [go_on, after])
+    body = helper.make_graph(steps, "body", values[:3], values[3:])
     nodes = [
         helper.make_node("Cast", ["images"], ["floats"], to=types.FLOAT),
         helper.make_node("ReduceMean", ["floats", "axes"], ["means"], keepdims=0),
