@@ -84,12 +84,6 @@ def test_several_tables_get_methods_that_learn_from_each() -> None:
     assert choices[0].method == next(name for name in hard if "full" in recipe(name).serves)
 
 
-def test_the_methods_of_a_rule_learn_from_its_labels() -> None:
-    for rule in auto.RULES:
-        for choice in rule.choices:
-            assert set(rule.regimes) <= set(recipe(choice.method).serves), choice.method
-
-
 def test_the_first_rule_that_fits_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = (
         Rule(("full",), (Choice("asl", "few"),), unlabelled=(0.0, 0.5)),

@@ -111,8 +111,6 @@ def test_rows_are_ranked_with_those_of_their_base(data: Data, own: str, tmp_path
     assert [sum(row.is_best for row in rows) for rows in trials.panels] == [1, 1]
     assert [cell.text for row in trials.rows for cell in row.cells() if cell.title == "base"].count("linear") == 2
     assert len(trials.conclusions) == 2
-    alone = run(data, own, tmp_path / "alone", "batches", methods=["bce", own])
-    assert len(alone.panels) == 1
 
 
 def test_a_head_on_its_base_is_the_same_when_it_is_opened_again(data: Data, own: str, tmp_path: Path) -> None:

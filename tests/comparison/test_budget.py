@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from halflabel.comparison.bench import Trained, run_grid
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
 from halflabel.comparison.store import Store
-from halflabel.errors import UserError
 from halflabel.fitting.callbacks import Callback, EpochLog
 from halflabel.fitting.config import Config
 from halflabel.labels.table import Table
@@ -112,13 +110,6 @@ def test_a_run_stops_at_the_end_of_an_epoch_when_the_budget_is_spent(
     assert [row.seeds for row in resumed.rows] == [2, 2]
     assert not resumed.left_out
     assert not resumed.failures
-
-
-def test_a_learning_rate_of_zero_or_less_is_refused(go: Any, tmp_path: Path) -> None:
-    for rate in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(UserError, match="cannot be used"):
-            go(lr=rate)
-    assert not (tmp_path / "out").exists()
 
 
 def test_time_left_is_reported(tmp_path: Path) -> None:

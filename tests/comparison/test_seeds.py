@@ -18,7 +18,7 @@ from halflabel.cli import terminal as terminal_module
 from halflabel.cli.terminal import SafeConsole
 from halflabel.comparison.conclusions import describe_trials
 from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
-from halflabel.comparison.result import Row, TaskScorer, Trials, common_seeds, summarise
+from halflabel.comparison.result import Row, TaskScorer, Trials, summarise
 from halflabel.comparison.store import Store
 from halflabel.labels.table import Table
 
@@ -71,11 +71,6 @@ def test_a_method_without_a_common_seed_is_not_ranked(tmp_path: Path) -> None:
     assert [row.method for row in summary.rows] == ["bn-bce", "em", "an"]
     assert math.isnan(summary.rows[-1].behind)
     assert any("Not ranked" in line and "an at all" in line for line in summary.protocol)
-
-
-def test_common_seeds() -> None:
-    assert common_seeds({}) == ()
-    assert common_seeds({"a": [2, 0], "b": [0, 2]}) == (0, 2)
 
 
 def row(labels: str, method: str, **more: Any) -> Row:

@@ -13,7 +13,7 @@ import torch
 
 from halflabel import metrics
 from halflabel.comparison.bench import Bench
-from halflabel.comparison.grid import Candidate, Grid, LabelMask, Outcome, Task
+from halflabel.comparison.grid import Candidate, LabelMask, Task
 from halflabel.comparison.result import TaskScorer, Trials
 from halflabel.comparison.sources import split_data
 from halflabel.comparison.store import Store
@@ -113,17 +113,6 @@ def test_a_study_uses_the_solver(digits: Any, quick: Config, cache: Path, tmp_pa
     assert {task.candidate.fit for task in trained} == {"linear"}
     assert any("by L-BFGS" in line for line in result.protocol)
     assert len(result.rows) == 2
-
-
-def test_the_search_of_a_solver_has_no_rates() -> None:
-    candidate = dataclasses.replace(Candidate.parse("em"), fit="linear", lr=0.0)
-    grid = Grid((candidate,), (LabelMask(),), 2)
-    outcomes: dict[Task, Outcome] = {}
-    for task in grid.tasks(outcomes):
-        outcomes[task] = Outcome(select=dict(task.options).get("alpha", 0.2))
-    assert len(outcomes) == grid.total == 2 + len(candidate.trials()[1])
-    assert "lr" not in next(iter(outcomes)).describe()
-    assert dict(grid.chosen(candidate, LabelMask(), outcomes).options)["alpha"] == max(candidate.trials()[1])
 
 
 def test_readings_of_uncertain_labels_are_compared(digits: Any, go: Callable[..., Trials], auto: Config) -> None:

@@ -71,14 +71,6 @@ def test_normalised_maps_have_the_normalised_vector_as_their_mean() -> None:
     torch.testing.assert_close(pool(transform.places(maps)), transform(pool(maps)))
 
 
-def test_the_start_of_a_head_on_maps_scores_like_the_linear_head_on_their_means() -> None:
-    maps = torch.from_numpy(make_maps()[0])
-    weight, bias = torch.randn(CLASSES, 24), torch.randn(CLASSES)
-    head = recipe("boostlu").make(alpha=1.0).head(24, CLASSES)
-    head.load_linear(weight, bias)
-    torch.testing.assert_close(head(maps).logits, pool(maps) @ weight.T + bias, rtol=1e-3, atol=1e-4)
-
-
 def test_a_rate_between_two_others_is_chosen() -> None:
     messages: list[str] = []
     go("mean-teacher", lr=1e4, choose_lr=True, messages=messages)

@@ -17,7 +17,7 @@ from halflabel.cli import app
 from halflabel.errors import UserError
 from halflabel.evaluation.scores import Scores
 from halflabel.labels.names import Names
-from halflabel.report.layout import FEW_POSITIVES, has_few_positives, method_summary
+from halflabel.report.layout import FEW_POSITIVES, method_summary
 from halflabel.report.run_facts import read_run_facts
 from halflabel.report.run_page import build_page, write_report
 from halflabel.runs.folder import RunFolder
@@ -275,13 +275,6 @@ def test_page_shows_when_the_run_was_trained(tmp_path: Path) -> None:
     run.write_json("made.json", ["2031"])
     with pytest.raises(UserError, match=r"made\.json is damaged"):
         build_page(run)
-
-
-@pytest.mark.parametrize(
-    ("present", "ap", "thin"), [(4, 1.0, True), (5, 1.0, False), (0, 0.3, False), (4, math.nan, False)]
-)
-def test_thinly_judged(present: int, ap: float, thin: bool) -> None:
-    assert has_few_positives({"present": present, "AP": ap}) is thin
 
 
 def test_of_paths_the_page_shows_the_last_part_alone(tmp_path: Path) -> None:
