@@ -170,7 +170,7 @@ def _options_of_store(scheme: str) -> dict[str, Any]:
     """Options by which a store that does not answer is noticed in time; the user's own (FSSPEC_S3) win."""
     from fsspec.config import conf
 
-    seconds = _timeout() / _TRIES
+    seconds = max(_timeout() / _TRIES, 1.0)
     if scheme == "s3":
         key, own = (
             "config_kwargs",
