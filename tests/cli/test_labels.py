@@ -151,7 +151,7 @@ def test_a_broken_label_file_is_named_and_nothing_is_written(
         ("folder", None, "label format is not recognized"),
         ("half.json", b'{"images": [', "line 1: this is not JSON"),
         ("list.json", b"[1, 2]", "is a list"),
-        ("noise.parquet", b"PAR1 noise", "label format is not recognized"),
+        ("noise.parquet", b"PAR1 noise", "cannot be read as Parquet"),
     ],
 )
 def test_what_is_no_label_file_at_all(tmp_path: Path, data: Path, name: str, content: bytes | None, says: str) -> None:

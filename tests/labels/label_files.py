@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import gzip
 import io
+import shlex
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from halflabel.cli import app
 from halflabel.errors import LabelError
 from halflabel.labels.labels import Labels
 from halflabel.labels.policy import Policy
 
 GOLDEN_FILES = Path(__file__).parents[1] / "golden"
+
+_MOST_STEPS = 2
 
 Reader = Callable[[Path, Policy], Any]
 
@@ -77,3 +82,21 @@ def packed(kind: str, text: str) -> bytes:
                 sheet = f"<worksheet {main}><sheetData>{data}</sheetData></worksheet>"
                 archive.writestr(f"xl/worksheets/sheet{n}.xml", sheet)
     return file.getvalue()
+
+
+def run(words: list[str]) -> tuple[bool, str]:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code in (0, 2), (words, result.output, result.exception)
+    return result.exit_code == 0, result.output
+
+
+def follow(words: list[str]) -> int:
+    """The number of refusals until a command succeeds; each next command is the first that the refusal proposes."""
+    for step in range(_MOST_STEPS + 1):
+        succeeded, output = run(words)
+        if succeeded:
+            return step
+        _, mark, fix = output.partition("fix: halflabel ")
+        assert mark, output
+        words = shlex.split(fix.splitlines()[0], comments=True)
+    raise AssertionError(output)

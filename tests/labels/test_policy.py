@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halflabel.cli.terminal import in_shell
-from halflabel.errors import UserError
+from halflabel.errors import UserError, alternatives, write_alternative
 from halflabel.labels import formats
 from halflabel.labels.policy import (
     Policy,
@@ -76,8 +76,9 @@ def test_further_values_come_first() -> None:
 def test_what_is_suggested_can_be_copied_into_a_shell(text: str) -> None:
     with pytest.raises(UndecidedValue) as caught:
         read_value(text, Policy(), BINARY)
-    words = shlex.split(in_shell(caught.value.fix).split("means: ")[1].split(" (or")[0])
-    assert words == ["--value", f"{text}=present"]
+    meanings = ("unknown", "present", "absent")
+    options = [in_shell(write_alternative(options)) for options, _ in alternatives(caught.value.fix)]
+    assert [shlex.split(option) for option in options] == [["--value", f"{text}={meaning}"] for meaning in meanings]
 
 
 def test_what_cannot_be_copied_is_shortened_and_not_suggested() -> None:

@@ -23,7 +23,9 @@ MINUS_ONE = ("-1", "-1.0", "−1")
 
 VALUE_WORDS: dict[str, Meaning] = {
     **dict.fromkeys((*ONE, "+1", "true", "t", "yes", "y", "present", "x", "positive", "pos", "✓"), "present"),
+    **dict.fromkeys(("ja", "oui", "si", "sí", "sì", "sim", "да", "是", "はい"), "present"),
     **dict.fromkeys(("false", "f", "no", "n", "absent", "negative", "neg", "✗"), "absent"),
+    **dict.fromkeys(("nein", "nee", "nej", "nei", "non", "não", "нет", "否", "いいえ"), "absent"),
     **dict.fromkeys(("", "?", "nan", "na", "n/a", "null", "none", "unknown"), "unknown"),
     **dict.fromkeys(("uncertain", "unsure"), "uncertain"),
 }
@@ -110,9 +112,10 @@ def read_value(raw: str, policy: Policy, all_values: frozenset[str]) -> Meaning:
         return "absent"
     meaning = VALUE_WORDS.get(text.lower())
     if meaning is None:
-        fix = "use 1, 0 or blank"
-        if shorten_cell(text) == text:
-            fix += f", or state what it means: ‹values={text}=present› (or absent, or unknown)"
+        order = ("present", "unknown", "absent") if text.isdecimal() else ("unknown", "present", "absent")  # a count
+        meanings = order if shorten_cell(text) == text and "›" not in text else ()
+        fix = "add " + " or ".join(f"‹values={text}={meaning}›" for meaning in meanings)
+        fix = fix if meanings else "use 1, 0 or blank"
         raise UndecidedValue(f"value {shorten_cell(text)!r} is not a label", fix)
     return meaning
 

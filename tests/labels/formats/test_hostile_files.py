@@ -46,7 +46,6 @@ REFUSED: dict[str, tuple[str, str | bytes, Policy, str]] = {
     "web page": ("x.csv", "\n <!DOCTYPE HTML><html>404, not found", Policy(), "web page"),
     "text as Parquet": ("x.parquet", LONG, Policy(), "not a Parquet file"),
     "blank lines": ("x.csv", "\ufeff\n  \n", Policy(), "only blank lines"),
-    "a remark": ("x.csv", "# from the tool\n" + LONG, Policy(), "the first line is '# from the tool'"),
     "two long files": ("x.csv", LONG + LONG, Policy(), "line 4: the header is repeated"),
     "two lists of tags": ("x.csv", TAGS + "\ufeff" + TAGS, LISTED, "line 4: the header is repeated"),
     "transposed": ("x.csv", "class,a.jpg,b.jpg\ndog,1,0\ncat,0,1\n", Policy(), "columns are images"),
@@ -150,7 +149,7 @@ def test_class_folders_leave_out_hidden_ones_and_refuse_splits_and_loops(tmp_pat
 
 
 def test_parquet_of_another_name_or_shape_is_described(tmp_path: Path) -> None:
-    for name, message in (("x.csv", "Parquet file.*ending .parquet"), ("x.parquet", "the columns are image, dog")):
-        pq.write_table(pa.table({"image": ["a"], "dog": [1]}), tmp_path / name)
+    for name, message in (("x.csv", "Parquet file.*ending .parquet"), ("x.parquet", "the columns are image")):
+        pq.write_table(pa.table({"image": ["a"]}), tmp_path / name)
         with pytest.raises(UserError, match=message):
             formats.read(tmp_path / name)

@@ -13,7 +13,6 @@ from halflabel.labels.formats import unsupported as foreign
 from halflabel.labels.policy import Policy
 
 GOLDEN = GOLDEN_FILES
-MINIMAL = [{"image": "/data/a.jpg", "id": 1, "tags": "dog"}, {"image": "/b.jpg", "id": 2, "tags": {"choices": ["cat"]}}]
 BOXES = "<annotation><filename>a.jpg</filename><object><name>dog</name></object></annotation>"
 
 
@@ -23,14 +22,9 @@ def refusal(path: Path) -> LabelError:
     return error
 
 
-def test_label_studios_short_form(tmp_path: Path) -> None:
-    path = tmp_path / "min.json"
-    path.write_text(json.dumps(MINIMAL))
-    error = refusal(path)
-    assert "JSON-MIN" in error.message
-    assert "as JSON" in error.fix
-    path.write_text(json.dumps([{"image_id": 1, "category_id": 2}]))
-    assert "a file of results" in refusal(path).fix
+def test_results_of_a_detector_are_no_records(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(json.dumps([{"image_id": 1, "category_id": 2}]))
+    assert "a file of results" in refusal(tmp_path / "x.json").fix
 
 
 def test_a_voc_folder_with_lists_of_classes_is_read_by_them(tmp_path: Path) -> None:

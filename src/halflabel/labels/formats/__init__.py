@@ -22,8 +22,10 @@ import pyarrow.compute as pc
 from halflabel.errors import LabelError, UserError
 from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._csv import check_exists
-from halflabel.labels.formats._layout import TABLES, choose_reading
-from halflabel.labels.formats._unpack import Unpacked, unpack
+from halflabel.labels.formats._json import head_and_tail
+from halflabel.labels.formats._layout import TABLES, choose_reading, table_form
+from halflabel.labels.formats._parquet import parquet_files
+from halflabel.labels.formats._unpack import Unpacked, unpack, unpack_records
 from halflabel.labels.formats._write import check_provenance, drop_uncertain
 from halflabel.labels.formats.unsupported import (
     describe_beginning,
@@ -51,10 +53,8 @@ FORMATS = {
     "cvat": "CVAT for images, XML: boxes, shapes and tags",
     "labelbox": "Labelbox NDJSON: objects and classifications",
     "sagemaker": "SageMaker Ground Truth manifest: a line of JSON per image",
-    "vertex": "Vertex AI and AutoML JSON Lines: classes or boxes",
     "coco-results": "COCO results: a list of detections with scores of a model",
     "fiftyone": "FiftyOne folder: labels.json, and negatives.json for absent classes",
-    "createml": "CreateML JSON and its like: images, each with a list of annotations",
     "lvis": "LVIS JSON: boxes are present, neg_category_ids absent, the rest unknown",
     "coco": "COCO JSON: images, annotations, categories",
     "open-images": "Open Images CSV: ImageID,Source,LabelName,Confidence",
@@ -78,6 +78,7 @@ FORMATS = {
 }
 
 
+_COCO = re.compile('"(categories|category_id|caption)"')
 _PLUGIN_FORMATS: dict[str, tuple[str, ModuleType]] = {}  # of plugins: name -> description, module
 
 
@@ -134,20 +135,31 @@ def detect_format(path: Path) -> str:
     """The name of the format of a file or folder; LabelError if no format fits."""
     path = local_path(path)
     check_exists(path)
-    path = unpack(path, None).path
+    name, plain = _recognize(unpack(path))
+    form = table_form(plain.path) if name in TABLES and parquet_files(plain.path) == [] else name
+    return form if "wide" in (form, name) else name
+
+
+def _recognize(plain: Unpacked) -> tuple[str, Unpacked]:
+    """The name of the format, and the file to read: that of records as a table if nothing else fits."""
+    path = plain.path
     if path.is_file() and path.stat().st_size == 0:
         raise LabelError("the file is empty", "export the labels again", path)
     known_formats()  # loads the plugins
     plugin_format = next((name for name in _PLUGIN_FORMATS if _call(name, "sniff", path)), None)
     if plugin_format is not None:
-        return plugin_format
+        return plugin_format, plain
     refuse_other_content(path)
     name = next((name for name in FORMATS if _call(name, "sniff", path)), None)
-    if name is not None and name != "coco":  # any JSON file may be COCO
-        return name
+    if name is not None and (name != "coco" or _COCO.search(head_and_tail(path))):  # any JSON file may be COCO
+        return name, plain
+    if (records := unpack_records(path)).path != path:
+        return "wide", records
     inside: list[Path] = []
     for place in places_inside(path):
-        if not {*place.parents}.intersection(inside) and any(_call(each, "sniff", place) for each in FORMATS):
+        if not {*place.parents}.intersection(inside) and any(
+            _call(each, "sniff", place) for each in FORMATS if each != "tags"
+        ):
             inside.append(place)
     if inside:
         fix = f"name {' or '.join(map(str, inside[:3]))}{', …' if len(inside) > 3 else ''}"
@@ -155,7 +167,7 @@ def detect_format(path: Path) -> str:
     if (unsupported := unsupported_format_error(path)) is not None:
         raise unsupported
     if name is not None:
-        return name
+        return name, plain
     message = f"the label format is not recognized{describe_beginning(path)}"
     fix = f"state it with ‹format›: {', '.join(known_formats())}"
     if path.suffix.lower() in (".csv", ".tsv", ".txt"):
@@ -176,9 +188,15 @@ def read(path: str | Path, policy: Policy | None = None, *, format: str = "auto"
         format = stated.pop("format", "auto")
     path, policy = local_path(path), replace(policy or Policy(), **stated)
     check_exists(path)
-    plain = unpack(path, policy.split)
+    plain = unpack(path, policy.split, policy.encoding)
     try:
-        result = _read(plain.path, replace(policy, split=None) if plain.used_split else policy, format)
+        used_split = plain.used_split
+        name = format
+        if format == "auto":
+            name, plain = _recognize(plain)
+        elif format in ("tags", "wide"):
+            plain = unpack_records(plain.path) if plain.path == path else plain
+        result = _read(plain.path, replace(policy, split=None) if used_split else policy, name, format != "auto")
     except UserError as error:
         error.message = _in_file(error.message, plain, path)
         raise
@@ -194,11 +212,10 @@ def _in_file(text: str, plain: Unpacked, path: Path) -> str:
     return re.sub(r"(?<=, line )\d+", lambda line: str(int(line[0]) - plain.lines_added), text, count=1)
 
 
-def _read(path: Path, policy: Policy, format: str) -> LabelImport:
-    name = detect_format(path) if format == "auto" else format
+def _read(path: Path, policy: Policy, name: str, is_stated: bool) -> LabelImport:
     if name in TABLES and path.is_file() and path.suffix != ".parquet":
         reading = choose_reading(
-            path, policy, name, is_stated=format != "auto", read=lambda form, *values: _call(form, "read", *values)
+            path, policy, name, is_stated=is_stated, read=lambda form, *values: _call(form, "read", *values)
         )
         name, policy = reading.format, reading.policy
     if name in FORMATS:
@@ -239,9 +256,10 @@ def add_to_table(
         raise UserError(f"{path} is the table itself", "name another file: to undo, remove that one")
     stated = combine_stated(Path(table), {})
     kind = stated.pop("format", None) or detect_format(Path(table))
+    kind = table_form(Path(table), stated.get("encoding")) if kind == "wide" and "encoding" in stated else kind
     if kind in ("long", "wide") and "tag_column" in stated:
         kind = "tags"
-    if kind not in KINDS or Path(table).suffix == ".parquet":
+    if kind not in KINDS or Path(table).suffix.lower() in (".parquet", ".json", ".jsonl", ".ndjson"):
         fix = "name a CSV file of tags, with a column per class, or with a row per label"
         raise UserError(f"{table} is no table that labels can be added to ({kind})", fix)
     rows = drop_uncertain(Labels.of(labels), kind, accepted=without_uncertain)

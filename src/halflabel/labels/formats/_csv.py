@@ -23,7 +23,7 @@ csv.field_size_limit(1 << 30)  # characters of a cell; Python's limit of 131,072
 
 MOST_COLUMNS = 100_000  # of a table; each takes 0.1 ms
 _BLOCK = 1 << 24  # bytes in which quotes are looked for at a time
-_DELIMITERS = ",;\t|"
+DELIMITERS = ",;\t|"
 # Byte order marks; that of UTF-32 begins with that of UTF-16.
 _WIDE_ENCODINGS = {
     b"\xff\xfe\0\0": "utf-32",
@@ -47,6 +47,10 @@ _NUMBERS = re.compile(r"[-+]?[\d.]+(?:[eE][-+]?\d+)?(?:[ ;|,][-+]?[\d.]+)*")
 # Names that say that a line is a header.
 IMAGE_COLUMNS = ("image", "image_id", "imageid", "id", "file", "filename", "file_name", "path", "photo", "img")
 _HEADER_NAMES = (*IMAGE_COLUMNS, "name", "label", "labels", "tag", "tags", "class", "value", "image_name", "filepath")
+
+# In the order in which they are offered; and what is in a word only if it is another encoding.
+_ENCODINGS = ("cp1252", "cp1250", "cp1251", "gb18030", "shift_jis", "big5", "euc_kr")
+_MIXED = re.compile("[a-zA-Z][^\0-\u024f]|[^\0-\u024f][a-zA-Z]|[\x80-\u024f]{3}|[a-zß-ÿа-я][A-ZÀ-ÞА-Я]")
 
 # Python's replacement for bytes that do not decode ("surrogateescape"); real text never contains these.
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
@@ -146,7 +150,7 @@ def detect_delimiter(line: str) -> str:
     ';'
     """
     bare = re.sub(r'"[^"]*("|$)', "", line)
-    return max(_DELIMITERS, key=bare.count)
+    return max(DELIMITERS, key=bare.count)
 
 
 def header_fields(line: str) -> list[str]:
@@ -286,7 +290,8 @@ def read_beginning(path: Path, encoding: str | None, count: int = 100) -> Beginn
     first = [row[0].strip() for row in rows if row]
     are_numbered = first in ([str(n) for n in range(start, start + len(first))] for start in (0, 1))
     is_short = bool(rows) and has_header and all(len(row) == len(header) + 1 for row in rows)
-    is_short = is_short and (are_numbered or all(map(FILE_CELL.fullmatch, first)))
+    names_images = not {*map(str.lower, header)}.isdisjoint(IMAGE_COLUMNS)  # then the first cells are no names of rows
+    is_short = is_short and (are_numbered or (all(map(FILE_CELL.fullmatch, first)) and not names_images))
     if is_short:  # as R writes the names of the rows
         header.insert(0, "")
     is_indexed = are_numbered and len(header) > 2 and header[0] in ("", "Unnamed: 0")
@@ -314,9 +319,12 @@ def _is_row(first: list[str], rows: list[list[str]]) -> bool:
     """Whether the first line of a table is a row: its cells are like those below, and none says otherwise."""
     if any(name.lower() in _HEADER_NAMES for name in first):
         return False
-    if any(FILE_CELL.fullmatch(cell) for cell in first[:2]):
-        return True
     columns = list(zip(*(row for row in rows if len(row) == len(first)), strict=True))
+    if any(map(FILE_CELL.fullmatch, first[:2])):
+        return True
+    named = [cells for name, cells in zip(first, columns, strict=False) if FILE_CELL.fullmatch(name)]
+    if any(FILE_CELL.fullmatch(cell) for cells in named for cell in cells):
+        return True
     if not columns or "" in first:
         return False
     is_alike = False
@@ -377,9 +385,26 @@ def _has_cells_of_one_line(data: mmap.mmap, delimiter: str) -> bool:
 
 
 def _not_text(what: str, encoding: str, path: Path, line: int) -> LabelError:
-    return LabelError(
-        f"{what} not {encoding.upper()} text",
-        "save the file as UTF-8, or state its encoding, such as ‹encoding=latin-1›",
-        path,
-        line=line,
+    with open(path, "rb") as file:
+        beginning = file.read(1 << 20)
+    return LabelError(f"{what} not {encoding.upper()} text", offer_encodings(beginning), path, line=line)
+
+
+def offer_encodings(data: bytes) -> str:
+    """The fix for text that is not UTF-8: encodings that can decode it, with a word of each, the likely ones first."""
+    words: dict[str, tuple[float, str]] = {}
+    for name in _ENCODINGS:
+        try:
+            text = data[: data.rfind(b"\n") + 1].decode(name)
+        except UnicodeError:
+            continue
+        tokens = [token for token in re.split(r"[\x00-\x2f:-@\[-`{-\x7f]+", text) if not token.isascii()]
+        odd = sum(not token.isalnum() or _MIXED.search(token) is not None for token in tokens)
+        if tokens and (token := next((t for t in tokens if t.isalnum()), "")):
+            words.setdefault(token, (odd / len(tokens), name))
+    offers = (
+        f"‹encoding={name}› (which reads {token!r})"
+        for token, (_, name) in sorted(words.items(), key=lambda w: w[1][0])
     )
+    best = " or ".join(islice(offers, 4))
+    return f"add {best}" if best else "save the file as UTF-8, or state its encoding, such as ‹encoding=latin-1›"

@@ -118,17 +118,22 @@ def utc_time(text: str) -> datetime:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-def require_unlisted(policy: Policy, reason: str, path: Path, complete: str = "the lists are complete") -> None:
+def require_unlisted(
+    policy: Policy, reason: str, path: Path, complete: str = "the lists are complete", also: str = ""
+) -> None:
     """Raise LabelError if a file lists present classes only and `unlisted` is not stated."""
     if policy.unlisted is None:
-        raise LabelError(*unlisted_not_stated(reason, complete), path)
+        raise LabelError(*unlisted_not_stated(reason, complete, also), path)
 
 
-def unlisted_not_stated(reason: str, complete: str = "the lists are complete") -> tuple[str, str]:
-    """The message and fix of the error for a file that lists present classes only, without `unlisted` stated."""
+def unlisted_not_stated(reason: str, complete: str = "the lists are complete", also: str = "") -> tuple[str, str]:
+    """The message and fix of the error for a file that lists present classes only, without `unlisted` stated.
+
+    `also` are options that are needed too.
+    """
     return (
         f"{reason}, so what is not listed may be absent or unknown",
-        f"add ‹unlisted=unknown› (nobody looked) or ‹unlisted=absent› ({complete})",
+        f"add ‹unlisted=unknown›{also} (nobody looked) or ‹unlisted=absent›{also} ({complete})",
     )
 
 

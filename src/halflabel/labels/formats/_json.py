@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from halflabel.errors import LabelError
-from halflabel.labels.formats._csv import existing_path
+from halflabel.labels.formats._csv import existing_path, offer_encodings
 from halflabel.labels.formats._sheets import CsvTable
 from halflabel.system.files import DuplicateKey, is_utf8, parse_json
 
@@ -155,7 +155,7 @@ def _decode(raw: bytes, encoding: str, path: Path) -> str:
         return raw.decode(encoding).lstrip("\ufeff")
     except UnicodeDecodeError as fault:
         line = raw.count(b"\n", 0, fault.start) + 1
-        fix = "save the file as UTF-8, or state its encoding, such as ‹encoding=latin-1›"
+        fix = offer_encodings(raw)
         raise LabelError(f"this is not {encoding.upper()} text", fix, path, line=line) from None
     except (LookupError, ValueError):
         raise LabelError(f"no encoding is called {encoding!r}", "try utf-8 or latin-1", path) from None

@@ -7,9 +7,11 @@ the meaning of a label is left open, so the readers ask.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,18 +35,23 @@ def _words(text: str) -> frozenset[str]:
 _MOST_CELLS = 200_000  # of the beginning of a table that are looked at
 _MOST_ROWS = 2_000
 _MARKS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
+_MEANINGS = {**VALUE_WORDS, **dict.fromkeys((*ZERO, *MINUS_ONE), "absent")}
 _NUMBER_MARKS = frozenset((*ONE, *ZERO, *MINUS_ONE))
 _MOST_ODD_MARKS = 2  # other values of a column of marks
-_MOST_COUNT = 50  # of objects in an image
+_MOST_COUNT, _SMALL = 50, 10  # of objects in an image
 
 _IMAGE_WORDS = _words("image img images photo photos picture pic file filename filepath path imagename imageid url")
 _ID_WORDS = _words("id ids uuid guid key index name sample item asset")
 _LABEL_WORDS = _words(
     "tag tags label labels class classes category categories keyword keywords hashtag hashtags genre genres species "
     "target targets attribute attributes finding findings diagnosis diagnoses concept concepts object objects topic "
-    "topics taxon dx scientific vernacular common breed disease diseases classname labelname "
+    "topics taxon dx scientific vernacular common breed disease diseases classname labelname pathology condition "
+    "defect emotion scene animal animals variety annotation annotations instances choice choices "
 )
-_NOT_LABEL_WORDS = _words("source score confidence conf prob count counts time date by user url file path set split")
+_NOT_LABEL_WORDS = _words(
+    "source score confidence conf prob count counts time date by user url file path set split shape group "
+    "annotator annotators rater annotated prediction predictions predicted pred"
+)
 _TEXT_WORDS = _words("caption description comment comments note notes title text remark remarks summary prompt")
 _SPLITS = _words("train training val valid validate validation dev test testing holdout eval unassigned trainval")
 _SPLIT_FLAGS = _words("is train training test valid validation val")
@@ -53,7 +60,12 @@ _COUNTERS = _words("id ids number nr idx index")
 _SPLIT_WORDS = _words("split subset partition fold phase usage set")
 _COORDINATES = _words("x y w h x1 y1 x2 y2 xmin ymin xmax ymax cx cy left top right bottom xcenter ycenter")
 _SIZES = _words("width height depth area rotation angle lat lon lng latitude longitude altitude bbox")
+_OUTLINES = _words("bbox box boxes mask masks rle pixels polygon polygons segmentation points prediction clicks")
+_PARTS = _words("mask masks crop cropped roi thumbnail thumb")  # of an image, in files of their own
 _ZOONIVERSE = _words("annotations subject_data")
+_VECTOR = re.compile(r"\[\s*-?[01](?:[ ,]+-?[01])+\s*\]")
+_BOXES = re.compile(r"-?[\d.]+(?:,-?[\d.]+){3,}(?: -?[\d.]+(?:,-?[\d.]+){3,})*")
+_ANY_DIGIT = re.compile(r"\d")
 _DATE = re.compile(r"\d{4}[-/:.]\d\d?[-/:.]\d\d?\b.*|\d\d?[-/.]\d\d?[-/.]\d{2,4}\b.*|\d\d?:\d\d(:\d\d)?.*")
 
 
@@ -77,11 +89,11 @@ class Column:
     def words(self) -> set[str]:
         """The words of the name, in lower case: imageName, image_name and "Image name" have the same."""
         spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", self.name)
-        return {word.lower() for word in re.findall(r"[^\W_]+", spaced)}
+        return {word.lower().rstrip("0123456789") or word for word in re.findall(r"[^\W_]+", spaced)}
 
     @cached_property
     def kind(self) -> str:
-        """One of blank, image, split, date, coordinate, marks, count, number, list, text and category."""
+        """The word for what the cells are, one of the keys of _KINDS."""
         lower = {cell.lower() for cell in self.distinct}
         if not lower:
             return "blank"
@@ -95,10 +107,12 @@ class Column:
             return "split"
         if self.words & _ABOUT:
             return "text"
-        if self.is_coordinate and (self.in_box or not lower <= _MARKS):
+        if (self.is_coordinate and (self.in_box or not lower <= _MARKS)) or self._is_outline():
             return "coordinate"
         if self.is_counter and None not in map(number_of, self.distinct):
             return "number"
+        if all(map(_VECTOR.fullmatch, lower)):
+            return "vector"
         if lower <= _MARKS:
             return "marks"
         numbers = [number_of(cell) for cell in self.distinct]
@@ -106,13 +120,15 @@ class Column:
         if None not in numbers:
             is_count = all(n == int(n) and 0 <= n <= _MOST_COUNT for n in numbers) and not lower.isdisjoint(ZERO)  # type: ignore[arg-type]
             return "count" if is_count else "number"
-        if len(odd) <= _MOST_ODD_MARKS and lower & _NUMBER_MARKS and not any(re.search("[,;|]", cell) for cell in odd):
+        is_word = any(len(cell) > 1 and _MEANINGS.get(cell) in ("present", "absent") for cell in lower)
+        is_marked = not lower.isdisjoint(_NUMBER_MARKS) or (is_word and not self.is_label_named)
+        if len(odd) <= _MOST_ODD_MARKS and is_marked and not any(re.search("[,;|]", cell) for cell in odd):
             return "marks"
         if all(map(_DATE.fullmatch, self.distinct)):
             return "date"
         if all(cell[0] in "[({#" for cell in self.distinct):
             return "list"
-        if self.words & _TEXT_WORDS or self._is_prose():
+        if self.words & _TEXT_WORDS or self.is_prose:
             return "text"
         return "list" if self.is_list else "category"
 
@@ -124,7 +140,9 @@ class Column:
     @cached_property
     def is_counter(self) -> bool:
         """Whether the name is that of a number of something else, such as project_id and comment_number."""
-        return len(self.words) > 1 and bool(self.words & _COUNTERS) and not self.words & (_IMAGE_WORDS | _LABEL_WORDS)
+        if self.words <= _COUNTERS:
+            return len(self.distinct) == len(self.filled) > 1
+        return bool(self.words & _COUNTERS) and not self.words & (_IMAGE_WORDS | _LABEL_WORDS)
 
     @cached_property
     def is_label_named(self) -> bool:
@@ -141,9 +159,55 @@ class Column:
             split = tags.detect_splitting(pa.array(self.filled, pa.string()), Policy())
         except UserError:  # the reader asks
             return True
-        return bool(split.separator) or split.is_bracketed
+        return bool(split.separator) or split.is_bracketed or split.is_json
 
-    def _is_prose(self) -> bool:
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether all cells are whole numbers, such as those of classes."""
+        return all(number is not None and number == int(number) for number in map(number_of, self.distinct))
+
+    @cached_property
+    def is_name(self) -> bool:
+        """Whether every row has a cell of its own, by which it can be found."""
+        has_digits = all(_ANY_DIGIT.search(cell) and " " not in cell for cell in self.distinct)
+        is_unique = len(self.distinct) == len(self.filled) > 1
+        return is_unique and (self.words <= _ID_WORDS or (has_digits and not self.is_label_named and not self.is_list))
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether the cells may be counts of objects, beside other columns of counts."""
+        return self.is_whole and not self.is_counter and all(0 <= float(cell) <= _SMALL for cell in self.distinct)
+
+    @cached_property
+    def is_soft(self) -> bool:
+        """Whether the cells are marks and fractions, as where a class is not certain in some images."""
+        numbers = [number for number in map(number_of, self.distinct) if number is not None]
+        has_marks = not _NUMBER_MARKS.isdisjoint(self.distinct)
+        return has_marks and not self.is_score and all(0 <= number <= 1 for number in numbers)
+
+    @cached_property
+    def is_sure(self) -> bool:
+        """Whether every cell is a mark, and both present and absent occur."""
+        meanings = {_MEANINGS.get(cell.lower()) for cell in self.distinct}
+        return len(self.filled) == len(self.cells) and meanings == {"present", "absent"}
+
+    def _is_outline(self) -> bool:
+        """Whether cells are lists of coordinates: fractions, runs of pixels, or more numbers than words."""
+        if all(map(_BOXES.fullmatch, self.distinct)):
+            return True
+        lists = [re.findall(r"[^\s,;()\[\]]+", cell) for cell in self.distinct]
+        tokens = [token for each in lists for token in each]
+        numbers = [token for token in tokens if number_of(token) is not None]
+        if len(tokens) < 2 * len(lists) or 2 * len(numbers) < len(tokens) or self.is_label_named or self.is_score:
+            return False
+        if self.words & _OUTLINES or len(tokens) > len(numbers):
+            return 2 * len(numbers) > len(tokens) + len(lists)
+        starts = [list(map(float, each[::2])) for each in lists]
+        are_runs = all(len(each) % 2 == 0 for each in lists) and all(each == sorted(set(each)) for each in starts)
+        return any("." in token for token in tokens) or (are_runs and 2 * len({*tokens}) > len(tokens) > 6)
+
+    @cached_property
+    def is_prose(self) -> bool:
         """Whether the cells are sentences: long, nearly all different, and not lists of a few words that repeat."""
         if len(self.filled) < 4 or len(self.distinct) < 0.9 * len(self.filled):
             return False
@@ -185,7 +249,7 @@ def choose_reading(
     `format` is recognized by the header, or stated. With several readings, the error also has what each leaves open.
     """
     layout = Layout(path, policy)
-    readings = layout.readings(format if is_stated else "auto") if layout.columns else []
+    readings = layout.readings(format if is_stated else "auto")
     if len(readings) < 2:
         return readings[0] if readings else Reading(format, policy)
     answers, previews, faults = [], [], []
@@ -208,13 +272,22 @@ def choose_reading(
     raise LabelError(message, f"add {' or '.join(offers)}", path)
 
 
+def table_form(path: Path, encoding: str | None = None) -> str:
+    """The format of a table, by its columns; "wide" where they do not say."""
+    forms: set[str] = set()
+    for each in (encoding, "latin-1"):  # names of formats do not depend on the encoding
+        with suppress(UserError):  # the reader says why
+            forms = forms or {reading.format for reading in Layout(path, Policy(encoding=each)).readings("auto")}
+    return forms.pop() if len(forms) == 1 else "wide"
+
+
 class Layout:
     """The columns of a table by their kind, and the readings that they allow."""
 
     def __init__(self, path: Path, policy: Policy) -> None:
         beginning = read_beginning(path, policy.encoding, _MOST_ROWS)
         self.path, self.policy, self.header = path, policy, beginning.header
-        self.has_header, self.is_indexed = beginning.has_header, beginning.is_indexed
+        self.has_header, self.is_short, self.is_indexed = beginning[4:7]
         rows = beginning.rows[: max(10, _MOST_CELLS // max(len(self.header), 1))]
         cells = list(zip(*(row for row in rows if len(row) == len(self.header)), strict=True))
         columns = [Column(name, list(map(str.strip, each))) for name, each in zip(self.header, cells, strict=False)]
@@ -231,14 +304,18 @@ class Layout:
         usual = {name: rank for rank, name in enumerate(IMAGE_COLUMNS)}
 
         def rank(column: Column) -> tuple[int | bool, ...]:
+            is_file = column.kind in ("image", "address")
             return (
                 column.name == self.policy.tag_column,
+                bool(column.words & _PARTS) or column.kind == "coordinate",
                 column.kind != "image",
                 column.kind != "address",
+                -len(column.distinct) * is_file,  # files of the same name are in several folders
                 usual.get(column.name.lower(), len(usual)),
                 not column.words & _IMAGE_WORDS,
                 not column.words & _ID_WORDS or column.is_label_named,
-                column.kind in ("marks", "list", "split", "blank", "coordinate"),
+                column.kind in ("marks", "list", "split", "blank"),
+                -len(column.distinct),
             )
 
         return min(self.columns, key=rank).name
@@ -259,22 +336,39 @@ class Layout:
             c.kind == "blank" and not c.is_label_named for c in self.others
         ):
             accepted.add("blank")
-        return [c for c in self.others if c.kind in accepted]
+        has_counts, has_marks = (any(c.kind == kind for c in self.others) for kind in ("count", "marks"))
+        marks = [
+            c
+            for c in self.others
+            if c.kind in accepted
+            or (c.kind == "number" and ((has_counts and c.is_small) or (has_marks and c.is_soft)))  # the reader asks
+        ]
+        ticks = [
+            c for c in self.others if c.kind == "category" and len(c.distinct) == 1 and len(c.filled) < len(c.cells)
+        ]
+        if not marks and len(ticks) > 1 and len({*itertools.chain(*(c.distinct for c in ticks))}) == 1:
+            return ticks  # such as *, of which the reader asks
+        return marks
 
     @cached_property
     def listed(self) -> list[Column]:
         """The columns that name classes: those with a usual name, else lists, else any that repeats words."""
         words = [c for c in self.others if c.kind in ("list", "category") and not c.words & _NOT_LABEL_WORDS]
-        words = sorted(words, key=lambda c: "name" not in c.words)
+        words = [c for c in words if not c.is_name]
+        words.sort(key=_likeness)
         words = [c for c in words if not c.words & _COUNTERS or c.kind == "list"] or words
         lists = [c for c in words if c.kind == "list"]
-        numbers = [c for c in self.others if c.kind in ("count", "number") and c.is_label_named]
+        is_only = not self.has_header and len(self.others) == 1  # then the lines are images and classes
+        numbers = [c for c in self.others if c.kind in ("count", "number") and c.is_whole]
+        numbers = [c for c in numbers if c.is_label_named or is_only]
         blank = [c for c in self.others if c.kind == "blank" and c.is_label_named and not self.marks]
-        return _without_codes([c for c in words if c.is_label_named] or lists or words or numbers or blank)
+        return _without_codes([c for c in words if c.is_label_named] or blank or lists or words or numbers)
 
     def readings(self, format: str) -> list[Reading]:
         """Each plausible reading; `format` is "auto" or stated."""
-        if self.header[2:] and all(is_image_name(c.name) for c in self.others):
+        if not self.columns:
+            return []
+        if self.header[2:] and self.others and all(is_image_name(c.name) for c in self.others):
             message = f"the columns are images, such as {self.others[0].name!r}, and the lines are classes"
             raise LabelError(message, "exchange lines and columns: one line per image", self.path, line=1)
         if format in ("long", "wide") or (format == "auto" and has_values(self.header)):
@@ -285,8 +379,10 @@ class Layout:
         else:
             listed = self.listed
         marks = self.marks if format == "auto" and self.policy.tag_column is None else []
+        self._refuse_classes_in_names()
         if listed and marks:
             listed, marks = self._choose_form(listed, marks)
+        self._refuse_scores(listed)
         if (not listed and not marks) or set(self.header) >= _ZOONIVERSE:
             if format == "tags":
                 return [Reading("tags", self.policy)]
@@ -301,7 +397,8 @@ class Layout:
             stated = [("format", "wide"), *(("ignore", name) for name in ignored)] if listed else []
             readings.append(Reading("wide", self._policy(ignored)).but(f"classes {names}" * several, *stated))
         lists = [each for column in listed for each in self._list_readings(column, format, several, unused)]
-        readings = [*readings, *lists] if len(unused) > 1 else [*lists, *readings]
+        sure = [c for c in marks if c.is_sure]
+        readings = [*readings, *lists] if len(sure) > 1 and 2 * len(sure) >= len(unused) else [*lists, *readings]
         for split in [c for c in self.others if c.kind == "split"]:
             readings = [each for reading in readings for each in self._split_readings(reading, split.name)]
         return readings
@@ -311,16 +408,51 @@ class Layout:
         filled = [c for c in marks if c.kind != "blank"]
         if listed[0].kind in ("count", "number"):  # numbers of classes, if nothing else says what is in the image
             return (listed, []) if set(filled) <= set(listed) else ([], marks)
+        named = [c for c in listed if c.is_label_named or c.kind == "list"]
+        said = [c for c in filled if c.is_sure and _NUMBER_MARKS.isdisjoint(c.distinct)]
+        if named and len(said) == 1 and self._has_several(named[0]):
+            message = f"{said[0].name!r} says {said[0].filled[0]!r} about the class in {named[0].name!r}, line by line"
+            fix = f"call the columns image, class and value, and leave out others than {self.image!r} and these"
+            raise LabelError(message, fix, self.path, column=said[0].name)
         if len(filled) == 1 and self._is_long(listed[0]):  # about the row, or its value: the reader asks
             return listed, []
-        named = [c for c in listed if c.is_label_named or c.kind == "list"]
+        filled = [c for c in filled if not c.words & _NOT_LABEL_WORDS]
+        if named and not any(_MEANINGS.get(cell.lower()) == "present" for c in filled for cell in c.distinct):
+            return named, []
         marked = {c.name.lower() for c in marks}
-        if not named or any(_classes_of(c) <= marked for c in named):
+        if not named and not any(len({*c.cells}) > 1 for c in filled):
+            return listed, marks
+        if not named or any(_classes_of(c) <= marked or _words_of(c) <= marked for c in named):
             return [], marks
         return named, marks
 
+    def _has_several(self, column: Column) -> bool:
+        """Whether an image is on several lines, with several classes."""
+        image = next((c.cells for c in self.columns if c.name == self.image), ())
+        return len({*image}) < len({*zip(image, column.cells, strict=True)})
+
+    def _refuse_scores(self, listed: list[Column]) -> None:
+        """Raise LabelError for a column of classes beside one of their scores, such as top1 and top1_prob."""
+        for column in listed:
+            names = [c.name for c in self.others if c.is_score and c.name.lower().startswith(column.name.lower())]
+            if names and names[0] not in self.policy.ignore:
+                message = f"{names[0]!r} says how sure a model is of {column.name!r}"
+                raise LabelError(message, "write a line per label: image,class,score", self.path, column=names[0])
+
+    def _refuse_classes_in_names(self) -> None:
+        """Raise LabelError if a line is about an image and a class, both in one name, such as a.jpg_fish."""
+        image = next((c for c in self.columns if c.name == self.image), None)
+        parts = [name.rpartition("_") for name in image.filled] if image is not None else []
+        images, classes = {part[0] for part in parts}, {part[2] for part in parts}
+        if not 1 < len(classes) < len(images) * len(classes) == len(parts) or any(map(_ANY_DIGIT.search, classes)):
+            return
+        message = f"the names in {self.image!r} end with a class: {', '.join(sorted(classes)[:4])}"
+        raise LabelError(
+            message, "write the image and the class into columns of their own: image,class,value", self.path
+        )
+
     def _list_readings(self, column: Column, format: str, several: bool, unused: list[str]) -> list[Reading]:
-        ignored = [*(c.name for c in self.others if c.kind == "coordinate"), *unused]
+        ignored = [*(c.name for c in self.others if c.kind == "coordinate" and c.is_coordinate), *unused]
         stated = [("tag_column", column.name)] if several else []
         stated += [("ignore", name) for name in unused]
         as_tags = Reading("tags", self._policy(ignored)).but(
@@ -331,8 +463,10 @@ class Layout:
         cells, marks = list(column.distinct), []
         try:
             split = tags.detect_splitting(pa.array(cells, pa.string()), Policy())
-            if split.separator == "," and column.name.lower() not in tags.LIST_COLUMNS:
-                marks = [",", "none"] if not tags.separates(cells, ",") else []
+            is_usual = column.name.lower() in tags.LIST_COLUMNS or split.is_bracketed
+            if split.separator == "," and not is_usual and not tags.separates(cells, ","):
+                parts = Counter(part.strip() for cell in cells for part in {*cell.split(",")})
+                marks = [",", "none"] if parts.total() > len(parts) else ["none", ","]
         except UserError as error:
             answers = [dict(options) for options, _ in alternatives(error.fix)]
             marks = [str(answer["separator"]) for answer in answers if "separator" in answer]
@@ -369,16 +503,18 @@ class Layout:
     def _no_labels(self) -> LabelError:
         kinds = "; ".join(
             f"{shorten_cell(c.name)!r}: {_KINDS[c.kind]}"
-            + (f" such as {shorten_cell(c.filled[0], 30)!r}" * bool(c.filled))
+            + "".join(f" such as {shorten_cell(cell, 30)!r}" for cell in c.filled[:1])
             for c in self.others[:12]
         )
         message = f"no column says which classes an image shows ({kinds or 'there is only ' + repr(self.image)})"
         if set(self.header) >= _ZOONIVERSE:
             message = "this is Zooniverse's export: a row is what one volunteer said about an image"
             return LabelError(message, "combine the answers of the volunteers: a table image,class,value", self.path)
-        texts = [c.name for c in self.others if c.kind == "text"]
+        numbers = [c for c in self.others if c.kind == "number" and c.is_whole and len(c.distinct) < len(c.filled)]
+        texts = [c.name for c in self.others if c in numbers or (c.kind == "text" and not c.is_prose and not numbers)]
         table = "write a column that names the classes, or a column per class with 1 and 0"
-        fix = f"add ‹tag_column={texts[0]}› (if it names the classes)" if texts else table
+        offers = " or ".join(f"‹tag_column={name}›" for name in texts[:_MOST_ANSWERS])
+        fix = f"add {offers} (if it names the classes)" if texts else table
         return LabelError(message, fix, self.path)
 
 
@@ -391,6 +527,7 @@ _KINDS = {
     "marks": "marks",
     "count": "counts",
     "number": "numbers",
+    "vector": "a number per class",
     "date": "dates",
     "text": "text",
     "list": "lists",
@@ -408,11 +545,36 @@ def _classes_of(column: Column) -> set[str]:
     return {item.lower() for item in items.to_pylist()}
 
 
+def _words_of(column: Column) -> set[str]:
+    """The words in the cells of a column, in lower case."""
+    return {word.lower() for cell in column.distinct for word in re.split(r"[\s,;|]+", cell) if word}
+
+
+def _likeness(column: Column) -> tuple[bool, ...]:
+    """False for what columns of classes usually are; the first of them matters most."""
+    is_constant = len(column.distinct) == 1 < len(column.filled)
+    is_json = tags.holds_json(column.filled)
+    is_usual = column.name.lower() in (*tags.LIST_COLUMNS, *tags.SINGULAR_NAMES)
+    return (
+        is_constant,
+        column.name.lower() not in tags.LIST_COLUMNS,
+        not is_usual,
+        not is_json,
+        "name" not in column.words,
+    )
+
+
 def _without_codes(columns: list[Column]) -> list[Column]:
-    """The columns without those that say the same as an earlier one, such as the code of a class beside its name."""
+    """The columns without those that say the same as an earlier one, such as codes; finer ones before coarser ones."""
     kept: list[Column] = []
     for column in columns:
-        pairs = (set(zip(column.cells, other.cells, strict=True)) for other in kept)
-        if not any(len(pair) == len(column.distinct) < len(column.filled) for pair in pairs):
-            kept.append(column)
+        place = len(kept)
+        for number, other in enumerate(kept):
+            pairs = set(zip(column.cells, other.cells, strict=True))
+            if len(pairs) == len({*column.cells}) < len(column.cells):  # one of these words tells the other
+                if len(pairs) == len({*other.cells}):
+                    break
+                place = min(place, number)
+        else:
+            kept.insert(place, column)
     return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -49,14 +50,14 @@ def _partition(path: Path, file: Path) -> dict[str, str | None]:
     return {key: None if value == _NULL else unquote(value) for key, _, value in pairs}
 
 
-def read_parquet(path: Path) -> pa.Table:
+def read_parquet(path: Path, without: Collection[str] = ()) -> pa.Table:
     """The table in a Parquet file or in a folder of them, with text columns as dictionaries.
 
     Raises LabelError if it would not fit into half of the memory: a file of a few kilobytes can hold billions of rows,
     or a long text in each of millions.
     """
     if path.is_file():
-        return _read_file(path)
+        return _read_file(path, without)
     tables: list[pa.Table] = []
     size = 0
     for file in parquet_files(path):
@@ -81,7 +82,7 @@ def read_parquet(path: Path) -> pa.Table:
         raise LabelError(f"the files do not fit together ({reason})", "write all files alike", path) from None
 
 
-def _read_file(path: Path) -> pa.Table:
+def _read_file(path: Path, without: Collection[str] = ()) -> pa.Table:
     import pyarrow.parquet as pq
 
     if not path.is_file():  # reading a pipe would wait forever
@@ -98,7 +99,8 @@ def _read_file(path: Path) -> pa.Table:
             leaves = [file.schema.column(number) for number in range(len(file.schema.names))]
             # Text and bytes, also inside lists: a dictionary holds each distinct one once.
             texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        table = pq.read_table(path, read_dictionary=texts)
+        kept = {leaf.path.partition(".list.")[0] for leaf in leaves if leaf.path.rpartition(".")[2] not in without}
+        table = pq.read_table(path, read_dictionary=texts, columns=list(kept) if without else None)
         table.validate(full=True)
         check_memory(sum(_decoded_size(chunk) for column in table.columns for chunk in column.chunks), path)
     # A damaged file can raise nearly anything, even MemoryError for an impossible size.

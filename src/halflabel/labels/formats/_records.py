@@ -26,6 +26,7 @@ from halflabel.labels.policy import Policy
 
 _GEOMETRY = ("imageData", "points", "rle", "mask", "bbox", "segmentation", "coordinates")  # large, and never needed
 IN_BOTH = "entries are both present and absent: present wins, both rows are kept"
+_UPLOADED = re.compile("^/?data/upload/([0-9]+/)?[0-9a-f]{8}-")  # Label Studio puts this before the name of a file
 _BELOW = "score below the threshold"
 
 Key = tuple[str, str, int | None, str]
@@ -189,19 +190,19 @@ def load_xml(path: Path) -> ElementTree.Element:
 def _distinct(records: list[ImageRecord]) -> dict[str, ImageRecord]:
     """The record of each image by its name; LabelError for two records that differ."""
     images: dict[str, ImageRecord] = {}
-    for name, record in zip(_image_names([record.image for record in records]), records, strict=True):
+    for name, record in zip(image_names([record.image for record in records]), records, strict=True):
         before = images.setdefault(name, record)
         if before.image.value != record.image.value or set(before.labels) != set(record.labels):
             raise record.image.error(f"the image {name!r} is listed twice, with different labels", "leave one of them")
     return images
 
 
-def _image_names(nodes: list[Node]) -> list[str]:
+def image_names(nodes: list[Node]) -> list[str]:
     """The last part of URLs and of absolute paths; where two images have the same one, the whole path.
 
-    >>> _image_names([Node(name, Path()) for name in ("s3://b/x/a.jpg", "https://h/c%20d.jpg?v=1", "x/b.jpg")])
+    >>> image_names([Node(name, Path()) for name in ("s3://b/x/a.jpg", "https://h/c%20d.jpg?v=1", "x/b.jpg")])
     ['a.jpg', 'c d.jpg', 'x/b.jpg']
-    >>> _image_names([Node(name, Path()) for name in ("s3://b/x/1.jpg", "s3://b/y/1.jpg", "..\\\\1.jpg")])
+    >>> image_names([Node(name, Path()) for name in ("s3://b/x/1.jpg", "s3://b/y/1.jpg", "..\\\\1.jpg")])
     ['x/1.jpg', 'y/1.jpg', '1.jpg']
     """
     paths, is_whole = [], []
@@ -210,6 +211,7 @@ def _image_names(nodes: list[Node]) -> list[str]:
         path = rest.partition("/")[2] if mark else scheme
         if scheme in ("http", "https") and mark:
             path = unquote(re.split("[?#]", path)[0])
+        path = _UPLOADED.sub("/", path)
         parts = path.replace("\\", "/").split("/")
         is_whole.append(not mark and parts[0] not in ("", "..") and not re.fullmatch("[A-Za-z]:", parts[0]))
         paths.append("/".join(parts if is_whole[-1] else [part for part in parts if part not in ("", "..")]))
@@ -236,5 +238,5 @@ def _machine_threshold(labels: dict[str, dict[Key, float]], policy: Policy, path
     scores = list(chain.from_iterable(of_image.values() for of_image in labels.values()))
     if scores and not any(map(math.isnan, scores)):
         message = "all labels are scores of a model, and the file does not state from which score a class is present"
-        raise LabelError(message, "add ‹machine=0.5›, or another confidence from which a class counts as present", path)
+        raise LabelError(message, "add ‹machine=0.5› (or another score from which a class is present)", path)
     return math.inf

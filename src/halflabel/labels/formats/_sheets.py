@@ -333,11 +333,12 @@ _UNKNOWN_CELLS = frozenset(word for word, meaning in VALUE_WORDS.items() if mean
 SCORE_NAMES = ("score", "conf", "prob", "likelihood", "certainty", "percent", "logit")
 
 
-def refuse_possible_values(sheet: CsvTable, names: Iterable[str], fix: str = "") -> None:
-    """Raise LabelError for a column whose cells may be the values or the probabilities of the labels.
+def possible_values(sheet: CsvTable, names: Iterable[str]) -> dict[str, str]:
+    """The columns whose cells may be the values or the probabilities of the labels, with an example of each.
 
-    A column of nothing but 1 may be ignored: it says present, as the rows themselves do.
+    A column of nothing but 1 is none of them: it says present, as the rows themselves do.
     """
+    found = {}
     for name in names:
         try:
             column = sheet.column(name)
@@ -345,14 +346,22 @@ def refuse_possible_values(sheet: CsvTable, names: Iterable[str], fix: str = "")
             continue
         cells = pc.unique(pc.utf8_lower(pc.utf8_trim_whitespace(column))).to_pylist()
         texts = {text for text in cells if text not in _UNKNOWN_CELLS}
-        if not texts or texts <= {*ONE} or not _may_be_values(name, texts):
-            continue
-        example = shorten_cell(min(texts), 20)
-        raise sheet.error(
-            f"the cells, such as {example!r}, may say present or absent, or how probable the label is",
-            fix or f"add ‹ignore={name}› (every row says present; if this column says it, call it 'value')",
-            column=name,
-        )
+        if texts and not texts <= {*ONE} and _may_be_values(name, texts):
+            found[name] = shorten_cell(min(texts), 20)
+    return found
+
+
+def write_ignored(names: Iterable[str]) -> str:
+    """The options that leave out columns, as a message has them after another option."""
+    return "".join(f" ‹ignore={name}›" for name in names)
+
+
+def refuse_values(sheet: CsvTable, values: Mapping[str, str], fix: str = "") -> None:
+    """Raise LabelError for the first of the columns that `possible_values` found."""
+    for name, example in values.items():
+        says = "every row says present; if this column says it, call it 'value'"
+        message = f"the cells, such as {example!r}, may say present or absent, or how probable the label is"
+        raise sheet.error(message, fix or f"add{write_ignored(values)} ({says})", column=name)
 
 
 def _may_be_values(name: str, texts: set[str]) -> bool:

@@ -18,8 +18,9 @@ from halflabel.labels.formats import tags
 from halflabel.labels.formats._csv import existing_path, first_line
 from halflabel.labels.formats._entries import apply_unlisted_policy, rows_of_lists, unlisted_not_stated
 from halflabel.labels.formats._json import JsonLines
+from halflabel.labels.formats._layout import table_form
 from halflabel.labels.formats._parquet import parquet_columns
-from halflabel.labels.formats._sheets import CsvTable, open_sheet, refuse_possible_values
+from halflabel.labels.formats._sheets import CsvTable, open_sheet, possible_values, refuse_values
 from halflabel.labels.formats._write import keeps_no_provenance, table_lines
 from halflabel.labels.formats.wide import decode_columns
 from halflabel.labels.labels import Labels
@@ -55,7 +56,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     """Read the metadata, and from a folder also the images missing in it: Hugging Face would drop those silently."""
     path = Path(path)
     file = _metadata_file(path)
-    if file.suffix == ".csv" and tags.sniff(file):
+    if file.suffix == ".csv" and table_form(file) == "tags":
         policy.check(tags.USES, "imagefolder, with a column of tags")
         rows, audit = tags.read(file, policy)
         return LabelImport(_add_missing_images(rows, path, audit) if path.is_dir() else rows, audit)
@@ -70,7 +71,7 @@ def read(path: Path, policy: Policy) -> LabelImport:
     if lists:
         rows = _read_lists(metadata, lists, policy, audit)
         unused = [name for name in columns if name not in lists]
-        refuse_possible_values(metadata, unused)
+        refuse_values(metadata, possible_values(metadata, unused))
         audit.note_names("columns not used", unused)
     else:
         if policy.unlisted is not None:

@@ -29,17 +29,17 @@ from numpy.typing import NDArray
 
 from halflabel.errors import LabelError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import (
-    IMAGE_COLUMNS,
-    csv_line,
-    detect_delimiter,
-    first_line,
-    header_fields,
-    read_records,
-)
+from halflabel.labels.formats._csv import IMAGE_COLUMNS, csv_line, first_line, header_fields
 from halflabel.labels.formats._entries import mark_unlisted_absent, require_unlisted
 from halflabel.labels.formats._parquet import parquet_columns
-from halflabel.labels.formats._sheets import CsvTable, ParquetTable, open_sheet, refuse_possible_values
+from halflabel.labels.formats._sheets import (
+    CsvTable,
+    ParquetTable,
+    open_sheet,
+    possible_values,
+    refuse_values,
+    write_ignored,
+)
 from halflabel.labels.formats._write import check_names
 from halflabel.labels.formats.unsupported import QUESTION_COLUMNS, own_output_error
 from halflabel.labels.labels import WEIGHT_COLUMN, Labels, model_source, too_many_sources
@@ -76,36 +76,11 @@ _BLOCK = 1 << 18
 _FIX_WEIGHT = "use the inclusion weight of the question, 0 if it was chosen, or blank if nobody was asked"
 MOST_COLUMNS = 8  # a table with more is wide: it has a column per class
 
-_VALUE_CELLS = frozenset(("", *ONE, *ZERO, *MINUS_ONE))
-
 
 def sniff(path: Path) -> bool:
-    """Long: a column that names the image, one that names the class, and at most a few others.
-
-    A wide table may have a class called "tag". So without a value column the cells decide: if columns such as "tag" and
-    "score" contain only 1, 0, -1 and blank, they are classes.
-    """
-    if path.suffix == ".parquet" or path.is_dir():
-        return _is_long_header(parquet_columns(path, flat=path.is_dir()))
-    line = first_line(path)
-    if not _is_long_header(header_fields(line)):
-        return False
-    rows = read_records(path, detect_delimiter(line))
-    try:
-        header = [name.strip() for name in next(rows)[1]]  # a quoted name may contain a line end
-        if not _is_long_header(header) or has_values(header):
-            return _is_long_header(header)
-        names = {alias for role in ("class", "source", "score") for alias in _ALIASES[role]}
-        label_columns = [position for position, name in enumerate(header) if name.lower() in names]
-        has_rows = False
-        for _, record in rows:
-            cells = {record[position].strip() for position in label_columns if position < len(record)}
-            if not cells <= _VALUE_CELLS:
-                return True
-            has_rows = True
-        return not has_rows
-    except LabelError:  # `read` reports it with its place
-        return True
+    """A table with a column that names the image, one that names the class, and at most a few others."""
+    is_parquet = path.suffix == ".parquet" or path.is_dir()
+    return _is_long_header(parquet_columns(path, flat=True) if is_parquet else header_fields(first_line(path)))
 
 
 def has_values(header: list[str]) -> bool:
@@ -133,11 +108,16 @@ def read(path: Path, policy: Policy) -> LabelImport:
             raise sheet.error(message, f"add ‹ignore={fitting[1]}›, or rename it", line=1)
     unused = [name for name in header if name not in roles.values() and name not in policy.where]
     if "value" not in roles:
-        refuse_possible_values(sheet, unused)
+        if values := possible_values(sheet, unused):
+            if "score" not in roles:
+                require_unlisted(policy, "every row says present", path, also=write_ignored(values))
+            refuse_values(sheet, values)
         if "score" in roles and policy.machine is None:
             name = roles["score"]
             by_model = "add ‹machine=0.5› (the scores of a model: present from 0.5 on)"
-            refuse_possible_values(sheet, [name], f"{by_model} or ‹ignore={name}› (every row says present)")
+            refuse_values(
+                sheet, possible_values(sheet, [name]), f"{by_model} or ‹ignore={name}› (every row says present)"
+            )
     if policy.machine is not None and ("value" in roles or "score" not in roles):
         raise sheet.error("there is no column of scores without one of values", "leave ‹machine› out", line=1)
     sheet.select(policy.where, audit)

@@ -12,45 +12,39 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from halflabel.errors import LabelError, UserError
+from halflabel.errors import UserError
 from halflabel.labels.audit import Audit, LabelImport
-from halflabel.labels.formats._csv import (
-    IMAGE_COLUMNS,
-    csv_line,
-    detect_delimiter,
-    first_line,
-    header_fields,
-    read_records,
-)
+from halflabel.labels.formats._csv import IMAGE_COLUMNS, csv_line
 from halflabel.labels.formats._entries import apply_unlisted_policy, rows_of_lists, unlisted_not_stated
-from halflabel.labels.formats._sheets import CsvTable, refuse_possible_values
+from halflabel.labels.formats._sheets import CsvTable, possible_values, refuse_values, write_ignored
 from halflabel.labels.formats._write import check_has_labels, keeps_no_provenance, split_by_image
 from halflabel.labels.labels import Labels, is_model_source
 from halflabel.labels.names import Names
 from halflabel.labels.policy import MINUS_ONE, VALUE_WORDS, ZERO, Policy, shorten_cell
-from halflabel.system.files import atomic_write
+from halflabel.system.files import DuplicateKey, atomic_write, is_utf8, parse_json
 
 USES = ("unlisted", "image_column", "tag_column", "ignore", "where", "separator", "encoding", "merge_names")
 keeps_provenance = keeps_no_provenance
 
 _ABSENT_NAMES = ("absent", "negatives")
 LIST_COLUMNS = ("tags", "labels", "classes", "categories", "keywords", "hashtags", "keyword", "hashtag")
-_SINGULAR_NAMES = ("tag", "label", "class", "category", "class_name", "label_name")  # lists only with --format tags
+SINGULAR_NAMES = ("tag", "label", "class", "category", "class_name", "label_name")  # lists only with --format tags
 
 # The names that --separator accepts, as regular expressions.
 NAMED_SEPARATORS = {"none": "", "space": r"\s+", "newline": r"[\r\n]+", "tab": r"\t", "#": r"[\s,;|#]+"}
 
 _HASHTAGS = r"^#[^\s#,;|]+([\s,;|]*#[^\s#,;|]+)*[\s,;|]*$"
+_OBJECTS = r"""^\[?\s*\{\s*"[^"]*"\s*:"""
 _BRACKETS = r"""(?s)^(\[.*\]|\(\s*['"].*\)|\{\s*['"].*\})$"""  # lists, tuples and sets
 
 # Marks of a tag that may deny it or doubt it, where the bare tag is a class too: -dog, not dog, dog?, dog=0.
@@ -67,9 +61,18 @@ _LIST_ITEM = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
 
 # Cells without a list, beside lists in brackets.
 _NO_LIST = ("nan", "none", "null", "na", "n/a", "<na>")
+_EMPTY = ("[]", "()", "{}", "set()")
 
 # Cells with these values belong to a column per class, not to a list.
 _VALUE_CELLS = frozenset((*VALUE_WORDS, *ZERO, *MINUS_ONE))
+
+
+# Keys of the class in objects of JSON, the first of which counts; and those that say how sure a model is of it.
+_NAME_KEYS = (
+    *("label", "labels", "class", "classes", "classname", "class_name", "classtitle", "displayname", "tagname"),
+    *("choices", "names", "name", "title", "categories", "category"),
+)
+_SCORE_KEYS = ("score", "confidence", "probability", "conf")
 
 
 class Splitting(NamedTuple):
@@ -78,37 +81,12 @@ class Splitting(NamedTuple):
     separator: str  # a regular expression; "": a cell is one tag
     description: str
     is_bracketed: bool = False
+    is_json: bool = False
 
 
 def sniff(path: Path) -> bool:
-    """A CSV file with one column called tags, labels, … whose cells are text, and without columns of values.
-
-    A column of 1, 0 and blank is a class: then the table is wide, even if another column is called "tags".
-    """
-    line = first_line(path)
-    if path.suffix.lower() not in (".csv", ".tsv", ".txt") or not any(name in line.lower() for name in LIST_COLUMNS):
-        return False
-    delimiter, header = detect_delimiter(line), header_fields(line)
-    lists = [name for name in header if name.lower() in LIST_COLUMNS]
-    if len(lists) != 1 or len(header) < 2 or "value" in map(str.lower, header):
-        return False
-    # Columns that may still be columns of values; the image column may hold anything.
-    maybe_values = {position for position, name in enumerate(header) if name.lower() not in IMAGE_COLUMNS} - {
-        _image_position(header, lists[0])
-    }
-    not_blank: set[int] = set()
-    rows = read_records(path, delimiter)
-    try:
-        next(rows, None)
-        for _, record in rows:
-            cells = {position: record[position].strip().lower() for position in maybe_values if position < len(record)}
-            not_blank |= {position for position, word in cells.items() if word}
-            maybe_values -= {position for position, word in cells.items() if word not in _VALUE_CELLS}
-            if not maybe_values:
-                break
-    except LabelError:  # `read` reports it with its place
-        return True
-    return header.index(lists[0]) not in maybe_values and not maybe_values & not_blank
+    """Never: `_layout.table_form` tells a table of tags from others by its columns."""
+    return False
 
 
 def read(path: Path, policy: Policy) -> LabelImport:
@@ -135,12 +113,14 @@ def read(path: Path, policy: Policy) -> LabelImport:
         raise sheet.error("every cell is empty, so there are no classes", "export the tags again", column=present)
     used = {image_column, *lists, *policy.ignore, *policy.where}
     unused = [name for name in sheet.header if name not in used]
+    values = possible_values(sheet, unused)
     if len(lists) == 1 and policy.unlisted is None:
         counts = f"{len(images):,} images, {len(classes):,} classes, {len(parts[present][0]):,} present"
         names = ", ".join(map(repr, classes.array.slice(0, 4).to_pylist())) + ", …" * (len(classes) > 4)
         places = f"images in {image_column!r}, tags in {present!r} ({split.description}): {counts}: {names}"
         not_used = f". Not used: {', '.join(map(repr, unused[:8]))}" if unused else ""
-        raise sheet.error(*unlisted_not_stated(f"{places}{not_used}. Nothing says absent"))
+        reason = f"{places}{not_used}. Nothing says absent" + (f" in {present!r}" if values else "")
+        raise sheet.error(*unlisted_not_stated(reason, also=write_ignored(values)))
 
     audit.note(f"tags {split.description}")
     column = {name: classes.index(items) for name, (items, _) in parts.items()}
@@ -158,16 +138,17 @@ def read(path: Path, policy: Policy) -> LabelImport:
             parsed[name] = sign, image_of[row[kept]], column[name][kept]
         return rows_of_lists(images, classes, parsed, audit)
 
-    by_model = _is_by_model(sheet, unused)
+    by_model, is_open = _is_by_model(sheet, unused), _is_open(cells[present], split)
     if by_model is None:
-        rows, by_people = rows_of(None), None
+        rows, by_model = rows_of(None), np.zeros(len(sheet), bool)
     else:
         audit.note_count(int(by_model.sum()), "lines are by a model, as a column says: their tags are a model's labels")
         rows = replace(rows_of(by_model), sources=("model",)).append(rows_of(~by_model))
-        by_people = np.bincount(image_of[~by_model], minlength=len(images)) > 0
+    audit.note_count(int(is_open.sum()), "lines have no list, not even an empty one: nothing is known of them")
+    by_people = np.bincount(image_of[~by_model & ~is_open], minlength=len(images)) > 0
     _add_notes(audit, rows, len(sheet))
     rows = apply_unlisted_policy(rows, policy, audit, images=by_people)
-    refuse_possible_values(sheet, unused)
+    refuse_values(sheet, values)
     audit.note_names("columns not used", (name for name in sheet.header if name in {*unused, *policy.ignore}))
     return LabelImport(rows, audit)
 
@@ -213,7 +194,7 @@ def find_columns(sheet: CsvTable, policy: Policy) -> tuple[str, dict[str, int]]:
     sheet.check_columns(name for name in (*policy.ignore, policy.image_column, policy.tag_column) if name is not None)
     candidates = [name for name in sheet.header if name not in (*policy.ignore, *policy.where, policy.image_column)]
     negative = [name for name in candidates if name.lower() in _ABSENT_NAMES]
-    for list_names in ((policy.tag_column.lower(),),) if policy.tag_column else (LIST_COLUMNS, _SINGULAR_NAMES):
+    for list_names in ((policy.tag_column.lower(),),) if policy.tag_column else (LIST_COLUMNS, SINGULAR_NAMES):
         if positive := [name for name in candidates if name.lower() in list_names]:
             break
     else:
@@ -246,8 +227,12 @@ def detect_splitting(cells: pa.Array, policy: Policy) -> Splitting:
     if all_are(_HASHTAGS):
         return Splitting(NAMED_SEPARATORS["#"], "split at '#'")
     is_list = pc.match_substring_regex(distinct, _BRACKETS)
+    if pc.any(pc.match_substring_regex(distinct, _OBJECTS)).as_py():
+        return Splitting("", "the names in objects of JSON", is_json=True)
     if pc.any(is_list).as_py():
-        others = distinct.filter(pc.invert(pc.or_(is_list, pc.is_in(pc.utf8_lower(distinct), pa.array(_NO_LIST)))))
+        others = distinct.filter(
+            pc.invert(pc.or_(is_list, pc.is_in(pc.utf8_lower(distinct), pa.array(_NO_LIST + _EMPTY))))
+        )
         if not len(others):
             lists = distinct.filter(is_list)
             if pc.any(pc.match_substring_regex(lists, "['\"]")).as_py():
@@ -313,13 +298,18 @@ def separates(cells: Sequence[str], separator: str = r"\s+") -> bool | None:
     return None if shared > 0.5 else False
 
 
+def holds_json(cells: Iterable[str]) -> bool:
+    """Whether one of the cells is an object of JSON, or a list of them."""
+    return any(re.match(_OBJECTS, cell) for cell in cells)
+
+
 def split_cells(cells: pa.Array, split: Splitting) -> tuple[pa.Array, NDArray[np.int64]]:
     """All tags of all cells, and the row of each."""
-    if split.is_bracketed:
+    if split.is_bracketed or split.is_json:
         coded = pc.dictionary_encode(cells)
-        distinct = pa.array(
-            [_parse_list(cell, split.separator) for cell in coded.dictionary.to_pylist()], pa.list_(pa.string())
-        )
+        texts = coded.dictionary.to_pylist()
+        lists = [_parse_json(cell) if split.is_json else _parse_list(cell, split.separator) for cell in texts]
+        distinct = pa.array(lists, pa.list_(pa.string()))
         lists = distinct.take(coded.indices)
         return pc.list_flatten(lists), np.asarray(pc.list_parent_indices(lists), dtype=np.int64)
     if split.separator:
@@ -357,6 +347,41 @@ def _parse_list(cell: str, separator: str) -> list[str]:
     return [tag.strip() for tag in tags if tag.strip()]
 
 
+def _parse_json(cell: str) -> list[str]:
+    """The names of classes in a cell of JSON; a cell that is no JSON is one name.
+
+    >>> _parse_json('[{"label": "dog", "x": 0.5}, {"rectanglelabels": ["cat"]}]'), _parse_json("dog")
+    (['dog', 'cat'], ['dog'])
+    """
+    text = cell.strip()
+    if text[:1] not in ("[", "{"):
+        return [text] if text and text.lower() not in _NO_LIST + _EMPTY else []
+    try:
+        value = parse_json(text)
+    except (ValueError, RecursionError, DuplicateKey):
+        raise UserError(f"{shorten_cell(cell)!r} is not JSON", "write a list of names, or the name alone") from None
+    return list(dict.fromkeys(name for each in _names_in(value) if (name := each.strip()) and is_utf8(name)))
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """The names that a value of JSON gives to classes, also deeper in it."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _names_in(item)
+    elif isinstance(value, dict):
+        lower = {key.lower(): item for key, item in value.items()}
+        if any(isinstance(lower.get(key), float) and lower[key] not in (0, 1, 100) for key in _SCORE_KEYS):
+            message = "the labels have scores, as those of a model have"
+            raise UserError(message, "write a line per label: image,class,score")
+        keys = [key for key in _NAME_KEYS if key in lower] or [key for key in lower if key.endswith("labels")]
+        if not keys and len(lower) == 1:
+            keys = list(lower)
+        for item in [lower[keys[0]]] if keys else [item for item in lower.values() if isinstance(item, dict | list)]:
+            yield from _names_in(item)
+    elif isinstance(value, str | int) and not isinstance(value, bool):
+        yield str(value)
+
+
 def _refuse_values(sheet: CsvTable, name: str, items: pa.Array) -> None:
     """Raise LabelError if the cells are values such as 1 and 0, not lists."""
     is_vector = pc.match_substring_regex(items, r"^[01]([ /]+[01])+$")
@@ -377,6 +402,14 @@ def _refuse_signs(sheet: CsvTable, name: str, tags: pa.Array) -> None:
     if len(denied):
         message = f"the tag {shorten_cell(denied[0].as_py())!r} may mean that the class is absent, or not certain"
         raise sheet.error(message, "list the absent classes in a column 'absent'", column=name)
+
+
+def _is_open(cells: pa.Array, split: Splitting) -> NDArray[np.bool_]:
+    """Whether a cell has no list, in a file that writes the empty list where there is nothing: nobody looked."""
+    texts = pc.utf8_lower(pc.utf8_trim_whitespace(cells))
+    writes_empty = split.is_json or pc.any(pc.is_in(texts, pa.array(_EMPTY, texts.type))).as_py()
+    is_open = pc.is_in(texts, pa.array(("", *_NO_LIST), texts.type)).to_numpy(zero_copy_only=False)
+    return np.asarray(is_open & ((split.is_json or split.is_bracketed) and writes_empty))
 
 
 def _is_by_model(sheet: CsvTable, names: list[str]) -> NDArray[np.bool_] | None:

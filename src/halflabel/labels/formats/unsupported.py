@@ -45,7 +45,6 @@ _OTHER_CONTENT = {
 _LABEL_ENDINGS = (".json", ".jsonl", ".ndjson", ".manifest", ".xml", ".csv", ".tsv")
 _KEY = re.compile(r'"([^"\\\n]{1,40})"\s*:')
 _COCO_KEYS = {"images", "annotations", "categories", "image_id", "category_id"}  # its reader knows what is wrong
-_MINIMAL_EXPORT_KEYS = {"choices", "annotation_id", "annotator", "lead_time", "image", "img"}
 _WRITE = "write a CSV file with the header image,tags and one line per image, such as"
 
 
@@ -108,13 +107,6 @@ def _recognize_file(path: Path) -> tuple[str, str] | None:
     keys = list(dict.fromkeys(_KEY.findall(text)))
     if not keys or not _COCO_KEYS.isdisjoint(keys):
         return None
-    if (
-        text.lstrip("\ufeff \t\r\n").startswith("[")
-        and not _MINIMAL_EXPORT_KEYS.isdisjoint(keys)
-        and "data" not in keys
-    ):
-        message = "a list of images like Label Studio's JSON-MIN, which does not distinguish skipped tasks from answers"
-        return message, "export the project again as JSON, another choice in the same export menu"
     return f"this JSON has no known format; its keys are {', '.join(keys[:8])}", f"{_WRITE} a.jpg,dog;cat"
 
 

@@ -29,9 +29,12 @@ def entries(path: Path, policy: Policy) -> Iterator[ImageRecord]:
             choice = sorted(
                 map(str, with_values or {n.key for i in images.each() for n in i["file_attributes"].each()})
             )
-            fix = " or ".join(f"‹tag_column={name}›" for name in choice[:4]) or "annotate in VIA with an attribute"
+            fix = "add " + " or ".join(f"‹tag_column={name}›" for name in choice[:4])
             found = ", ".join(map(repr, choice)) or "none"
-            raise images.error(f"which attribute is the class? Of regions: {found}", f"state it: {fix}")
+            raise images.error(
+                f"which attribute is the class? Of regions: {found}",
+                fix if choice else "annotate in VIA with an attribute",
+            )
         column = str(with_values.pop())
     for image, of_regions in zip(images.each(), regions, strict=True):
         labels = [Label(name, "region") for region in of_regions for name in _classes(region[column])]

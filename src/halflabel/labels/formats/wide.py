@@ -96,11 +96,15 @@ def decode_columns(sheet: CsvTable, image_column: str, classes: Sequence[str], p
     def make_error(undecided: UndecidedValue, name: str, raw: str, row: int) -> LabelError:
         fix = undecided.fix
         if "not a label" in undecided.message:
-            fix += f"; if {name!r} is not a class, add ‹ignore={name}›"
+            others = {each.strip().lower() for each in coded[name].dictionary.to_pylist()} - {raw.strip().lower(), ""}
+            is_value = bool(others & {*VALUE_WORDS, *ZERO, *MINUS_ONE}) or not others
+            fix = fix if is_value and fix.startswith("add ") else "add "
+            offers = [f"‹ignore={name}› (if it is not a class)"]
             if shorten_cell(raw) == raw and audit.format == "wide":  # other formats do not select rows
-                fix += f" or ‹where={name}={raw}›"
+                offers.append(f"‹where={name}={raw}› (only these rows)")
             if audit.format == "wide" and (name.lower() in LIST_COLUMNS or len(classes) == 1):
-                fix += "; if it lists the present classes, add ‹format=tags›"
+                offers.append("‹format=tags› (if it lists the present classes)")
+            fix += (" or " if len(fix) > 4 else "") + " or ".join(offers)
         return sheet.error(undecided.message, fix, row=row, column=name)
 
     coded = {name: pc.dictionary_encode(sheet.column(name)) for name in classes}
@@ -187,20 +191,22 @@ def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tup
     known = {*policy.values, *MINUS_ONE, *ZERO, *VALUE_WORDS}
     problems, options, of_classes = [], [], set[str]()
     odd = {raw.strip() for raws in columns.values() for raw in raws if raw.strip().lower() not in VALUE_WORDS} - known
-    if odd and all(map(str.isdecimal, odd)) and all({*ZERO} & {*raws} for raws in columns.values()):
-        counts = sorted(odd, key=int)[:_MOST_COUNTS]
+    if odd and all(map(str.isdecimal, odd)) and any({*ZERO} & {*raws} for raws in columns.values()):
+        counts = sorted(odd, key=lambda text: (len(text), text))[:_MOST_COUNTS]
         return [f"what the number {text} means" for text in counts], [f"‹values={text}=present›" for text in counts]
     for name, raws in columns.items():
         texts = {raw.strip() for raw in raws}
         strange = sorted(text for text in texts if text not in known and text.lower() not in VALUE_WORDS)
-        if len(strange) > _MOST_ODD_VALUES or (strange and texts.isdisjoint({*ONE, *ZERO, *MINUS_ONE})):
+        is_tick = len(texts) == 2 and "" in texts
+        has_values = any(text and text.lower() in {*VALUE_WORDS, *ZERO, *MINUS_ONE} for text in texts)
+        if len(strange) > _MOST_ODD_VALUES or (strange and not is_tick and not has_values):
             problems.append(f"{shorten_cell(name)!r} does not look like a class ({shorten_cell(strange[0], 20)!r})")
             options.append(f"‹ignore={name}›")
             continue
         of_classes |= texts
         for text in strange:
             problems.append(f"what {shorten_cell(text, 20)!r} in {shorten_cell(name)!r} means")
-            options.append(f"‹values={text}=unknown›")
+            options.append(f"‹values={text}={'present' if is_tick else 'unknown'}›")
     minus_one = of_classes.intersection(MINUS_ONE) - set(policy.values)
     # Beside 1, 0 and blank cells, -1 is usually "uncertain", as in chest X-ray data sets.
     usual = "uncertain" if of_classes & {*ZERO} and "" in of_classes else "absent"
@@ -210,7 +216,7 @@ def _open_questions(columns: Mapping[str, Sequence[str]], policy: Policy) -> tup
     if minus_one and (policy.minus_one or usual) == "absent" and of_classes & {*ZERO} and policy.zero is None:
         problems.append("what 0 means beside it")
         options.append("‹zero=unknown›")
-    return problems, options
+    return problems, list(dict.fromkeys(options))
 
 
 def find_image_column(header: list[str]) -> str:
