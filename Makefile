@@ -18,7 +18,7 @@ help:
 	@echo "make demo    set up .venv and show the whole job on photos of birds"
 	@echo "make test    set up .venv, then lint, type-check and run the tests"
 	@echo "make test-all  the same with the slow tests"
-	@echo "make docs    build the documentation site in site/; warnings are errors"
+	@echo "make docs    write the generated pages of docs/, and build the site in site/; warnings are errors"
 	@echo "make format  let ruff put the source in order"
 	@echo "make clean   remove .venv and what the demo wrote"
 
@@ -69,6 +69,7 @@ all-tests: $(READY)
 	@$(PYTEST)
 
 docs: $(READY)
+	@$(BIN)/python docs/hooks/generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html; with the search: $(BIN)/python -m http.server --directory site"
 

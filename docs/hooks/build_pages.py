@@ -1,20 +1,12 @@
-"""Hook of MkDocs: adds the generated pages, and the pages that lie outside docs/, to the site."""
+"""Hook of MkDocs: adds the pages that lie outside docs/ to the site, and the pages of methods to its navigation."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from command_pages import command_page
-from method_pages import file_name, method_pages
-
-from halflabel.methods.base import recipes
 
 ROOT = Path(__file__).parents[2]
 # Pages of the site that are files elsewhere in the repository.
@@ -32,31 +24,24 @@ LINKS = {
 
 def on_config(config: Any) -> Any:
     """Put the pages of all methods into the navigation."""
-    pages = [{name: f"methods/{file_name(name)}"} for name in recipes()]
+    pages = [{path.stem: f"methods/{path.name}"} for path in sorted((ROOT / "docs" / "methods").glob("*.md"))]
+    pages = [page for page in pages if "index" not in page]
     config.nav = [{"Methods": ["methods/index.md", *pages]} if "Methods" in entry else entry for entry in config.nav]
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages of `PAGES`, of the command line and of the methods."""
-    texts = {page: (ROOT / path).read_text(encoding="utf-8") for page, path in PAGES.items()}
-    texts |= {"reference/commands.md": command_page(), **method_pages(texts["results.md"])}
-    for path, text in texts.items():
-        files.append(File.generated(config, path, content=text))
+    """Add the pages of `PAGES`."""
+    for page, path in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Rewrite the links that `LINKS` names, and links to the source of a method or of the commands."""
+    """Rewrite the links that `LINKS` names."""
 
     def rewrite(match: re.Match[str]) -> str:
         text, target = match[1], match[2]
-        up, _, source = target.partition("src/halflabel/")
-        if source.startswith(("methods/", "cli/")) and up:
-            name = text.strip("`")
-            page = f"methods/{file_name(name) if name in recipes() else 'index.md'}"
-            page = page if source.startswith("methods/") else "reference/commands.md"
-            return f"[{text}]({up.removeprefix('../')}{page})"
         for repository, site in LINKS.items():
             if target.startswith(repository):
                 return f"[{text}]({site}{target.removeprefix(repository)})"

@@ -49,10 +49,15 @@ def command_page() -> str:
         for group, parameters in groups.items():
             if group == _SHARED:
                 shared = parameters
-                text += ["", "Also the options on [how to read the label file](#label-options)."]
+                text += ["", "Also the options on [how to read the label file](#how-to-read-the-label-file)."]
             else:
                 text += ["", f"| {group} | | default |", "|---|---|---|", *map(_row, parameters)]
-    text += ["", "## Options of --set { #set }", "", "Options of training that have no flag in all commands."]
+    text += [
+        "",
+        "## More options of training",
+        "",
+        "Set by `--set NAME=VALUE`: options of training that have no flag in all commands.",
+    ]
     text += ["", "| Option | | default |", "|---|---|---|"]
     for name, each in declared_options().items():
         default = "" if each.command_default is None else f"`{each.command_default}`"
@@ -60,7 +65,7 @@ def command_page() -> str:
         text.append(f"| `{name}={_escape(each.values)}` | {help} | {shown} |")
     text += [
         "",
-        "## How to read the label file { #label-options }",
+        "## How to read the label file",
         "",
         "Options of every command that reads a label file; [Label files](formats.md) explains them.",
         "",

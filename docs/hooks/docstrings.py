@@ -1,25 +1,14 @@
-"""Extension of griffe: makes Markdown of docstrings, for the Python API page."""
+"""Makes Markdown of docstrings, for the page of the Python API."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
-import griffe
-
-__all__ = ["MarkdownDocstrings", "to_markdown"]
+__all__ = ["to_markdown"]
 
 _DOCTEST = re.compile(r"(?:^>>> .*\n(?:^(?!\s*$).*\n?)*)+", re.MULTILINE)
 _LIST_ITEM = re.compile(r"^ *- ")
 _ALIGNED = re.compile(r"^\w+ {3,}\S")
-
-
-class MarkdownDocstrings(griffe.Extension):
-    """Rewrites the docstring of every object by `to_markdown`."""
-
-    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        if obj.docstring is not None:
-            obj.docstring.value = to_markdown(obj.docstring.value)
 
 
 def to_markdown(text: str) -> str:

@@ -175,9 +175,9 @@ def _measurements(name: str, results: str) -> Iterator[str]:
     if not sections:
         yield "None yet."
         return
-    yield "From [the measurements](../results.md), which state data, settings and seeds."
+    yield "From [the measurements](../../benchmarks/RESULTS.md), which state data, settings and seeds."
     for section, rows in sections.items():
-        yield from ("", f"**[{section}](../results.md#{rows[0].anchor})**")
+        yield from ("", f"**[{section}](../../benchmarks/RESULTS.md#{rows[0].anchor})**")
         header: tuple[str, ...] = ()
         for row in rows:
             if row.header != header:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 __all__ = ["PAGES", "ROOT", "Block", "blocks_of", "commands_in"]
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_GENERATED = {*(ROOT / "docs" / "methods").glob("*.md"), *(ROOT / "docs" / "reference").glob("[ac]*.md")}
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - _GENERATED)]
 
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^```$",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -57,3 +58,12 @@ def test_examples_in_docstrings_are_code(site: Path) -> None:
     text = (site / "reference" / "api.html").read_text(encoding="utf-8")
     assert "&gt;&gt;&gt;" in text
     assert "<blockquote>" not in text
+
+
+def test_generated_pages_are_those_of_the_code() -> None:
+    script = "import sys; sys.path.insert(0, 'docs/hooks'); import generate, json; print(json.dumps(generate.pages()))"
+    output = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    expected = {ROOT / "docs" / path: text for path, text in json.loads(output).items()}
+    changed = [path.name for path, text in expected.items() if path.read_text(encoding="utf-8") != text]
+    assert not changed, "run: make docs"
+    assert set((ROOT / "docs" / "methods").glob("*.md")) <= set(expected)
