@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -163,3 +165,21 @@ def test_a_method_that_keeps_another_model_is_trained_in_epochs() -> None:
 
     assert Method(BCE()).is_linear_loss
     assert not Kept(BCE()).is_linear_loss
+
+
+def test_a_search_that_fails_leaves_the_best_solution_that_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, table = make_problem()
+    solver = LinearSolver(recipe("rml").make(), features, table)
+    original = torch.optim.LBFGS.step
+
+    def fail(self: torch.optim.LBFGS, closure: Any) -> Any:
+        loss = original(self, closure)  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter.fill_(torch.nan)
+        return loss
+
+    monkeypatch.setattr(torch.optim.LBFGS, "step", fail)
+    solver.fit(0.01)
+    present, absent = (solver.score(features)[torch.from_numpy(table.dense() == sign)].mean() for sign in (1, -1))
+    assert present > absent + 0.5

@@ -376,6 +376,8 @@ def photos_to_see(scores: Sequence[TaskScore], others: Sequence[TaskScore], phot
     Its width falls with the root of their number; `photos` are those of the scores. Seeds are left out.
     """
     replicates = np.mean([score.replicates - other.replicates for score, other in zip(scores, others, strict=True)], 0)
+    if np.isfinite(replicates).sum() < 2:  # a method failed, or nothing can be measured
+        return 0
     return int(float(f"{photos * (1.96 * np.nanstd(replicates, ddof=1) / 0.01) ** 2:.2g}"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -274,11 +275,16 @@ class LinearSolver:
             line_search_fn="strong_wolfe",
         )
         self.model.train()
+        place = (self.head.steps, self.head.bias)
+        lowest, kept = math.inf, [each.detach().clone() for each in place]
 
         def objective() -> Tensor:
+            nonlocal lowest, kept
             optimizer.zero_grad()
             loss = factor * self.method.step(self.model, self.batch, epoch)
             loss = loss + strength / 2 * self.head.weight.square().sum()
+            if float(loss.detach()) < lowest:
+                lowest, kept = float(loss.detach()), [each.detach().clone() for each in place]
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
@@ -287,6 +293,10 @@ class LinearSolver:
             optimizer.step(objective)  # type: ignore[no-untyped-call]
         finally:
             self.method.relabel = relabel
+        if not all(bool(each.isfinite().all()) for each in place):  # a search along a kink of the loss may fail
+            with torch.no_grad():
+                for each, before in zip(place, kept, strict=True):
+                    each.copy_(before)
 
 
 class AverageSolver:
