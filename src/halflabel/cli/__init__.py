@@ -65,7 +65,7 @@ _COMMANDS = {
     "Compare methods": {
         "methods": "List the methods by what they need, recommended ones first; or show the page of one: formula and "
         "options.",
-        "compare": "Compare methods on your data, with confidence intervals, paired differences, F1, time and memory.",
+        "compare": "Compare methods on your data, with confidence intervals, paired differences, F1 and time.",
         "study": "Measure on your images how best to spend labels, and whether more labels would help.",
         "reproduce": "Reproduce a published table with its protocol, and show the published numbers beside the "
         "measured ones.",

@@ -211,6 +211,7 @@ def study(
     Example: halflabel study labels.csv photos/ --grow --worth 0.5
     """
     shares = parse_shares(budgets, "--budgets") if budgets is not None else None
+    check_image_folder(images)
     out = out if out is not None else Path("runs") / ("growth" if grow else "study")
     kind: dict[str, Any] = {"budgets": shares or studies.BUDGETS, "strategies": split_words(strategies)}
     run_trials(

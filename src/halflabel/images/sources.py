@@ -6,7 +6,6 @@ Every random choice is keyed by (seed, epoch, image name, view): results do not 
 from __future__ import annotations
 
 import hashlib
-import pickle
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -267,12 +266,12 @@ class Images:
 
         self._plan.plan, self._plan.items = plan, items
         for batch in self._loader:
-            numbers, digests, stacked, bad = pickle.loads(batch) if isinstance(batch, bytes) else batch
+            numbers, digests, stacked, bad = batch
             for number, error in bad:
                 self.mark_bad(number, error)
             images = np.asarray(numbers, dtype=np.int64)
             self.digests[images] = np.asarray(digests, dtype=np.uint64)
-            yield FetchedBatch(images, tuple(stacked))
+            yield FetchedBatch(images, tuple(map(_from_pipe, stacked)))
 
     def part(self, index: NDArray[np.int64]) -> Images:
         """Return a source of some images, renumbered from 0, that can be sent to another process and decodes there."""
@@ -427,21 +426,26 @@ def _read_file(paths: Sequence[str], number: int, views: list[View]) -> tuple[Te
     return read_with_digest(paths[number], channels=getattr(views[0], "channels", 3))
 
 
-def _collate(items: list[Any]) -> tuple[list[int], list[int], list[Tensor], list[tuple[int, BadImage]]] | bytes:
-    """Return the numbers, digests and views of the readable images, and the others; pickled if shared memory is small.
+def _collate(items: list[Any]) -> tuple[list[int], list[int], list[Any], list[tuple[int, BadImage]]]:
+    """Return the numbers, digests and views of the readable images, and the others.
+
+    Where shared memory is small, views are arrays of NumPy, which go through a pipe.
 
     A worker that cannot allocate shared memory would print a traceback, and the other processes wait for ever.
     """
     good = [item for item in items if item[1]]
-    stacked = [stack_images(same) for same in zip(*(views for _, _, views in good), strict=True)]
+    stacked: list[Any] = [stack_images(same) for same in zip(*(views for _, _, views in good), strict=True)]
     bad = [(number, error) for number, digest, error in items if not digest]
-    batch = [number for number, _, _ in good], [digest for _, digest, _ in good], stacked, bad
     worker = get_worker_info()
     if worker is not None and _SHARED_MEMORY.is_dir():
         size = sum(tensor.nbytes for _, _, views in good for tensor in views)
         if shutil.disk_usage(_SHARED_MEMORY).free < _SPARE * worker.num_workers * size:
-            return pickle.dumps(batch)
-    return batch
+            stacked = [[each.numpy() for each in view] for view in stacked]
+    return [number for number, _, _ in good], [digest for _, digest, _ in good], stacked, bad
+
+
+def _from_pipe(view: Any) -> Any:
+    return stack_images([torch.from_numpy(each) for each in view]) if isinstance(view, list) else view
 
 
 def group_images(
