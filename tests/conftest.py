@@ -96,6 +96,13 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Try tests of web pages again if they fail: a busy machine may be too slow for a page."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.flaky(reruns=2))
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Warn where the tests of the web pages, or of optional packages, did not run."""
     reasons = {report.longrepr[2] for report in terminalreporter.stats.get("skipped", ()) if len(report.longrepr) == 3}
