@@ -24,7 +24,7 @@ from halflabel.comparison.grid import Outcome, Task
 from halflabel.errors import UserError
 from halflabel.evaluation.registry import own_functions
 from halflabel.methods.base import recipe, recipes
-from halflabel.system.files import atomic_write, read_json, to_json_value, write_csv, write_json
+from halflabel.system.files import atomic_write, file_crc32, read_json, to_json_value, write_csv, write_json
 
 _WHAT = "comparison"  # in config.json
 _FILES = [
@@ -44,7 +44,7 @@ _READ: dict[str, tuple[object, bytes]] = {}  # the spec of its import and the sy
 class Store:
     """The folder of a comparison or study, in which it can be continued.
 
-    config.json        what all results depend on         tasks/KEY.json   the outcome of a finished task
+    config.json        what all results depend on         tasks/KEY.json   the outcome of a finished task; CRC-32 of
     split.csv          which images are for the test      tasks/KEY.npy    its logits of the test images, float32
     comparison.csv     the table                          unfinished/      checkpoints of the running task
     comparison.json    the table and its details          comparison.tex   the table in LaTeX
@@ -95,7 +95,7 @@ class Store:
             outcome = Outcome(**{**values, **numbers, "log": tuple(values["log"])})
             if outcome.error:
                 return None, "it failed before"
-            if np.load(self._npy(task), mmap_mode="r", allow_pickle=False).shape != shape:
+            if file_crc32(self._npy(task)) != content["crc"] or self.logits(task).shape != shape:
                 return None, _DAMAGED
         except FileNotFoundError:
             return None, ""
@@ -118,7 +118,8 @@ class Store:
             "options": dict(task.options),
             "source": method_digest(task.candidate.method),
         }
-        write_json(self._json(task), {**about, "outcome": asdict(outcome)})
+        crc = {} if logits is None else {"crc": file_crc32(self._npy(task))}
+        write_json(self._json(task), {**about, **crc, "outcome": asdict(outcome)})
         shutil.rmtree(self.unfinished(task), ignore_errors=True)
 
     def logits(self, task: Task) -> NDArray[np.float32]:
