@@ -275,13 +275,12 @@ def test_files_without_questions_or_rules_are_not_overwritten(tmp_path: Path, da
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("batch_size", "0"), ("epochs", "0"), ("lr", "-1"), ("accumulate", "0"), ("workers", "-1")],
+    [("batch_size", "0"), ("epochs", "0"), ("lr", "-1"), ("workers", "-1")],
 )
 def test_numbers_out_of_range_are_refused(data: Path, name: str, value: str) -> None:
     place = ["train", data / "train.csv", data / "images"]
     assert f"{name} cannot be" in refused(*place, "--set", f"{name}={value}")
-    if name != "accumulate":
-        assert f"{name} cannot be" in refused(*place, "--" + name.replace("_", "-"), value)
+    assert f"{name} cannot be" in refused(*place, "--" + name.replace("_", "-"), value)
 
 
 def test_output_to_a_full_device_is_an_error_with_a_fix(tmp_path: Path, data: Path) -> None:

@@ -34,8 +34,8 @@ from halflabel.system.signals import Stopped
 from halflabel.types import Batch, Sweep, Targets
 
 N, D, C = 24, 5, 3
-SETTINGS = Config(epochs=3, batch_size=4, accumulate=2, lr=0.01, ema=0.9, device="cpu")
-STEPS = 3 * N // 4  # batches
+SETTINGS = Config(epochs=3, batch_size=4, lr=0.01, ema=0.9, device="cpu")
+STEPS = 3 * N // 4
 
 
 @pytest.fixture(autouse=True)
@@ -106,12 +106,11 @@ def at_call(patch: pytest.MonkeyPatch, place: Any, name: str, number: int, do: C
     return calls
 
 
-# Where the signal comes, at which call, and the steps (batches) that are in the checkpoint then.
+# Where the signal comes, at which call, and the steps that are in the checkpoint then.
 PLACES = {
-    "first batch of a step": (Sweeping, "forward", 9, 10),
-    "second batch of a step": (Sweeping, "forward", 10, 10),
-    "optimizer": (OptimizerStep, "update", 5, 10),
-    "last step of an epoch": (OptimizerStep, "update", 6, 12),
+    "forward pass": (Sweeping, "forward", 9, 9),
+    "optimizer": (OptimizerStep, "update", 10, 10),
+    "last step of an epoch": (OptimizerStep, "update", 12, 12),
     "sweep": (Model, "features", 15, 12),
     "validation": (Model, "features", 16, 12),
     "absorbing": (Sweeping, "absorb", 2, 12),
@@ -153,10 +152,10 @@ def test_a_second_signal_is_obeyed_at_once_and_what_is_torn_is_not_saved(
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        updates = at_call(patch, OptimizerStep, "update", 5, twice)
+        updates = at_call(patch, OptimizerStep, "update", 10, twice)
         with pytest.raises(Stopped):
             go(tmp_path / "stopped")
-    assert len(updates) == 5
+    assert len(updates) == 10
     assert [path.stem for path in (tmp_path / "stopped").glob("*.pt")] == [f"{7:010d}"]  # of the first epoch
     actual, _, steps_left = go(tmp_path / "stopped", resume=True)
     assert steps_left == STEPS - 6

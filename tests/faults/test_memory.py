@@ -108,30 +108,17 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize(("batch", "accumulate"), [(8, 1), (4, 2)], ids=["one batch", "two batches"])
-def test_a_step_that_does_not_fit_is_that_of_smaller_batches_added_up(where: str, batch: int, accumulate: int) -> None:
-    settings = replace(SETTINGS, batch_size=batch, accumulate=accumulate)
-    few = replace(SETTINGS, batch_size=2, accumulate=4)
-    expected, of_few = train(model(N), few)
+def test_a_step_that_does_not_fit_is_that_of_parts_from_the_start_on(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(MicroBatcher, "__init__", lambda batcher: setattr(batcher, "limit", 2))
+        expected, of_few = train(model(2, where), SETTINGS)
     with pytest.warns(UserWarning, match="out of GPU memory at batch"):
-        actual, method = train(model(2, where), settings)
+        actual, method = train(model(2, where), SETTINGS)
     assert_same(actual.weights, expected.weights)
     assert_same(dict(method.state_dict()), dict(of_few.state_dict()))
     assert [line["images_at_once"] for line in actual.log] == [2, 2]
-    assert "images_at_once" not in expected.log[0]
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_step_of_several_batches_is_taken_again_from_its_first(where: str) -> None:
-    settings = replace(SETTINGS, batch_size=4, accumulate=2)
-    # There is too little memory from the second step on: for its first batch, or only for its second.
-    with pytest.warns(UserWarning, match="out of GPU memory"):
-        expected, first = train(model(2, where, after=2), settings)
-    with pytest.warns(UserWarning, match="out of GPU memory"):
-        actual, second = train(model(2, where, after=3), settings)
-    assert_same(actual.weights, expected.weights)
-    assert_same(dict(second.state_dict()), dict(first.state_dict()))
-    assert [line["loss"] for line in actual.log] == [line["loss"] for line in expected.log]
 
 
 def labels_of(regime: str) -> Table:

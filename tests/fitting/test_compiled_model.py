@@ -111,7 +111,7 @@ def test_compiled_training_equals_plain_training(precision: Any) -> None:
     def train(compiler: Any, precision: Any) -> dict[str, Tensor]:
         model, method = Model(Backbone(), Linear(8, C)), recipe("bce").make()
         model.load_state_dict(first)
-        settings = Config(epochs=3, batch_size=B, lr=0.3, backbone_lr=1.0, accumulate=2, ema=0.5, device="cuda")
+        settings = Config(epochs=3, batch_size=B, lr=0.3, backbone_lr=1.0, ema=0.5, device="cuda")
         settings = replace(settings, optimizer="sgd", compile=compiler, precision=precision, deterministic=True)
         weights = fit(model, method, source, table, settings).weights
         return {name: value.double() for name, value in weights.items() if value.is_floating_point()}

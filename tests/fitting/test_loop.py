@@ -110,22 +110,6 @@ def test_every_image_once_per_epoch_in_another_order_each_time() -> None:
     ]
 
 
-@pytest.mark.parametrize("n", [48, 50], ids=["whole groups", "a rest"])
-def test_accumulated_batches_step_like_one_large_batch(n: int) -> None:
-    source, table = data(n)
-    large = fit(linear(), bce(), source, table, replace(PLAIN, optimizer="sgd"))
-    small = fit(linear(), bce(), source, table, replace(PLAIN, optimizer="sgd", batch_size=8, accumulate=2))
-    assert_close(small.weights, large.weights)
-
-
-def test_number_of_accumulated_steps() -> None:
-    source, table = data()
-    method, updates = bce(), list[Model]()
-    method.after_step = updates.append  # type: ignore[method-assign,assignment]
-    fit(linear(), method, source, table, replace(PLAIN, batch_size=8, accumulate=3))
-    assert len(updates) == 3 * math.ceil(math.ceil(N / 8) / 3)
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

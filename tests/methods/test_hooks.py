@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.features.heads import Linear, Model
@@ -20,7 +19,6 @@ from halflabel.labels.table import Table
 from halflabel.methods.base import Method
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Ignore
-from halflabel.types import Batch, Targets
 
 SETTINGS = Config(epochs=2, batch_size=6, device="cpu")
 
@@ -58,19 +56,6 @@ def test_a_method_sees_the_model_before_training_and_after_each_step() -> None:
     assert all(not torch.equal(before, after) for before, after in zip(method.steps, method.steps[1:], strict=False))
     assert torch.equal(next(trained.parameters()), method.steps[0])  # what `evaluated` returns is kept
     assert not method.is_linear_loss  # L-BFGS has no steps
-
-
-class RegistersBuffer(Ignore):
-    """Registers a buffer where no new method has one."""
-
-    def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
-        self.register_buffer("late", torch.zeros(2))
-        return super().forward(batch, logits, epoch)
-
-
-def test_state_that_could_not_be_loaded_is_named_when_it_is_saved(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"relabel\.late of the method's state"):
-        train(Method(BCE(), RegistersBuffer()), folder=tmp_path)
 
 
 class HasBuffers(Ignore):

@@ -30,13 +30,13 @@ from halflabel.system.threads import use_free_cores
 _TRIED = 16  # unreadable images that are read again at a time
 
 
-def copies_for(views: Sequence[str], copies: int) -> int:
-    """The number of strong views to cache for a method that uses these views: `copies`, or 0 without strong views.
+def copies_for(views: Sequence[str]) -> int:
+    """Return the number of strong views to cache for a method that uses these views.
 
-    >>> copies_for(("weak", "strong"), 4), copies_for(("weak",), 4)
+    >>> copies_for(("weak", "strong")), copies_for(("weak",))
     (4, 0)
     """
-    return copies if "strong" in views else 0
+    return 4 if "strong" in views else 0
 
 
 def cache_features(

@@ -144,7 +144,7 @@ class Assembly:
     def feature_kind(self, classes: int) -> tuple[bool, int]:
         """Return whether the head needs maps instead of pooled features, and the number of strong views to cache."""
         method = self.make_method()
-        return self.needs_maps(method, classes), copies_for(method.views, self.config.copies)
+        return self.needs_maps(method, classes), copies_for(method.views)
 
     def features(
         self,

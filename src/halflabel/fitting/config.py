@@ -199,18 +199,6 @@ class Config:
             "Smallest share of the image that a random crop shows; 1 only mirrors images.", IMAGES, decided_by="0.8"
         ),
     ] = 0.8
-    strong_ops: Annotated[
-        Annotated[int, Ge(0), Le(10)],
-        Option("Strong views: number of RandAugment operations.", IMAGES, TRAIN_AND_COMPARE),
-    ] = 2
-    strong_magnitude: Annotated[
-        Annotated[int, Ge(0), Le(30)],
-        Option("Strong views: magnitude of each RandAugment operation.", IMAGES, TRAIN_AND_COMPARE),
-    ] = 9
-    cutout: Annotated[
-        Share,
-        Option("Strong views: largest side of the grey square, as a share of the image's.", IMAGES, TRAIN_AND_COMPARE),
-    ] = 0.5
     held_out: Annotated[
         Annotated[float, Ge(0), Le(0.9)],
         Option("Share of the images held out for validation, in batches.", OPTIMIZATION, EXPERIMENTS, decided_by="0.2"),
@@ -253,9 +241,6 @@ class Config:
             IMAGES,
         ),
     ] = False
-    copies: Annotated[
-        Positive, Option("Strong views cached per image on a frozen backbone, for methods that use them.", SPEED)
-    ] = 4
     epochs: Annotated[
         Positive,
         Option("Passes over the training images.", OPTIMIZATION, EVERY_COMMAND, decided_by="by the number of images"),
@@ -302,7 +287,6 @@ class Config:
         Literal["no", "bf16", "fp16"], Option("Mixed precision; no means float32.", SPEED, EVERY_COMMAND)
     ] = "no"
     clip: Annotated[Amount, Option("Largest gradient norm; 0 means no clipping.", OPTIMIZATION, EXPERIMENTS)] = 0.0
-    accumulate: Annotated[Positive, Option("Batches per optimizer step.", OPTIMIZATION)] = 1
     compile: Annotated[
         Literal["no", "inductor"],
         Option("inductor: compile the model by torch.compile, which takes a minute.", SPEED),
@@ -386,12 +370,9 @@ class Config:
 
         takes_squares = self.tune == "all" or backbone.needs_squares
         resize = "squash" if self.resize == "keep" and takes_squares else self.resize
-        strong: dict[str, Any] = {"num_ops": self.strong_ops, "magnitude": self.strong_magnitude, "cutout": self.cutout}
-        preprocess = backbone.preprocess
-        strong |= {"crop": self.crop, "channels": self.channels}
-        views = make_views(
-            self.size or preprocess.size, resize, preprocess.interpolation, preprocess.crop_pct, **strong
-        )
+        preprocess, size = backbone.preprocess, self.size or backbone.preprocess.size
+        how: dict[str, Any] = {"crop": self.crop, "channels": self.channels}
+        views = make_views(size, resize, preprocess.interpolation, preprocess.crop_pct, **how)
         if self.tune == "all" and self.fit == "auto":
             views["weak"] = Varied(**vars(views["weak"]))
         return views
@@ -400,9 +381,8 @@ class Config:
 # Options that only training in batches uses.
 OPTIONS_OF_BATCHES = (
     *("epochs", "lr", "held_out", "batch_size", "optimizer", "weight_decay", "schedule", "warmup", "ema", "clip"),
-    *("accumulate", "patience", "save_every", "precision", "begin_from", "mirror"),
+    *("patience", "save_every", "precision", "begin_from", "mirror"),
 )
-STRONG_VIEW_FIELDS = ("strong_ops", "strong_magnitude", "cutout")
 
 
 @cache

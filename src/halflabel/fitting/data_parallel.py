@@ -9,7 +9,7 @@ the loss that depend on the weights directly, which all processes compute alike,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -25,6 +26,7 @@ from halflabel.system import distributed
 from halflabel.system.rng import bits
 from halflabel.types import Output, at_least_float32
 
+_sum_over_processes: Callable[[Tensor], Tensor] = all_reduce  # with a gradient
 _BUCKET = 1 << 24  # gradient entries per all-reduce
 
 
@@ -188,74 +190,25 @@ class _SyncBatchNorm(TorchFunctionMode):
     ) -> Tensor:
         if not training:
             return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
-        count = self.counts[distributed.rank()]
-        per_image = x.numel() // x.shape[1] // max(count, 1)  # numbers per channel of one image
-        size = per_image * sum(self.counts)
+        count, axes = self.counts[distributed.rank()], [axis for axis in range(x.ndim) if axis != 1]
+        size = x.numel() // x.shape[1] // max(count, 1) * sum(self.counts)  # numbers per channel, of all processes
         if size < 2:
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
-        mean, var = _statistics(x.detach(), [per_image * images for images in self.counts])
+        is_counted = float(count > 0)
+        values = at_least_float32(x)
+        mean = _sum_over_processes(is_counted * values.sum(axes)) / size
+        shape = (1, -1, *[1] * (x.ndim - 2))
+        centred = values - mean.view(shape)
+        # From the deviations: the mean of squares would lose precision.
+        var = _sum_over_processes(is_counted * centred.square().sum(axes)) / size
         with torch.no_grad():
             if running_mean is not None:
                 running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             if running_var is not None:
                 running_var.lerp_((var * (size / (size - 1))).to(running_var.dtype), momentum)
-        weight = torch.ones_like(mean) if weight is None else weight
-        bias = torch.zeros_like(mean) if bias is None else bias
-        normed: Tensor = _Normalize.apply(x, weight, bias, mean, torch.rsqrt(var + eps), size, count > 0)
-        return normed
-
-
-def _statistics(x: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
-    """Mean and variance (C,) of (B, C, …) over the slices of all processes, which have `sizes` numbers per channel.
-
-    From the mean m_r and the sum of squared deviations q_r of each slice of n_r numbers:
-    mean = Σ n_r m_r / n,  var = Σ (q_r + n_r (m_r − mean)²) / n. The mean of squares would lose precision.
-    """
-    local = at_least_float32(x).transpose(0, 1).flatten(1)
-    m = local.mean(1)
-    sent = torch.stack([m, (local - m[:, None]).square().sum(1)])
-    received = [torch.empty_like(sent) for _ in sizes]
-    dist.all_gather(received, sent)
-    # Slices without images are left out: they hold the statistics of a blank row.
-    full = [number for number, size in enumerate(sizes) if size]
-    n = torch.tensor([[sizes[number]] for number in full], dtype=m.dtype).to(m.device, non_blocking=True)
-    means, squares = torch.stack([received[number] for number in full], 1)
-    mean = (n * means).sum(0) / sum(sizes)
-    return mean, (squares + n * (means - mean).square()).sum(0) / sum(sizes)
-
-
-class _Normalize(torch.autograd.Function):
-    """z = w y + b, y = (x − mean) s, with mean and s of the whole batch of n numbers per channel.
-
-    With g the gradient of z: that of x is w s (g − Σ g / n − y Σ g y / n), Σ over all processes; those of w and b are
-    Σ g y and Σ g over the local slice, as `average_gradients` combines the gradients of weights later.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, s: Tensor, size: int, has_images: bool
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, mean, s)
-        ctx.size, ctx.has_images, ctx.shape = size, has_images, (1, -1, *[1] * (x.ndim - 2))
-        y = _centred(x, mean, s, ctx.shape)
-        return (y * weight.view(ctx.shape) + bias.view(ctx.shape)).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, s = ctx.saved_tensors
-        g, y = at_least_float32(gradients[0]), _centred(x, mean, s, ctx.shape)
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        local = torch.stack([g.sum(axes), (g * y).sum(axes)])
-        if not ctx.has_images:
-            local.zero_()
-        total = local.clone()
-        dist.all_reduce(total)
-        mean_g, mean_gy = (part.view(ctx.shape) / ctx.size for part in total)
-        x_grad = (g - mean_g - y * mean_gy) * (s * weight).view(ctx.shape)
-        if not ctx.has_images:  # a blank row takes no part in the mean
-            x_grad.zero_()
-        return x_grad.to(x.dtype), local[1].to(weight.dtype), local[0].to(weight.dtype), None, None, None, None
-
-
-def _centred(x: Tensor, mean: Tensor, s: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return (at_least_float32(x) - mean.view(shape)) * s.view(shape)
+        normed = centred * torch.rsqrt(var + eps).view(shape)
+        if weight is not None:
+            normed = normed * weight.view(shape)
+        if bias is not None:
+            normed = normed + bias.view(shape)
+        return normed.to(x.dtype)

@@ -4,10 +4,6 @@ The order of images, augmentation and dropout are functions of (seed, epoch, ima
 random numbers: a run that is killed and resumed ends with the same weights, bit for bit, as an uninterrupted one. With
 several processes (`torchrun`) each one trains on its slice of every batch, and the result is that of one process: see
 data_parallel.py.
-
-loop.py            `fit`: epochs, validation, relabelling, callbacks
-step.py            one optimizer step, in one process or several
-checkpointer.py    save and resume
 """
 
 from __future__ import annotations
@@ -15,12 +11,12 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +27,7 @@ from halflabel.evaluation import completion_rates
 from halflabel.features.heads import Model
 from halflabel.features.scoring import PASSES, score_source, seed_generators
 from halflabel.fitting.callbacks import Callback, EpochLog
-from halflabel.fitting.checkpointer import Checkpointer, TrainingState
+from halflabel.fitting.checkpoint import Checkpointer, TrainingState
 from halflabel.fitting.config import Config
 from halflabel.fitting.device import deterministic_algorithms, training_device
 from halflabel.fitting.optimizer import learning_rate_factor
@@ -50,10 +46,8 @@ _LOSS_INTERVAL = 20  # batches between two readings of the loss
 _ORDER, _STEP = 1, 2  # tags that keep the random numbers of different purposes apart
 
 
-class Judge(Protocol):
-    """Computes metrics from validation logits (N, C). `select` picks the best epoch; higher is better."""
-
-    def __call__(self, logits: Tensor) -> dict[str, float]: ...
+# Computes metrics from validation logits (N, C); `select` picks the best epoch, higher is better.
+Judge = Callable[[Tensor], dict[str, float]]
 
 
 @dataclass
@@ -158,7 +152,8 @@ class Loop:
         if state.position == (1, 0) and self.method.relabel.wants_sweep_first():
             absorbed(self.method.relabel, self._sweep(0), 0)
             distributed.synchronize(self.method.state_dict().values())
-        while state.epoch <= self.config.epochs and not self._is_stalled():
+        patience = self.config.patience or math.inf
+        while state.epoch <= self.config.epochs and state.epochs_since_best < patience:
             self._train_epoch()
             log = self._finish_epoch()
             state.start_next_epoch()
@@ -193,34 +188,29 @@ class Loop:
         fetch = self.source.fetch if step.parallel is None else partial(step.parallel.fetch, self.source)
         batches = fetch(plan[state.batches_done :], self.method.views, seed=config.seed, epoch=state.epoch)
         for number, (images, views) in enumerate(batches, state.batches_done):
-            if number % config.accumulate == 0:
-                signals.defer_signals()
-                loss_before = state.loss_sum.clone()
-                step.begin()
+            signals.defer_signals()
+            loss_before = state.loss_sum.clone()
+            step.begin()
             seed_generators(step_seeds[number], step.device)
-            is_last = number + 1 == len(plan)
             step.set_learning_rate(
                 state.lr_factor * learning_rate_factor((state.epoch - 1) + number / len(plan), config)
             )
             if len(images):  # 0 if no file of the batch could be read
                 try:
-                    state.loss_sum += step.backward(images, views, state.epoch, self._share(plan, number))
+                    state.loss_sum += step.backward(images, views, state.epoch)
                 except torch.OutOfMemoryError:
                     state.loss_sum = loss_before
                     raise
-            updates = (number + 1) % config.accumulate == 0 or is_last
-            if updates:
-                step.update()
-                state.steps += 1
-                state.batches_done = number + 1
+            step.update()
+            state.steps += 1
+            state.batches_done = number + 1
             self.images_seen += len(images)
-            # Save only after an update: a checkpoint holds no gradients.
-            saves = updates and not is_last and config.save_every > 0 and state.steps % config.save_every == 0
+            is_last = state.batches_done == len(plan)
+            saves = not is_last and config.save_every > 0 and state.steps % config.save_every == 0
             self._report_step(number, len(images), read_now=is_last or saves)
             if saves:
                 self.checkpointer.save()
-            if updates:
-                signals.release_signals()
+            signals.release_signals()
 
     def _report_step(self, number: int, images: int, read_now: bool) -> None:
         """Call the callback with the mean loss, where it is read; stop if the loss diverges."""
@@ -237,15 +227,14 @@ class Loop:
             )
         self.callback.on_step_end(images, loss)
 
-    def _share(self, plan: Plan, number: int) -> float:
-        """The batch's share of the images of its optimizer step, so that the step equals that of one large batch."""
-        first = number - number % self.config.accumulate
-        return len(plan[number]) / sum(map(len, plan[first : first + self.config.accumulate]))
-
     def _finish_epoch(self) -> EpochLog:
         """Relabel, validate, remember the best weights, and add a line to the log."""
         state = self.state
-        log = self._start_log()
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        log = EpochLog(epoch=state.epoch, loss=float(state.loss_sum) / max(self.batches_per_epoch, 1))
+        log["lr"], log["images_per_s"] = self.step.optimizer.param_groups[0]["lr"], self.images_seen / seconds
+        if self.step.micro_batches.limit:
+            log["images_at_once"] = self.step.micro_batches.limit
         # First everything that takes long and changes nothing: a signal during it finds a consistent state to save.
         share_what_was_read(self.source)
         distributed.synchronize(self._shared_tensors())
@@ -265,15 +254,6 @@ class Loop:
             state.record_validation(value, self._evaluated_weights() if value > state.best else None)
         log["seconds"] = time.perf_counter() - self.started
         state.log.append(log)
-        return log
-
-    def _start_log(self) -> EpochLog:
-        seconds = max(time.perf_counter() - self.started, 1e-9)
-        log = EpochLog(epoch=self.state.epoch, loss=float(self.state.loss_sum) / max(self.batches_per_epoch, 1))
-        log["lr"] = self.step.optimizer.param_groups[0]["lr"]
-        log["images_per_s"] = self.images_seen / seconds
-        if self.step.micro_batches.limit:
-            log["images_at_once"] = self.step.micro_batches.limit
         return log
 
     def _relabel(self, sweep: Sweep) -> dict[str, float]:
@@ -330,6 +310,3 @@ class Loop:
             yield from module.state_dict().values() if module is not None else ()
         for slots in self.step.optimizer.state.values():
             yield from (value for value in slots.values() if isinstance(value, Tensor))
-
-    def _is_stalled(self) -> bool:
-        return bool(self.config.patience) and self.state.epochs_since_best >= self.config.patience

@@ -110,20 +110,17 @@ class OptimizerStep:
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor
 
-    def backward(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int, share: float) -> Tensor:
-        """Add the gradient of a batch, in as many parts as memory needs; returns the loss of the batch.
-
-        `share` is the batch's share of the images of the optimizer step.
-        """
+    def backward(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int) -> Tensor:
+        """Add the gradient of a batch, in as many parts as memory needs; returns the loss of the batch."""
         parts = self.micro_batches.pieces(len(images))
         if parts == 1:
-            return self._backward_part(images, views, epoch, share)
+            return self._backward_part(images, views, epoch, 1)
         loss = torch.zeros((), device=self.device)
         for part in np.array_split(np.arange(len(images)), parts):
             rows = slice(int(part[0]), int(part[-1]) + 1)
             part_views = tuple(view[rows] for view in views)
             part_share = len(part) / len(images)
-            loss += part_share * self._backward_part(images[rows], part_views, epoch, share * part_share)
+            loss += part_share * self._backward_part(images[rows], part_views, epoch, part_share)
         return loss
 
     def _backward_part(self, images: NDArray[np.int64], views: tuple[Tensor, ...], epoch: int, share: float) -> Tensor:
@@ -148,7 +145,7 @@ class OptimizerStep:
         return loss.detach()
 
     def update(self) -> None:
-        """Update the weights by the gradients added so far, then the weight average."""
+        """Update the weights by the gradients, then the weight average."""
         if self.parallel is not None:
             self.parallel.average_gradients()
         if self.config.clip:

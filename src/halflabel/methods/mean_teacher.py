@@ -26,7 +26,7 @@ def mean_teacher(weight: float = 10.0, decay: float = 0.999, ramp_up: float = 0.
     """A teacher, the average of the model over its steps, scores weak views; the model must agree on strong views.
 
     Use it with --tune all and few known labels: unknown labels are learned from the teacher's scores. On a frozen
-    backbone strong views are a few cached ones (copies). The teacher is what is evaluated and kept.
+    backbone strong views are a few cached ones. The teacher is what is evaluated and kept.
 
         L = L_BCE(model(weak), known labels) + w(e) · mean over all entries of (σ(teacher(weak)) − σ(model(strong)))²
         teacher ← α' · teacher + (1 − α') · model after each step,   α' = min(decay, (1 + n)/(10 + n)) after n steps

@@ -170,7 +170,7 @@ def srcr(
     Its averages over 10 to 90 % known: VOC 2007 93.7, COCO 81.0, VG-200 49.2; OpenImages V3 81.5.
 
     Not in the paper, and chosen here: learning rate, epochs and augmentations (weak view: crop and mirror image; strong
-    view: RandAugment and cutout as well: crop, strong_ops, strong_magnitude, cutout); the score after training
+    view: RandAugment and cutout as well); the score after training
     (`infer`); the views of the known labels ("shared by supervised and unsupervised learning" is read as both); a bias
     per class map, which eq. 1 leaves out; the mean over the batch for the sum over images in eq. 10 and 11; the minus
     sign of eq. 9; and row 76.2, which the table leaves unnamed and the text describes.

@@ -153,7 +153,7 @@ def _row_differs(
     cell: Cell, method: Recipe, stated: Mapping[str, Any], options: Mapping[str, Any], frozen: bool
 ) -> list[str]:
     differs = []
-    if frozen and (copies := copies_for(method.make(**cell.options).views, Config.copies)):
+    if frozen and (copies := copies_for(method.make(**cell.options).views)):
         differs.append(f"{copies} strong views per image are cached instead of new ones in every epoch")
     changes = _changes(stated, options)
     return [*differs, *([", ".join(changes)] if changes else [])]

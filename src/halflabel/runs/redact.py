@@ -10,9 +10,9 @@ from typing import Any
 # An allow-list: a new setting is private until it is added here.
 _SHOWN = (
     *("method", "backbone", "pretrained", "size", "resize", "tune", "linear_init", "linear_lr", "targets", "single"),
-    *("crop", "strong_ops", "strong_magnitude", "cutout", "held_out", "max_bad", "workers", "mirror", "copies"),
+    *("crop", "held_out", "max_bad", "workers", "mirror"),
     *("select", "epochs", "batch_size", "lr", "backbone_lr", "optimizer", "weight_decay", "momentum", "schedule"),
-    *("step_epochs", "step_factor", "warmup", "ema", "precision", "clip", "accumulate", "compile"),
+    *("step_epochs", "step_factor", "warmup", "ema", "precision", "clip", "compile"),
     *("deterministic", "patience", "keep", "save_every", "seed", "device"),
 )
 _VALUE = re.compile(r"(?<==)[^:]*")  # the value of an option in METHOD:option=value:option=value
