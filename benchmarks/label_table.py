@@ -88,7 +88,7 @@ def graph(table: Table) -> str:
 
 def groups(table: Table) -> str:
     """Group means G1–G5 of some values per class, by the number of known labels."""
-    from halflabel.evaluation import group_means
+    from halflabel.evaluation.ranking import group_means
 
     known = table.stats
     means = group_means(np.linspace(0, 1, len(table.classes)), known.positives + known.negatives)

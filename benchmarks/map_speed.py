@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from sklearn.metrics import average_precision_score
 
-from halflabel.evaluation import average_precision
+from halflabel.evaluation.ranking import average_precision
 
 OUT = Path(__file__).parent / "out" / "map_speed.json"
 IGNORED = -5

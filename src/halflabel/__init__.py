@@ -40,12 +40,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from halflabel import evaluation as metrics
     from halflabel.api import Run, continue_training, evaluate, train
     from halflabel.comparison.compare import compare
     from halflabel.comparison.study import grow, study
     from halflabel.errors import UserError
     from halflabel.estimator import HalfLabelClassifier
+    from halflabel.evaluation import metrics
     from halflabel.features.heads import Head
     from halflabel.filling.run import fill
     from halflabel.fitting.config import Config
@@ -88,7 +88,7 @@ _HOMES = {
     "fit": "fitting.loop",
     "grow": "comparison.study",
     "loss": "methods.loss",
-    "metrics": "evaluation:",
+    "metrics": "evaluation.metrics:",
     "next_questions": "questions.next",
     "read_labels": "labels.formats:read",
     "recipes": "methods.base",

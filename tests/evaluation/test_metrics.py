@@ -151,11 +151,11 @@ def test_completion_rates():
     assert rates.label_proportion == pytest.approx(np.mean((filled != 0) | (clean != 0)))
     # Only the weak labels handed over: the same rates, the clean ones still count as labelled.
     assert metrics.completion_rates(np.where(clean == 0, filled, 0), truth, clean) == rates
-    empty = metrics.completion_rates(np.zeros_like(truth), truth)
+    empty = metrics.completion_rates(np.zeros_like(truth), truth, np.zeros_like(truth))
     assert all(math.isnan(rate) for rate in empty[:3])
     assert empty.label_proportion == 0
     with pytest.raises(UserError, match="shapes"):
-        metrics.completion_rates(filled, truth[:3])
+        metrics.completion_rates(filled, truth[:3], clean)
 
 
 def test_calibration_error():
@@ -273,4 +273,4 @@ def test_cuda_equals_the_cpu():
     close(gpu_intervals.ap_low.cpu(), cpu_intervals.ap_low)
     single = torch.nn.functional.one_hot(on_gpu[0].argmax(1), 7) * 2 - 1
     assert metrics.accuracy(on_gpu[0], single) == 1
-    assert metrics.completion_rates(on_gpu[1], on_gpu[1]).accuracy == 1
+    assert metrics.completion_rates(on_gpu[1], on_gpu[1], torch.zeros_like(on_gpu[1])).accuracy == 1

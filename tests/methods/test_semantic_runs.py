@@ -77,7 +77,7 @@ def blocks(images: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
 @each_method
 def test_unseen_images_are_ranked_well(name: str) -> None:
     """mAP well above chance (0.4) on images it has not seen, from a third of the labels."""
-    from halflabel.evaluation import mean_average_precision
+    from halflabel.evaluation.ranking import mean_average_precision
 
     maps, labels = blocks(160, 0)
     known = labels * (np.random.default_rng(2).random(labels.shape) < 0.35)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from halflabel.evaluation import best_thresholds
 from halflabel.evaluation.calibration import Calibration
 from halflabel.evaluation.decisions import Decisions
 from halflabel.evaluation.evaluate import measure
+from halflabel.evaluation.ranking import best_thresholds
 from halflabel.evaluation.scores import Scores
 from halflabel.fitting.config import Config
 from halflabel.labels.labels import Labels

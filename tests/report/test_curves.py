@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from halflabel.evaluation import calibration_error
+from halflabel.evaluation.thresholded import calibration_error
 from halflabel.report.curves import reliability, thin
 from halflabel.system.rng import uniform
 

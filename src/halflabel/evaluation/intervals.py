@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import embedding_bag
 
 from halflabel.errors import UserError
 from halflabel.evaluation._inputs import ArrayLike, as_pair
-from halflabel.evaluation.ranking import Cuts, average_precision, class_blocks, mean_known, sorted_cuts
+from halflabel.evaluation.ranking import average_precision, class_blocks, mean_known
 from halflabel.system import memory
 from halflabel.system.rng import uniform
 
@@ -73,22 +73,22 @@ def bootstrap(
     if n < 0 or not 0 < level < 1:
         raise UserError(f"{n} replicates at the level {level} give no interval", "use n >= 0 and 0 < level < 1")
     table, known = as_pair(scores, labels)
-    known = torch.where((known < 0).any(0), known, torch.zeros((), dtype=known.dtype, device=known.device))
     images, classes = table.shape
-    values = torch.full((n, classes), torch.nan, dtype=torch.float64, device=table.device)
-    if images and classes and n:
-        step = max(1, min(128, _CHUNK_ENTRIES // images))
-        group = np.arange(images) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
-        stored = memory.scratch_zeros((n * images,), torch.uint8, "the replicates take").to(table.device)
-        weights = []
+    values = torch.full((n, classes), torch.nan, dtype=torch.float64)
+    step = max(1, min(128, _CHUNK_ENTRIES // max(images, 1)))
+    group = np.arange(images) if groups is None else np.unique(groups, return_inverse=True)[1].reshape(-1)
+    weights = memory.scratch_zeros((n, images), torch.uint8, "the replicates take")
+    for r in range(0, n, step) if images else ():
+        weights[r : r + step] = torch.from_numpy(_weights(group, range(r, min(r + step, n)), seed))
+    for block in class_blocks(table, known):
+        cuts = {c: _Cuts.of(column, truth) for c, column, truth in block}
         for r in range(0, n, step):
-            chunk = _weights(group, range(r, min(r + step, n)), seed)
-            weights.append(stored[r * images :][: chunk.size].view(chunk.shape).copy_(torch.from_numpy(chunk)))
-        for block in class_blocks(table):
-            _fill_block(values[:, block], weights, table[:, block], known[:, block])
-    ap = average_precision(table, known)
+            weight = weights[r : r + step].T.contiguous().float()
+            for c, each in cuts.items():
+                values[r : r + step, c] = each.precision(weight)
+    ap = average_precision(table, known).cpu()
     means = values.nanmean(1)
-    positives = (known > 0).sum(0)
+    positives = ((known > 0) & (known < 0).any(0)).sum(0).cpu()
     low, high = _limits_from_replicates(ap, values, positives, level)
     mean = mean_known(ap)
     effective = ap.new_tensor([positives_of_mean(positives)])
@@ -185,52 +185,34 @@ def resample(images: int, replicates: range, seed: int = 0) -> NDArray[np.int64]
 
 
 def _weights(group: NDArray[np.int64], replicates: range, seed: int) -> NDArray[np.int64]:
-    """Return how often each replicate draws the group of each image: (images, len(replicates)), far below 256."""
-    images, groups = len(group), int(group.max()) + 1
-    drawn = resample(groups, replicates, seed) * len(replicates) + np.arange(len(replicates))[:, None]
-    counts = np.bincount(drawn.ravel(), minlength=groups * len(replicates)).reshape(groups, -1)
-    return counts if groups == images else counts[group]
+    """Return how often each replicate draws the group of each image: (len(replicates), images), far below 256."""
+    groups = int(group.max()) + 1
+    counts = [np.bincount(drawn, minlength=groups) for drawn in resample(groups, replicates, seed)]
+    return np.stack(counts)[:, group]
 
 
-def _fill_block(values: Tensor, weights: list[Tensor], scores: Tensor, labels: Tensor) -> None:
-    """Write the replicates' average precision (n, c) of a class block into `values`."""
-    cuts, order, sorted_labels = sorted_cuts(scores, labels)
-    if len(cuts.row) == 0:
-        return
-    first = cuts.before == 0
-    rank_before = cuts.rank.roll(1).masked_fill_(first, 0)
-    # Entries below a class's last cut change nothing; without them the cuts divide the rest without gaps.
-    last_rank = torch.zeros_like(cuts.positives).scatter_reduce_(0, cuts.row, cuts.rank, "amax")
-    known = sorted_labels != 0
-    above = known & (known.cumsum(1) <= last_rank[:, None])
-    entered, hit = order[above], order[sorted_labels > 0]
-    entered_starts, hit_starts = _starts(cuts.rank - rank_before), _starts(cuts.hits - cuts.before)
-    step = max(1, _CHUNK_ENTRIES // len(cuts.row))
-    start = 0
-    exact = torch.float32 if len(scores) < 1 << 24 else torch.float64  # float32 holds whole numbers below 2^24
-    for weight in (part.to(exact).contiguous() for chunk in weights for part in torch.split(chunk, step, dim=1)):
-        ranks = functional.embedding_bag(entered, weight, entered_starts, mode="sum").double()
-        hits = functional.embedding_bag(hit, weight, hit_starts, mode="sum").double()
-        stop = start + weight.shape[1]
-        values[start:stop] = _weighted_area(ranks, hits, cuts).T
-        start = stop
+class _Cuts(NamedTuple):
+    """The known entries of a class by descending score, divided where a positive enters; tied scores enter together."""
 
+    images: Tensor  # of the entries down to the last positive
+    starts: Tensor  # (K,) of each part
+    hits: Tensor  # images of the positives
+    hit_starts: Tensor  # (K,)
 
-def _starts(lengths: Tensor) -> Tensor:
-    return lengths.cumsum(0) - lengths
+    @classmethod
+    def of(cls, scores: NDArray[Any], labels: NDArray[Any]) -> _Cuts:
+        """Sort the scores (N,) of a class."""
+        order = np.argsort(-scores, kind="stable")
+        order = order[labels[order] != 0]
+        hits = order[labels[order] > 0]
+        ends = [np.unique(np.searchsorted(-scores[each], -scores[hits], side="right")) for each in (order, hits)]
+        starts, hit_starts = (np.append(0, each[:-1]) for each in ends)
+        return cls(*map(torch.from_numpy, (order[: ends[0][-1]], starts, hits, hit_starts)))
 
-
-def _weighted_area(ranks: Tensor, hits: Tensor, cuts: Cuts) -> Tensor:
-    """Return average precision (c, n) from the weight (K, n) that each cut adds to rank and hits."""
-    shape = (len(cuts.positives), hits.shape[1])
-    cum_ranks, cum_hits = ranks.cumsum(0), hits.cumsum(0)
-    # Whole numbers: subtracting the sums of earlier classes is exact.
-    first = cuts.before == 0
-    index = torch.arange(len(cuts.row), device=cuts.row.device)
-    class_start = index.masked_fill(~first, 0).cummax(0).values
-    above_ranks = cum_ranks - (cum_ranks - ranks)[class_start]
-    above_hits = cum_hits - (cum_hits - hits)[class_start]
-    # Where nothing is drawn yet there are no hits either: 0 / 1 instead of 0 / 0.
-    gain = hits * above_hits / above_ranks.clamp(min=1)
-    area = torch.zeros(shape, dtype=torch.float64, device=hits.device).index_add_(0, cuts.row, gain)
-    return area / torch.zeros_like(area).index_add_(0, cuts.row, hits)
+    def precision(self, weight: Tensor) -> Tensor:
+        """Return the average precision (n,) of images with these weights (N, n) float32."""
+        ranks = embedding_bag(self.images, weight, self.starts, mode="sum").double().cumsum(0)
+        hits = embedding_bag(self.hits, weight, self.hit_starts, mode="sum").double()
+        above = hits.cumsum(0)
+        # Where nothing is drawn yet there are no hits either: 0 / 1 instead of 0 / 0.
+        return (hits * above / ranks.clamp(min=1)).sum(0) / above[-1]

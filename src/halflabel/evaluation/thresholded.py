@@ -45,10 +45,6 @@ class Counts(NamedTuple):
         """Classes with a known positive and a known negative: bool (C,)."""
         return (self.positives > 0) & (self.negatives > 0)
 
-    def total(self) -> Counts:
-        """Return the counts of all classes together, as one class."""
-        return Counts(*(column.sum(0, keepdim=True) for column in self))
-
     def _share(self, part: Tensor, whole: Tensor) -> Tensor:
         return (part.double() / whole.clamp(min=1)).masked_fill_(~self.judged, torch.nan)
 
@@ -89,10 +85,8 @@ def precision_recall_f1(
       CP, CR, macro_f1   means of P_c, R_c, F1_c over the classes with a known positive and a known negative
       CF1                2 CP CR / (CP + CR), which is not macro_f1
       OP, OR, OF1        the same from hits, predicted and positives summed over all classes; micro_f1 = OF1
-    Conventions: a class without a known positive is left out of CP, CR and macro_f1, but its false alarms count in OP.
-    A class without a known negative, for which "present" cannot be wrong, is left out too, but its entries count in OP
-    and OR. The precision of a class with nothing predicted is 0 (some papers leave such a class out, which rewards
-    predicting nothing). CF1 is 0 where CP and CR are. Without any known positive or any known negative, all are NaN.
+    The precision of a class with nothing predicted is 0 (some papers leave such a class out, which rewards predicting
+    nothing), and CF1 is 0 where CP and CR are. Without any known positive or any known negative, all are NaN.
 
     Arguments and decisions as in `decision_counts`.
     """
@@ -101,9 +95,8 @@ def precision_recall_f1(
 
 def rates(counts: Counts) -> PrecisionRecallF1:
     """Compute precision, recall and F1 from the counts of each class: see `precision_recall_f1`."""
-    total = counts.total()
-    cp, cr = mean_known(counts.precision), mean_known(counts.recall)
-    of1 = float(total.f1)
+    total = Counts(*(column.sum(0, keepdim=True) for column in counts))
+    cp, cr, of1 = mean_known(counts.precision), mean_known(counts.recall), float(total.f1)
     return PrecisionRecallF1(
         CP=cp,
         CR=cr,
@@ -124,8 +117,7 @@ def decision_counts(
 
     scores, labels: (N, C); labels in {-1, 0, +1}, 0 skipped. An entry is predicted present where score >= threshold,
     one number or (C,), rounded to the scores' type; or, with `top_k`, where it is among the k highest scores of its
-    image, equal scores by lower class index. The top k is taken among all classes, and only its known entries count:
-    with `top_k` alone the score of an unknown entry matters, because it can take one of the k places.
+    image, equal scores by lower class index. The top k is taken among all classes, known or not.
     """
     table, known = as_pair(scores, labels)
     counts = torch.zeros(len(Counts._fields), table.shape[1], dtype=torch.int64, device=table.device)
@@ -185,29 +177,22 @@ def exact_match(
 def accuracy(scores: ArrayLike, labels: ArrayLike) -> float:
     """Return the share of images whose highest score is that of their one positive; for single-label data.
 
-    One positive implies that all other classes are absent, so that the highest score is taken among all classes,
-    labelled -1 or not; of equal scores, that of the lower class index. Images without a positive are left out, NaN if
-    none is left; an image with two positives raises UserError.
+    The highest score is taken among all classes, known or not; of equal scores, that of the lower class index. Images
+    without a positive are left out, NaN if none is left; an image with two positives raises UserError.
 
     scores, labels: (N, C).
     """
     table, known = as_pair(scores, labels)
-    right = images = 0
-    for rows in row_blocks(table):
-        present = known[rows] > 0
-        number = present.sum(1)
-        if bool((number > 1).any()):
-            image = int((number > 1).nonzero()[0])
-            raise UserError(
-                f"image {rows.start + image} has {int(number[image])} positives",
-                "accuracy is for single-label data: use mean_average_precision or precision_recall_f1",
-            )
-        labelled = number == 1
-        if bool(labelled.any()):
-            best = table[rows][labelled].argmax(1, keepdim=True)
-            right += int(present[labelled].gather(1, best).sum())
-            images += int(labelled.sum())
-    return _ratio(right, images)
+    present = known > 0
+    number = present.sum(1)
+    if bool((number > 1).any()):
+        image = int((number > 1).nonzero()[0])
+        raise UserError(
+            f"image {image} has {int(number[image])} positives",
+            "accuracy is for single-label data: use mean_average_precision or precision_recall_f1",
+        )
+    right = present.gather(1, table.argmax(1, keepdim=True)).sum() if present.any() else 0
+    return _ratio(int(right), int(number.sum()))
 
 
 def calibration_error(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> float:
@@ -223,7 +208,8 @@ def calibration_error(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> f
     if bins < 1:
         raise UserError(f"{bins} bins are not possible", "use at least 1")
     table, known = as_pair(scores, labels)
-    sums = torch.zeros(3, bins, dtype=torch.float64, device=table.device)
+    excess = torch.zeros(bins, dtype=torch.float64, device=table.device)  # of positives over the sum of scores
+    entries = 0
     for rows in row_blocks(table):
         labelled = known[rows] != 0
         score = table[rows][labelled].double()
@@ -233,35 +219,28 @@ def calibration_error(scores: ArrayLike, labels: ArrayLike, bins: int = 15) -> f
                 "pass probabilities: apply a sigmoid to the logits",
             )
         number = (score * bins).long().clamp_(max=bins - 1)
-        present = (known[rows][labelled] > 0).double()
-        for total, weight in zip(sums, (torch.ones_like(score), score, present), strict=True):
-            total += torch.bincount(number, weight, minlength=bins)
-    entries, score_sum, present_sum = sums
-    return float((present_sum - score_sum).abs().sum() / entries.sum())
+        excess += torch.bincount(number, (known[rows][labelled] > 0).double() - score, minlength=bins)
+        entries += len(score)
+    return float(excess.abs().sum()) / entries if entries else float("nan")
 
 
-def completion_rates(predicted: ArrayLike, truth: ArrayLike, given: ArrayLike | None = None) -> Completion:
+def completion_rates(predicted: ArrayLike, truth: ArrayLike, given: ArrayLike) -> Completion:
     """True positive rate, true negative rate and accuracy of filled-in labels, and the share of entries labelled.
 
-    Over the filled-in entries F (predicted != 0, given = 0) whose truth is known (Durand 2019, tables 2 and 8):
+    Over the filled-in entries F (predicted != 0, given = 0) whose truth is known (Durand 2019, tables 2 and 8, which
+    do not define the rates):
       tp_rate            of those in F that are truly +1, the share labelled +1
       tn_rate            of those in F that are truly -1, the share labelled -1
       accuracy           of F, the share labelled right
       label_proportion   of all entries, the share labelled: predicted != 0 or given != 0 ("clean + weak labels")
-    The paper does not define the rates. They cannot be shares of the entries labelled +1 or -1 (precision): for the
-    strategy that fills in positives only it reports "the label accuracy instead of the TP rate", where precision and
-    accuracy are equal, while the rate as defined here is always 1. Nor are they shares of all truly +1 entries, filled
-    in or not: its TP rates reach 99 % with 27 % of the entries labelled.
 
-    predicted, truth, given: (N, C) in {-1, 0, +1}; given are the clean labels, by default none.
+    predicted, truth, given: (N, C) in {-1, 0, +1}; given are the clean labels.
 
-    >>> completion_rates(torch.tensor([[1, -1, 0, 1]]), torch.tensor([[1, 1, 1, -1]]))
+    >>> completion_rates(torch.tensor([[1, -1, 0, 1]]), torch.tensor([[1, 1, 1, -1]]), torch.zeros(1, 4).int())
     Completion(tp_rate=0.5, tn_rate=0.0, accuracy=0.3333333333333333, label_proportion=0.75)
     """
-    filled, true = as_labels(predicted, "predicted labels"), as_labels(truth, "true labels")
-    clean = (
-        torch.zeros((), dtype=torch.int8).expand(filled.shape) if given is None else as_labels(given, "given labels")
-    )
+    tables = {"predicted": predicted, "true": truth, "given": given}
+    filled, true, clean = (as_labels(table, f"{name} labels") for name, table in tables.items())
     if not filled.shape == true.shape == clean.shape:
         raise UserError(
             f"predicted, true and given labels have the shapes {[tuple(t.shape) for t in (filled, true, clean)]}",
@@ -308,11 +287,9 @@ def _decisions(scores: Tensor, thresholds: float | ArrayLike, top_k: int | None)
     classes = scores.shape[1]
     if top_k is not None and top_k < 1:
         raise UserError(f"top_k is {top_k}", "ask for at least 1 class per image")
-    limits = (
-        as_tensor(thresholds)
-        if not isinstance(thresholds, int | float)
-        else torch.tensor([thresholds], dtype=torch.float64)
-    )
+    if isinstance(thresholds, int | float):
+        thresholds = torch.tensor(thresholds, dtype=torch.float64)
+    limits = as_tensor(thresholds)
     if limits.numel() != 1 and limits.shape != (classes,):
         raise UserError(
             f"thresholds have the shape {tuple(limits.shape)}", f"give one number, or one per class: ({classes},)"

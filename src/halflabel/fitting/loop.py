@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from halflabel.errors import UserError, in_python
-from halflabel.evaluation import completion_rates
+from halflabel.evaluation.thresholded import completion_rates
 from halflabel.features.heads import Model
 from halflabel.features.scoring import PASSES, score_source, seed_generators
 from halflabel.fitting.callbacks import Callback, EpochLog

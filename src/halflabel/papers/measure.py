@@ -13,7 +13,7 @@ from halflabel import metrics
 from halflabel.comparison.bench import Bench
 from halflabel.comparison.grid import Outcome, Task
 from halflabel.comparison.store import Store
-from halflabel.evaluation import Kind
+from halflabel.evaluation.ranking import Kind
 from halflabel.labels.table import Table
 from halflabel.papers.spec import PaperTable, TableRow
 

@@ -11,7 +11,7 @@ import step_checks
 import torch
 
 from halflabel.errors import UserError
-from halflabel.evaluation import completion_rates
+from halflabel.evaluation.thresholded import completion_rates
 from halflabel.labels.names import Names
 from halflabel.labels.table import Table
 from halflabel.methods.parts.curriculum import STRATEGIES, Curriculum

@@ -1,0 +1,36 @@
+"""Metrics: pure functions of scores (N, C) and labels (N, C) in {-1, 0, +1}, over the known entries.
+
+0 means unknown and is skipped: the score of an unknown entry changes no result (`top_k` and `accuracy`, which look at
+the whole ranking of an image, say where it does). NaN means that there was nothing to measure, and is left out of
+means. Inputs are tensors on any device, or NumPy arrays.
+"""
+
+from halflabel.evaluation.intervals import bootstrap, limits, positives_of_mean, resample
+from halflabel.evaluation.ranking import average_precision, best_thresholds, group_means, mean_average_precision
+from halflabel.evaluation.thresholded import (
+    accuracy,
+    calibration_error,
+    completion_rates,
+    decision_counts,
+    exact_match,
+    precision_recall_f1,
+    summary,
+)
+
+__all__ = [
+    "accuracy",
+    "average_precision",
+    "best_thresholds",
+    "bootstrap",
+    "calibration_error",
+    "completion_rates",
+    "decision_counts",
+    "exact_match",
+    "group_means",
+    "limits",
+    "mean_average_precision",
+    "positives_of_mean",
+    "precision_recall_f1",
+    "resample",
+    "summary",
+]
