@@ -250,7 +250,7 @@ def drop(
     after = protocols.apply(name, before, seed=seed, **options)
     formats.write(label_import.rows.with_labels(after), out)
     show_audit(label_import.audit, before)
-    show_paragraph(f"\n{protocols.protocol_summaries()[name]} (seed {seed})")
+    show_paragraph(f"\n{str(protocols.PROTOCOLS[name].__doc__).splitlines()[0]} (seed {seed})")
     show_counts(after)
     show_written(out)
     show_next("inspect", out)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit
 
 from halflabel.evaluation.inclusion import counts_in_curve
@@ -26,7 +27,7 @@ _EM_ROUNDS = 12  # updates of the spread of the classes
 _NEWTON_STEPS = 4  # in each of these rounds
 _MAX_STEPS = 50  # of Newton's method in a logistic regression
 _MAX_ENTRIES = 1 << 20  # above that, known entries with similar logits are fitted as one
-_BINS = 1024  # of the logits of a class, then
+BINS = 1024  # of the logits, then
 _PRIOR_SPREAD = np.array([0.2, 0.5])  # of slope and offset, before answers correct probabilities
 _LEAST_SLOPE = 0.01  # of a curve: probabilities keep the order of the logits
 
@@ -113,15 +114,16 @@ class Calibration(NamedTuple):
         return np.random.default_rng(0).multivariate_normal(pair, np.array(self.covariance), count)
 
 
-def fit_platt(logits: Tensor, labels: Tensor) -> Calibration:
-    """Fit the pair that maximises the likelihood of the known labels.
+def fit_platt(logits: ArrayLike, labels: ArrayLike) -> Calibration:
+    """Fit the pair that maximises the likelihood of the known labels (N, C).
 
-    Returns (1, 0) where one sign is missing. The slope is at least 0.01: probabilities keep the order of the logits,
-    also where these rank the known labels backwards. Targets are (n⁺ + 1)/(n⁺ + 2) and 1/(n⁻ + 2) instead of 1 and 0,
-    as Platt proposes, so that perfectly separated labels do not drive the slope to infinity.
+    Returns (1, 0) where one sign is missing. The slope is at least 0.01, also where logits rank the labels backwards.
+    Targets are (n⁺ + 1)/(n⁺ + 2) and 1/(n⁻ + 2) instead of 1 and 0, as Platt proposes, so that perfectly separated
+    labels do not drive the slope to infinity.
     """
-    known = (labels != 0) & ~logits.isnan()
-    x, present = logits[known].double().cpu().numpy(), (labels[known] > 0).cpu().numpy()
+    x, truth = np.asarray(logits, np.float64), np.asarray(labels)
+    known = (truth != 0) & ~np.isnan(x)
+    x, present = x[known], truth[known] > 0
     positives = int(present.sum())
     negatives = len(x) - positives
     if not positives or not negatives:
@@ -145,8 +147,7 @@ def fit_class_platt(
     labels gets the shared curve. Where one sign is missing there is nothing to fit, and p = σ(x).
 
     column, logits, present: one per known entry (n,). Above a million entries, those of a class in one of 1,024 ranges
-    of logits count as one entry with their mean and number. Memory: about 60 bytes per entry that is then left, 100
-    per class, and 32 per class and range.
+    of logits count as one entry with their mean and number.
     """
     a, b = np.zeros(classes), np.zeros(classes)
     known = len(logits)
@@ -165,9 +166,7 @@ def fit_class_platt(
     spread_a, spread_b = 0.3, 1.0
     has_labels = np.bincount(column, minlength=classes) > 0
 
-    def class_sums(values: Floats) -> Floats:
-        return np.asarray(np.bincount(column, values, classes), np.float64)
-
+    class_sums = partial(np.bincount, column, minlength=classes)
     for _ in range(_EM_ROUNDS):
         for _ in range(_NEWTON_STEPS):
             p = sigmoid((1 + a[column]) * z + b[column])
@@ -192,9 +191,8 @@ def fit_correction(
 ) -> Calibration:
     """Correct log odds (n,) by the answers to these n random questions, with their inclusion weights.
 
-    Logistic regression with a normal prior around no change, so that few answers change little; the covariance is that
-    of the normal approximation at the optimum. `keep_slope`: answers about likely entries alone would change the slope,
-    and with it the unlikely entries, for which they are no evidence.
+    Logistic regression with a normal prior around no change; the covariance is that of the normal approximation at the
+    optimum. `keep_slope`: answers about likely entries alone are no evidence for the unlikely ones.
     """
     design, prior, strength = _with_ones(log_odds), np.array([1.0, 0.0]), 1 / _PRIOR_SPREAD**2
     if keep_slope:
@@ -276,17 +274,18 @@ def _grouped(
     column: NDArray[Any], logits: NDArray[Any], present: NDArray[np.bool_], classes: int
 ) -> tuple[NDArray[np.int64], Floats, Floats, Floats]:
     """(class, mean logit, share present, number) of the entries in each non-empty range of logits of each class."""
-    low, high = np.quantile(logits[:: 1 + len(logits) // _MAX_ENTRIES], (0.001, 0.999)).astype(np.float64)
-    # Outlying logits get ranges too, but a few huge ones do not widen all others.
-    low, high = max(float(logits.min()), 2 * low - high), min(float(logits.max()), 2 * high - low)
-    counts, sums, positives = np.zeros((3, classes * _BINS))
-    for first in range(0, len(logits), _MAX_ENTRIES):
-        block = slice(first, first + _MAX_ENTRIES)
-        x = logits[block].astype(np.float64)
-        cell = np.clip((x - low) * (_BINS / max(high - low, 1e-9)), 0, _BINS - 1).astype(np.int64)
-        cell += column[block].astype(np.int64) * _BINS
-        for totals, values in ((counts, None), (sums, x), (positives, present[block])):
-            totals += np.bincount(cell, values, len(totals))
-    filled = np.flatnonzero(counts)
-    count = counts[filled]
-    return filled // _BINS, sums[filled] / count, positives[filled] / count, count
+    x = logits.astype(np.float64)
+    ends = np.quantile(x[:: 1 + len(x) // _MAX_ENTRIES], (0.001, 0.999))
+    cell = logit_cells(x, *ends) + column.astype(np.int64) * BINS
+    filled, place = np.unique(cell, return_inverse=True)
+    count, total, positives = (np.bincount(place, values) for values in (None, x, present))
+    return filled // BINS, total / count, positives / count, count.astype(np.float64)
+
+
+def logit_cells(x: Floats, low: float, high: float) -> NDArray[np.int64]:
+    """Return which of 1,024 equal ranges each logit (n,) is in, by two quantiles of the logits.
+
+    Outlying logits get ranges too, but a few huge ones do not widen all others.
+    """
+    low, high = max(float(x.min()), 2 * low - high), min(float(x.max()), 2 * high - low)
+    return np.clip((x - low) * (BINS / max(high - low, 1e-9)), 0, BINS - 1).astype(np.int64)

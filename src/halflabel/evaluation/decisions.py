@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +63,7 @@ def fit_decisions(
     if control is not None and is_asked:
         calibration = corrected_by(control, x, calibration)
     elif control is not None and calibration.assumption:
-        calibration = _correct(calibration, logits, known, control)
+        calibration = _correct(calibration, x, known, control)
     if positives_per_image:
         calibration = match_positives_per_image(x, calibration, positives_per_image)
     threshold = expected_f1_threshold(calibration.scores(logits).cpu().numpy())
@@ -112,9 +111,9 @@ def corrected_by(control: csr_array, logits: NDArray[Any], calibration: Calibrat
     return calibration.corrected(change.slope, change.offset, logits.shape[1])
 
 
-def _correct(calibration: Calibration, logits: Tensor, known: NDArray[Any], control: csr_array) -> Calibration:
+def _correct(calibration: Calibration, logits: NDArray[Any], known: NDArray[Any], control: csr_array) -> Calibration:
     """Correct a calibration from positives by answers (N, C) to random questions about unknown entries."""
-    z = calibration.log_odds(logits.numpy())
+    z = calibration.log_odds(logits)
     entries = control.nonzero()
     weight, is_readable = control.data, ~np.isnan(z[entries])
     if not is_readable.any():
@@ -137,32 +136,29 @@ def _fit_known(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
     The curves per class count from one to three standard errors by which the mean loss of an image is lower: below,
     fewer parameters are as good.
     """
-    x, known = torch.from_numpy(logits), torch.from_numpy(labels)
-    fits = (fit_platt, _fit_classes)
-    step = max(1, -(-known.numel() // _COMPARED_ENTRIES))
-    gain = _compare(fits, x[::step], known[::step])
-    error = float(gain.std()) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    step = max(1, -(-labels.size // _COMPARED_ENTRIES))
+    gain = _compare(logits[::step], labels[::step])
+    error = float(gain.std(ddof=1)) / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
     weight = min(max((float(gain.mean()) / error - 1) / 2, 0.0), 1.0) if error else 0.0
-    shared = fit_platt(x, known) if weight < 1 else Calibration()
-    return shared.towards(_fit_classes(x, known), weight, known.shape[1]) if weight else shared
+    shared = fit_platt(logits, labels) if weight < 1 else Calibration()
+    return shared.towards(_fit_classes(logits, labels), weight, labels.shape[1]) if weight else shared
 
 
-def _compare(fits: Sequence[Callable[[Tensor, Tensor], Calibration]], x: Tensor, known: Tensor) -> Tensor:
-    """Return by how much the log loss of each image (N,) is lower with the second fit, by folds of the images."""
-    fold = torch.arange(len(x)) % _FOLDS
-    loss = torch.zeros(2, len(x), dtype=torch.float64)
+def _compare(logits: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.float64]:
+    """Return by how much the log loss of each image (N,) is lower with one curve per class, by folds of the images."""
+    fold = np.arange(len(logits)) % _FOLDS
+    loss = np.zeros((2, len(logits)))
+    judged = (labels != 0) & ~np.isnan(logits)
     for number in range(_FOLDS):
         inside, outside = fold != number, fold == number
-        judged, present = (known[outside] != 0) & ~x[outside].isnan(), (known[outside] > 0).double()
-        for kind, fit in enumerate(fits):
-            p = fit(x[inside], known[inside]).scores(x[outside].double().nan_to_num())
-            entry = torch.nn.functional.binary_cross_entropy(p, present, reduction="none")
-            loss[kind, outside] = (entry * judged).sum(1)
-    return loss[0] - loss[1]
+        for kind, fit in enumerate((fit_platt, _fit_classes)):
+            z = fit(logits[inside], labels[inside]).log_odds(np.nan_to_num(logits[outside].astype(np.float64)))
+            entry = np.logaddexp(0, z) - z * (labels[outside] > 0)
+            loss[kind, outside] = (entry * judged[outside]).sum(1)
+    return np.asarray(loss[0] - loss[1])
 
 
-def _fit_classes(logits: Tensor, labels: Tensor) -> Calibration:
+def _fit_classes(logits: NDArray[Any], labels: NDArray[Any]) -> Calibration:
     """Fit one curve per class, shrunk towards the curve of all classes."""
-    known = (labels != 0) & ~logits.isnan()
-    column, present = known.nonzero()[:, 1].cpu().numpy(), (labels[known] > 0).cpu().numpy()
-    return fit_class_platt(column, logits[known].double().cpu().numpy(), present, labels.shape[1])
+    known = (labels != 0) & ~np.isnan(logits)
+    return fit_class_platt(known.nonzero()[1], logits[known].astype(np.float64), labels[known] > 0, labels.shape[1])

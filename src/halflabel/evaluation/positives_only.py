@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from halflabel.evaluation.calibration import Calibration, sigmoid
+from halflabel.evaluation.calibration import BINS, Calibration, logit_cells, sigmoid
 
 Floats = NDArray[np.float64]
 
@@ -23,7 +23,6 @@ _MAX_ENTRIES = 100_000  # logits that the choice of one label per image is fitte
 _CANDIDATES = 64  # most likely classes of an image among which its label was chosen
 _SINGLE = 0.95  # share of labelled images with one positive from which on it was chosen; reviews add a few more
 _NOT_SINGLE = 0.85  # share up to which it was not; in between both models count
-_BINS = 1024  # of the logits in the fit of given labels
 _MOST_ENTRIES = 4_000_000  # of larger tables, images at equal distances are used
 # Spreads before labels are seen of log slope, offset, log bend, and the log odds of the share of given labels, which
 # trades off with the bend.
@@ -138,12 +137,10 @@ class _LogitCounts(NamedTuple):
         x, known = logits[readable].astype(np.float64), labels[readable]
         if not len(x):
             return cls(*np.zeros((5, 0)))
-        low, high = np.percentile(x, _WIDEST)
-        low, high = max(float(x.min()), 2 * low - high), min(float(x.max()), 2 * high - low)
-        cell = np.clip((x - low) / max(high - low, 1e-9) * _BINS, 0, _BINS - 1).astype(np.int64)
-        entries = np.bincount(cell, minlength=_BINS)
+        cell = logit_cells(x, *np.percentile(x, _WIDEST))
+        entries = np.bincount(cell, minlength=BINS)
         filled, parts = entries > 0, (x, known > 0, known < 0, known == 0)
-        total, present, absent, unknown = (np.bincount(cell, part, _BINS)[filled].astype(np.float64) for part in parts)
+        total, present, absent, unknown = (np.bincount(cell, part, BINS)[filled].astype(np.float64) for part in parts)
         centre = total / entries[filled]
         return cls(centre, (centre - x.mean()) / (x.std() + 1e-9), present, absent, unknown)
 

@@ -1,10 +1,9 @@
 """Protocols that hide or corrupt labels, to simulate partly labelled data: Table -> Table, pure and seeded.
 
 Every choice is a function of (seed, image name, class name), so the same call gives the same labels on every machine
-and for any order of the images. Protocols that choose image by image (`partial`, `noisy`, `noisy_plus`,
-`single_positive`, `positives`, `one_positive_all_negatives`) commute with taking a subset of the images. `dense`,
-`per_class`, `corrupt` and `semi_supervised` keep exact counts over the whole table, so there a subset changes the
-choice. With the same seed, larger shares and numbers contain the smaller ones.
+and for any order of the images. `dense`, `per_class`, `corrupt` and `semi_supervised` keep exact counts over the whole
+table; the others commute with taking a subset of the images. With the same seed, larger shares and numbers contain the
+smaller ones.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
@@ -23,7 +23,6 @@ from halflabel.system.rng import bits, hash_names, uniform
 
 Mask = NDArray[np.bool_]
 
-_CHUNK = 1 << 22  # entries whose random bits are drawn at a time: limits working memory
 _SWAPS = 8  # rounds of random swaps in `_derangement`
 
 
@@ -48,8 +47,7 @@ def dense(table: Table, share: float, *, seed: int = 0) -> Table:
 def noisy(table: Table, share: float, *, exact: bool = True, seed: int = 0) -> Table:
     """Flip a random share of every image's known labels and keep all of them.
 
-    They are chosen as in `partial`. The paper says only "some labels are wrong" for a fixed number of clean labels.
-    (Durand 2019, §4.1: "80 % clean" is share = 0.2.)
+    They are chosen as in `partial`. (Durand 2019, §4.1: "80 % clean" is share = 0.2.)
     """
     wrong = _choose(table, "noisy", seed, share=share, exact=exact)
     return _with_values(table, np.where(wrong, -table.value, table.value))
@@ -170,15 +168,6 @@ PROTOCOLS: dict[str, Callable[..., Table]] = {
 }
 
 
-def protocol_summaries() -> dict[str, str]:
-    """The first sentence of each protocol's docstring, by protocol name.
-
-    >>> protocol_summaries()["noisy+"]
-    'Keep one known positive per image and turn the others into negatives.'
-    """
-    return {name: (protocol.__doc__ or "").split("\n", 1)[0] for name, protocol in PROTOCOLS.items()}
-
-
 def parse_protocol(text: str) -> tuple[str, dict[str, Any]]:
     """The name and the options of a protocol, checked.
 
@@ -206,12 +195,9 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
 
 def _typed(value: str, key: str, option: inspect.Parameter) -> Any:
     """The value of an option of a protocol, with the type in its signature."""
-    kind = str(option.annotation)
     try:
-        if "bool" in kind:
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
-        return int(value) if "int" in kind else float(value)
-    except (KeyError, ValueError):
+        return TypeAdapter(option.annotation).validate_python(value)
+    except ValidationError:
         raise UserError(f"{value!r} is not a value for {key}", "give a number, or true or false") from None
 
 
@@ -274,11 +260,7 @@ def _draws(table: Table, tag: str, seed: int) -> tuple[NDArray[np.int32], NDArra
     """The image of each known entry, and 64 random bits from the names of its image and class."""
     image = np.repeat(np.arange(len(table), dtype=np.int32), np.diff(table.start))
     image_hash, class_hash = hash_names(table.images.array), hash_names(table.classes.array)
-    draws = np.empty(table.known, np.uint64)
-    for first in range(0, len(draws), _CHUNK):
-        chunk = slice(first, first + _CHUNK)
-        draws[chunk] = bits(seed, _tag(tag), image_hash[image[chunk]], class_hash[table.column[chunk]])
-    return image, draws
+    return image, bits(seed, _tag(tag), image_hash[image], class_hash[table.column])
 
 
 def _lowest(group: NDArray[Any], draw: NDArray[np.uint64], quota: NDArray[np.int64]) -> Mask:
@@ -326,8 +308,9 @@ def _keep_images(table: Table, images: NDArray[np.int64]) -> Table:
 
 
 def _with_values(table: Table, value: NDArray[np.int8]) -> Table:
-    changed = Table.from_parts(table.images, table.classes, table.start, table.column, value)
-    return replace(changed, uncertain=table.uncertain)
+    values = table.values.copy()
+    values.data = value
+    return replace(table, values=values)
 
 
 def _hash_rows(table: Table) -> NDArray[np.uint64]:

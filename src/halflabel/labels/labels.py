@@ -1,16 +1,12 @@
 """Labels: rows in the order they were written, each with its source (who made it), score and weight (how it was asked).
 
-Readers of label files produce rows. Their tables say what a label may be used for: `Labels.training` has all labels,
-`Labels.evaluation` those that may measure a model.
+The source "model:METHOD:RUN" marks labels that a model filled in, and labels that rules derived from them; "model" and
+"machine" mark models without a name. Every other source stands for people, as "rule": derived from labels of people;
+"person:NAME": an answer of `halflabel review`.
 
-The source of a row tells who made the label. "model:METHOD:RUN" marks labels that a model filled in, and labels that
-rules derived from them; "model" and "machine" mark models without a name. Every other source stands for people. "rule"
-does too: it marks labels that rules derived from labels made by people. Answers of `halflabel review` have the source
-"person:NAME".
-
-A model may learn from labels made by a model, but must never be evaluated by them. Code that computes a metric, chooses
-a threshold or an epoch, calibrates scores, holds out images or compares methods takes its labels from `Labels.people`,
-`Labels.evaluation` or `Labels.choosing`, and from nowhere else.
+A model may learn from labels made by a model, but must never be evaluated by them: code that computes a metric, chooses
+a threshold or an epoch, calibrates, holds out images or compares methods uses `Labels.people`, `Labels.evaluation` or
+`Labels.choosing`, and nothing else.
 """
 
 from __future__ import annotations
@@ -141,13 +137,19 @@ class Labels:
         by_model = self.is_model_made()[self.holding()]  # in the order of the entries of the table
         return self.training.keep(~by_model) if by_model.any() else self.training
 
+    @cached_property
+    def _weight(self) -> NDArray[np.float32]:
+        """The weight of each entry of `people`."""
+        rows = self.holding()
+        return self.weight[rows[~self.is_model_made()[rows]]]
+
     @property
     def evaluation(self) -> Table:
         """The labels to evaluate and calibrate on: those of people, without answers to chosen questions.
 
-        Such answers are not a random sample: they are trained on, but not evaluated on, and calibrated on only where
-        hardly anything else is known. Random questions are drawn more often among likely entries, so that their answers
-        are not mixed with other labels: they evaluate where they hold more positives than those, see `is_asked`.
+        Such answers are not a random sample: they are used only where hardly anything else is known. Random questions
+        are drawn more often among likely entries, so that their answers are not mixed with other labels: they evaluate
+        where they hold more positives than those, see `is_asked`.
         """
         return self._evaluation_and_control[0]
 
@@ -164,8 +166,7 @@ class Labels:
     @cached_property
     def _given(self) -> Table:
         """The labels of people that answer no question."""
-        rows = self.holding()
-        return self.people.keep(np.isnan(self.weight[rows[~self.is_model_made()[rows]]]))
+        return self.people.keep(np.isnan(self._weight))
 
     @cached_property
     def choosing(self) -> Table:
@@ -180,17 +181,15 @@ class Labels:
     @property
     def unchosen(self) -> Table:
         """The labels of people without answers to chosen questions."""
-        rows = self.holding()
-        return self.people.keep(self.weight[rows[~self.is_model_made()[rows]]] != 0)
+        return self.people.keep(self._weight != 0)
 
     @cached_property
     def _evaluation_and_control(self) -> tuple[Table, csr_array | None]:
-        rows, people = self.holding(), self.people
-        weight = self.weight[rows[~self.is_model_made()[rows]]]
-        if np.isnan(weight).all():
+        people = self.people
+        if np.isnan(self._weight).all():
             return people, None
         random = people.values.astype(np.float32)
-        random.data *= np.nan_to_num(weight)
+        random.data *= np.nan_to_num(self._weight)
         random.eliminate_zeros()
         control, asked = random if random.nnz else None, int((random.data > 0).sum())
         positives, negatives = self._given.stats.positives.sum(), self._given.stats.negatives.sum()
@@ -225,8 +224,6 @@ class Labels:
         """The indices of the last row of each pair, ordered by image and class, with those that retract."""
         rows = self._without_overruled()
         last = last_of_each(self.image[rows], self.column[rows])
-        if isinstance(last, slice):
-            return rows
         return last if isinstance(rows, slice) else rows[last]
 
     def _without_overruled(self) -> NDArray[np.int64] | slice:
@@ -235,10 +232,7 @@ class Labels:
             return slice(None)
         by_model = self.is_model_made()
         by_person = np.flatnonzero(~by_model)
-        if not len(by_person) or len(by_person) == len(self):
-            return slice(None)
-        last = last_of_each(self.image[by_person], self.column[by_person])
-        people = by_person if isinstance(last, slice) else by_person[last]
+        people = by_person[last_of_each(self.image[by_person], self.column[by_person])]
         people = people[np.abs(self.value[people]) == 1]
         key = self.image.astype(np.int64) * len(self.classes) + self.column
         overruled = by_model & np.isin(key, key[people])
@@ -247,17 +241,12 @@ class Labels:
     def drop_overridden(self) -> Labels:
         """Only the rows that hold, ordered by image and class; all images, classes and sources stay."""
         holding = self.holding(uncertain=True)
-        if len(holding) == len(self) and bool(np.all(holding[1:] > holding[:-1])):
-            return self
-        return self.select(holding)
+        return self if np.array_equal(holding, np.arange(len(self))) else self.select(holding)
 
     def select(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> Labels:
         """Some of the rows, by index or by mask; all images, classes and sources stay."""
-        image, column, value = self.image[which], self.column[which], self.value[which]
-        source, score = self.source[which], self.score[which]
-        return Labels.build(
-            self.images, self.classes, image, column, value, source, score, self.sources, self.weight[which]
-        )
+        columns = ("image", "column", "value", "source", "score", "weight")
+        return replace(self, **{name: getattr(self, name)[which] for name in columns})
 
     def of_images(self, which: NDArray[np.int64]) -> Labels:
         """The rows of some images, by index; the other images are left out."""
@@ -273,9 +262,7 @@ class Labels:
         codes += 2 * self.column[has_label] + (self.value[has_label] > 0)
         codes.sort()
         # The codes are 2·pair + (1 if present): sorted neighbours that differ only in the last bit are a conflict.
-        # Compared in slices, so that no second array of this size is needed.
-        slices = (codes[start : start + (1 << 20) + 1] for start in range(0, len(codes), 1 << 20))
-        return sum(int(np.count_nonzero((part[1:] ^ part[:-1]) == 1)) for part in slices)
+        return int(np.count_nonzero((codes[1:] ^ codes[:-1]) == 1))
 
     def drop_unused_names(self) -> Labels:
         """The same rows, without the images and classes that no row names; the others in order of first appearance."""
@@ -360,16 +347,10 @@ def model_source(name: str) -> str:
 
 
 def too_many_sources(count: int) -> str:
-    """The error message for `count` different sources; "" where an int16 can number them.
-
-    >>> too_many_sources(40_000), too_many_sources(32_767)
-    ('40000 different sources are more than the 32,767 there is room for', '')
-    """
-    return (
-        f"{count} different sources are more than the {_MAX_SOURCES:,} there is room for"
-        if count > _MAX_SOURCES
-        else ""
-    )
+    """The error message for `count` different sources; "" where an int16 can number them."""
+    if count <= _MAX_SOURCES:
+        return ""
+    return f"{count} different sources are more than the {_MAX_SOURCES:,} there is room for"
 
 
 def _check_sources(sources: tuple[str, ...]) -> None:

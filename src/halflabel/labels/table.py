@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,6 @@ from halflabel.labels.names import Names
 UNCERTAIN = 2  # the value of an uncertain entry, in rows
 Regime = Literal["full", "single-positive", "positives-only", "partial", "empty"]
 
-_CHUNK = 1 << 22  # entries sorted or counted at a time
 _MAX_PAIRS = 5e7  # pairs of present classes of all images
 _MAX_DISTINCT_PAIRS = 1e7  # of these, the most that may be stored: each takes some 30 bytes
 
@@ -27,8 +26,7 @@ _MAX_DISTINCT_PAIRS = 1e7  # of these, the most that may be stored: each takes s
 class Table:
     """The known labels of N images × C classes: `values` holds +1 present and −1 absent; what it lacks is unknown.
 
-    The arrays of `values` may be mapped from a file. Memory: 4 bytes plus the name per image, the name per class,
-    5 bytes per known entry. 9,000,000 images × 5,000 classes with 60,000,000 known entries take about 510 MB.
+    The arrays of `values` may be mapped from a file. Memory: 4 bytes per image, 5 per known entry, and the names.
 
     Uncertain entries are unknown, and listed in `uncertain` beside that: a sparse (N, C) array with −1 at each of them,
     or its soft target for training; None if there are none. `labels.uncertain.decide_uncertain` sets the targets.
@@ -66,13 +64,12 @@ class Table:
         """Build from entries in any order. The last entry of an (image, class) wins; 0 is unknown, 2 uncertain."""
         if not (len(image) == len(column) == len(value)):
             raise ValueError("image, column and value must have the same length")
-        limits = ((image, 0, len(images) - 1), (column, 0, len(classes) - 1), (value, -1, UNCERTAIN))
-        for name, (numbers, least, most) in zip(("image", "class", "value"), limits, strict=True):
+        ranges = ((image, 0, len(images) - 1), (column, 0, len(classes) - 1), (value, -1, UNCERTAIN))
+        for name, (numbers, least, most) in zip(("image", "class", "value"), ranges, strict=True):
             if len(numbers) and not (least <= int(numbers.min()) and int(numbers.max()) <= most):
                 raise ValueError(f"every {name} must be in {least} … {most}")
         order = last_of_each(image, column)
-        if not isinstance(order, slice):
-            image, column, value = image[order], column[order], value[order]
+        image, column, value = image[order], column[order], value[order]
         uncertain = None
         if (is_uncertain := value == UNCERTAIN).any():
             undecided = np.full(int(is_uncertain.sum()), -1, np.float32)
@@ -81,10 +78,9 @@ class Table:
         known = (value != 0) & ~is_uncertain
         if not known.all():
             image, column, value = image[known], column[known], value[known]
-        start = np.zeros(len(images) + 1, np.int64)
-        np.cumsum(np.bincount(image, minlength=len(images)), out=start[1:])
+        start = np.append(0, np.cumsum(np.bincount(image, minlength=len(images))))
         table = cls.from_parts(images, classes, start, column, value.astype(np.int8, copy=False))
-        return table if uncertain is None else cls(images, classes, table.values, uncertain)
+        return replace(table, uncertain=uncertain)
 
     @classmethod
     def from_dense(
@@ -149,8 +145,7 @@ class Table:
             and self.images == other.images
             and self.classes == other.classes
             and _are_equal(self.values, other.values)
-            and (self.uncertain is None) == (other.uncertain is None)
-            and (self.uncertain is None or _are_equal(self.uncertain, other.uncertain))
+            and _are_equal(self.uncertain, other.uncertain)
         )
 
     def rows(self, index: ArrayLike) -> NDArray[np.int8]:
@@ -179,7 +174,7 @@ class Table:
         values = self.values.copy()
         values.data *= mask
         values.eliminate_zeros()
-        return Table(self.images, self.classes, values, self.uncertain)
+        return replace(self, values=values)
 
     def subset(self, images: ArrayLike | None = None, classes: ArrayLike | None = None) -> Table:
         """Some images and classes, by index and in the given order."""
@@ -198,10 +193,7 @@ class Table:
     def split(
         self, shares: Sequence[float], *, groups: Sequence[Any] | None = None, seed: int = 0
     ) -> tuple[Table, ...]:
-        """Parts with the given shares, stratified by known labels; images of one group stay together.
-
-        `halflabel.labels.split.assign_parts` returns the part of each image instead.
-        """
+        """Parts with the given shares, stratified by known labels; images of one group stay together."""
         from halflabel.labels.split import assign_parts
 
         part = assign_parts(self, shares, groups=groups, seed=seed)
@@ -225,8 +217,10 @@ class Table:
     def stats(self) -> Stats:
         """Counts of known labels, per class and per image."""
         present = self.values > 0
-        known, positives = (_count(values.indices, len(self.classes)) for values in (self.values, present))
         uncertain = () if self.uncertain is None else self.uncertain.indices
+        known, positives, undecided = (
+            np.bincount(columns, minlength=len(self.classes)) for columns in (self.column, present.indices, uncertain)
+        )
         return Stats(
             images=len(self.images),
             classes=len(self.classes),
@@ -235,7 +229,7 @@ class Table:
             positives=positives,
             negatives=known - positives,
             unknown=len(self.images) - known,
-            uncertain=np.bincount(uncertain, minlength=len(self.classes)),
+            uncertain=undecided,
             known_per_image=np.bincount(np.diff(self.start), minlength=1),
             positives_per_image=np.bincount(np.diff(present.indptr), minlength=1),
         )
@@ -329,9 +323,8 @@ class Pair(NamedTuple):
 def count_together(table: Table) -> tuple[csr_array, csr_array]:
     """(together, seen), sparse (C, C): images with i and j present, and with i present and j known.
 
-    P(j | i) = together / seen. Images where j is unknown do not count, so missing labels do not pull towards absence; a
-    pair that is not stored in `seen` was never observed. In tables without negatives every known j is present and P is
-    1: use only `together` there.
+    P(j | i) = together / seen: missing labels do not pull towards absence. In tables without negatives every known j is
+    present and P is 1: use only `together` there.
     """
     present = table.keep(table.value > 0)
     return _count_pairs(present, present), _count_pairs(present, table)
@@ -393,13 +386,9 @@ def _most_frequent(together: csr_array, n: int) -> tuple[NDArray[Any], NDArray[A
     return row[order], col[order], count[order]
 
 
-def _count(numbers: NDArray[Any], size: int) -> NDArray[np.int64]:
-    """How often each of 0 … size − 1 occurs; in chunks, as bincount converts to 8 bytes per entry."""
-    chunks = (numbers[first : first + _CHUNK] for first in range(0, len(numbers), _CHUNK))
-    return sum((np.bincount(chunk, minlength=size) for chunk in chunks), np.zeros(size, np.int64))
-
-
-def _are_equal(one: csr_array, other: csr_array) -> bool:
+def _are_equal(one: csr_array | None, other: csr_array | None) -> bool:
+    if one is None or other is None:
+        return one is other
     return all(np.array_equal(getattr(one, part), getattr(other, part)) for part in ("indptr", "indices", "data"))
 
 
@@ -417,27 +406,11 @@ def _check_indices(index: ArrayLike, size: int) -> NDArray[np.int64]:
 def last_of_each(image: NDArray[Any], column: NDArray[Any]) -> NDArray[np.int64] | slice:
     """The positions of the last entry of each (image, class), ordered by image and class.
 
-    Returns slice(None) if the entries are already distinct and in that order. Entries with ascending images, as in most
-    files, are sorted in chunks of some millions.
+    Returns slice(None) if the entries are already distinct and in that order.
     """
-    ascends = all(
-        bool(np.all(image[first : first + _CHUNK][1:] >= image[first : first + _CHUNK][:-1]))
-        for first in range(0, len(image), _CHUNK - 1)
-    )
-    chunks: list[NDArray[np.int64]] = []
-    first, is_ordered = 0, True
-    while first < len(image):
-        end = len(image)
-        if ascends and first + _CHUNK < end:
-            # Extend the chunk to the end of its last image.
-            end = int(np.searchsorted(image, image[first + _CHUNK], side="right"))
-        key = image[first:end].astype(np.int64) * (int(column[first:end].max()) + 1) + column[first:end]
-        if np.all(key[1:] > key[:-1]):
-            chunks.append(np.arange(first, end))
-        else:
-            is_ordered = False
-            order = np.argsort(key, kind="stable")
-            key = key[order]
-            chunks.append(order[np.append(key[1:] != key[:-1], True)] + first)
-        first = end
-    return slice(None) if is_ordered else np.concatenate(chunks)
+    is_next_class = (image[1:] == image[:-1]) & (column[1:] > column[:-1])
+    if np.all(is_next_class | (image[1:] > image[:-1])):
+        return slice(None)
+    key = image.astype(np.int64) * (int(column.max()) + 1) + column
+    order = np.argsort(key, kind="stable")
+    return np.asarray(order[np.append(np.diff(key[order]) > 0, True)])

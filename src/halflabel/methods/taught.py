@@ -139,10 +139,7 @@ class Taught(Relabeler):
             has_score = ~np.isnan(t)
             x = logit(t.astype(np.float64))
             scored = np.where(has_score, labels, 0)
-            if has_negatives:
-                calibration = fit_platt(torch.from_numpy(x), torch.from_numpy(scored))
-            else:
-                calibration = fit_positives_only(x, labels)
+            calibration = fit_platt(x, scored) if has_negatives else fit_positives_only(x, labels)
             q = calibration.scores(torch.from_numpy(x)).nan_to_num(0.0).float().numpy()
             trust = self.largest_trust * class_trust(t, scored, against_unknown=not has_negatives)
         self.register_buffer("probability", torch.from_numpy(q))

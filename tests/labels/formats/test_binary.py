@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from label_files import GOLDEN_FILES
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels import formats, table
+from halflabel.labels import formats
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import Names
 from halflabel.labels.policy import Policy
-from halflabel.labels.table import Table, last_of_each
+from halflabel.labels.table import Table
 
 BEFORE_CHECKSUM = b"halflabel labels 1, CRC-32 "
 
@@ -299,35 +299,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None
         formats.write(make_rows().training, path)
     assert [file.name for file in tmp_path.iterdir()] == ["a.labels"]
     assert path.read_bytes() == before
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(-1, 1)), max_size=40), st.booleans())
-def test_the_last_of_each_in_pieces(entries: list[tuple[int, int, int]], ascending: bool) -> None:
-    """Against a dictionary; pieces of three entries, so that images are cut in two."""
-    if ascending:
-        entries = sorted(entries, key=lambda entry: entry[0])
-    image, column, value = np.array(entries, np.int64).reshape(-1, 3).T
-    held = {(i, c): v for i, c, v in entries}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table, "_CHUNK", 3)
-        order = last_of_each(image, column)
-        written = Table.from_entries(Names.numbered(5), Names.numbered(4), image, column, value)
-        part = written.keep(written.value > 0)
-        small = written.digest()
-        counted = written.stats
-        turned = written.subset([4, 2, 3])
-    result = list(zip(image[order].tolist(), column[order].tolist(), strict=True))
-    assert result == sorted(held)
-    assert value[order].tolist() == [held[pair] for pair in result]
-    assert {(i, c): v for i, c, v in zip(*(part.tolist() for part in written.entries()), strict=True)} == {
-        pair: v for pair, v in held.items() if v
-    }
-    assert np.array_equal(part.dense(), np.maximum(written.dense(), 0))
-    assert written.digest() == small
-    assert counted.positives.tolist() == (written.dense() > 0).sum(0).tolist()
-    assert counted.negatives.tolist() == (written.dense() < 0).sum(0).tolist()
-    assert np.array_equal(turned.dense(), written.dense()[[4, 2, 3]])
-    assert list(turned.images) == ["4", "2", "3"]
 
 
 def test_names_contain() -> None:
