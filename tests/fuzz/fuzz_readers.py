@@ -103,7 +103,7 @@ def _ways(name: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     from halflabel.labels import formats
     from halflabel.labels.policy import Policy
 
-    uses = formats._module(name).USES
+    uses = formats.format_of(name).USES
     choices = [choice for choice in _POLICIES if set(choice) <= set(uses)]
     for path in [folder, *sorted(folder.rglob("*"))]:
         for choice in choices:

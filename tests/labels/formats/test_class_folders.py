@@ -9,7 +9,7 @@ from label_files import GOLDEN_FILES, label_error
 
 from halflabel.errors import LabelError, UserError
 from halflabel.labels import formats
-from halflabel.labels.formats import class_folders
+from halflabel.labels.formats.class_folders import class_folders
 from halflabel.labels.policy import Policy
 
 GOLDEN = GOLDEN_FILES / "class_folders" / "photos"

@@ -57,7 +57,7 @@ def test_audit_says_what_became_what() -> None:
     audit = coco.read(GOLDEN, UNKNOWN).audit
     assert [tuple(line) for line in audit.value_counts] == [("annotation", "present", 4), ("not listed", "unknown", 8)]
     assert "1 images have no annotation: nothing in them, or not finished?" in audit.notes
-    assert any(note.startswith("1 further annotations") for note in audit.notes)
+    assert any(note.startswith("1 further labels") for note in audit.notes)
     assert any(note.startswith("1 annotations are crowds") for note in audit.notes)
     audit = coco.read(GOLDEN, ABSENT).audit
     assert ("not listed", "absent", 8) in [tuple(line) for line in audit.value_counts]

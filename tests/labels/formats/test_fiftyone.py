@@ -71,7 +71,7 @@ def test_golden_targets_of_every_kind() -> None:
     # null is an image that nobody has labelled, an empty list one where nothing was found.
     absent = fiftyone.read(path, ABSENT)
     assert absent.table().dense().tolist() == [[-1, 1], [1, 1], [0, 0], [1, -1], [-1, -1]]
-    assert any(note.startswith("1 images have null") for note in absent.audit.notes)
+    assert any(note.startswith("1 images were labelled by nobody") for note in absent.audit.notes)
 
 
 def test_names_without_a_list_of_classes(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_present_wins_over_the_negatives(tmp_path: Path) -> None:
     (tmp_path / "negatives.json").write_text('{"classes": ["cat"], "labels": {"x": [0]}}')
     result = fiftyone.read(tmp_path, Policy())
     assert result.table().dense().tolist() == [[1]]
-    assert any("in both files" in note for note in result.audit.notes)
+    assert any("both present and absent" in note for note in result.audit.notes)
 
 
 def test_faults(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_contradiction_keeps_both_rows_and_present_wins() -> None:
     both = (rows.image == 0) & (rows.column == 2)
     assert rows.value[both].tolist() == [-1, 1]
     assert rows.count_conflicts() == 1
-    assert any("1 entries have a box and are in neg_category_ids" in note for note in result.audit.notes)
+    assert any("1 entries are both present and absent" in note for note in result.audit.notes)
 
 
 def test_audit_says_what_became_what() -> None:
@@ -60,7 +60,7 @@ def test_audit_says_what_became_what() -> None:
     ]
     assert any(note.startswith("1 entries are not exhaustive") for note in audit.notes)
     assert any(note.startswith("1 entries are marked not exhaustive but have no box") for note in audit.notes)
-    assert any(note.startswith("1 further annotations") for note in audit.notes)
+    assert any(note.startswith("1 further labels") for note in audit.notes)
 
 
 def test_file_name_comes_before_coco_url_and_id(tmp_path: Path) -> None:

@@ -78,6 +78,9 @@ FORMATS = {
 }
 
 
+_TOOLS = {  # in the module annotation_tools
+    *("labelme", "via", "megadetector", "datumaro", "cvat", "labelbox", "sagemaker", "coco_results", "voc_xml", "kitti")
+}
 _COCO = re.compile('"(categories|category_id|caption)"')
 _PLUGIN_FORMATS: dict[str, tuple[str, ModuleType]] = {}  # of plugins: name -> description, module
 
@@ -103,18 +106,21 @@ def known_formats() -> dict[str, str]:
     return {**{name: description for name, (description, _) in _PLUGIN_FORMATS.items()}, **FORMATS}
 
 
-def _module(name: str) -> ModuleType:
+def format_of(name: str) -> Any:
+    """The module of a format, or its `RecordFormat`."""
     formats = known_formats()
     if name not in formats:
         raise UserError(f"no label format is called {name!r}", f"use one of: {', '.join(formats)}")
     if name in _PLUGIN_FORMATS:
         return _PLUGIN_FORMATS[name][1]
-    return import_module(f"halflabel.labels.formats.{name.replace('-', '_')}")
+    name = name.replace("-", "_")
+    module = import_module(f"halflabel.labels.formats.{'annotation_tools' if name in _TOOLS else name}")
+    return getattr(module, name, module)
 
 
 def _call(name: str, part: str, *values: Any, **options: Any) -> Any:
     """Call `sniff`, `read` or `write` of a format; an error in a plugin becomes a UserError that names its file."""
-    module = _module(name)
+    module = format_of(name)
     try:
         result = getattr(module, part)(*values, **options)
         if name in _PLUGIN_FORMATS and part == "read" and not isinstance(result, LabelImport):
@@ -220,14 +226,14 @@ def _read(path: Path, policy: Policy, name: str, is_stated: bool) -> LabelImport
         name, policy = reading.format, reading.policy
     if name in FORMATS:
         refuse_other_content(path)
-    policy.check(_module(name).USES, name)
+    policy.check(format_of(name).USES, name)
     result: LabelImport = _call(name, "read", path, policy)
     for names, several in ((result.rows.images, "images"), (result.rows.classes, "classes")):
         if pc.any(pc.match_substring(names.array, "\0")).as_py():
             raise LabelError(f"the names of {several} contain the character NUL", "export the labels again", path)
         if (example := names.look_alikes(ignore_case=several == "classes")) is not None:
             first, second = map(ascii, example)
-            can_merge = several == "classes" and "merge_names" in _module(name).USES
+            can_merge = several == "classes" and "merge_names" in format_of(name).USES
             fix = "add ‹merge_names› to read them as one" if can_merge else "write one name"
             result.audit.note(f"some {several} are nearly the same, such as {first} and {second}: {fix}")
     return result
@@ -235,7 +241,7 @@ def _read(path: Path, policy: Policy, name: str, is_stated: bool) -> LabelImport
 
 def can_ignore_columns(path: Path, format: str = "auto") -> bool:
     """Whether the format of a label file takes the option to ignore a column."""
-    return "ignore" in _module(detect_format(path) if format == "auto" else format).USES
+    return "ignore" in format_of(detect_format(path) if format == "auto" else format).USES
 
 
 def add_to_table(
@@ -272,7 +278,7 @@ def add_to_table(
 
 def written_formats() -> list[str]:
     """The names of the formats that can be written, not only read."""
-    return [name for name in known_formats() if hasattr(_module(name), "write")]
+    return [name for name in known_formats() if hasattr(format_of(name), "write")]
 
 
 def default_format(path: str | Path) -> str:
@@ -297,7 +303,7 @@ def write(
     `image_url` of label-studio; options of other formats are refused.
     """
     format = default_format(path) if format == "auto" else format
-    module = _module(format)
+    module = format_of(format)
     if not hasattr(module, "write"):
         only_read = f"the format {format!r} is only read", f"write one of: {', '.join(written_formats())}"
         raise UserError(*getattr(module, "CANNOT_WRITE", only_read))

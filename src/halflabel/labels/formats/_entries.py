@@ -29,8 +29,8 @@ class Entries:
 
     def __init__(self, format: str, *files: Path, images: Iterable[str] = (), classes: Iterable[str] = ()) -> None:
         self.audit = Audit(format, [str(file) for file in files])
-        self.images = {name: number for number, name in enumerate(images)}
-        self.classes = {name: number for number, name in enumerate(classes)}
+        self.images = {name: number for number, name in enumerate(dict.fromkeys(images))}
+        self.classes = {name: number for number, name in enumerate(dict.fromkeys(classes))}
         self.sources: dict[str, int] = {}
         self._counts: Counter[tuple[str, int | None]] = Counter()
         self._rows: list[tuple[int, int, int, int, float]] = []

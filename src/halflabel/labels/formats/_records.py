@@ -1,8 +1,6 @@
-"""Files with one record per image: `reader` makes the `read` of a format from its `entries(path, policy)`.
+"""Files with one record per image: a `RecordFormat` is declared by the records, declared classes and notes of its file.
 
-`entries` yields an ImageRecord for each image, and a text for each class that the file declares. What all these formats
-share is done here, once: the names of images, several boxes of one class, images that are listed twice, scores of
-models, and the question what it means that a class is not listed.
+Names of images, repeated labels, scores of models and what is not listed are handled here, once.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,27 +47,39 @@ class ImageRecord(NamedTuple):
     image: Node
     labels: list[Label]
     is_labelled: bool = True
+    has_absent: bool = False  # the file lists absent classes too, perhaps none
 
 
-def reader(
-    format: str,
-    entries: Callable[[Path, Policy], Iterator[ImageRecord | str]],
-    *,
-    default: str = "",
-    complete: str = "every class was looked for",
-) -> Callable[[Path, Policy], LabelImport]:
-    """The `read` of a format.
+class Note(NamedTuple):
+    """A note for the audit that begins with a number; none for 0."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """A format that is declared by its `entries`; it has what the module of a format has.
 
     Where nothing says absent, `unlisted` must be stated, unless `default` holds; `complete` says what "absent" means.
     """
 
-    def read(path: Path, policy: Policy) -> LabelImport:
-        parts = list(entries(path, policy))
-        records = [part for part in parts if not isinstance(part, str)]
-        images = _distinct(records)
+    name: str
+    entries: Callable[[Path, Policy], Iterator[ImageRecord | Note | str]]
+    USES: tuple[str, ...]
+    sniff: Callable[[Path], bool]
+    default: str = ""
+    complete: str = "every class was looked for"
+    has_paths: bool = True  # names of images are paths of other machines, or URLs
+
+    def read(self, path: Path, policy: Policy) -> LabelImport:
+        """Read the labels of all images."""
+        parts = list(self.entries(path, policy))
+        records = [part for part in parts if isinstance(part, ImageRecord)]
+        images = _distinct(records, self.has_paths)
         labels = {name: _distinct_labels(record.labels) for name, record in images.items()}
-        threshold = _machine_threshold(labels, policy, path)
-        result = Entries(format, path, images=images, classes=[part for part in parts if isinstance(part, str)])
+        threshold = _machine_threshold(labels, policy, path) if "machine" in self.USES else -math.inf
+        result = Entries(self.name, path, images=images, classes=[part for part in parts if isinstance(part, str)])
         below = 0
         for name, record in images.items():
             for label in record.labels:
@@ -81,21 +92,30 @@ def reader(
             raise LabelError("no image has a label", "check that the labels were exported", path)
         labelled = {name for name, record in images.items() if record.is_labelled}
         open_names = (name for name in labelled if result.classes.keys() - {key[0] for key in labels[name]})
-        says_absent = any(key[2] == -1 for of_image in labels.values() for key in of_image)
-        if not says_absent and not default and next(open_names, None) is not None:
-            require_unlisted(policy, "the file lists what is present", path, complete)
-        note = result.audit.note_count
-        note(len(records) - len(images), "images are listed twice, with the same labels: read once")
+        says_absent = any(record.has_absent or any(each.value == -1 for each in record.labels) for record in records)
+        if not says_absent and not self.default and next(open_names, None) is not None:
+            require_unlisted(policy, "the file lists what is present and nothing says absent", path, self.complete)
         repeats = sum(len(record.labels) for record in images.values()) - sum(map(len, labels.values()))
-        note(repeats, "further labels of a class in the same image: counted once")
-        note(
-            below * math.isinf(threshold), "labels are scores of a model: left out; ‹machine=0.5› reads those from 0.5"
-        )
-        others = (len(images) - len(labelled)) * bool(labelled)
-        note(others, "images were labelled by nobody, or by a model: what is not listed is unknown")
-        return result.read(policy, default=default or "unknown", complete=labelled, conflicts=IN_BOTH)
+        left_out = below * math.isinf(threshold)
+        for note in (
+            *(part for part in parts if isinstance(part, Note)),
+            Note(len(records) - len(images), "images are listed twice, with the same labels: read once"),
+            Note(repeats, "further labels of a class in the same image: counted once"),
+            Note(left_out, "labels are scores of a model: left out; ‹machine=0.5› reads those from 0.5"),
+            Note(
+                (len(images) - len(labelled)) * bool(labelled),
+                "images were labelled by nobody, or by a model: what is not listed is unknown",
+            ),
+        ):
+            result.audit.note_count(*note)
+        return result.read(policy, default=self.default or "unknown", complete=labelled, conflicts=IN_BOTH)
 
-    return read
+
+def record_format(
+    uses: tuple[str, ...], sniff: Callable[[Path], bool], **options: Any
+) -> Callable[[Callable[[Path, Policy], Iterator[ImageRecord | Note | str]]], RecordFormat]:
+    """Declare a format by the function that yields its records, whose name is that of the format."""
+    return lambda entries: RecordFormat(entries.__name__.replace("_", "-"), entries, uses, sniff, **options)
 
 
 def sniffer(endings: str, start: str, *marks: str) -> Callable[[Path], bool]:
@@ -187,12 +207,15 @@ def load_xml(path: Path) -> ElementTree.Element:
         raise LabelError(f"cannot be read as XML ({error})", "export the file again", path) from None
 
 
-def _distinct(records: list[ImageRecord]) -> dict[str, ImageRecord]:
+def _distinct(records: list[ImageRecord], has_paths: bool) -> dict[str, ImageRecord]:
     """The record of each image by its name; LabelError for two records that differ."""
     images: dict[str, ImageRecord] = {}
-    for name, record in zip(image_names([record.image for record in records]), records, strict=True):
+    nodes = [record.image for record in records]
+    names = image_names(nodes) if has_paths else [node.name() for node in nodes]
+    for name, record in zip(names, records, strict=True):
         before = images.setdefault(name, record)
-        if before.image.value != record.image.value or set(before.labels) != set(record.labels):
+        is_same = before.image.value == record.image.value and set(before.labels) == set(record.labels)
+        if before is not record and not is_same:
             raise record.image.error(f"the image {name!r} is listed twice, with different labels", "leave one of them")
     return images
 

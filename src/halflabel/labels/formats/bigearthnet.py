@@ -13,30 +13,29 @@ from typing import Any
 import pyarrow as pa
 
 from halflabel.errors import LabelError
-from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._csv import choose_split
 from halflabel.labels.formats._json import Node, load_json
 from halflabel.labels.formats._parquet import parquet_columns, parquet_files, read_parquet
-from halflabel.labels.formats._records import ImageRecord, Label, reader
+from halflabel.labels.formats._records import ImageRecord, Label, Note, record_format
 from halflabel.labels.policy import Policy
-
-USES = ("unlisted", "split")
 
 _JSON = "*/*_labels_metadata.json"
 _COLUMNS = {"patch_id", "labels"}
 
 
-def sniff(path: Path) -> bool:
+def _is_bigearthnet(path: Path) -> bool:
     """A Parquet file, or a folder of them, with the two columns; or a folder of patches."""
     if path.is_dir() and next(path.glob(_JSON), None) is not None:
         return True
     return set(parquet_columns(path)) >= _COLUMNS
 
 
-def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
+@record_format(("unlisted", "split"), _is_bigearthnet, default="absent")
+def bigearthnet(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
     """The list of each patch."""
     lists = _read_table(path, policy) if parquet_files(path) else _read_folder(path, policy)
     yield from sorted(set().union(*lists.values()))
+    yield Note(len(lists), "patches: neighbours look alike, train with ‹group=^(.*)_[0-9]+_[0-9]+$›, which is the tile")
     for patch, labels in lists.items():
         yield ImageRecord(Node(patch, path), [Label(name, "listed") for name in labels])
 
@@ -72,10 +71,3 @@ def _check(labels: Any, path: Path, patch: object, line: int | None = None) -> l
     if len(set(labels)) < len(labels):
         raise LabelError(f"the patch {patch!r:.60} has a label twice", "list each label once", path, line=line)
     return list(labels)
-
-
-def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the lists."""
-    result = reader("bigearthnet", entries, default="absent")(path, policy)
-    result.audit.note("neighbouring patches look alike: train with ‹group=^(.*)_[0-9]+_[0-9]+$›, which is the tile")
-    return result

@@ -9,14 +9,15 @@ by mediaID if file names repeat.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 
-from halflabel.errors import LabelError
-from halflabel.labels.audit import Audit, LabelImport
 from halflabel.labels.formats._csv import first_line, header_fields
-from halflabel.labels.formats._entries import Entries, utc_time
+from halflabel.labels.formats._entries import utc_time
+from halflabel.labels.formats._json import Node
+from halflabel.labels.formats._records import ImageRecord, Label, Note, RecordFormat
 from halflabel.labels.formats._sheets import CsvTable
 from halflabel.labels.labels import model_source
 from halflabel.labels.names import first_duplicate
@@ -39,35 +40,36 @@ def sniff(path: Path) -> bool:
     return all(columns <= set(header_fields(first_line(folder / name))) for name, columns in needed)
 
 
-def read(path: Path, policy: Policy) -> LabelImport:
-    """Read what was seen in each medium."""
+def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
+    """What was seen in each medium."""
     folder = path if path.is_dir() else path.parent
     media, observations = CsvTable(folder / _MEDIA), CsvTable(folder / _OBSERVATIONS)
-    images = _image_names(media)
-    entries = Entries("camtrap-dp", folder / _OBSERVATIONS, folder / _MEDIA, images=images)
-    places = _places(media, observations, entries.audit)
-    listed, unclear = set[str](), set[str]()
-    cells = zip(*(_cells(observations, name) for name in _COLUMNS), strict=True)
+    labels: list[list[Label]] = [[] for _ in range(len(media))]
+    listed, unclear = set[int](), set[int]()
+    places, events = _places(media, observations)
+    columns = (_cells(observations, name) for name in _COLUMNS)
     scores = observations.numbers("classificationProbability", "use a number from 0 to 1", least=0, most=1).tolist()
-    for row, (kind, species, method, person) in enumerate(cells):
-        name, seen = species or (kind if kind in _NAMELESS else ""), [images[place] for place in places[row]]
+    for row, (kind, species, method, person) in enumerate(zip(*columns, strict=True)):
+        name, how = species or (kind if kind in _NAMELESS else ""), method.strip().lower()
         if not name and kind not in ("blank", *_OPEN):
             message = f"observation type {kind!r} is not known"
             raise observations.error(message, "use animal, human, vehicle, blank, unknown", row=row)
-        (listed if name or kind == "blank" else unclear).update(seen)
-        if name:
-            if (how := method.strip().lower()) not in ("", "human", "machine"):
-                message = f"classification method {method!r:.60} is not known"
-                raise observations.error(message, "use human or machine", row=row)
+        if name and how not in ("", "human", "machine"):
+            message = f"classification method {method!r:.60} is not known"
+            raise observations.error(message, "use human or machine", row=row)
+        (listed if name or kind == "blank" else unclear).update(places[row])
+        if name and places[row]:
+            yield name  # in the order of the observations
+        for place in places[row] if name else ():
             source = model_source(person) if how == "machine" else person
-            for image in seen:
-                entries.add(image, name, 1, "species", source, scores[row])
-    if not entries.classes:
-        fix = "export the observations again"
-        raise LabelError("no observation names a species in a medium", fix, folder / _OBSERVATIONS)
-    rows, audit = entries.read(policy, complete=listed - unclear, default="absent")
-    audit.note("images of one camera look alike: train with ‹group=deploymentID›")
-    return LabelImport(rows, audit)
+            labels[place].append(Label(name, "species", 1, source, scores[row]))
+    for place, name in enumerate(_image_names(media)):
+        yield ImageRecord(Node(name, media.path), labels[place], place in listed - unclear)
+    yield Note(events, "observations of whole events are taken for those of their images that have none of their own")
+    yield Note(len(media), "media: images of one camera look alike, train with ‹group=deploymentID›")
+
+
+read = RecordFormat("camtrap-dp", entries, USES, sniff, default="absent", has_paths=False).read
 
 
 def _cells(sheet: CsvTable, name: str) -> list[str]:
@@ -86,8 +88,11 @@ def _image_names(media: CsvTable) -> list[str]:
     return names if all(names) and len(set(names)) == len(names) else ids
 
 
-def _places(media: CsvTable, observations: CsvTable, audit: Audit) -> list[list[int]]:
-    """The media of each observation; those of an event are of the same deployment, between its start and its end."""
+def _places(media: CsvTable, observations: CsvTable) -> tuple[list[list[int]], int]:
+    """The media of each observation, and the number of observations of events.
+
+    The media of an event are of the same deployment, between its start and its end.
+    """
     number = {name: row for row, name in enumerate(_cells(media, "mediaID"))}
     of_deployment: dict[str, list[int]] = {}
     for place, deployment in enumerate(_cells(media, "deploymentID")):
@@ -98,22 +103,18 @@ def _places(media: CsvTable, observations: CsvTable, audit: Audit) -> list[list[
     own = {place for medium, place in number.items() if medium in observed}
     columns = (_cells(observations, name) for name in ("mediaID", "deploymentID", "eventStart", "eventEnd"))
     for row, (medium, deployment, start, end) in enumerate(zip(*columns, strict=True)):
-        if medium and medium not in number:
-            message = f"{_MEDIA} has no medium {medium!r}"
-            raise observations.error(message, "export both tables again", row=row, column="mediaID")
         if medium:
+            if medium not in number:
+                message = f"{_MEDIA} has no medium {medium!r}"
+                raise observations.error(message, "export both tables again", row=row, column="mediaID")
             places.append([number[medium]])
             continue
-        if not events:
-            media.check_columns(("timestamp",))
+        media.check_columns(("timestamp",))
         first, last = _time(observations, start, row, "eventStart"), _time(observations, end, row, "eventEnd")
         media_of_event = (place for place in of_deployment.get(deployment, ()) if place not in own)
         places.append([place for place in media_of_event if first <= time_of(place) <= last])
         events += 1
-    audit.note_count(
-        events, "observations of whole events are taken for those of their images that have none of their own"
-    )
-    return places
+    return places, events
 
 
 def _time(sheet: CsvTable, text: str, row: int, column: str) -> datetime:

@@ -8,20 +8,19 @@ from pathlib import Path
 
 from halflabel.errors import LabelError
 from halflabel.labels.formats._json import Node
-from halflabel.labels.formats._records import ImageRecord, Label, reader
+from halflabel.labels.formats._records import ImageRecord, Label, record_format
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, SPLITS, folders_with_images
 from halflabel.labels.policy import Policy
 
-USES = ("unlisted", "ignore")
 
-
-def sniff(path: Path) -> bool:
+def _is_class_folders(path: Path) -> bool:
     """A folder of two or more folders with images, none of which has the name of a split."""
     folders = [name.lower() for name, _ in folders_with_images(path)] if path.is_dir() else []
     return len(folders) > 1 and SPLITS.isdisjoint(folders)
 
 
-def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
+@record_format(("unlisted", "ignore"), _is_class_folders, complete="each image shows nothing else of these classes")
+def class_folders(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
     """The class of each image from its folder; images in deeper folders belong to the first folder's class."""
     names = _class_names(path, policy) if path.is_dir() else []
     count = 0
@@ -53,6 +52,3 @@ def _class_names(path: Path, policy: Policy) -> list[str]:
             fix = f"remove the link, or add ‹ignore={name}›"
             raise LabelError(f"the folder {name!r} is a link that leads back here", fix, path)
     return names
-
-
-read = reader("class-folders", entries, complete="each image shows nothing else of these classes")

@@ -1,15 +1,13 @@
 """COCO JSON: `images`, `annotations` and `categories`. An annotation means present; nothing means absent.
 
-Panoptic annotations list the segments of an image. LVIS is the same with lists of absent classes: `lvis` uses what is
-here.
+Panoptic annotations list the segments of an image. LVIS is the same with lists of absent classes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container
-from operator import itemgetter
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,90 +15,79 @@ import numpy as np
 from numpy.typing import NDArray
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.audit import LabelImport
-from halflabel.labels.formats._entries import Entries, require_unlisted
 from halflabel.labels.formats._json import Id, Node, Record, head_and_tail, load_json, starts_with
+from halflabel.labels.formats._records import ImageRecord, Label, Note, RecordFormat
 from halflabel.labels.formats._write import shortest_float, write_compact_json
 from halflabel.labels.labels import Labels
-from halflabel.labels.policy import Policy
 
 USES = ("unlisted",)
+NEGATIVE = "neg_category_ids"
 
 # Keys of annotations in other people's files that deny them, with the values that do.
 _DENIALS = {"value": (0, -1, "0", "-1", "absent"), "present": (0, "0", "no", "false"), "deleted": (1, "1", "true")}
-_OWN_KEYS = {"score", "source", *_DENIALS}
 _GEOMETRY_KEYS = ("segmentation", "bbox", "keypoints")  # only detectors need them, and they are large
 _LISTS = "name an annotation file with images, annotations and categories; a file of results has no list of images"
-
-Pair = tuple[int, int]  # numbers of an image and a class
-
-
-class Document:
-    """A document with ids resolved: names of images and classes, and the first annotation of each (image, class)."""
-
-    def __init__(self, path: Path) -> None:
-        content = load_json(path, without=_GEOMETRY_KEYS)
-        content.object(_LISTS)
-        lists = {key: content[key].list(_LISTS) for key in ("images", "categories", "annotations")}
-        image_numbers, images = _numbered(lists["images"], content["images"], "file_name")
-        self.class_numbers, classes = _numbered(lists["categories"], content["categories"], "name")
-        self.image_nodes = lists["images"]
-        self.present: dict[Pair, Record] = {}
-        self.counts: Counter[str] = Counter()
-        for node in lists["annotations"]:
-            record = node.object()
-            if not _OWN_KEYS.isdisjoint(record):
-                _check_annotation(node)
-            image = image_numbers[find(node["image_id"], image_numbers, "images")]
-            for part in node["segments_info"].list() if "segments_info" in record else (node,):
-                self.present.setdefault((image, self.find_class(part["category_id"])), record)
-                self.counts.update(key for key in ("iscrowd", "ignore") if part[key].value == 1)
-                self.counts["all"] += 1
-        self.repeats = self.counts["all"] - len(self.present)
-        self.images, self.classes = list(images), list(classes)
-
-    def find_class(self, node: Node) -> int:
-        """The number of the class that a node names by its id."""
-        return self.class_numbers[find(node, self.class_numbers, "categories")]
-
-    def entries(self, form: str, path: Path, absent: dict[Pair, str]) -> Entries:
-        """Each absent and then each present pair, in order; annotations may have a source and a score."""
-        entries = Entries(form, path, images=self.images, classes=self.classes)
-        for (image, column), raw in sorted(absent.items()):
-            entries.add(self.images[image], self.classes[column], -1, raw)
-        for (image, column), record in sorted(self.present.items(), key=itemgetter(0)):
-            source, score = record.get("source"), record.get("score")
-            if source is None:
-                source = "" if score is None else "model"  # people give no scores
-            score = math.nan if score is None else float(score)
-            entries.add(self.images[image], self.classes[column], 1, "annotation", source, score)
-        repeats = "further annotations of a class already present in the image: counted once"
-        entries.audit.note_count(self.repeats, repeats)
-        for key, what in (("iscrowd", "crowds"), ("ignore", "to be ignored")):
-            entries.audit.note_count(self.counts[key], f"annotations are {what} ({key}): counted as present")
-        return entries
 
 
 def sniff(path: Path) -> bool:
     """A JSON file; COCO is the last JSON format to be tried."""
-    if not path.is_file():
-        return False
-    if path.suffix.lower() == ".json":
+    if path.is_file() and path.suffix.lower() == ".json":
         return True
     text = head_and_tail(path) if path.suffix.lower() not in (".jsonl", ".csv", ".parquet") else ""
     return starts_with(text, "{") and '"annotations"' in text and '"categories"' in text
 
 
-def read(path: Path, policy: Policy) -> LabelImport:
-    """Read annotations as present, several of a class in one image as one; `unlisted` must be stated."""
-    document = Document(path)
-    if any("neg_category_ids" in node.value for node in document.image_nodes):
-        raise LabelError("images have neg_category_ids, so this is LVIS", "add ‹format=lvis›", path)
-    require_unlisted(policy, "every annotation says present and none says absent", path, "the annotations are complete")
-    rows, audit = document.entries("coco", path, {}).read(policy)
-    empty = len(document.images) - len({image for image, _ in document.present})
-    audit.note_count(empty, "images have no annotation: nothing in them, or not finished?")
-    return LabelImport(rows, audit)
+def records(path: Path, is_lvis: bool) -> Iterator[ImageRecord | Note | str]:
+    """The classes that are annotated in each image, and those in its `neg_category_ids`."""
+    content = load_json(path, without=_GEOMETRY_KEYS)
+    content.object(_LISTS)
+    images, categories, annotations = (content[key].list(_LISTS) for key in ("images", "categories", "annotations"))
+    image_names = _names_by_id(images, content["images"], "file_name")
+    classes = _names_by_id(categories, content["categories"], "name")
+    if any(NEGATIVE in node.value for node in images) != is_lvis:
+        what = f"no image has {NEGATIVE}, so this is not LVIS" if is_lvis else f"images have {NEGATIVE}: this is LVIS"
+        raise LabelError(what, f"add ‹format={'coco' if is_lvis else 'lvis'}›", path)
+
+    def class_of(node: Node) -> str:
+        return classes[find(node, classes, "categories")]
+
+    present: dict[Id, list[Label]] = {number: [] for number in image_names}
+    counts: Counter[str] = Counter()
+    for node in annotations:
+        record = node.object()
+        labels = present[find(node["image_id"], image_names, "images")]
+        source, score = _source_and_score(node)
+        for part in node["segments_info"].list() if "segments_info" in record else (node,):
+            labels.append(Label(class_of(part["category_id"]), "annotation", 1, source, score))
+            counts.update(key for key in ("iscrowd", "ignore") if part[key].value == 1)
+    yield from classes.values()
+    for (number, labels), node in zip(present.items(), images, strict=True):
+        lists = {
+            key: node[key].list() if key in node.value else [] for key in (NEGATIVE, "not_exhaustive_category_ids")
+        }
+        absent, partial = ({class_of(each): None for each in of_image} for of_image in lists.values())
+        with_box = sum(name in partial for name in {label.name for label in labels})
+        counts.update(empty=not labels, with_box=with_box, without_box=len(partial) - with_box)
+        name = Node(image_names[number], path)
+        yield ImageRecord(name, [*(Label(each, NEGATIVE, -1) for each in absent), *labels])
+    if not is_lvis:
+        yield Note(counts["empty"], "images have no annotation: nothing in them, or not finished?")
+    yield Note(counts["iscrowd"], "annotations are crowds (iscrowd): counted as present")
+    yield Note(counts["ignore"], "annotations are to be ignored (ignore): counted as present")
+    yield Note(
+        counts["with_box"], "entries are not exhaustive: some instances have no box, they are present all the same"
+    )
+    yield Note(counts["without_box"], "entries are marked not exhaustive but have no box: ignored")
+
+
+read = RecordFormat(
+    "coco",
+    lambda path, policy: records(path, is_lvis=False),
+    USES,
+    sniff,
+    complete="the annotations are complete",
+    has_paths=False,
+).read
 
 
 def keeps_provenance(rows: Labels) -> NDArray[np.bool_]:
@@ -149,8 +136,8 @@ def find(node: Node, ids: Container[Id], which: str) -> Id:
     return key
 
 
-def _numbered(nodes: list[Node], whole: Node, name_key: str) -> tuple[dict[Id, int], dict[str, int]]:
-    """The number of each id and of each name; LabelError for an id or a name that is used twice."""
+def _names_by_id(nodes: list[Node], whole: Node, name_key: str) -> dict[Id, str]:
+    """The name of each id; LabelError for an id or a name that is used twice."""
     if not nodes:
         raise whole.error(f"the list {whole.key!r} is empty", "export the file again")
     ids: dict[Any, int] = {}
@@ -161,7 +148,7 @@ def _numbered(nodes: list[Node], whole: Node, name_key: str) -> tuple[dict[Id, i
             if known.setdefault(value, number) != number:
                 message = f"{value!r} is already used in {whole.key}[{known[value]}]"
                 raise node[key].error(message, "make them different, or remove one of them")
-    return ids, names
+    return dict(zip(ids, names, strict=True))
 
 
 def _name_node(node: Node, key: str) -> Node:
@@ -173,12 +160,14 @@ def _name_node(node: Node, key: str) -> Node:
     return node.child("id", str(node["id"].id()))
 
 
-def _check_annotation(node: Node) -> None:
-    """Raise LabelError for a score or a source of another kind, and for keys that say that the class is absent."""
-    node["score"].score()
-    if not isinstance(node["source"].value, str | None):
-        raise node["source"].error("this is not a source", "write it as text")
+def _source_and_score(node: Node) -> tuple[str, float]:
+    """Those of an annotation; LabelError for another kind, and for keys that say that the class is absent."""
+    source, score = node["source"], node["score"].score()
+    if not isinstance(source.value, str | None):
+        raise source.error("this is not a source", "write it as text")
     for key, denials in _DENIALS.items():
         if (value := node[key].value) in denials:
             message = f"{key} = {value!r} may say that the class is absent, but annotations count as present"
             raise node.error(message, "remove the annotation, or write the absent classes as LVIS")
+    by_default = "" if math.isnan(score) else "model"  # people give no scores
+    return by_default if source.value is None else source.value, score

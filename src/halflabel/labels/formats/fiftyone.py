@@ -2,13 +2,7 @@
 
 The layout of fiftyone.types.FiftyOneImageClassificationDataset. A target is the index or name of a class, or an object
 with `label`, `confidence` and `attributes`. The format has no absent labels, so a second file of the same layout,
-negatives.json, lists the absent classes: FiftyOne reads it into a separate field, as it does for Open Images.
-
-    dataset = fo.Dataset.from_dir(dataset_type=kind, data_path="photos", labels_path="out/labels.json",
-                                  label_field="positive_labels")
-    dataset.merge_dir(dataset_type=kind, data_path="photos", labels_path="out/negatives.json",
-                      label_field="negative_labels")
-
+negatives.json, lists the absent classes: `merge_dir` reads it into another field, as FiftyOne does for Open Images.
 FiftyOne names an image by its path without the file ending; the full names are under "file_names", which it ignores.
 """
 
@@ -16,14 +10,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from halflabel.errors import UserError
-from halflabel.labels.audit import LabelImport
-from halflabel.labels.formats._entries import Entries, require_unlisted
 from halflabel.labels.formats._json import Node, Record, head_and_tail, load_json, starts_with
+from halflabel.labels.formats._records import ImageRecord, Label, RecordFormat
 from halflabel.labels.formats._write import shortest_float, write_compact_json
 from halflabel.labels.labels import Labels
 from halflabel.labels.names import first_duplicate
@@ -41,31 +35,37 @@ _COCO_LISTS = re.compile(r'"(images|annotations|categories)"\s*:\s*\[\s*\{')
 def sniff(path: Path) -> bool:
     """A folder with labels.json, or a JSON file, whose "labels" is an object and which is not COCO."""
     file = path / LABELS if path.is_dir() else path
-    if file.suffix.lower() != ".json":
-        return False
-    text = head_and_tail(file)
-    starts = starts_with(text, "{")
-    return starts and _LABELS_OBJECT.search(text) is not None and _COCO_LISTS.search(text) is None
+    text = head_and_tail(file) if file.suffix.lower() == ".json" else ""
+    return starts_with(text, "{") and bool(_LABELS_OBJECT.search(text)) and not _COCO_LISTS.search(text)
 
 
-def read(path: Path, policy: Policy) -> LabelImport:
-    """Read labels.json as present and negatives.json next to it as absent; without it `unlisted` must be stated.
+def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
+    """The targets of labels.json as present and those of negatives.json next to it as absent.
 
     An image whose target is null has no labels, even if unlisted classes are absent.
     """
-    file = path / LABELS if path.is_dir() else path
-    negatives = file.parent / NEGATIVES
-    has_negatives = negatives.is_file() and file.name != NEGATIVES
-    if not has_negatives:
-        require_unlisted(policy, "every target says present and none says absent", file)
-    entries = Entries("fiftyone", file, *([negatives] if has_negatives else []))
-    if has_negatives:  # first, so that present wins if an entry is in both files
-        _read_file(entries, negatives, -1)
-    unlabelled = _read_file(entries, file, 1)
-    conflicts = "entries are in both files: present wins, both rows are kept"
-    rows, audit = entries.read(policy, complete=entries.images.keys() - unlabelled, conflicts=conflicts)
-    audit.note_count(len(unlabelled), "images have null instead of labels: nothing is known of them")
-    return LabelImport(rows, audit)
+    negatives = _negatives(path)
+    signs = {**({negatives: -1} if negatives else {}), _labels_file(path): 1}
+    labels: dict[str, list[Label]] = {}
+    null = set[str]()
+    for file, sign in signs.items():
+        content = load_json(file)
+        content.object("name labels.json, or the folder that it is in")
+        classes = [node.name() for node in content["classes"].list(optional=True)]
+        if (duplicate := first_duplicate(classes)) is not None:
+            message = f"the class {duplicate!r} is listed twice, so its number is not clear"
+            raise content["classes"].error(message, "list every class once")
+        yield from classes
+        for image, target in _targets(content):
+            null = null | {image} if target.value is None else null - {image}
+            items = target.list() if isinstance(target.value, list) else [target] * (target.value is not None)
+            raw = "target" if sign > 0 else f"target in {NEGATIVES}"
+            labels.setdefault(image, []).extend(_label(item, classes, sign, raw) for item in items)
+    for image, of_image in labels.items():
+        yield ImageRecord(Node(image, path), of_image, image not in null, negatives is not None)
+
+
+read = RecordFormat("fiftyone", entries, USES, sniff, has_paths=False).read
 
 
 def write(rows: Labels, path: Path) -> None:
@@ -118,39 +118,29 @@ def _key(image: str) -> str:
     return stem if dot and stem and not stem.endswith("/") and "/" not in suffix else image
 
 
-def _read_file(entries: Entries, path: Path, sign: int) -> set[str]:
-    """Read one file; returns the images without labels in it (null)."""
-    content = load_json(path)
-    content.object("name labels.json, or the folder that it is in")
-    classes = [node.name() for node in content["classes"].list(optional=True)]
-    if (duplicate := first_duplicate(classes)) is not None:
-        message = f"the class {duplicate!r} is listed twice, so its number is not clear"
-        raise content["classes"].error(message, "list every class once")
-    for name in classes:
-        entries.add_class(name)
+def _labels_file(path: Path) -> Path:
+    return path / LABELS if path.is_dir() else path
+
+
+def _negatives(path: Path) -> Path | None:
+    """The file of absent classes next to labels.json."""
+    file = _labels_file(path).with_name(NEGATIVES)
+    return file if file.is_file() and file != path else None
+
+
+def _targets(content: Node) -> Iterator[tuple[str, Node]]:
+    """Each image of a file with its targets; an error names both by the key."""
     labels, files = content["labels"], content["file_names"]
     if not labels.object("map each image to its targets"):
         raise labels.error("there are no labels", "map each image to its targets")
     name_of = files.value if isinstance(files.value, dict) else {}
-    if (duplicate_image := first_duplicate(str(name_of.get(key, key)) for key in labels.value)) is not None:
-        raise files.error(f"the image {duplicate_image!r} has labels twice", "leave one of them")
-    unlabelled = set()
+    if (duplicate := first_duplicate(str(name_of.get(key, key)) for key in labels.value)) is not None:
+        raise files.error(f"the image {duplicate!r} has labels twice", "leave one of them")
     for key, target in labels.value.items():
-        node = Node(target, path, labels, f"[{key!r}]")
-        image = Node(name_of.get(key, key), path, labels, f"[{key!r}]").name()
-        entries.add_image(image)
-        if target is None:
-            unlabelled.add(image)
-        for item in node.list() if isinstance(target, list) else [node] * (target is not None):
-            label, source, confidence = _read_target(item, classes)
-            if classes and label not in entries.classes:
-                raise item.error(f"{label!r} is not in the list 'classes'", "add it to the list")
-            raw = "target" if sign > 0 else f"target in {NEGATIVES}"
-            entries.add(image, label, sign, raw, source, confidence)
-    return unlabelled
+        yield labels.child(f"[{key!r}]", name_of.get(key, key)).name(), labels.child(f"[{key!r}]", target)
 
 
-def _read_target(node: Node, classes: list[str]) -> tuple[str, str, float]:
+def _label(node: Node, classes: list[str], sign: int, raw: str) -> Label:
     """The class, source and score of a target: the number or name of a class, or an object."""
     target = node["label"] if isinstance(node.value, dict) else node
     if isinstance(target.value, int) and not isinstance(target.value, bool):
@@ -158,7 +148,9 @@ def _read_target(node: Node, classes: list[str]) -> tuple[str, str, float]:
             message = f"class number {target.value}, but only {len(classes)} classes are listed"
             raise target.error(message, "complete the list 'classes'")
         target = node.child("label", classes[target.value])
+    if classes and target.name() not in classes:
+        raise node.error(f"{target.value!r} is not in the list 'classes'", "add it to the list")
     confidence, source = node["confidence"].score(), node["attributes"]["source"].value
     if source is None and not math.isnan(confidence):
         source = "model"  # people give no confidences
-    return target.name(), source if isinstance(source, str) else "", confidence
+    return Label(target.name(), raw, sign, source if isinstance(source, str) else "", confidence)

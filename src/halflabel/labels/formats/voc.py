@@ -6,18 +6,19 @@ it is unknown unless `policy.difficult` states otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from halflabel.errors import LabelError
-from halflabel.labels.audit import LabelImport
 from halflabel.labels.formats._csv import choose_split, distinct_names, existing_path, numbered_fields
-from halflabel.labels.formats._entries import Entries
+from halflabel.labels.formats._json import Node
+from halflabel.labels.formats._records import ImageRecord, Label, Note, RecordFormat
 from halflabel.labels.policy import LABEL_VALUES, Policy
 from halflabel.system.files import is_utf8
 
 USES = ("difficult", "split")
 
-_FLAGS = {"1": 1, "+1": 1, "0": 0, "-1": -1}
+_FLAGS = ("1", "+1", "0", "-1")
 _FIX_ORDER = "every class file must list the same images in the same order"
 
 
@@ -30,8 +31,8 @@ def sniff(path: Path) -> bool:
         return False
 
 
-def read(path: Path, policy: Policy) -> LabelImport:
-    """Read one split. Classes are in alphabetical order, the same for every split."""
+def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | Note | str]:
+    """The flags of one split. Classes are in alphabetical order, the same for every split."""
     main = _main_folder(existing_path(path, folder=True))
     splits = _class_files(main)
     if not splits:
@@ -43,16 +44,23 @@ def read(path: Path, policy: Policy) -> LabelImport:
         listing = next(iter(files.values()))
     images = distinct_names(((line, fields[0]) for line, fields in numbered_fields(listing)), listing)
     flags = [_read_flags(file, listing, images) for file in files.values()]
-    meaning = policy.difficult or "unknown"
-    entries = Entries("voc", *files.values(), images=images, classes=files)
+    values = {"1": 1, "-1": -1, "0": LABEL_VALUES[policy.difficult or "unknown"] or None}
+    yield from files
     for image, of_classes in zip(images, zip(*flags, strict=True), strict=True):
-        for name, flag in zip(files, of_classes, strict=True):
-            entries.add(image, name, flag or LABEL_VALUES[meaning] or None, str(flag), "" if flag else "difficult")
-    rows, audit = entries.build(), entries.audit
-    if any(0 in column for column in flags) and policy.difficult is None:
-        audit.note("flag 0 means difficult objects only: read as unknown; ‹difficult=present› or absent changes that")
-    audit.note_names("splits not read", [name for name in splits if name != split])
-    return LabelImport(rows, audit)
+        yield ImageRecord(
+            Node(image, listing),
+            [
+                Label(name, flag, values[flag], "difficult" if flag == "0" else "")
+                for name, flag in zip(files, of_classes, strict=True)
+            ],
+        )
+    difficult = sum(column.count("0") for column in flags) if policy.difficult is None else 0
+    yield Note(difficult, "flags 0 mean difficult objects only: unknown; ‹difficult=present› or absent changes that")
+    others = [name for name in splits if name != split]
+    yield Note(len(others), f"other splits are not read: {', '.join(others)}")
+
+
+read = RecordFormat("voc", entries, USES, sniff, default="unknown", has_paths=False).read
 
 
 def _main_folder(path: Path) -> Path:
@@ -77,9 +85,9 @@ def _class_files(main: Path) -> dict[str, dict[str, Path]]:
     return files
 
 
-def _read_flags(file: Path, listing: Path, images: list[str]) -> list[int]:
-    """The flags of one class file, in the order of `images`: −1, 0 or 1."""
-    flags: list[int] = []
+def _read_flags(file: Path, listing: Path, images: list[str]) -> list[str]:
+    """The flags of one class file, in the order of `images`."""
+    flags: list[str] = []
     line = 0
     for line, fields in numbered_fields(file):
         message, fix = "", _FIX_ORDER
@@ -93,7 +101,7 @@ def _read_flags(file: Path, listing: Path, images: list[str]) -> list[int]:
             message = f"image {fields[0]!r} is where {listing.name} has {images[len(flags)]!r}"
         if message:
             raise LabelError(message, fix, file, line=line)
-        flags.append(_FLAGS[fields[1]])
+        flags.append(fields[1].lstrip("+"))
     if len(flags) < len(images):
         message = f"the file ends after {len(flags)} images, but {listing.name} lists {len(images)}"
         raise LabelError(message, _FIX_ORDER, file, line=line)

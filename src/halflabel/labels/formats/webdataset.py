@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from halflabel.errors import LabelError
-from halflabel.labels.audit import LabelImport
-from halflabel.labels.formats._entries import Entries, require_unlisted
 from halflabel.labels.formats._json import Node, Record
+from halflabel.labels.formats._records import ImageRecord, Label, RecordFormat
 from halflabel.labels.formats._write import shortest_float, split_by_image
 from halflabel.labels.formats.imagefolder import IMAGE_COLUMN
 from halflabel.labels.formats.tags import LIST_COLUMNS
@@ -44,47 +43,33 @@ def sniff(path: Path) -> bool:
     return bool(tar_files(path))
 
 
-def read(path: Path, policy: Policy) -> LabelImport:
-    """Read the labels of every image; if nothing says absent, `unlisted` must be stated."""
+def entries(path: Path, policy: Policy) -> Iterator[ImageRecord]:
+    """The lists of each image, and perhaps their sources and scores in parallel lists."""
     tars = tar_files(path)
     if not tars:
         raise LabelError("there are no tars", "name the folder with the .tar files", path)
-    entries = Entries("webdataset", path)
-    says_absent = False
-    complete = set()
+    places: dict[str, Node] = {}
     for image, place, data in _samples(tars):
         node = Node({}, path / place)
-        if place:
-            record, is_labelled = _read_record(data, node)
-            node = Node(record, node.path)
-        image = node[IMAGE_COLUMN].name() if IMAGE_COLUMN in node.value else image
-        says_absent |= "absent" in node.value
-        _add_lists(entries, image, node)
-        if place and not is_labelled:
-            entries.add(image, "", None, _NO_LABEL)
-        elif node.value.get("labels") or node.value.get("absent", place):  # two empty lists know nothing
-            complete.add(image)
-    if not entries.classes:
-        fix = "name the file with the labels, or write KEY.json with a list called labels"
-        raise LabelError("no image has labels in .json, .cls or .txt", fix, path)
-    if not says_absent:
-        require_unlisted(policy, "the lists say present and nothing says absent", path)
-    entries.audit.note_count(len(entries.images) - len(complete), "images have no label: nothing is known of them")
-    return entries.read(policy, complete=complete)
+        record, is_labelled = _read_record(data, node) if place else ({}, False)
+        node = Node(record, node.path)
+        name = node[IMAGE_COLUMN] if IMAGE_COLUMN in record else Node(image, node.path)
+        if places.setdefault(name.name(), node) is not node:
+            raise node.error(f"image {name.value!r} occurs twice", "leave one of them")
+        labels = []
+        for key, sign in _LISTS.items():
+            listed = node[key].list("write a list of class names, or []", optional=True)
+            sources, scores = (_parallel(node[f"{key}_{kind}"], len(listed)) for kind in ("source", "score"))
+            for label, source, score in zip(listed, sources, scores, strict=True):
+                of_source = "" if source.value is None else str(source.value)
+                labels.append(Label(label.name(), f"in {key}", sign, of_source, score.score()))
+        # Two empty lists know nothing.
+        yield ImageRecord(
+            name, labels, is_labelled and bool(record.get("labels") or record.get("absent", True)), "absent" in record
+        )
 
 
-def _add_lists(entries: Entries, image: str, node: Node) -> None:
-    """Add the labels of one image: its lists, and perhaps their sources and scores in parallel lists."""
-    if image in entries.images:
-        raise node.error(f"image {image!r} occurs twice", "leave one of them")
-    entries.add_image(image)
-    # Present comes last, so that it wins if a class is in both lists.
-    for name, sign in reversed(_LISTS.items()):
-        labels = node[name].list("write a list of class names, or []", optional=True)
-        sources, scores = (_parallel(node[f"{name}_{kind}"], len(labels)) for kind in ("source", "score"))
-        for label, source, score in zip(labels, sources, scores, strict=True):
-            of_source = "" if source.value is None else str(source.value)
-            entries.add(image, label.name(), sign, f"in {name}", of_source, score.score())
+read = RecordFormat("webdataset", entries, USES, sniff, complete="the lists are complete", has_paths=False).read
 
 
 def _parallel(node: Node, count: int) -> list[Node]:

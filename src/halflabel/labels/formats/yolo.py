@@ -15,12 +15,10 @@ from typing import Any
 from halflabel.errors import LabelError
 from halflabel.labels.formats._csv import choose_split, existing_path, first_line, read_lines
 from halflabel.labels.formats._json import Node, head_and_tail
-from halflabel.labels.formats._records import ImageRecord, Label, box_lines, finite_numbers, reader
+from halflabel.labels.formats._records import ImageRecord, Label, box_lines, finite_numbers, record_format
 from halflabel.labels.formats.unsupported import IMAGE_ENDINGS, SPLITS
 from halflabel.labels.policy import Policy
 from halflabel.system.files import is_utf8, read_yaml
-
-USES = ("unlisted", "machine", "split")
 
 _YAML = (".yaml", ".yml")
 _LISTS = ("classes.txt", "predefined_classes.txt", "obj.names", "classes.names", "_darknet.labels")
@@ -29,7 +27,7 @@ _NAMES = re.compile("^names *:", re.MULTILINE)
 _FIX_NAMES = "write classes.txt: the name of class 0 on the first line, and so on"
 
 
-def sniff(path: Path) -> bool:
+def _is_yolo(path: Path) -> bool:
     """A folder with a list of classes and label files; or data.yaml; or labels/*.txt beside images/."""
     root = _root(path)
     try:
@@ -42,7 +40,8 @@ def sniff(path: Path) -> bool:
         return False
 
 
-def entries(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
+@record_format(("unlisted", "machine", "split"), _is_yolo)
+def yolo(path: Path, policy: Policy) -> Iterator[ImageRecord | str]:
     """The classes of each image of a split."""
     root = _root(existing_path(path, folder=path.is_dir()))
     folders = _folders(root)
@@ -128,6 +127,3 @@ def _labels(file: Path, classes: list[str]) -> Iterator[Label]:
 def _is_line(fields: list[str]) -> bool:
     """Whether these are the number of a class and at least four coordinates."""
     return len(finite_numbers(fields)) > 4 and fields[0].isdecimal() and len(fields[0]) < 10
-
-
-read = reader("yolo", entries)
