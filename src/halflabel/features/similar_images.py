@@ -81,8 +81,8 @@ def nearest_images(keys: Tensor, fold: Tensor, references: Tensor, count: int) -
     Only images in `references` (R,) are compared with. Which they are: indices into `references`. Time: N · R.
     """
     what = f"the similar images of {len(keys)} images take"
-    values = memory.table_on(keys.device, (len(keys), count), what=what)
-    indices = memory.table_on(keys.device, (len(keys), count), torch.int64, what=what)
+    values = memory.scratch_zeros((len(keys), count), what=what, device=keys.device)
+    indices = memory.scratch_zeros((len(keys), count), torch.int64, what, keys.device)
     for number in range(int(fold.max()) + 1):
         others = (fold[references] != number).nonzero()[:, 0]
         compared = normalize(keys[references[others]], dim=1).T

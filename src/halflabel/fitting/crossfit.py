@@ -278,7 +278,7 @@ def to_components(transform: FeatureTransform, features: Tensor, rows: Tensor) -
 
 def _table(shape: tuple[int, int], device: torch.device) -> Tensor:
     """Return a table of features on a device; on the CPU in a scratch file if it is large."""
-    return memory.table_on(device, shape, what=f"the features of {shape[0]} images take")
+    return memory.scratch_zeros(shape, what=f"the features of {shape[0]} images take", device=device)
 
 
 def _score(solver: LinearSolver | AverageSolver, task: _Task, rows: Tensor) -> Tensor:

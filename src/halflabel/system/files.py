@@ -25,40 +25,25 @@ from filelock import FileLock, Timeout
 
 from halflabel.errors import UserError, error_summary
 
-_MAX_BYTES = 1 << 20
-_MAX_SETTINGS = 10_000
+WRITING_MARK = ".halflabel-writing"  # in a folder whose files are being replaced
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
+_REMOTE = ("s3", "gs", "hf", "https", "http")
+_MAX_YAML_BYTES = 1 << 20
+_MAX_TEXT_BYTES = 1 << 28
+_CHECKSUM_BLOCK = 1 << 22  # bytes read at a time
 
 
 def read_yaml(path: Path, fix: str) -> dict[str, Any]:
     """Return the settings in a file; any failure is a UserError with the given fix."""
-    text = read_text(path, fix, max_bytes=_MAX_BYTES)
+    text = read_text(path, fix, max_bytes=_MAX_YAML_BYTES)
     try:
-        config = yaml.safe_load(text)
+        has_aliases = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
+        config = None if has_aliases else yaml.safe_load(text)  # ten lines with aliases can stand for billions
     except Exception as error:  # YAML's errors, and Python's for invalid dates and numbers
         raise UserError(f"{path} cannot be read ({error_summary(error)})", fix) from None
-    if not isinstance(config, dict) or not _is_small(config):
+    if not isinstance(config, dict):
         raise UserError(f"{path} does not hold settings", fix)
     return config
-
-
-def _is_small(config: Any) -> bool:
-    """Return whether the settings are few, counting YAML aliases each time: ten lines can expand to billions."""
-    pending, visited = [config], 0
-    while pending and visited < _MAX_SETTINGS:
-        visited += 1
-        item = pending.pop()
-        if isinstance(item, Mapping):
-            pending += item.values()
-        elif isinstance(item, list | tuple | set):
-            pending += item
-    return not pending
-
-
-WRITING_MARK = ".halflabel-writing"  # in a folder whose files are being replaced
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # error numbers
-_REMOTE = ("s3", "gs", "hf", "https", "http")
-_MAX_TEXT_BYTES = 1 << 28
-_CHECKSUM_BLOCK = 1 << 22  # bytes read at a time
 
 
 def remote_url(path: str | Path) -> str | None:

@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from halflabel.errors import UserError
 
@@ -39,12 +39,7 @@ _FIX = (
 
 
 def keep_freed_memory() -> None:
-    """Let glibc reuse the memory of freed large tensors instead of returning it to the system each time.
-
-    A convolutional network on a CPU allocates and frees tensors of many megabytes in every layer. By default each is
-    mapped anew and its pages are cleared by the kernel, which can take longer than the network itself. The memory of
-    the process does not shrink again until it ends. Other C libraries are left as they are.
-    """
+    """Let glibc reuse the memory of freed large tensors: mapping them anew can take longer than the network itself."""
     if not sys.platform.startswith("linux"):
         return
     try:
@@ -69,59 +64,46 @@ def physical_memory() -> int:
 
 
 def scratch_zeros(
-    shape: Sequence[int], dtype: torch.dtype | None = None, what: str = "this method would store"
+    shape: Sequence[int],
+    dtype: torch.dtype | None = None,
+    what: str = "this method would store",
+    device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Return a table of zeros (float32 by default) on the CPU: in memory below 256 MB, otherwise in a scratch file.
-
-    The file lies in TMPDIR if that is set, otherwise in /var/tmp. It has no name: it disappears with the tensor or with
-    the process, however that ends. Its disk space is reserved at once, so that a disk that fills up later cannot kill
-    the process. Too little space raises a UserError that begins with `what`. The system decides how many pages stay in
-    memory.
-
-    >>> scratch_zeros((2, 3)).tolist()
-    [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
-    """
+    """Return a table of zeros (float32 by default) on a device; on the CPU in a scratch file from 256 MB on."""
     import torch
 
     dtype = torch.float32 if dtype is None else dtype
     size = math.prod(shape) * dtype.itemsize
-    if not is_large(size):
-        return torch.zeros(*shape, dtype=dtype)
+    if not is_large(size) or torch.device(device).type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
     return torch.frombuffer(_scratch_pages(size, what), dtype=dtype).view(*shape)
 
 
-def scratch_array(shape: tuple[int, int], what: str = "the scores of the images take") -> NDArray[np.float32]:
-    """Return a float32 table of zeros as `scratch_zeros`, for NumPy: without torch."""
+def scratch_array(shape: tuple[int, int]) -> NDArray[np.float32]:
+    """Return a float32 table of zeros for scores, as `scratch_zeros` without torch."""
     import numpy as np
 
     size = 4 * math.prod(shape)
     if not is_large(size):
         return np.zeros(shape, np.float32)
-    return np.frombuffer(_scratch_pages(size, what), np.float32).reshape(shape)
+    return np.frombuffer(_scratch_pages(size, "the scores of the images take"), np.float32).reshape(shape)
 
 
 def _scratch_pages(size: int, what: str) -> mmap.mmap:
-    """Return so many bytes of a scratch file."""
+    """Return so many bytes of a scratch file in TMPDIR or /var/tmp; a UserError that begins with `what` if it is full.
+
+    The file has no name: it disappears with the tensor or with the process, however that ends. Its disk space is
+    reserved at once, so that a disk that fills up later cannot kill the process.
+    """
     check_scratch_space(size, what)
     with tempfile.TemporaryFile(prefix="halflabel-", buffering=0, dir=_scratch_folder()) as file:
         try:
-            _allocate(file, size)
-        except OSError as error:
-            if error.errno not in _DISK_FULL:
-                raise
-            raise _no_space(size, what) from None
+            os.posix_fallocate(file.fileno(), 0, size)
+        except (AttributeError, OSError) as error:  # systems and disks that cannot reserve
+            if isinstance(error, OSError) and error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise _no_space(size, what) if error.errno in _DISK_FULL else error from None
+            file.truncate(size)
         return mmap.mmap(file.fileno(), size)  # the mapping outlives the closed file
-
-
-def table_on(
-    device: torch.device, shape: Sequence[int], dtype: torch.dtype | None = None, what: str = "this table takes"
-) -> Tensor:
-    """Return a table of zeros on a device; on the CPU in a scratch file if it is large."""
-    import torch
-
-    return (
-        scratch_zeros(shape, dtype, what) if device.type == "cpu" else torch.zeros(*shape, dtype=dtype, device=device)
-    )
 
 
 def is_large(size: float) -> bool:
@@ -140,18 +122,6 @@ def _scratch_folder() -> str:
     stated, on_disk = os.environ.get("TMPDIR"), "/var/tmp"
     is_stated = stated is not None and os.path.isdir(stated)
     return tempfile.gettempdir() if is_stated or not os.access(on_disk, os.W_OK) else on_disk
-
-
-def _allocate(file: IO[bytes], size: int) -> None:
-    """Extend the file to `size` bytes and reserve their disk space where the file system can."""
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
-    file.truncate(size)
 
 
 def _no_space(size: float, what: str) -> UserError:

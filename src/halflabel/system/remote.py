@@ -15,12 +15,13 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
+from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from filelock import FileLock
@@ -58,12 +59,11 @@ class MissingObject(StoreError):
     """An object that does not exist."""
 
 
-@contextmanager
-def _no_progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    yield lambda done, total: None
+def _no_progress(title: str) -> AbstractContextManager[Callable[[int, int], None]]:
+    return nullcontext(lambda done, total: None)
 
 
-_progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _no_progress
+_progress = _no_progress
 _message: Callable[[str], None] = lambda line: None  # noqa: E731
 _last_message = -math.inf  # when a repeated request was reported
 
@@ -109,12 +109,11 @@ def _copy(url: str) -> Path:
         info = _describe(files, url, root)
         if info["type"] == "file":
             _update(files, lambda name: root, place.parent, f".{place.name}{_NOTE}", url, {place.name: _state(info)})
-            _make_room(math.inf)
-            return place
-        pack = _pack_files(files, root)
-        tars = {name: state for name, state in (pack or {}).items() if name.endswith(".tar")}
-        wanted = _list(files, url, root) if pack is None else {n: pack[n] for n in pack.keys() - tars.keys()}
-        _update(files, lambda name: f"{root}/{name}", place, _NOTE, url, wanted, tars)
+        else:
+            pack = _pack_files(files, root)
+            tars = {name: state for name, state in (pack or {}).items() if name.endswith(".tar")}
+            wanted = _list(files, url, root) if pack is None else {n: pack[n] for n in pack.keys() - tars.keys()}
+            _update(files, lambda name: f"{root}/{name}", place, _NOTE, url, wanted, tars)
         _make_room(math.inf)
     return place
 
@@ -170,12 +169,11 @@ def _options_of_store(scheme: str) -> dict[str, Any]:
     """Options by which a store that does not answer is noticed in time; the user's own (FSSPEC_S3) win."""
     from fsspec.config import conf
 
-    seconds = max(_timeout() / _TRIES, 1.0)
+    seconds = max(_number_from(TIMEOUT, _TIMEOUT) / _TRIES, 1.0)
+    own: dict[str, Any]
     if scheme == "s3":
-        key, own = (
-            "config_kwargs",
-            {"connect_timeout": seconds, "read_timeout": seconds, "retries": {"max_attempts": 0}},
-        )
+        key = "config_kwargs"
+        own = {"connect_timeout": seconds, "read_timeout": seconds, "retries": {"max_attempts": 0}}
     elif scheme.startswith("http"):
         from aiohttp import ClientTimeout
 
@@ -271,15 +269,11 @@ def _number_from(variable: str, default: float) -> float:
         raise UserError(f"{variable}={text} is not a number", f"set {variable} to a number, or unset it") from None
 
 
-def _timeout() -> float:
-    return _number_from(TIMEOUT, _TIMEOUT)
-
-
 def retry(call: Callable[[], _T], url: str) -> _T:
     """Call, and again after pauses for HALFLABEL_TIMEOUT seconds where the failure may be a passing one."""
-    seconds, start, attempts = _timeout(), time.monotonic(), 0
-    while True:
-        attempts += 1
+    global _last_message
+    seconds, start = _number_from(TIMEOUT, _TIMEOUT), time.monotonic()
+    for attempts in count(1):
         try:
             return call()
         except FileNotFoundError:
@@ -292,9 +286,7 @@ def retry(call: Callable[[], _T], url: str) -> _T:
                     f"cannot copy {url}: {error.strerror}", "free disk space, or set HALFLABEL_CACHE"
                 ) from None
             if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
-                fix = (
-                    """set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3='{"anon": true}' for public data"""
-                )
+                fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or FSSPEC_S3='{\"anon\": true}' for public data"
                 raise StoreError(f"{url} needs credentials ({error})", fix) from None
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             passed = time.monotonic() - start
@@ -304,24 +296,12 @@ def retry(call: Callable[[], _T], url: str) -> _T:
                 raise StoreError(message, fix) from None
         pause = min(_FIRST_WAIT * 2 ** (attempts - 1), _LONGEST_WAIT) * random.uniform(0.8, 1.2)
         pause = min(pause, seconds - passed)
-        _report(f"{url}: {reason}; trying again in {pause:.0f} s, for {seconds - passed:.0f} s more")
+        if time.monotonic() - _last_message >= _NOTE_EVERY:
+            _last_message = time.monotonic()
+            line = f"{url}: {reason}; trying again in {pause:.0f} s, for {seconds - passed:.0f} s more"
+            _message(hide_secrets(line))
         time.sleep(pause)
-
-
-def _report(line: str) -> None:
-    global _last_message
-    if time.monotonic() - _last_message >= _NOTE_EVERY:
-        _last_message = time.monotonic()
-        _message(hide_secrets(line))
-
-
-class _Part(NamedTuple):
-    """A part of the cache that can be removed: a block, or a copy of a file or a folder."""
-
-    last_used: float
-    size: int
-    place: Path  # the block, or the file that is locked by processes that use the copy
-    note: Path | None = None  # of a copy
+    raise AssertionError
 
 
 _in_use: dict[Path, int] = {}  # open files, locked while this process runs
@@ -350,44 +330,40 @@ def _make_room(written: float) -> None:
         return
     _unchecked = 0
     parts = sorted(_parts_of_cache())
-    size = sum(part.size for part in parts)
-    for part in parts:
+    size = sum(part_size for _, part_size, _, _ in parts)
+    for _, part_size, path, used in parts:
         if size <= limit * 7 / 8:
             break
-        if part.note is None:
-            part.place.unlink(missing_ok=True)
-        elif not _remove_copy(part.place, part.note):
-            continue
-        size -= part.size
+        with suppress(OSError, UserError):  # in use, or removed by another process
+            if used is None:
+                path.unlink()
+            else:
+                _remove_copy(path, used)
+            size -= part_size
 
 
-def _parts_of_cache() -> Iterator[_Part]:
+def _parts_of_cache() -> Iterator[tuple[float, int, Path, Path | None]]:
+    """Yield time of last use, size and path of each block; for a copy its note and its file of use instead."""
     for folder, _, files in os.walk(cache_folder()):
-        for name in files:
-            path = Path(folder, name)
+        for path in (Path(folder, name) for name in files):
             with suppress(OSError, UserError, KeyError, TypeError, ValueError):
-                if path.parent.parent.name == _BLOCKS and name.isdigit():
-                    yield _Part(path.stat().st_mtime, path.stat().st_size, path)
-                elif name.endswith(_NOTE):
-                    of = path.parent if name == _NOTE else path.with_name(name[1 : -len(_NOTE)])
+                if path.parent.parent.name == _BLOCKS and path.name.isdigit():
+                    yield path.stat().st_mtime, path.stat().st_size, path, None
+                elif path.name.endswith(_NOTE) and fcntl is not None:
+                    of = path.parent if path.name == _NOTE else path.with_name(path.name[1 : -len(_NOTE)])
                     used = of.parent / f".{of.name}{_USED}"
                     sizes = (int(state[0]) for state in read_json(path, "")["files"].values())
-                    yield _Part(used.stat().st_mtime, sum(max(size, 0) for size in sizes), used, path)
+                    yield used.stat().st_mtime, sum(max(size, 0) for size in sizes), path, used
 
 
-def _remove_copy(used: Path, note: Path) -> bool:
-    """Remove a copy, unless a process uses it."""
-    if fcntl is None:
-        return False
-    try:
-        with open(used, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for name in read_json(note, "")["files"]:
-                (note.parent / name).unlink(missing_ok=True)
-            note.unlink()
-    except (OSError, UserError):  # in use, or removed by another process
-        return False
-    return True
+def _remove_copy(note: Path, used: Path) -> None:
+    """Remove a copy; OSError if a process uses it."""
+    assert fcntl is not None
+    with open(used, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for name in read_json(note, "")["files"]:
+            (note.parent / name).unlink(missing_ok=True)
+        note.unlink()
 
 
 class RemoteFolder:
@@ -418,7 +394,7 @@ class RemoteFolder:
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Read bytes of a tar; StoreError if they cannot be fetched, or the tar has changed."""
         parts = []
-        for number in range(offset // _BLOCK, (offset + length - 1) // _BLOCK + 1):
+        for number in _blocks(offset, length):
             first, last = max(offset - number * _BLOCK, 0), min(offset + length - number * _BLOCK, _BLOCK)
             parts.append(self._read_block(name, number, first, last - first))
         return b"".join(parts)
@@ -426,7 +402,7 @@ class RemoteFolder:
     def read_ahead(self, parts: Iterable[tuple[str, int, int]]) -> None:
         """Fetch the blocks of parts (name, offset, length) in the background; what fails is reported by `read`."""
         for name, offset, length in parts:
-            for number in range(offset // _BLOCK, (offset + length - 1) // _BLOCK + 1):
+            for number in _blocks(offset, length):
                 if (name, number) not in self._asked and not self._path(name, number).exists():
                     self._threads = self._threads or ThreadPoolExecutor(_AHEAD_THREADS)
                     self._threads.submit(self._read_block, name, number, 0, 0)
@@ -435,7 +411,7 @@ class RemoteFolder:
     def discard(self, name: str, offset: int, length: int) -> None:
         """Remove the copies of blocks whose bytes are not as expected."""
         self._checked.discard(name)
-        for number in range(offset // _BLOCK, (offset + length - 1) // _BLOCK + 1):
+        for number in _blocks(offset, length):
             with suppress(OSError):
                 self._path(name, number).unlink()
 
@@ -479,6 +455,11 @@ class RemoteFolder:
             return data
 
         return retry(get, url)
+
+
+def _blocks(offset: int, length: int) -> range:
+    """Return the numbers of the blocks that hold some bytes of a tar."""
+    return range(offset // _BLOCK, (offset + length - 1) // _BLOCK + 1)
 
 
 def _read_part(path: Path, first: int, length: int) -> bytes:

@@ -24,44 +24,42 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
-class _State:
-    owner = 0  # id of the process that handles the signals; its workers inherit the handlers
-    deferred = False
-    received: int | None = None  # number of the signal that has arrived
-
-
-_state = _State()
+_owner = 0  # id of the process that handles the signals; its workers inherit the handlers
+_deferred = False
+_received: int | None = None  # number of the signal that has arrived
 
 
 def defer_signals() -> None:
     """Defer signals until `release_signals()`."""
-    _state.deferred = True
+    global _deferred
+    _deferred = True
 
 
 def release_signals() -> None:
     """Stop deferring signals; raise `Stopped` if one has arrived."""
-    _state.deferred = False
-    if _state.received is not None:
-        raise Stopped(_state.received)
+    cancel_deferral()
+    if _received is not None:
+        raise Stopped(_received)
 
 
 def are_deferred() -> bool:
-    """Return whether signals are deferred."""
-    return _state.deferred
+    return _deferred
 
 
 def cancel_deferral() -> None:
     """Stop deferring signals without raising: the half-done work is given up."""
-    _state.deferred = False
+    global _deferred
+    _deferred = False
 
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM raise `Stopped`, at once or at the next `release_signals`; main thread only."""
+    global _owner, _received
     if threading.current_thread() is not threading.main_thread():  # other threads cannot handle signals
         yield
         return
-    _state.owner, _state.received = os.getpid(), None
+    _owner, _received = os.getpid(), None
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number, handler in handlers.items():
         if number == signal.SIGTERM or handler is not signal.SIG_IGN:  # background jobs ignore Ctrl-C
@@ -69,19 +67,20 @@ def handle_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        _state.received = None
+        _received = None
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def _handle(number: int, frame: Any) -> None:
-    if os.getpid() != _state.owner:
+    global _received
+    if os.getpid() != _owner:
         # Ctrl-C reaches the whole process group: workers continue until their parent ends them.
         if number == signal.SIGINT:
             return
         raise Stopped(number)
-    waits = _state.deferred and _state.received is None and not distributed.is_distributed()
-    _state.received = number
+    waits = _deferred and _received is None and not distributed.is_distributed()
+    _received = number
     if hasattr(signal, "SIGCHLD"):
         # torch would raise an error, anywhere, for each worker that the same signal has ended.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
