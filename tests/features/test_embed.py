@@ -134,7 +134,7 @@ def test_copies_and_missing_images(place: Path) -> None:
     assert source.group_copies().tolist() == [0, 1, 2, 3, 4, 3, 6, 7]
     torch.testing.assert_close(source.features.values[2:7], vectors.flip(0))
     with pytest.raises(UserError, match="none of the 2 images"):
-        StoredFeatures(Names("xy"), folder, {}, max_bad=1.0)
+        StoredFeatures(Names("xy"), folder, {})
 
 
 def test_vectors_that_are_not_finite_are_called_so(tmp_path: Path) -> None:

@@ -359,30 +359,26 @@ def test_locate_walks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_quarantine_tolerates_a_few_and_stops_at_many(tmp_path: Path) -> None:
     quarantine = Quarantine()
-    quarantine.check(0)
     for number in range(10):
         quarantine.add(f"cat,{number}", tmp_path / f"{number}.jpg", "truncated")
-    quarantine.check(1000)
+    quarantine.check(1000, 0.01)
     for number in range(27):
         quarantine.add(str(number), "x.jpg", "not an image")
     with pytest.raises(UserError) as caught:
-        quarantine.check(1000)
+        quarantine.check(1000, 0.01)
     start = "37 of 1000 images (3.7 %) cannot be read, over the limit of 1 %: first: cat,0 ("
     assert caught.value.message.startswith(start)
     assert caught.value.message.endswith("0.jpg): truncated")
     assert "‹max_bad" in caught.value.fix
-    quarantine.check(1000, limit=0.037)
-    with pytest.raises(TooManyBadImages, match=r"over the limit of 1 %, and the others were not tried yet: first"):
-        quarantine.check(1000, so_far=True)
+    quarantine.check(1000, 0.037)
     quarantine.path = tmp_path / "out" / "bad_images.csv"
     with pytest.raises(TooManyBadImages) as caught:
-        quarantine.check(1000)
+        quarantine.check(1000, 0.01)
     assert caught.value.fix == f"see {quarantine.path}, or raise ‹max_bad›"
     with pytest.raises(
         TooManyBadImages, match=r"37 of 1000 images \(3.7 %\) have no file in photos, .*'cat,0', 'cat,1'"
     ):
-        quarantine.check_missing(1000, 0.01, Path("photos"))
-    quarantine.check_missing(1000, 0.037, Path("photos"))
+        quarantine.check(1000, 0.01, missing="file in photos")
     quarantine.write()
     with open(tmp_path / "out" / "bad_images.csv", newline="") as file:
         rows = list(csv.reader(file))

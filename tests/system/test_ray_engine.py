@@ -22,5 +22,3 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match="torchrun"), ray_engine.use_engine("ray"):
         pass
-
-

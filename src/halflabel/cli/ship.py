@@ -71,7 +71,7 @@ def onnx(
     predictor = models.Model.open(run).deciding(threshold=threshold, positives_per_image=positives_per_image)
     parity = onnx_export.export_onnx(predictor, out)
     view = predictor.views["plain"]
-    sides = "height, width" if getattr(view, "resize", "") == "keep" else f"{view.size}, {view.size}"
+    sides = "height, width" if view.resize == "keep" else f"{view.size}, {view.size}"
     show_written(out, f": images (batch, 3, {sides}) uint8 → logits, probabilities (batch, {len(predictor.classes)})")
     console.print(
         f"Checked against PyTorch on {counted(parity.images, 'image')}: logits within {parity.logits:.1e}, "

@@ -20,7 +20,7 @@ from halflabel.features.backbones import Backbone, fingerprint
 from halflabel.features.feature_blocks import FeatureExtractor, engine_device, goes_to_ray
 from halflabel.features.onnx_features import OnnxBackbone, find_onnx_backbone, network_file
 from halflabel.features.vector_store import Block, VectorStore
-from halflabel.images.file_identity import FileState
+from halflabel.images.file_identity import FileState, digest_files
 from halflabel.images.pack.source import PackedImages
 from halflabel.images.sources import Arrays, Features, Images, Plan, plan_of, sequential_plan
 from halflabel.system import distributed
@@ -178,11 +178,4 @@ def _images_digest(source: Images | Arrays) -> str:
     """Changes when an image changes: by content for arrays, by size and modification time for files."""
     if isinstance(source, Arrays | PackedImages):
         return source.digest()
-    digest = hashlib.sha256()
-    for path in source.paths:
-        try:
-            stat = os.stat(path)
-            digest.update(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
-        except OSError:
-            digest.update(b"missing\n")
-    return digest.hexdigest()[:16]
+    return digest_files(source.paths, lambda path: "{0.st_size} {0.st_mtime_ns}".format(os.stat(path)).encode())

@@ -244,7 +244,7 @@ def find_onnx_backbone(
         return None
     try:
         network = _load(backbone, (view.size, view.size), folder)
-        if getattr(view, "resize", "") == "keep":
+        if view.resize == "keep":
             network.backbone = copy.deepcopy(backbone).to(memory_format=torch.contiguous_format)
             network.folder = folder
         return network

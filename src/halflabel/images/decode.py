@@ -9,7 +9,7 @@ import struct
 import unicodedata
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -189,7 +189,7 @@ def decode_image(
 
 
 def _count_scans(file: IO[bytes]) -> int:
-    """Count the scans of a JPEG, each of which takes the time of the whole image; the place in the file stays."""
+    """Count the scans of a JPEG, each of which takes the time of the whole image."""
     place = file.tell()
     file.seek(0)
     count = file.read().count(b"\xff\xda")  # start of scan; no other bytes of a JPEG are these
@@ -222,12 +222,20 @@ def _header(path: str | Path, file: IO[bytes], prefix: bytes) -> ImageFile.Image
     if prefix[4:8] == b"ftyp":
         brands = prefix[8:64]
         if b"avif" in brands or b"avis" in brands:  # Pillow's parser would also accept HEIC
-            avif = _avif()
-            if avif is None:
-                raise BadImage(path, "AVIF needs Pillow 11.3 or later, built with AVIF support")
-            return avif(file, os.fspath(path))
+            with suppress(ImportError):
+                from PIL import AvifImagePlugin
+
+                if AvifImagePlugin.SUPPORTED:
+                    return AvifImagePlugin.AvifImageFile(file, os.fspath(path))
+            raise BadImage(path, "AVIF needs Pillow 11.3 or later, built with AVIF support")
         if b"hei" in brands or b"hev" in brands:
-            return _heic(path)(file, os.fspath(path))
+            try:
+                from pillow_heif import HeifImageFile
+            except ImportError:
+                raise BadImage(path, "HEIC needs pillow-heif: pip install 'halflabel[heic]'") from None
+            open_heic: Any = HeifImageFile
+            heic: ImageFile.ImageFile = open_heic(file, os.fspath(path))
+            return heic
     Image.init()  # registers the parsers, once
     for name in _FORMATS:
         factory, accept = Image.OPEN[name]
@@ -235,24 +243,6 @@ def _header(path: str | Path, file: IO[bytes], prefix: bytes) -> ImageFile.Image
         if accept is not None and accept(prefix) is True:
             return factory(file, os.fspath(path))
     raise UnknownFormat(path, "not an image")
-
-
-def _avif() -> type[ImageFile.ImageFile] | None:
-    """Return Pillow's AVIF parser, or None if it has none."""
-    try:
-        from PIL import AvifImagePlugin
-    except ImportError:
-        return None
-    return AvifImagePlugin.AvifImageFile if AvifImagePlugin.SUPPORTED else None
-
-
-def _heic(path: str | Path) -> type[ImageFile.ImageFile]:
-    """Return the parser of HEIC photos, of the extra `heic`."""
-    try:
-        from pillow_heif import HeifImageFile
-    except ImportError:
-        raise BadImage(path, "HEIC needs pillow-heif: pip install 'halflabel[heic]'") from None
-    return HeifImageFile
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -333,6 +323,10 @@ def _split(path: str) -> tuple[str, str]:
     return (base, suffix) if base and not base.endswith("/") and suffix in _RANK else (path, "")
 
 
+def _is_image(path: str) -> bool:
+    return bool(_split(path)[1])
+
+
 def split_suffixes(names: Any) -> tuple[Any, NDArray[np.int64]]:
     """Split a pyarrow column of names into bases and the rank of each ending in SUFFIXES (len(SUFFIXES) for none)."""
     endings = "|".join(suffix[1:] for suffix in SUFFIXES)
@@ -350,7 +344,7 @@ def list_images(folder: str | Path) -> tuple[Any, list[str]]:
 
     Paths that are not UTF-8, which a column of text cannot hold, are returned as a list beside it.
     """
-    paths = (path for path in _walk(local_folder(folder)) if _split(path)[1])
+    paths = filter(_is_image, _walk(local_folder(folder)))
     chunks: list[Any] = []
     not_utf8: list[str] = []
     while block := list(islice(paths, 1 << 16)):
@@ -368,9 +362,8 @@ def find_images(folder: str | Path) -> list[Path]:
     from halflabel.images.pack.read import is_pack, open_pack
 
     folder = local_folder(folder)
-    if is_pack(folder):
-        return [folder / name for name in sorted(open_pack(folder).names.to_pylist())]
-    return [folder / path for path in sorted(path for path in _walk(folder) if _split(path)[1])]
+    paths = open_pack(folder).names.to_pylist() if is_pack(folder) else filter(_is_image, _walk(folder))
+    return [folder / path for path in sorted(paths)]
 
 
 def locate_images(names: Sequence[str], folder: str | Path) -> list[Path | None]:

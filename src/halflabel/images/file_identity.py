@@ -50,21 +50,12 @@ class FileState:
     @cached_property
     def changes(self) -> str:
         """A digest of inodes and change times: equal means that no file was replaced; a copied file has others."""
-        return self._digest(lambda path: "{0.st_ino} {0.st_ctime_ns}".format(os.stat(path)).encode())
+        return digest_files(self.paths, lambda path: "{0.st_ino} {0.st_ctime_ns}".format(os.stat(path)).encode())
 
     @cached_property
     def contents(self) -> str:
         """A digest of the beginning and end of each file."""
-        return self._digest(_ends_digest)
-
-    def _digest(self, state: Callable[[str], bytes]) -> str:
-        digest = hashlib.sha256()
-        for path in self.paths:
-            try:
-                digest.update(state(path) + b"\n")
-            except OSError:
-                digest.update(b"missing\n")
-        return digest.hexdigest()[:16]
+        return digest_files(self.paths, _ends_digest)
 
     def note(self) -> dict[str, str]:
         return {"file changes": self.changes, "file contents": self.contents}
@@ -72,6 +63,17 @@ class FileState:
     def fits(self, note: dict[str, Any]) -> bool:
         """Whether the files are those of a note; contents are read only if change times differ."""
         return note.get("file changes") == self.changes or note.get("file contents") == self.contents
+
+
+def digest_files(paths: Sequence[str], state: Callable[[str], bytes]) -> str:
+    """Return a digest of the state of some files; a missing file has one too."""
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            digest.update(state(path) + b"\n")
+        except OSError:
+            digest.update(b"missing\n")
+    return digest.hexdigest()[:16]
 
 
 def content_digest(data: bytes) -> int:

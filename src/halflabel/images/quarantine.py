@@ -30,34 +30,21 @@ class Quarantine:
         """Add an image; `image` is its id in the label table."""
         self.rows.append((image, str(path), reason))
 
-    def check(self, total: int, limit: float = 0.01, *, so_far: bool = False) -> None:
-        """Raise TooManyBadImages if more than the share `limit` of `total` images is bad.
-
-        `so_far` says in the error that not all images were tried yet.
-        """
-        bad = len(self.rows)
-        if bad > limit * total:
-            image, path, reason = self.rows[0]
-            untried = ", and the others were not tried yet" if so_far else ""
-            raise TooManyBadImages(
-                f"{bad} of {total} images ({100 * bad / max(total, 1):.3g} %) cannot be read, "
-                f"over the limit of {100 * limit:.3g} %{untried}: first: {image} ({path}): {reason}",
-                f"see {self.path or 'bad_images.csv'}, or raise ‹max_bad›",
-            )
-
-    def check_missing(self, total: int, limit: float, folder: Path, lack: str = "file") -> None:
-        """Raise TooManyBadImages before any file is opened, when all images so far are those without a file."""
-        bad = len(self.rows)
-        if bad > limit * total:
-            examples = ", ".join(repr(image) for image, _, _ in self.rows[:3])
-            see_list = f"see {self.path}; " if self.path else ""
-            share = f"{100 * bad / max(total, 1):.3g} %"
-            raise TooManyBadImages(
-                f"{bad} of {total} images ({share}) have no {lack} in {folder}, over the limit of {100 * limit:.3g} %: "
-                f"{examples}{' …' if bad > 3 else ''}",
-                f"{see_list}check the folder, leave those images out of the label file, or add "
-                f"‹max_bad={math.ceil(100 * bad / total) / 100:g}›",
-            )
+    def check(self, total: int, limit: float, *, missing: str = "") -> None:
+        """Raise TooManyBadImages if more than the share `limit` of `total` images is bad, or `missing` something."""
+        bad, see = len(self.rows), f"see {self.path}, " if self.path else ""
+        if bad <= limit * total:
+            return
+        share, over = f"{bad} of {total} images ({100 * bad / total:.3g} %)", f"over the limit of {100 * limit:.3g} %"
+        if missing:
+            examples = ", ".join(repr(image) for image, _, _ in self.rows[:3]) + (" …" if bad > 3 else "")
+            see += "check the folder, leave those images out of the label file, "
+            fix = f"{see}or add ‹max_bad={math.ceil(100 * bad / total) / 100:g}›"
+            raise TooManyBadImages(f"{share} have no {missing}, {over}: {examples}", fix)
+        image, path, reason = self.rows[0]
+        raise TooManyBadImages(
+            f"{share} cannot be read, {over}: first: {image} ({path}): {reason}", f"{see}or raise ‹max_bad›"
+        )
 
     def write(self) -> None:
         """Write the rows as CSV `image,path,reason` to `path`, atomically; nothing without a path."""

@@ -133,40 +133,30 @@ class Features:
         self.bad = np.asarray(bad, dtype=np.int64)
         self.strong = strong
         self.hashes = hash_names(names.array)
-        self._warned = False
 
     def __len__(self) -> int:
         return len(self.values)
 
     def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        if "strong" in views:
-            self._check_strong()
-        for index in plan:
-            if len(self.bad):
-                index = np.setdiff1d(index, self.bad, assume_unique=True)
-            plain: Tensor | None = None
-            tensors = []
-            for number, name in enumerate(views):
-                if self.strong and name == "strong":
-                    keys = view_keys(seed, epoch, self.hashes[index], len(views))[:, number]
-                    tensors.append(_draw(self.strong, index, keys))
-                else:
-                    plain = _take(self.values, index) if plain is None else plain
-                    tensors.append(plain)
-            yield FetchedBatch(index, tuple(tensors))
-
-    def _check_strong(self) -> None:
-        if self.strong is None and not self._warned:
-            self._warned = True
+        if "strong" in views and self.strong is None:
             warnings.warn(
                 "these features have no strong views: a method with weak and strong views sees the same features twice",
-                stacklevel=3,
+                stacklevel=2,
             )
-        elif self.strong is not None and not self.strong:
+        elif "strong" in views and not self.strong:
             raise UserError(
                 "the method needs strong views, but these features were cached without them",
                 "cache them with copies=1 or more, or use a method with one view",
             )
+        for index in plan:
+            if len(self.bad):
+                index = np.setdiff1d(index, self.bad, assume_unique=True)
+            keys, plain = view_keys(seed, epoch, self.hashes[index], len(views)), _take(self.values, index)
+            tensors = [plain] * len(views)
+            for number, name in enumerate(views):
+                if self.strong and name == "strong":
+                    tensors[number] = _draw(self.strong, index, keys[:, number])
+            yield FetchedBatch(index, tuple(tensors))
 
 
 def _draw(strong: Sequence[NDArray[Any] | Tensor], index: NDArray[np.int64], keys: NDArray[np.uint64]) -> Tensor:
@@ -295,7 +285,7 @@ class Images:
     def mark_unreadable(self, number: int, path: str, reason: str) -> None:
         """Add an unreadable image to the quarantine, once; too many raise TooManyBadImages."""
         if self._note(number, path, reason):
-            self.quarantine.check(len(self), self.max_bad, so_far=True)
+            self.quarantine.check(len(self), self.max_bad)
 
     def mark_missing(
         self, numbers: Iterable[int], folder: Path, reason: str = "no such file", lack: str = "file"
@@ -304,7 +294,7 @@ class Images:
         for number in numbers:
             self._note(number, self.paths[number], reason)
         try:
-            self.quarantine.check_missing(len(self), self.max_bad, folder, lack)
+            self.quarantine.check(len(self), self.max_bad, missing=f"{lack} in {folder}")
         except TooManyBadImages:
             if distributed.is_main():
                 self.quarantine.write()
@@ -388,16 +378,12 @@ _Item = tuple[int, tuple[str, ...], list[int]]  # image number, names and keys o
 _Reader = Callable[[int, list[View]], tuple[Tensor, int]]
 
 
-def _no_items(index: NDArray[np.int64]) -> list[_Item]:
-    return []
-
-
 class _PlanSampler(Sampler[list[_Item]]):
     """The batches of a plan, replaced for each pass while the workers stay alive."""
 
     def __init__(self) -> None:
         self.plan: Plan = ()
-        self.items: Callable[[NDArray[np.int64]], list[_Item]] = _no_items
+        self.items: Callable[[NDArray[np.int64]], list[_Item]] = list
 
     def __iter__(self) -> Iterator[list[_Item]]:
         return map(self.items, self.plan)
@@ -423,7 +409,7 @@ class _Decoder(Dataset[Any]):
 
 
 def _read_file(paths: Sequence[str], number: int, views: list[View]) -> tuple[Tensor, int]:
-    return read_with_digest(paths[number], channels=getattr(views[0], "channels", 3))
+    return read_with_digest(paths[number], channels=views[0].channels)
 
 
 def _collate(items: list[Any]) -> tuple[list[int], list[int], list[Any], list[tuple[int, BadImage]]]:

@@ -46,7 +46,7 @@ class StoredFeatures(Images):
         self.paths = ImagePaths(folder, names)
         self.about = describe_features(folder)
         values, has_features = _read_values(names, folder, self.about["dimensions"])
-        if not has_features.any():
+        if not has_features.any() and self.max_bad < 1:
             raise none_found_error(names, folder)
         self.mark_missing(np.flatnonzero(~has_features).tolist(), folder, "no features", "finite features")
         self.features = Features(values, names, np.flatnonzero(~has_features).tolist())
@@ -68,47 +68,6 @@ class StoredFeatures(Images):
         copies: NDArray[np.int64] = first[group]
         copies[self.features.bad] = self.features.bad
         return copies
-
-
-class FeatureStream(StoredFeatures):
-    """The features from row `first` of `stored_names` on, read from the files block by block when they are fetched."""
-
-    features: Any  # itself
-
-    def __init__(self, folder: Path, views: Mapping[str, View], *, first: int = 0) -> None:
-        names, self._counts = _counting_names(folder)
-        self._counts[np.flatnonzero(self._counts)[:first]] = False
-        Images.__init__(self, (), names.take(np.arange(first, len(names))), views, max_bad=1.0)
-        self.folder, self.about, self.features = folder, describe_features(folder), self
-
-    def fetch(self, plan: Plan, views: Sequence[str], *, seed: int = 0, epoch: int = 0) -> Iterator[FetchedBatch]:
-        """Yield the features of successive images; a batch begins where the one before ended, or later."""
-        blocks, block, first = self._blocks(), np.empty((0, self.about["dimensions"]), np.float16), 0
-        for index in plan:
-            start, stop = int(index[0]), int(index[-1]) + 1
-            while first + len(block) < stop:
-                remaining = block[max(start - first, 0) :]
-                first += len(block) - len(remaining)
-                block = np.concatenate([remaining, next(blocks)])
-            values = block[start - first : stop - first]
-            is_good = np.isfinite(values).all(1)
-            for number in index[~is_good].tolist():
-                self._note(number, str(self.folder), "no finite features")
-            yield FetchedBatch(index[is_good], (torch.from_numpy(values[is_good]).float(),) * len(views))
-
-    def _blocks(self) -> Iterator[NDArray[Any]]:
-        """Yield the vectors (B, D) of the rows that count, NaN for null, as the files hold them."""
-        first, channels = 0, self.about["dimensions"]
-        for path in parquet_files(self.folder):
-            for images, vectors in _batches(path):
-                counts = self._counts[first : first + len(images)]
-                first += len(images)
-                rows = np.flatnonzero(counts & vectors.is_valid().to_numpy(zero_copy_only=False))
-                values = _vectors(path, vectors, rows, channels)
-                if len(rows) < (count := int(counts.sum())):
-                    values, valid = np.full((count, channels), np.nan, values.dtype), values
-                    values[(np.cumsum(counts) - 1)[rows]] = valid
-                yield values
 
 
 def _digests(names: Names, folder: Path, values: torch.Tensor) -> NDArray[np.uint64]:
@@ -143,18 +102,11 @@ def describe_features(folder: Path) -> dict[str, Any]:
 
 def stored_names(folder: Path) -> Names:
     """Return the names of the images that have a row, in the order of the last row of each, the one that counts."""
-    return _counting_names(folder)[0]
-
-
-def _counting_names(folder: Path) -> tuple[Names, NDArray[np.bool_]]:
-    """Return `stored_names`, and which rows of all files are the last of their image."""
     names = _all_names(parquet_files(folder))
-    counts = np.zeros(len(names), np.bool_)
     number = names.dictionary_encode().indices.to_numpy()
     last = np.zeros(number.max(initial=-1) + 1, np.int64)
     last[number] = np.arange(len(number))
-    counts[last] = True
-    return Names(names.filter(pa.array(counts))), counts
+    return Names(names.take(pa.array(np.sort(last))))
 
 
 def unlisted_images(names: Names, place: Path) -> list[str]:

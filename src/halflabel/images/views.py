@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, Protocol, cast
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from halflabel.errors import UserError
 from halflabel.images import augmentation
 from halflabel.system.rng import bits, uniform
 
@@ -27,9 +26,6 @@ Resize = Literal["squash", "crop", "keep"]
 Interpolation = Literal["bilinear", "bicubic"]
 
 MOST_PIXELS = 4096  # of a side of the images that a file asks for
-_INTERPOLATIONS = ("bilinear", "bicubic")
-# Part of the descriptions: raised whenever the pixels of a view change, so that older caches are not used.
-_VERSIONS = {"Plain": 1, "Weak": 1, "Varied": 1, "Strong": 2}
 # Separates the random numbers of views from those drawn elsewhere with the same seed.
 _PURPOSE = 0x76696577
 # Aspect ratios (width / height) of the plain view with `keep`. They are few, as each shape has its own network in ONNX
@@ -48,90 +44,78 @@ def view_keys(seed: int, epoch: int, hashes: NDArray[np.uint64], views: int) -> 
     return bits(seed, _PURPOSE, epoch, hashes[:, None], np.arange(views)[None, :])
 
 
-class View(Protocol):
-    """Turns a decoded image into the input of the model."""
+@dataclass(frozen=True)
+class View:
+    """Turns a decoded image, uint8 (channels, H, W), into the input of the model: new contiguous uint8 (…, S, S)."""
 
-    @property
-    def size(self) -> int:
-        """S, the side of the output square, or of one with as many pixels."""
-        ...
+    version = 1  # raised whenever the pixels change, so that older caches are not used
 
-    def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
-        """uint8 (3, H, W) -> new contiguous uint8 (3, S, S); `image` is not changed."""
-        ...
+    size: int  # S, the side of the output square, or of one with as many pixels
+    resize: Resize = "squash"
+    interpolation: Interpolation = "bilinear"
+    channels: int = field(default=3, kw_only=True)
+
+    def __call__(self, image: Tensor, key: int) -> Tensor:
+        raise NotImplementedError
 
     def describe(self) -> str:
         """Return a line that is equal for equal views only: the key of caches."""
-        ...
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.channels == 3:  # of nearly all views
+            del values["channels"]
+        parts = [f"{name}={value}" for name, value in values.items()]
+        return f"{type(self).__name__}({','.join(parts)},version={self.version})"
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(View):
     """No randomness: `squash` resizes to S × S whatever the aspect ratio; `crop` takes the centre square.
 
     The centre square has the side crop_pct · min(H, W). That equals resizing the short side to S / crop_pct and
-    cropping the centre, in one step whose cost does not grow with the aspect ratio. `keep` resizes to `kept_shape`. The
-    key is not used.
+    cropping the centre, in one step whose cost does not grow with the aspect ratio. `keep` resizes to `kept_shape`.
 
     >>> Plain(224).describe()
     'Plain(size=224,resize=squash,interpolation=bilinear,crop_pct=0.875,version=1)'
     """
 
-    size: int
-    resize: Resize = "squash"
-    interpolation: Interpolation = "bilinear"
     crop_pct: float = 0.875
-    channels: int = 3
 
-    def __call__(self, image: torch.Tensor, key: int = 0) -> torch.Tensor:
+    def __call__(self, image: Tensor, key: int = 0) -> Tensor:
         height, width = image.shape[-2:]
-        if self.resize == "keep":
-            return _resized(image, 0, 0, height, width, kept_shape(height, width, self.size), self.interpolation)
-        if _squash(self.resize):
-            return _resized(image, 0, 0, height, width, (self.size,) * 2, self.interpolation)
-        side = _side(self.crop_pct * min(height, width), min(height, width))
-        return _resized(
-            image, (height - side) // 2, (width - side) // 2, side, side, (self.size,) * 2, self.interpolation
-        )
-
-    def describe(self) -> str:
-        return _describe(self)
+        if self.resize == "crop":
+            side = _side(self.crop_pct * min(height, width), min(height, width))
+            top, left = (height - side) // 2, (width - side) // 2
+            return _resized(image, top, left, side, side, (self.size,) * 2, self.interpolation)
+        shape = kept_shape(height, width, self.size) if self.resize == "keep" else (self.size,) * 2
+        return _resized(image, 0, 0, height, width, shape, self.interpolation)
 
 
 @dataclass(frozen=True)
-class Weak:
+class Weak(View):
     """A random crop resized to S × S, mirrored with probability `flip`.
 
     The share of the area that the crop covers is uniform in [least, 1]. With `squash` the crop keeps the image's aspect
     ratio, so that the result is stretched as by Plain; with `crop` it is a square, of that share of the largest one.
-    A resized crop needs no padding, is one step, and varies the size of objects as well as their position.
     """
 
-    size: int
-    resize: Resize = "squash"
-    interpolation: Interpolation = "bilinear"
     least: float = 0.8
     flip: float = 0.5
-    channels: int = 3
 
-    def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
+    def __call__(self, image: Tensor, key: int) -> Tensor:
         return self._weak(image, draw_uniform(np.array([key], np.uint64), 4)[0])
 
-    def batch(self, images: torch.Tensor, keys: NDArray[np.uint64]) -> torch.Tensor:
+    def batch(self, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
         """Make the view of plain views (B, 3, S, S) on their device: crop and flip are one bilinear resampling."""
         return augmentation.resampled(images, augmentation.crop_maps(self.least, self.flip, draw_uniform(keys, 4)))
 
-    def _weak(self, image: torch.Tensor, u: NDArray[np.float64]) -> torch.Tensor:
+    def _weak(self, image: Tensor, u: NDArray[np.float64]) -> Tensor:
         height, width = image.shape[-2:]
         share = math.sqrt(self.least + (1 - self.least) * u[0])
-        high, wide = (height, width) if _squash(self.resize) else (min(height, width),) * 2
+        high, wide = (height, width) if self.resize == "squash" else (min(height, width),) * 2
         high, wide = _side(share * high, high), _side(share * wide, wide)
         top, left = int(u[1] * (height - high + 1)), int(u[2] * (width - wide + 1))
         image = _resized(image, top, left, high, wide, (self.size,) * 2, self.interpolation)
         return image.flip(-1) if u[3] < self.flip else image
-
-    def describe(self) -> str:
-        return _describe(self)
 
 
 @dataclass(frozen=True)
@@ -146,11 +130,11 @@ class Varied(Weak):
     stretch: float = 0.14
     colour: float = 0.3
 
-    def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
+    def __call__(self, image: Tensor, key: int) -> Tensor:
         plain = Plain(self.size, self.resize, self.interpolation, channels=self.channels)
         return self.batch(plain(image)[None], np.array([key], np.uint64))[0]
 
-    def batch(self, images: torch.Tensor, keys: NDArray[np.uint64]) -> torch.Tensor:
+    def batch(self, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
         u = draw_uniform(keys, 8)
         crops = augmentation.crop_maps(self.least, self.flip, u, np.exp(self.stretch * (2 * u[:, 4] - 1)))
         made = augmentation.resampled(images, crops)
@@ -168,24 +152,24 @@ class Strong(Weak):
     RandAugment: Cubuk et al., 2020. Cutout: DeVries and Taylor, 2017.
     """
 
+    version = 2
+
     num_ops: int = 2
     magnitude: int = 9
     cutout: float = 0.5
 
-    def __call__(self, image: torch.Tensor, key: int) -> torch.Tensor:
+    def __call__(self, image: Tensor, key: int) -> Tensor:
         u = self._draws(np.array([key], np.uint64))
         return self._augmented(self._weak(image, u[0])[None], u, None)[0]
 
-    def batch(self, images: torch.Tensor, keys: NDArray[np.uint64]) -> torch.Tensor:
+    def batch(self, images: Tensor, keys: NDArray[np.uint64]) -> Tensor:
         u = self._draws(keys)
         return self._augmented(images, u, augmentation.crop_maps(self.least, self.flip, u))
 
     def _draws(self, keys: NDArray[np.uint64]) -> NDArray[np.float64]:
         return draw_uniform(keys, 7 + 2 * self.num_ops)
 
-    def _augmented(
-        self, images: torch.Tensor, u: NDArray[np.float64], crop: NDArray[np.float64] | None
-    ) -> torch.Tensor:
+    def _augmented(self, images: Tensor, u: NDArray[np.float64], crop: NDArray[np.float64] | None) -> Tensor:
         picks = u[:, 7:].reshape(len(u), self.num_ops, 2)
         square = np.round(u[:, 4:5] * self.cutout * self.size), (u[:, 5:7] * self.size).astype(np.int64)
         return augmentation.augmented(images, picks, self.magnitude, square, crop)
@@ -209,22 +193,14 @@ def make_views(
     """
     augmented: Resize = "squash" if resize == "keep" else resize
     views: dict[str, View] = {
-        "plain": Plain(size, resize, interpolation, crop_pct, channels),
+        "plain": Plain(size, resize, interpolation, crop_pct, channels=channels),
         "weak": Weak(size, augmented, interpolation, least=crop, channels=channels),
     }
     if resize == "keep":
-        views["square"] = Plain(size, "squash", interpolation, crop_pct, channels)
+        views["square"] = Plain(size, "squash", interpolation, crop_pct, channels=channels)
     if channels == 3:
         views["strong"] = Strong(size, augmented, interpolation, least=crop, **strong)
     return views
-
-
-def _describe(view: Plain | Weak) -> str:
-    values = {field.name: getattr(view, field.name) for field in fields(view)}
-    if view.channels == 3:  # as in the caches of versions without it
-        del values["channels"]
-    parts = [f"{name}={value}" for name, value in values.items()]
-    return f"{type(view).__name__}({','.join(parts)},version={_VERSIONS[type(view).__name__]})"
 
 
 def draw_uniform(keys: NDArray[np.uint64], number: int) -> NDArray[np.float64]:
@@ -249,22 +225,14 @@ def kept_shapes(size: int) -> list[tuple[int, int]]:
     return [(size, size) if ratio == 1 else shape for ratio, shape in zip(_RATIOS, rounded, strict=True)]
 
 
-def _squash(resize: str) -> bool:
-    if resize not in ("squash", "crop"):
-        raise UserError(f"there is no resize mode {resize!r}", "use squash, crop or keep")
-    return resize == "squash"
-
-
 def _side(length: float, most: int) -> int:
     return min(max(round(length), 1), most)
 
 
 def _resized(
-    image: torch.Tensor, top: int, left: int, height: int, width: int, shape: tuple[int, int], interpolation: str
-) -> torch.Tensor:
+    image: Tensor, top: int, left: int, height: int, width: int, shape: tuple[int, int], interpolation: str
+) -> Tensor:
     """Return a box of the image, resized to (H, W) with antialiasing as torchvision does it."""
-    if interpolation not in _INTERPOLATIONS:
-        raise UserError(f"there is no interpolation {interpolation!r}", "use bilinear or bicubic")
     if image.dtype != torch.uint8 or image.ndim != 3:
         raise ValueError(f"a view takes uint8 (C, H, W), not {image.dtype} {tuple(image.shape)}")
     # Resizing bytes is vectorised for channels last only; a crop must be dense to count as channels last.

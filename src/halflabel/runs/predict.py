@@ -25,7 +25,7 @@ from halflabel.images.file_identity import FileState
 from halflabel.images.items import Items
 from halflabel.images.pack.read import find_packed_image, images_not_packed
 from halflabel.images.sources import Images
-from halflabel.images.stored_features import FeatureStream, holds_features, stored_names
+from halflabel.images.stored_features import StoredFeatures, holds_features, stored_names
 from halflabel.labels.formats._parquet import parquet_files
 from halflabel.labels.formats.unsupported import PREDICTION_COLUMNS
 from halflabel.labels.names import Names
@@ -137,7 +137,9 @@ def _score(model: Model, files: FileList, *, first: int, items: bool, reporter: 
     options: dict[str, Any] = {"max_bad": 1.0}
     source: Images
     if files.features is not None:
-        source = FeatureStream(files.features, model.views, first=first)
+        assert isinstance(files.paths, Names)
+        names = files.paths.take(np.arange(first, len(files.paths)))
+        source = StoredFeatures(names, files.features, model.views, **options)
     else:
         paths = [*islice(map(Path, files.paths), first, None)]
         names = Names.numbered(len(paths))

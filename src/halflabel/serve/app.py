@@ -91,17 +91,11 @@ class ErrorBody(BaseModel):
     detail: str
 
 
-@dataclass(frozen=True)
-class _IdentityView:
+class _IdentityView(View):
     """A view that changes nothing, for images that are already in the model's input size."""
-
-    size: int
 
     def __call__(self, image: Tensor, key: int = 0) -> Tensor:
         return image
-
-    def describe(self) -> str:
-        return f"_IdentityView(size={self.size})"
 
 
 @dataclass

@@ -63,7 +63,7 @@ def _no_progress(title: str) -> AbstractContextManager[Callable[[int, int], None
     return nullcontext(lambda done, total: None)
 
 
-_progress = _no_progress
+_progress: Callable[[str], AbstractContextManager[Callable[[int, int], None]]] = _no_progress
 _message: Callable[[str], None] = lambda line: None  # noqa: E731
 _last_message = -math.inf  # when a repeated request was reported
 

@@ -85,7 +85,7 @@ def test_a_damaged_index_or_another_version_is_refused(tmp_path: Path) -> None:
     assert not is_pack(damaged)
     with pytest.raises(UserError, match="not a pack"):
         open_pack(damaged)
-    with pytest.raises(UserError, match="not a pack"):
+    with pytest.raises(UserError, match="not a folder"):
         open_pack(tmp_path / "nowhere")
 
 

@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,7 +110,7 @@ def images_not_packed(folder: Path) -> dict[str, str]:
 
 def open_pack(folder: str | Path) -> Pack:
     """Open a finished pack, or a folder of WebDataset tars; cached per process until it changes."""
-    folder = Path(folder)
+    folder = local_folder(folder)
     if read_manifest(folder) is None:
         if tars := tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in tar_files(folder)):
             return _open_tars(str(folder), tars)
@@ -177,7 +179,7 @@ class Pack:
 
     def __reduce__(self) -> Any:
         # Another machine opens a pack in an object store by its address.
-        return _open_again, (self.folder if self.remote is None else self.remote.url,)
+        return open_pack, (self.folder if self.remote is None else self.remote.url,)
 
     def name(self, number: int) -> str:
         return str(self.names[int(number)].as_py())
@@ -188,36 +190,30 @@ class Pack:
     def read(self, number: int) -> bytes:
         """Read the stored bytes of one image; BadImage if they differ from what was written."""
         shard, offset, length = (int(self.index[column][number]) for column in ("shard", "offset", "length"))
-        if self.remote is not None:
-            data = self._read_remote(number, self.file_name(shard), offset, length)
-        else:
-            data = self._read_local(number, shard, offset, length)
+        path, file_name = self.folder / self.name(number), self.file_name(shard)
+        try:
+            if self.remote is None:  # opening the file each time is a small part of reading and decoding an image
+                with open(self.folder / file_name, "rb", buffering=0) as file:
+                    data = os.pread(file.fileno(), length, offset)
+            else:
+                data = self.remote.read(file_name, offset, length)
+                if not self._is_intact(number, data):  # a damaged copy is fetched again
+                    self.remote.discard(file_name, offset, length)
+                    data = self.remote.read(file_name, offset, length)
+        except StoreError as error:
+            raise StoreFailed(path, str(error)) from None
+        except OSError as error:
+            if self.remote is not None:
+                raise
+            raise BadImage(path, f"{file_name}: {error.strerror}") from None
         if len(data) < length:
-            raise BadImage(self.folder / self.name(number), "truncated")
+            raise BadImage(path, "truncated")
         if not self._is_intact(number, data):
-            raise BadImage(self.folder / self.name(number), "damaged (its bytes do not match their checksum)")
+            raise BadImage(path, "damaged (its bytes do not match their checksum)")
         return data
 
     def _is_intact(self, number: int, data: bytes) -> bool:
         return "crc32" not in self.index or zlib.crc32(data) == int(self.index["crc32"][number])
-
-    def _read_remote(self, number: int, name: str, offset: int, length: int) -> bytes:
-        assert self.remote is not None
-        try:
-            data = self.remote.read(name, offset, length)
-            if not self._is_intact(number, data):  # a damaged copy is fetched again
-                self.remote.discard(name, offset, length)
-                data = self.remote.read(name, offset, length)
-        except StoreError as error:
-            raise StoreFailed(self.folder / self.name(number), str(error)) from None
-        return data
-
-    def _read_local(self, number: int, shard: int, offset: int, length: int) -> bytes:
-        try:  # opening the file each time is a small part of reading and decoding an image
-            with open(self.folder / self.file_name(shard), "rb", buffering=0) as file:
-                return os.pread(file.fileno(), length, offset)
-        except OSError as error:
-            raise BadImage(self.folder / self.name(number), f"{self.file_name(shard)}: {error.strerror}") from None
 
     def image(self, number: int, *, min_side: int = 0) -> torch.Tensor:
         """Read and decode one image: uint8 (3, H, W).
@@ -282,26 +278,16 @@ class Pack:
 
     def read_ahead(self, numbers: NDArray[np.int64]) -> None:
         """Advise the system to read these images ahead, in disk order; or fetch them from an object store."""
-        if not len(numbers) or not (self.remote is not None or hasattr(os, "posix_fadvise")):
-            return
-        shard = self.index["shard"][numbers].astype(np.int64)
-        first = self.index["offset"][numbers].astype(np.int64)
+        columns = [self.index[column][numbers].tolist() for column in ("shard", "offset", "length")]
+        parts = sorted(zip(*columns, strict=True))
         if self.remote is not None:
-            lengths = self.index["length"][numbers].tolist()
-            names = [self.file_name(number) for number in shard.tolist()]
-            self.remote.read_ahead(zip(names, first.tolist(), lengths, strict=True))
-            return
-        length = self.index["length"][numbers].astype(np.int64)
-        for tar in np.unique(shard).tolist():
-            # Only a hint: reading an image reports what is wrong.
-            with suppress(OSError), open(self.folder / self.file_name(tar), "rb") as file:
-                here = np.flatnonzero(shard == tar)
-                for image in here[np.argsort(first[here])].tolist():
-                    os.posix_fadvise(file.fileno(), int(first[image]), int(length[image]), os.POSIX_FADV_WILLNEED)
-
-
-def _open_again(place: str | Path) -> Pack:
-    return open_pack(local_folder(place))
+            self.remote.read_ahead((self.file_name(shard), offset, length) for shard, offset, length in parts)
+        elif hasattr(os, "posix_fadvise"):
+            for shard, images in groupby(parts, key=itemgetter(0)):
+                # Only a hint: reading an image reports what is wrong.
+                with suppress(OSError), open(self.folder / self.file_name(shard), "rb") as file:
+                    for _, offset, length in images:
+                        os.posix_fadvise(file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
 
 
 def decode_jpegs(encoded: Sequence[bytes], device: torch.device | str = "cpu") -> list[torch.Tensor] | None:

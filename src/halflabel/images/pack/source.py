@@ -24,7 +24,6 @@ from halflabel.images.pack.read import Pack, open_pack
 from halflabel.images.sources import FetchedBatch, Images, Plan
 from halflabel.images.views import Plain, Varied, View, Weak
 from halflabel.labels.names import Names
-from halflabel.system.remote import local_folder
 from halflabel.system.rng import bits
 
 _ORDER = 0x6F726472  # separates the random numbers of the reading order from all others
@@ -138,16 +137,16 @@ def open_packed_images(names: Names, folder: Path, views: Mapping[str, View], **
 
     `options` are those of `Images`: workers, max_bad, quarantine.
     """
-    pack = open_pack(local_folder(folder))
+    pack = open_pack(folder)
     for view in views.values():
-        if getattr(view, "channels", 3) != 3:
+        if view.channels != 3:
             raise UserError(f"the pack {folder} holds RGB images, and other ‹channels› are needed", "name the folder")
         if view.size > pack.settings.size:
             raise UserError(
                 f"the pack {folder} holds images of {pack.settings.size} px, but {view.size} px are needed",
                 f"use ‹size={pack.settings.size}›, or pack the images with ‹size={view.size}›",
             )
-        if pack.settings.resize == "squash" and getattr(view, "resize", "squash") != "squash":
+        if pack.settings.resize == "squash" and view.resize != "squash":
             raise UserError(
                 f"the images of the pack {folder} are squashed to squares: their own shapes are lost",
                 "use ‹resize=squash›, or pack the images with ‹resize=short›",

@@ -113,7 +113,7 @@ def pack_images(
                     if reason:
                         quarantine.add(name, folder / name, reason)
                         data_file.bad.append((name, str(folder / name), reason))
-                        quarantine.check(total, max_bad, so_far=True)
+                        quarantine.check(total, max_bad)
                     else:
                         data_file.add(name, f"{key}.jpg", data, width, height)
                         if records is not None:
