@@ -30,7 +30,6 @@ class Output(NamedTuple):
     maps: Tensor | None = None  # (B, C, h, w) class maps, from heads that score positions
     members: Tensor | None = None  # (K, B, C) logits of each member, from ensemble heads
     per_class: Tensor | None = None  # (B, C, D') features of each class, from heads that attend to each class
-    places: Tensor | None = None  # (B, P, D') features of each place; `per_class` holds their sums weighted by `maps`
 
 
 class Targets(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import types
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 from imcl_examples import bce_loss, begin, checks, inputs, make, matrix_of, reference_step, slow, step, step_loss
 
 from halflabel.errors import LabelError, UserError
-from halflabel.labels.table import Table
 from halflabel.methods.parts.matching_pursuit import Part, joint_omp
 from halflabel.methods.parts.similarity_memory import impute
 from halflabel.types import Sweep
@@ -29,38 +27,6 @@ def test_label_graph_from_a_file(tmp_path):
         begin(labels, graph=str(path))
     with pytest.raises(UserError, match=r"no label graph 'wiki'.*graph=.cooccurrence."):
         begin(labels, graph="wiki")
-
-
-class Meaning:
-    """A synset of a toy WordNet: near those whose name starts alike."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def wup_similarity(self, other):
-        return 0.75 if self.name[0] == other.name[0] else 0.25
-
-
-def test_label_graph_from_wordnet(tmp_path, monkeypatch):
-    table = Table.from_dense(np.ones((2, 4)), classes=["cat", "cow", "dog", "x"])
-    wordnet = types.SimpleNamespace(
-        meanings=lambda names: [None if name == "x" else Meaning(name) for name in names],
-        similarity=lambda first, second: first.wup_similarity(second),
-    )
-    monkeypatch.setattr("halflabel.methods.parts.label_graph.WordNet.find", lambda: wordnet)
-    path = tmp_path / "wiki.csv"
-    path.write_text("x,dog,3\ncat,dog,9\n")  # of labels that WordNet knows the file does not count
-
-    def matrix(graph, **options):
-        method = make(graph=graph, k_a=1, **options)
-        method.start(table)
-        return matrix_of(method, 4).tolist()
-
-    cat, cow, dog = [4 / 7, 3 / 7, 0, 0], [3 / 7, 4 / 7, 0, 0], [0.2, 0, 0.8, 0]
-    np.testing.assert_allclose(matrix("wordnet"), [cat, cow, dog, [0, 0, 0, 1]], atol=1e-7)
-    np.testing.assert_allclose(matrix(f"wordnet+{path}"), [cat, cow, dog, [0, 0, 0.75, 0.25]], atol=1e-7)
-    with pytest.raises(UserError, match=r"no label graph 'nowhere.csv'"):
-        matrix("wordnet+nowhere.csv")
 
 
 def test_side_information_brings_groups_together(tmp_path):

@@ -7,9 +7,6 @@ import pytest
 import step_checks as checks
 import torch
 
-from halflabel.errors import UserError
-from halflabel.labels.names import Names
-from halflabel.labels.table import Table
 from halflabel.methods.base import recipe
 from halflabel.methods.large_loss import LargeLoss, largest
 
@@ -37,7 +34,7 @@ def test_is_the_slow_loop(name, shape, ties):
         checks.same(actual, checks.slow(loss, now))
         flipped = flips[0]
     if name == "ll-cp":
-        assert {tuple(at) for at in method.relabel.flipped.dense().nonzero().tolist()} == flipped
+        assert {tuple(at) for at in method.relabel.flipped.values.nonzero().tolist()} == flipped
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -49,7 +46,7 @@ def test_equals_the_published_values(name):
         assert method.relabel.count(logits.numel(), options["epoch"]) == options["k"]
         checks.same(checks.step(method, logits, case["labels"], options["epoch"]), (case["loss"], case["grad"]), 1e-10)
         if name == "ll-cp":
-            flipped = {tuple(at) for at in method.relabel.flipped.dense().nonzero().tolist()}
+            flipped = {tuple(at) for at in method.relabel.flipped.values.nonzero().tolist()}
             published = {tuple(at) for at in case["permanently_flipped"]}
             modified = {tuple(at) for at in torch.tensor(case["modified"]).nonzero().tolist()}
             # The stated difference: all k are remembered, where the released code forgets the k-th.
@@ -89,16 +86,7 @@ def test_evaluation_flips_nothing_for_good():
     method = checks.begin(recipe("ll-cp").make(delta=10.0), labels)
     method.eval()
     checks.step(method, logits, labels, 2)
-    assert not method.relabel.flipped.dense().any()
-
-
-def test_too_many_entries_to_remember_are_refused(monkeypatch):
-    monkeypatch.setattr("halflabel.methods.parts.label_store.LARGEST", 500_000_000)
-    empty = np.zeros(0, np.int64)
-    table = Table.from_entries(Names.numbered(300_000), Names.numbered(9_000), empty, empty, empty)
-    with pytest.raises(UserError, match=r"ll-cp would need 0\.7 GB"):
-        recipe("ll-cp").make().start(table)
-    recipe("ll-ct").make().start(table)
+    assert not method.relabel.flipped.values.any()
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -110,7 +98,7 @@ def test_half_precision_order_and_state(name):
     checks.check_targets(make(), (1, 2, 4))
     checks.check_order(make, (1, 2, 4))
     remembers = checks.check_round_trip(make, (1, 2, 3, 4))
-    assert set(remembers.state_dict()) == ({"relabel.flipped.codes"} if name == "ll-cp" else set())
+    assert set(remembers.state_dict()) == ({"relabel.flipped.values"} if name == "ll-cp" else set())
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -179,6 +179,11 @@ class Method(nn.Module):
             loss = loss + term(output, batch, targets)
         return loss
 
+    def label_loss(self, logits: Tensor, batch: Batch, epoch: int) -> Tensor:
+        """Return the loss of these logits with the targets that the relabeler gives them, a scalar."""
+        targets = self.relabel(batch, logits.detach(), epoch)
+        return self.reduce(self.loss(logits, targets), targets)
+
     def after_step(self, model: Model) -> None:
         """Called after each update of the weights, with the updated model: to follow it, such as by an average."""
 

@@ -50,16 +50,12 @@ def cnn_rnn(
     path ends before them.
 
     The score of c is the probability that a path contains it: the sum of P(path to c) over the steps of a beam search.
-    The best path only would leave most labels without a score; in the first step only, the labels of an image share the
-    probability: with all labels of VOC 2012 mAP is 73.2 with the first step and 84.1 with the sum.
+    The best path only would leave most labels without a score.
 
     order: frequent labels first (as in the paper), rare first, or learned: as the model scores the positives at the
     first step. unknown: ignore, negative (absent, as in Huynh 2020), or auto: absent if no label at all is known to be
-    absent. dimensions (of u), hidden (of the LSTM; mAP 75.0 with 512 and 75.4 with 128, in a third of the time).
-    dropout: of z. beam: paths per image. length: the most labels of a path. score: sum as above, or max, the most
-    likely path.
-
-    Figures of Huynh 2020 (Open Images, end to end, mAP): 75.16 against 75.85 of `logistic`.
+    absent. dimensions (of u), hidden (of the LSTM). dropout: of z. beam: paths per image. length: the most labels of a
+    path. score: sum as above, or max, the most likely path.
 
     Differs from the paper: there all labels are known, so every label but the next one competes.
     """

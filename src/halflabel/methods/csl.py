@@ -108,9 +108,6 @@ def csl(
     margin: p below which an absent entry has no loss. With few classes a small topk is enough: K·B of B·C entries are
     ignored.
 
-    In Wang 2023 (the paper's figures, ResNet-101, mean over 10–90 % known): mAP 76.3 on COCO, 46.0 on VG-200, 91.7 on
-    VOC 2007.
-
     Differs from the released code: the prior comes from the first epochs of the same run, not from a separate model and
     a file; entries that tie with the K·B-th are ignored with it; the sum is divided by the number of images.
     """

@@ -9,10 +9,9 @@ from torch import Tensor
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, AfterEpoch, Duration, Method, method
-from halflabel.methods.parts.label_store import SoftLabels, fits_float32
+from halflabel.methods.parts.label_store import EntryStore, label_blocks, lowest_per_class
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Begins, FewAbsent, Relabeler, begin_early, check_size
-from halflabel.methods.parts.selection import lowest_per_class
 from halflabel.methods.parts.terms import Entropy
 from halflabel.system.rng import hash_names
 from halflabel.system.validate import above, at_least, between
@@ -34,9 +33,7 @@ def em(alpha: float = 0.2, few_absent: float = 0.1) -> Method:
     The loss can be negative. Options: alpha (α); the released code uses 0.2 for VOC, 0.1 for COCO and NUS-WIDE, 0.01
     for CUB. few_absent: the weight of known negatives where known positives outnumber them; 0 treats them as unknown.
     Such negatives are usually the few labels that somebody was asked about; at full weight they would outweigh the
-    entropy term (VOC 2012, 2,000 answers picked by `halflabel next`, one seed, frozen features: mAP 82.3 without them,
-    83.0 at 0.1, 80.1 at 1). The paper's figure (VOC 2012, one positive per image): mAP 89.09 against 85.89 of `an` and
-    89.42 with all labels.
+    entropy term.
 
     Differs from the released code: known negatives, which it refuses, count as known negatives, with weight few_absent
     where they are few; and it adds 1e-5 inside every log.
@@ -69,8 +66,6 @@ def em_apl(
     code); L-BFGS has 4 rounds, which count as epochs. α, β, W of the released code: VOC 0.2, 0.02, 5; COCO 0.1, 0.9, 5;
     NUS-WIDE 0.1, 0.2, 4; CUB 0.01, 0.4, 3; E = 10. few_absent: as in `em`.
 
-    The paper's figure (VOC 2012, one positive per image): mAP 89.19 against 89.09 of `em` and 85.89 of `an`.
-
     Differs from the released code: known negatives stay known negatives (it would read one as a soft label of 1); the
     training images are scored without augmentation (there half of them are mirrored at random); and it adds 1e-5 inside
     every log.
@@ -88,10 +83,11 @@ class APL(Relabeler):
     """Known labels as in `FewAbsent`, pseudo-labelled → (β s, β (1 − s)), still unknown → (0, 0).
 
     Equal scores are ordered by the hashes of the image names, so the order of the table does not matter; images that
-    cannot be read stay unknown. Memory: that of `SoftLabels`, 4 bytes per image, and one table of logits per sweep.
+    cannot be read stay unknown. Memory: 4 bytes per image and class, and one table of logits per sweep.
     """
 
     words = "asymmetric pseudo-labels"
+    labels: EntryStore  # (N, C) float32: the soft label s, NaN for unknown, −1 for known
     quota: Tensor  # (C,) int64: pseudo-labels per sweep
     rank: Tensor  # (N,) int32: position of each image in the order of the name hashes
     wants_features = False
@@ -104,7 +100,7 @@ class APL(Relabeler):
         self.plan(10)
         self.unknown = 0  # unknown entries at the start
         self.known = FewAbsent(few_absent)
-        self.labels = SoftLabels()
+        self.labels = EntryStore()
         self.register_buffer("quota", None, persistent=False)
         self.register_buffer("rank", None, persistent=False)
 
@@ -116,10 +112,11 @@ class APL(Relabeler):
         return Begins("learning from pseudo-labels", self.first + 1, "apl_from")
 
     def start(self, table: Table) -> None:
-        in_memory = fits_float32(table)
-        check_size(table, 4 if in_memory else 0, "em-apl", sweeps=1, stored=0 if in_memory else 1)
+        check_size(table, 0, "em-apl", sweeps=1, stored=4)
         self.known.start(table)
-        self.labels.start(table, "em-apl")
+        self.labels.start(table, "em-apl", torch.float32)
+        for rows, known in label_blocks(table):
+            self.labels.values[rows] = torch.where(known != 0, -1.0, torch.nan)
         unknown = table.stats.unknown
         self.unknown = int(unknown.sum())
         # 1e-9: 0.29 · 100 is 28.999… in floating point, and 29 is meant.
@@ -141,10 +138,13 @@ class APL(Relabeler):
 
     @torch.no_grad()
     def absorb(self, sweep: Sweep, epoch: int) -> dict[str, float]:
-        remaining = 0
-        for rows, classes, chosen in lowest_per_class(sweep.logits, self.labels.unknown, self.quota, self.rank):
-            scores = sweep.logits[rows, classes].to(chosen.device).sigmoid()
-            self.labels.put(rows, classes, chosen, scores)
-            remaining += int(self.labels.unknown(rows, classes).sum())
-        labelled = self.unknown - remaining
+        labels = self.labels.values
+
+        def is_unknown(rows: slice, classes: slice) -> Tensor:
+            return labels[rows, classes].isnan()
+
+        for rows, classes, chosen in lowest_per_class(sweep.logits, is_unknown, self.quota, self.rank):
+            part = labels[rows, classes]
+            part.copy_(torch.where(chosen.to(part.device), sweep.logits[rows, classes].to(part.device).sigmoid(), part))
+        labelled = self.unknown - self.labels.count(torch.isnan)
         return {"pseudo_labels": float(labelled), "pseudo_share": labelled / max(self.unknown, 1)}

@@ -52,7 +52,6 @@ def fast0tag(
     pairs, negative takes them as absent; auto means negative if no label at all is known to be absent, because pairs
     need a negative.
 
-    Figures of Huynh 2020 (Open Images, end to end, mAP): 76.34 against 75.85 of `logistic`, from which it starts there.
     An image is used only if a present and an absent label are known, and vectors of few classes from few labels may
     mean little.
     """

@@ -34,9 +34,7 @@ def gcn_ml(
 
     Labels that occur together get similar classifiers, so a label with few examples learns from its neighbours. Use it
     for many labels that depend on each other. It was designed for full labels; of partly known labels it uses the known
-    ones, and its graph is counted in images where both labels are known. With few known labels the graph is unreliable,
-    as later papers also find: here, with 2 of 20 labels of 800 VOC 2012 photos known and frozen features,
-    mAP was 48.9 against 56.0 of `bn-bce` (one seed, 800 others).
+    ones, and its graph is counted in images where both labels are known. With few known labels the graph is unreliable.
 
         P_ij = P(label j | label i),   A_ij = 1 if P_ij ≥ τ, else 0                                      (eq. 7)
         A'_ij = p A_ij / Σ_{j ≠ i} A_ij for j ≠ i,   A'_ii = 1 − p,   Â = D^−½ A' D^−½                    (eq. 8)
@@ -44,15 +42,10 @@ def gcn_ml(
         L = BCE on known labels, divided by the known labels of the batch
 
     tau (τ) and p as above; hidden: columns of H. graph: cooccurrence; a CSV file of rows class,class,weight, where the
-    first class is inferred from the second; wordnet (its files, `apt install wordnet-base`); or identity. tau
-    applies to all of them.
-    vectors (Z): graph = computed from co-occurrence; a text file of word vectors (GloVe, as in
-    the paper, or word2vec); or text:MODEL, a sentence-transformers model. vector_size: length of the vectors, 300
-    in the paper. pooling:
-    max, which needs features with places (maps), or mean.
-
-    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.4, VG-200 39.3, VOC 2007 88.9; it is
-    worse than others with few labels there too.
+    first class is inferred from the second; or identity. tau applies to all of them. vectors (Z): graph = computed from
+    co-occurrence; a text file of word vectors (GloVe, as in the paper, or word2vec); or text:MODEL, a
+    sentence-transformers model. vector_size: length of the vectors, 300 in the paper. pooling: max, which needs
+    features with places (maps), or mean.
 
     Differs from the released code: it normalises by columns, adds 1 instead of 1 − p to the diagonal with 0.25 for p
     (the same up to a factor), and counts P_ij on full labels. Eq. 8 as printed gives weight to every pair; only

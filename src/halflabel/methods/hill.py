@@ -104,9 +104,6 @@ def splc(
     tau (τ): score above which an unknown counts as present; start_epoch: the first epoch, counted from 1, in which that
     happens (the papers' "epoch 1" counts from 0); margin (m) and gamma (γ) as in `hill`; released: see below.
 
-    In Wang 2023 (the paper's figures, ResNet-101, mean over 10–90 % known): mAP 74.9 on COCO, 45.1 on VG-200, 90.4 on
-    VOC 2007.
-
     Differs from the released code: known negatives are never flipped, and a flipped entry has the loss ℓ⁺ with
     the margin, as in the paper's formula. With released=True known negatives are flipped like unknowns, and flipped
     entries use ℓ⁺ without the margin, as there. In both the sum is divided by the number of images.

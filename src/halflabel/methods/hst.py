@@ -37,8 +37,6 @@ def hst(prototypes: int = 10, every: Duration = 5, thresholds: str = "learned", 
     options are those of `sst`: warm, guess_weight, pair_weight, contrast_weight, width, rank, steps, dropout, graph,
     vectors, vector_size.
 
-    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 77.9, VG-200 44.8, VOC 2007 90.9.
-
     Differs from the released code: it learns θ through a score clipped at 0, which has a gradient only for the single
     known label of an image, and pushes features away from the prototypes of present labels; here both follow the
     paper's description. Prototypes come from a bank of training features instead of a pass over all images.

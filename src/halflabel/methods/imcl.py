@@ -304,12 +304,10 @@ def imcl(
     lambda_y (λ_y), lambda_f (λ_f): 1 and 0.5 for Open Images, 2 and 0.5 for CUB, 0.5 and 0.5 for COCO. k: similar
     images (5; COCO 3). k_a: other labels that each label is connected to.
 
-    graph: cooccurrence = the k_a labels most often present with
-    it, among images where both are known; identity, as for CUB; a CSV file of rows class,class,weight, where the
-    first class is inferred from the second (k_a does not limit it); wordnet = the k_a nearest labels in WordNet
-    (apt install wordnet-base); or wordnet+FILE, where the file serves labels that WordNet does not know (table 3).
-    Every label is also connected to itself. Weights start as P(j | j'), as the Wu-Palmer similarity or as in the
-    file, 1 for itself; rows sum to 1.
+    graph: cooccurrence = the k_a labels most often present with it, among images where both are known; identity, as for
+    CUB; a CSV file of rows class,class,weight, where the first class is inferred from the second (k_a does not limit
+    it), such as similarities in WordNet. Every label is also connected to itself. Weights start as P(j | j') or as in
+    the file, 1 for itself; rows sum to 1.
 
     graph_rate: learning rate of A as a multiple of --lr; no weight decay. logistic_share: share of the epochs, at the
     start, with λ_y = λ_f = 0.
@@ -327,11 +325,9 @@ def imcl(
     magnitude side_weight, is appended to y in the search for similar images.
 
     The paper's settings: RMSProp, lr 1e-3 (CUB and COCO 1e-2; COCO 1e-3 after two epochs), × 0.8 when validation falls:
-    optimizer=rmsprop schedule=plateau step_factor=0.8. It refines a trained logistic model for 1 epoch (CUB 3,
-    COCO 4): begin_from=RUN logistic_share=0, where RUN was trained with `bce` or `logistic`. Batches of 32, and of
-    1 for COCO, which needs a `dictionary`. Its figures (mAP, Open Images, 5,000 classes): 78.07 against 75.85 of
-    logistic, 76.72 with frozen features; on the fifth of classes with most annotations (table 4) 86.26 against 85.83
-    with images fixed, 85.99 with labels fixed, 85.49 with both off.
+    optimizer=rmsprop schedule=plateau step_factor=0.8. It refines a trained logistic model for 1 epoch (CUB 3, COCO 4):
+    begin_from=RUN logistic_share=0, where RUN was trained with `bce` or `logistic`. Batches of 32, and of 1 for COCO,
+    which needs a `dictionary`.
 
     End to end without rescale the features collapse to one point, as ℓ_f outweighs cross-entropy.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from halflabel.labels.table import Table
 from halflabel.methods.base import REGIMES, Method, method
-from halflabel.methods.parts.label_store import PackedLabels
+from halflabel.methods.parts.label_store import EntryStore
 from halflabel.methods.parts.losses import BCE
 from halflabel.methods.parts.relabel import Begins, Relabeler
 from halflabel.system.validate import between
@@ -35,12 +35,12 @@ class LargeLoss(Relabeler):
 
     Scheme "reject" ignores these → (0, 0); "correct" takes them as present in this step → (1, 0); "keep" for ever.
     k = ceil(B·C·Δ·(epoch − 1)); for "keep" ceil(B·C·Δ), and none in the first epoch. Known labels stay.
-    Memory: none; for "keep" 1/4 byte per image and class, in `flipped`.
+    Memory: none; for "keep" 1 byte per image and class, in `flipped`.
     """
 
     words = "large losses of unknown labels"
 
-    flipped: PackedLabels  # (N, C): present where flipped
+    flipped: EntryStore  # (N, C) int8: 1 where flipped
 
     def __init__(self, scheme: str, delta: float) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ class LargeLoss(Relabeler):
 
     def start(self, table: Table) -> None:
         if self.scheme == "keep":
-            self.flipped = PackedLabels()
-            self.flipped.start(table, "ll-cp", known=False)
+            self.flipped = EntryStore()
+            self.flipped.start(table, "ll-cp")
 
     def begins(self) -> Begins | None:
         if not self.delta:  # nothing is changed on purpose
@@ -122,7 +122,7 @@ def ll_cp(delta: float = 0.1) -> Method:
     """Unknown entries count as absent, but those with the largest losses become present and stay so.
 
     The boldest of the three large-loss schemes: labels are corrected permanently, a few per batch from the second
-    epoch on. It stores two bits per entry (images × classes; at most 20 GB, else use `ll-ct`).
+    epoch on. It stores a byte per training image and class.
 
         L = 1/(B·C) Σ ℓ,   ℓ = −log p (present, or flipped) or −log(1 − p) (absent or unknown);
         flipped: the k = ceil(B·C·Δ) largest ℓ of the batch's unknowns, and all entries flipped before

@@ -64,6 +64,5 @@ class LogicMix(Method):
         outputs = model(torch.cat([view, mixed.to(view.dtype)])).logits.chunk(2)
         losses = []
         for logits, joined in zip(outputs, (batch, replace(batch, labels=labels, soft=None)), strict=True):
-            targets = self.relabel(joined, logits.detach(), epoch)
-            losses.append(self.reduce(self.loss(logits, targets), targets))
+            losses.append(self.label_loss(logits, joined, epoch))
         return losses[0] + self.weight * losses[1]

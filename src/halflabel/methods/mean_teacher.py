@@ -68,8 +68,7 @@ class MeanTeacher(Method):
         weak, strong = model(torch.cat(batch.views)).logits.chunk(2)
         with torch.no_grad():
             teacher = model.run(self.teacher.model, batch.views[0]).logits
-        targets = self.relabel(batch, weak.detach(), epoch)
-        loss = self.reduce(self.loss(weak, targets), targets)
+        loss = self.label_loss(weak, batch, epoch)
         return loss + self.weight_in(epoch) * (torch.sigmoid(teacher) - torch.sigmoid(strong)).square().mean()
 
     def weight_in(self, epoch: int) -> float:

@@ -33,9 +33,8 @@ def partial_bce(
     `bce`. gamma (γ): 1 is linear; the paper finds −1 worse, 3 better with many known labels and slightly worse with
     few. alpha, beta (α, β): set g directly, if either is not 0; alpha=1 gamma=-1 is the mean over the known labels.
 
-    The paper's figures (ResNet-101, WELDON pooling): mAP on COCO with 10 % known 75.31 against 72.15 of BCE, on Open
-    Images 83.05 against 79.01. If every image has the same share of known labels, g is one common factor, which AdamW
-    cancels: the result is that of `bce`, unless weak labels or optimizer=sgd are used.
+    If every image has the same share of known labels, g is one common factor, which AdamW cancels: the result is that
+    of `bce`, unless weak labels or optimizer=sgd are used.
     """
     return Method(BCE(), reduce=ByShare.from_options(g_value, g_share, gamma, alpha, beta))
 
@@ -53,14 +52,12 @@ def curriculum(
     """`partial-bce`, and twice during training unknown entries with a score far from zero become labels.
 
     Use it for partly known ± labels. It is the baseline "curriculum labelling" of later papers: `plcl` with the score
-    threshold strategy, a linear head and no graph. It stores a quarter of a byte per training image and class.
+    threshold strategy, a linear head and no graph. It stores a byte per training image and class.
 
         L = 1/B Σ_i g(p_i)/C Σ_{known or weak c} BCE,   weak labels: x ≥ θ present, x < −θ absent   (eq. 1, 8)
 
     strategy: a, as above; c: presence alone (eq. 9). theta (θ, of the logit). relabel_at: as in `plcl`; g_value,
     g_share, gamma: as in `partial-bce`; smoothing: as in `bce`, of known and weak labels; not in the paper.
-
-    Figures of Huynh 2020 (Open Images, mAP): 77.05 against 75.85 of `logistic`.
     """
     one_of(("a", "c"), strategy=strategy)
     above(0, theta=theta)

@@ -137,7 +137,7 @@ def plcl(
     """Partial-BCE, a graph network in which classes inform each other, and easy unknown entries become labels.
 
     Use it for partly known ± labels if training may take longer: it needs features with places (maps) unless pooling is
-    mean, and stores a quarter of a byte per training image and class.
+    mean, and stores a byte per training image and class.
 
         A = 1×1 convolution of the features;  x_c = ½ (mean of the highest k⁺ of A_c + mean of the lowest k⁻)
         h_v⁰ = x_v e_v;  T times: h_v ← GRU(h_v, mean over u ≠ v of ReLU(FC(h_u)));  y_v = (h_v⁰ + h_v^T)_v
@@ -162,12 +162,8 @@ def plcl(
     vector; 0 = C always, as in the paper, whose time grows with C³. The paper does not say how the vector h_v⁰ + h_v^T
     becomes a score. g_value, g_share, gamma, alpha, beta: as in `partial-bce`.
 
-    The paper's ablation (COCO, 10 % known, ResNet-101, mAP): BCE 72.15 (strategy=none gnn=false g_value=1 dropout=0),
-    partial-BCE 75.31 (strategy=none gnn=false dropout=0), with the graph 75.82 (strategy=none dropout=0), with
-    labelling 75.71 (gnn=false), with both 76.40; 0-1 exact match 22.04, 24.51, 25.14, 30.52, 32.12. It trains with
-    optimizer=sgd lr=0.01 batch_size=16 schedule=step epochs=20 size=448 tune=all, one rate for all layers
-    (backbone_lr=1) and mirror images only (crop=1). On VOC 2007 with 10 % known, e labels 79.74 % of the entries by
-    the end, TP rate 68.96, TN rate 99.23.
+    The paper trains with optimizer=sgd lr=0.01 batch_size=16 schedule=step epochs=20 size=448 tune=all, one rate for
+    all layers (backbone_lr=1) and mirror images only (crop=1).
     """
     one_of(("none", *STRATEGIES), strategy=strategy)
     one_of(("weldon", "mean"), pooling=pooling)

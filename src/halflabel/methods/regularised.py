@@ -29,9 +29,8 @@ def l1r(strength: float = 1e-5, of: str = "weights") -> Method:
         L = L_AN + λ Σ |w|                       of="weights": the trained weights without biases and norms
         L = L_AN + λ/(B·C) Σ_unknown p           of="scores": the scores of unknown entries
 
-    The paper (a poster) does not say what is regularised, nor λ: both are options. Options: strength (λ; for scores
-    try 0.1), of. The default weight decay is 0, so that there is no other regularisation. The paper's figure (VOC 2012,
-    one positive per image): mAP 85.97 against 85.89 of `an`.
+    The paper (a poster) does not say what is regularised, nor λ: both are options. Options: strength (λ; for scores try
+    0.1), of. The default weight decay is 0, so that there is no other regularisation.
     """
     return _regularised(1, strength, of)
 
@@ -51,9 +50,8 @@ def l2r(strength: float = 1e-4, of: str = "weights") -> Method:
         L = L_AN + λ Σ w²                        of="weights": the trained weights without biases and norms
         L = L_AN + λ/(B·C) Σ_unknown p²          of="scores": the scores of unknown entries
 
-    The paper (a poster) does not say what is regularised, nor λ: both are options. Options: strength (λ; for scores
-    try 0.1), of. The default weight decay is 0, so that there is no other regularisation. The paper's figure (VOC 2012,
-    one positive per image): mAP 85.96 against 85.89 of `an`.
+    The paper (a poster) does not say what is regularised, nor λ: both are options. Options: strength (λ; for scores try
+    0.1), of. The default weight decay is 0, so that there is no other regularisation.
     """
     return _regularised(2, strength, of)
 

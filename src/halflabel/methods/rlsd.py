@@ -51,8 +51,6 @@ def rlsd(
     unknown: ignore, negative (absent), or auto: absent if no label at all is known to be absent. dimensions
     (of u), hidden (of the LSTM), dropout (of z): as in `cnn-rnn`.
 
-    In Cevikalp 2019, quoted there: NUS-WIDE mAP 54.1, COCO 67.4.
-
     Differs from the paper in its regions: there a localisation network trained on boxes proposes them; here they are
     fixed, and no boxes are needed. One LSTM for all regions and the maximum over regions are the paper's. z is as in
     `cnn-rnn`; paths that follow predictions in training, the loss and all sizes are our choice: there is no released

@@ -179,8 +179,7 @@ def warp(rank: str = "sampled", unknown: str = "auto", rounded: bool = False) ->
     out of the pairs, negative takes them as absent; auto means negative if no label at all is known to be absent,
     because pairs need a negative. rounded=true rounds (m − 1)/q to the nearest number, as the released code does.
 
-    In the paper (top-3 protocol): NUS-WIDE mAP 48.5 against 57.4 of RML, COCO 63.2 against 71.5; CIFAR-10 with 4,000
-    labels 85.41 % accuracy. Differs from the released code: it divides the loss by 20.
+    Differs from the released code: it divides the loss by 20.
     """
     # A ramp with leak 1 is the hinge.
     return _build(Ranking(leak=1.0, kappa=0.0, rank=rank, rounded=rounded), UnknownAs(unknown))
@@ -207,9 +206,8 @@ def rml(
     2 to 8 equally good. leak: slope of the ramp beyond s, relative to 1; 0 in the paper, 0.1 in the released code.
     rank, unknown, rounded: as in `warp`.
 
-    In the paper (ResNet-101, top-3 protocol): mAP 57.4 on NUS-WIDE and 71.5 on COCO; CIFAR-10 with 4,000 labels 89.24 %
-    accuracy. It ranks the classes of one image, while mAP ranks the images of one class: its strength is in top-k
-    measures. The ramp is not convex, so L-BFGS starts from cross-entropy.
+    It ranks the classes of one image, while mAP ranks the images of one class: its strength is in top-k measures. The
+    ramp is not convex, so L-BFGS starts from cross-entropy.
 
     Differs from the released code: it has leak=0.1 and rounded=true, and divides the loss by 20.
     """
@@ -227,8 +225,6 @@ def rmlc(s: float = -0.8, kappa: float = 5.0, rank: str = "exact", unknown: str 
 
     λ is the weight decay (weight_decay; the paper does not give its value for this row, 0.01 is our choice, and AdamW
     applies it separately from the gradient). s, kappa, rank, unknown: as in `rml`.
-
-    In the paper, on features of a ResNet-101 trained for the task: mAP 58.8 on NUS-WIDE and 75.2 on COCO.
     """
     return _build(Ranking(s, kappa, rank=rank), UnknownAs(unknown))
 
@@ -273,8 +269,7 @@ def ss_rml(
     kappa, leak, rank, unknown, rounded: as in `rml`; `unknown` applies to entries that are still unknown after
     propagation.
 
-    In the paper: CIFAR-10 with 4,000 labels 91.46 % accuracy (89.24 without the unlabelled images), STL-10 94.1 %
-    (91.11). It needs features in which near images have the same labels.
+    It needs features in which near images have the same labels.
 
     Differs from the released code: it has leak=0.1, rounded=true, labelled=5 and κ = 1, and divides the loss by 200.
     """

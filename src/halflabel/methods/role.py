@@ -115,9 +115,8 @@ def role(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 0) 
     function of the names of image and class. Weight decay does not act on θ: it would pull every estimate to
     "undecided".
 
-    Options: positives (k, as in `epr`: give it if you can; 0 = from the labels); theta_rate: the learning rate of θ
-    as a multiple of --lr; theta_seed: of the random start. The paper's figure (VOC 2012, one positive per image): mAP
-    87.77 against 85.89 of `an`.
+    Options: positives (k, as in `epr`: give it if you can; 0 = from the labels); theta_rate: the learning rate of θ as
+    a multiple of --lr; theta_seed: of the random start.
 
     Differs from the released code: known negatives, which it refuses, count as known negatives on both sides; and
     it adds 1e-5 inside every log.
@@ -138,7 +137,6 @@ def role_li(positives: float = 0.0, theta_rate: float = 10.0, theta_seed: int = 
     With --tune head it equals `role`.
 
     Formula and options (positives, theta_rate, theta_seed) are those of `role`; linear_init sets the epochs.
-    The paper's figure (VOC 2012, one positive per image): mAP 88.26 against 87.77 of `role` and 85.89 of `an`.
     """
     return _role(positives, theta_rate, theta_seed)
 

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from halflabel.features.heads import Model, find_head
 from halflabel.labels.table import Table
 from halflabel.methods.base import AfterEpoch, Duration, Method, method
 from halflabel.methods.parts.feature_bank import Prototypes
-from halflabel.methods.parts.semantic import LabelFeatures, SemanticHead, SemanticMethod, label_features, semantic_parts
+from halflabel.methods.parts.semantic import SemanticHead, SemanticMethod, label_features, semantic_parts
 from halflabel.methods.parts.transfer import WarmUp, contrastive_loss
 from halflabel.methods.ssgrl import ssgrl
 from halflabel.system.validate import MAX_SIZE, at_least, between
@@ -65,10 +64,9 @@ class Blending(SemanticMethod):
 
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         output: Output = model(batch.views[0])
-        per_label, labels = label_features(output), batch.labels
-        known: Targets = self.relabel(batch, output.logits.detach(), epoch)
-        loss = self.reduce(self.loss(output.logits, known), known)
-        loss = loss + self.contrast_weight * contrastive_loss(per_label.features, labels)
+        features, labels = label_features(output), batch.labels
+        loss = self.label_loss(output.logits, batch, epoch)
+        loss = loss + self.contrast_weight * contrastive_loss(features, labels)
         quadrant = quadrants(output.maps) if output.maps is not None and self.prototypes.by == "quadrants" else None
         if epoch > self.warm:
             self.prototypes.refresh(epoch, self.warm + 1, self.every)
@@ -76,20 +74,19 @@ class Blending(SemanticMethod):
                 share.data.clamp_(0, 1)
             head = find_head(model, SemanticHead)
             partner = torch.randperm(len(labels), device=labels.device)
-            instance = blend_images(per_label, labels, partner, self.alpha)
+            instance = blend_images(features, labels, partner, self.alpha)
             loss = loss + self.instance_weight * self._blend_loss(head, output.logits, instance)
             chosen = draw_unknown(labels, self.blends, self.prototypes.exists)
-            number, centres = self._draw_prototypes(labels, quadrant), self.prototypes.centres
-            prototype = blend_prototypes(per_label, labels, chosen, self.blends, centres, number, self.beta)
+            number = self._draw_prototypes(labels, quadrant)
+            prototype = blend_prototypes(features, labels, chosen, self.prototypes.centres, number, self.beta)
             loss = loss + self.prototype_weight * self._blend_loss(head, output.logits, prototype)
-        self.prototypes.bank.remember(per_label.features, labels, quadrant)
+        self.prototypes.bank.remember(features, labels, quadrant)
         return loss
 
     def _blend_loss(self, head: SemanticHead, logits: Tensor, blend: Blend) -> Tensor:
         """Return the loss of blended images; `logits` (B, C) are those of images in which nothing was blended."""
         changed = blend.mixed.any(1).nonzero().squeeze(1)
-        blended = head.classify(LabelFeatures(*(part[changed] for part in blend.features)))
-        logits = logits.index_put((changed,), blended.to(logits.dtype))
+        logits = logits.index_put((changed,), head.classify(blend.features[changed]).to(logits.dtype))
         return self.reduce(self.loss(logits, blend.targets), blend.targets)
 
     def _draw_prototypes(self, labels: Tensor, quadrant: Tensor | None) -> Tensor:
@@ -115,53 +112,35 @@ def draw_unknown(labels: Tensor, count: int, usable: Tensor) -> Tensor:
 
 
 class Blend(NamedTuple):
-    """Blended features of each label, their soft labels, and which entries were blended."""
+    """Blended features of each label (B, C, W), their soft labels, and which entries were blended."""
 
-    features: LabelFeatures
+    features: Tensor
     targets: Targets
     mixed: Tensor  # (B, C) bool
 
 
-def blend_images(per_label: LabelFeatures, labels: Tensor, partner: Tensor, alpha: Tensor) -> Blend:
+def blend_images(features: Tensor, labels: Tensor, partner: Tensor, alpha: Tensor) -> Blend:
     """Blend a label that is unknown in one image with its features in another that shows it. Pu 2022 (SARB), ILRB.
-
-        where y_c^n = 0 and y_c^m = 1:   f_c ← α f_c^n + (1 − α) f_c^m,   y_c ← 1 − α;   all else is unchanged
 
     `partner` (B,): the image m of each image n. The gradient reaches the features of both images and α.
     """
-    mixed = (labels == 0) & (labels[partner] > 0)
-    return _blend(per_label, labels, mixed, alpha, per_label.places[partner], per_label.weights[partner])
+    return _blend(features, labels, (labels == 0) & (labels[partner] > 0), features[partner], alpha)
 
 
 def blend_prototypes(
-    per_label: LabelFeatures, labels: Tensor, chosen: Tensor, most: int, centres: Tensor, number: Tensor, beta: Tensor
+    features: Tensor, labels: Tensor, chosen: Tensor, centres: Tensor, number: Tensor, beta: Tensor
 ) -> Blend:
-    """Blend the `chosen` (B, C) unknown labels, at most `most` per image, with a prototype. Pu 2022 (SARB), PLRB.
-
-        f_c ← β f_c + (1 − β) prototype_c,   y_c ← 1 − β
-
-    The prototypes are those with `number` (B, C) among the `centres` (C, k, W).
-    """
-    mixed = chosen & (labels == 0)
-    label = mixed.to(torch.uint8).topk(min(most, labels.shape[1]), dim=1).indices
-    prototypes = centres[label, number.gather(1, label)].to(per_label.places.dtype)
-    return _blend(per_label, labels, mixed, beta, prototypes, one_hot(label, labels.shape[1]).transpose(1, 2))
+    """Blend the `chosen` (B, C) unknown labels with the prototypes of `number` (B, C) among `centres` (C, k, W)."""
+    prototypes = centres[torch.arange(len(centres), device=centres.device), number].to(features.dtype)
+    return _blend(features, labels, chosen & (labels == 0), prototypes, beta)
 
 
-def _blend(
-    per_label: LabelFeatures, labels: Tensor, mixed: Tensor, share: Tensor, places: Tensor, weights: Tensor
-) -> Blend:
-    """Blend the `mixed` labels with the sums of other places (B, P, W), with weights (B, C, P)."""
-    shares = torch.where(mixed, share.to(places.dtype), 1.0)[:, :, None]
-    all_weights = torch.cat([shares * per_label.weights, (1 - shares) * weights], 2)
-    blended = LabelFeatures.weighted(torch.cat([per_label.places, places], 1), all_weights)
-    return Blend(blended, _soft_targets(labels, mixed, share), mixed)
-
-
-def _soft_targets(labels: Tensor, mixed: Tensor, share: Tensor) -> Targets:
+def _blend(features: Tensor, labels: Tensor, mixed: Tensor, others: Tensor, share: Tensor) -> Blend:
+    """Where `mixed`: share · features + (1 − share) · others, with the label 1 − share."""
+    blended = torch.where(mixed[:, :, None], torch.lerp(others, features, share.to(features.dtype)), features)
     pos = torch.where(mixed, 1 - share, (labels > 0).to(share.dtype))
     neg = torch.where(mixed, share, (labels < 0).to(share.dtype))
-    return Targets(pos, neg)
+    return Blend(blended, Targets(pos, neg), mixed)
 
 
 def _tune(options: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -203,8 +182,6 @@ def sarb_star(
     more. That extension blends prototypes "in a location-sensitive manner", and its code does it by quarters, on
     attended maps before they are summed over places. The sum is linear, so blending the sums is the same with a
     fraction of the memory; the place of the peak is read from the attention.
-
-    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 78.4, VG-200 46.0, VOC 2007 91.5.
     """
     options = locals()
     return _blending("quadrants", 4, **options.pop("head"), **options)
@@ -235,8 +212,6 @@ def sarb(prototypes: int = 10, **options: Any) -> Method:
     images that showed it. blends: number of unknown labels of an image that get a prototype. The partner m of an image
     is drawn at random from the batch. width, rank: of the head; 1,024 and 512 in the released code. steps, dropout,
     graph, vectors, vector_size: as in `ssgrl`.
-
-    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 77.9, VG-200 45.6, VOC 2007 90.7.
 
     Differs from the released code: partners are drawn, instead of reversing the batch; each entry draws its own
     prototype; an image with all labels known gets none; prototypes come from a bank of training features instead of a

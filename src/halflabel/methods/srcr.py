@@ -157,17 +157,7 @@ def srcr(
     them: on frozen features of few images a later start or a smaller weight is better. With normalise=entries the
     pseudo-labels, which are more, outweigh the known labels.
 
-    The rows of the paper's ablation, with the paper's mAP (COCO, 10 % known, ResNet-101):
 
-        S-BCE              saliency=none  consistency=none  normalise=entries    61.7
-        BN-BCE             saliency=none  consistency=none                       70.7
-        PL                 saliency=none  consistency=pl                         70.8
-        CR without SR      saliency=none  consistency=cr                         72.4
-        SR                 saliency=all   consistency=none                       75.8
-        SR, CR without SR  saliency=known consistency=cr                         76.2
-        SR+CR              (the defaults)                                        77.2
-
-    Its averages over 10 to 90 % known: VOC 2007 93.7, COCO 81.0, VG-200 49.2; OpenImages V3 81.5.
 
     Not in the paper, and chosen here: learning rate, epochs and augmentations (weak view: crop and mirror image; strong
     view: RandAugment and cutout as well); the score after training

@@ -37,12 +37,9 @@ def ssgrl(
     uses features of width 2,048, as wide as ResNet's, and rank 1,024. 256 is for speed: time grows with the square of
     width; wider is better if there is time. dropout: of the features; our addition, without it a head of this size
     memorises few labels within three epochs. graph: cooccurrence, counted in images where both labels are known; a CSV
-    file of rows class,class,weight, where the first class is inferred from the second; wordnet (its files,
-    `apt install wordnet-base`); or identity. vectors (v): graph = computed from co-occurrence; a text file of word
-    vectors (GloVe, as in the paper, or word2vec); or text:MODEL, a sentence-transformers model. vector_size: length of
-    the vectors, 300 in the paper.
-
-    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 74.1, VG-200 39.7, VOC 2007 89.5.
+    file of rows class,class,weight, where the first class is inferred from the second; or identity. vectors (v): graph
+    = computed from co-occurrence; a text file of word vectors (GloVe, as in the paper, or word2vec); or text:MODEL, a
+    sentence-transformers model. vector_size: length of the vectors, 300 in the paper.
 
     The two linear layers after tanh are one vector here, which is the same function. The paper trains with Adam, 1e-5.
     P counts one more image, so that pairs seen once have little weight, and A_cc is 0: the gates use the label's state.

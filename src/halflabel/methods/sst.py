@@ -53,8 +53,6 @@ def sst(
     graph, vectors, vector_size: as in `ssgrl`. The co-occurrence network has 2·rank·C² bytes of weights, used
     in training only.
 
-    Figures of Wang 2023 (ResNet-101, averages over 10 to 90 % known, mAP): COCO 76.7, VG-200 41.8, VOC 2007 90.4.
-
     Differs from the released code: p_cc' is trained on pairs of known labels, not by taking unknown as absent; the mean
     over the bank is over its filled slots, and a batch is stored after its own pseudo-labels, not before; pairs for
     L_cos are weighted, not drawn; L_pairs and L_cos have full weight from the first step instead of growing through the

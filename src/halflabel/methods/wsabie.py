@@ -30,7 +30,6 @@ def wsabie(dimensions: int = 100, norm: float = 0.0, rank: str = "sampled", unkn
     dimensions: of the space. norm: the largest norm of the vector of a label or a feature; 0 = no limit. rank:
     "sampled" or "exact"; unknown: both as in `warp`.
 
-    Figures of Huynh 2020 (Open Images, end to end, mAP): 76.59 against 75.85 of `logistic`, from which it starts there.
     An image is used only if a present and an absent label are known; the known labels of the others are lost: prefer
     `bce` there.
 

@@ -259,7 +259,7 @@ def test_large_tables_are_refused(monkeypatch):
     nothing = np.zeros(0, np.int64)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**10))
     table = Table.from_entries(Names.numbered(500_000), Names.numbered(5000), nothing, nothing, nothing)
-    for strategy, size in (("a", "10.6"), ("e", "30.6")):
+    for strategy, size in (("a", "12.5"), ("e", "32.5")):
         with pytest.raises(UserError, match=rf"500000 images × 5000 classes at once: {size} GB .*TMPDIR.*em or wan"):
             Curriculum(strategy).start(table)
 
@@ -297,9 +297,3 @@ def test_rows_are_read_in_the_order_of_the_table(monkeypatch):
         relabel.absorb(make_sweep((20, 3), 1, passes=True), 1)
         assert (torch.cat(labelled).tolist() == list(range(20))) == (strategy != "b")
         assert sorted(torch.cat(labelled).tolist()) == list(range(20))
-
-
-def test_a_label_takes_two_bits():
-    relabel = Curriculum("a")
-    relabel.start(make_table(make_labels(25, 9)))
-    assert sum(value.nbytes for value in relabel.state_dict().values()) == 25 * 3

@@ -9,7 +9,6 @@ import torch
 
 from halflabel.errors import UserError
 from halflabel.methods.parts.feature_bank import FeatureBank, Prototypes, cluster_centres
-from halflabel.methods.parts.semantic import LabelFeatures
 from halflabel.methods.parts.transfer import (
     Cooccurrence,
     contrastive_loss,
@@ -29,12 +28,6 @@ def inputs(images, classes, width=3, seed=0, choices=(-1, 0, 1)):
     if images > 1:
         labels[0] = 0
     return features, labels
-
-
-def per_label(features):
-    """Label features with one place for each label."""
-    images, classes, _ = features.shape
-    return LabelFeatures.weighted(features, torch.eye(classes, dtype=features.dtype).expand(images, -1, -1))
 
 
 def same(actual, expected, *leaves):
@@ -74,25 +67,20 @@ def network(classes, width=3, rank=4):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("numbers", [1 << 17, 8])
-@pytest.mark.parametrize("is_pooled", [True, False])
-def test_pairs_are_the_slow_loop(shape, numbers, is_pooled, monkeypatch):
-    monkeypatch.setattr("halflabel.methods.parts.transfer._CACHE_NUMBERS", numbers)
+def test_pairs_are_the_slow_loop(shape, numbers, monkeypatch):
+    monkeypatch.setattr("halflabel.methods.parts.transfer._CHUNK_NUMBERS", numbers)
     features, labels = inputs(*shape)
-    places = features
-    if is_pooled:
-        places = features[:, :1]
-        features = places.expand(-1, shape[1], -1)
     part = network(shape[1])
     expected_logits = [pairwise.pair_logits(image, part) for image in features]
     every = torch.ones(shape[0], shape[1], shape[1]).triu(1).nonzero(as_tuple=True)
-    pair_logits = part(LabelFeatures.weighted(places, torch.ones(*shape, 1)) if is_pooled else per_label(features))
+    pair_logits = part(features)
     logits = pair_logits(*every)
     assert len(logits) == sum(map(len, expected_logits))
     if len(logits):
         torch.testing.assert_close(
             logits, torch.stack([x for line in expected_logits for x in line.values()]), rtol=1e-9, atol=0
         )
-    leaves = [places, part.first.weight, part.second.weight, part.weight, part.bias]
+    leaves = [features, part.first.weight, part.second.weight, part.weight, part.bias]
     if shape[1] > 1:
         same(part.pair_loss(pair_logits, labels), pairwise.pair_loss(expected_logits, labels.tolist()), *leaves)
     scores, has_score = cooccurrence_scores(pair_logits, labels)
@@ -195,7 +183,7 @@ def test_blending_images_is_the_slow_loop(shape):
     actual, labels = inputs(*shape, choices=(-1, 0, 0, 1))
     alpha = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     partner = torch.from_numpy(np.random.default_rng(0).permutation(shape[0]))
-    blend = blend_images(per_label(actual), labels, partner, alpha)
+    blend = blend_images(actual, labels, partner, alpha)
     features, pos, neg = [], [], []
     for n, row in enumerate(labels.tolist()):
         m = int(partner[n])
@@ -204,7 +192,7 @@ def test_blending_images_is_the_slow_loop(shape):
             features.append(alpha * actual[n, c] + (1 - alpha) * actual[m, c] if mixed else actual[n, c])
             pos.append(1 - alpha if mixed else alpha * 0 + float(y == 1))
             neg.append(alpha if mixed else alpha * 0 + float(y == -1))
-    same(blend.features.features, torch.stack(features).view_as(actual), actual)
+    same(blend.features, torch.stack(features).view_as(actual), actual)
     same(blend.targets.pos, torch.stack(pos).view(shape), alpha)
     same(blend.targets.neg, torch.stack(neg).view(shape), alpha)
 
@@ -214,11 +202,11 @@ def test_blending_prototypes_changes_chosen_unknown_labels_alone():
     labels = torch.tensor([[0, 0, 1], [-1, 0, 0]])
     chosen = torch.tensor([[True, False, True], [True, False, True]])
     centres, number = torch.stack([torch.zeros(3, 3), torch.ones(3, 3)], 1), torch.ones(2, 3, dtype=torch.int64)
-    blend = blend_prototypes(per_label(actual), labels, chosen, 2, centres, number, torch.tensor(0.25))
+    blend = blend_prototypes(actual, labels, chosen, centres, number, torch.tensor(0.25))
     mixed = torch.tensor([[True, False, False], [False, False, True]])
     assert torch.equal(blend.mixed, mixed)
-    torch.testing.assert_close(blend.features.features[mixed], 0.25 * actual[mixed] + 0.75)
-    torch.testing.assert_close(blend.features.features[~mixed], actual[~mixed])
+    torch.testing.assert_close(blend.features[mixed], 0.25 * actual[mixed] + 0.75)
+    torch.testing.assert_close(blend.features[~mixed], actual[~mixed])
     assert blend.targets.pos.tolist() == [[0.75, 0, 1], [0, 0, 0.75]]
     assert blend.targets.neg.tolist() == [[0.25, 0, 0], [1, 0, 0.25]]
 

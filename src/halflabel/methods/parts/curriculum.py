@@ -10,7 +10,7 @@ from torch import Tensor
 
 from halflabel.errors import UserError
 from halflabel.labels.table import Table
-from halflabel.methods.parts.label_store import PackedLabels
+from halflabel.methods.parts.label_store import EntryStore, label_blocks
 from halflabel.methods.parts.relabel import Begins, Relabeler, check_size
 from halflabel.system.rng import hash_names
 from halflabel.system.validate import at_least, one_of
@@ -41,13 +41,13 @@ class Curriculum(Relabeler):
     mini-batch but reproducible. [d] uses the logits of the sweep, which for an ensemble head are the mean of its
     members. Images that could not be read stay unknown.
 
-    `before` empty: before the epochs at half and three quarters, as in the paper (10 and 15 of 20).
-    Memory: 1/4 byte per image and class, from 256 MB on in a scratch file, and 8 bytes per image. A sweep has the
-    logits of all images, 4 bytes per image and class (12 for [e], with mean and uncertainty), from 256 MB on in scratch
-    files. They are read in table order, by [b] in the order of the blocks.
+    `before` empty: before the epochs at half and three quarters, as in the paper (10 and 15 of 20). Memory: 1 byte per
+    image and class, from 256 MB on in a scratch file, and 8 bytes per image. A sweep has the logits of all images, 4
+    bytes per image and class (12 for [e], with mean and uncertainty), from 256 MB on in scratch files. They are read in
+    table order, by [b] in the order of the blocks.
     """
 
-    labels: PackedLabels  # (N, C): known and weak labels
+    labels: EntryStore  # (N, C) int8: known and weak labels
     order: Tensor  # (N,) int64: images by the hash of their names
     wants_features = False
 
@@ -75,7 +75,7 @@ class Curriculum(Relabeler):
         if strategy == "e":
             self.passes = passes
         self.plan(20)
-        self.labels = PackedLabels()
+        self.labels = EntryStore()
         self.register_buffer("order", None, persistent=False)
 
     @property
@@ -94,9 +94,11 @@ class Curriculum(Relabeler):
 
     def start(self, table: Table) -> None:
         tables = 3 if self.strategy == "e" else 1
-        check_size(table, 0, "curriculum labelling", sweeps=tables, stored=0.25)
+        check_size(table, 0, "curriculum labelling", sweeps=tables, stored=1)
         self.table = table
         self.labels.start(table, "curriculum labelling")
+        for rows, known in label_blocks(table):
+            self.labels.values[rows] = known
         self.order = torch.from_numpy(np.argsort(hash_names(table.images.array), kind="stable"))
 
     def forward(self, batch: Batch, logits: Tensor, epoch: int) -> Targets:
@@ -104,7 +106,7 @@ class Curriculum(Relabeler):
         return Targets((labels > 0).to(logits.dtype), (labels < 0).to(logits.dtype))
 
     def guesses(self) -> Tensor:
-        return self.labels.dense()
+        return self.labels.values
 
     def wants_sweep(self, epoch: int) -> bool:
         """Whether labels are added before the next epoch."""
@@ -122,7 +124,7 @@ class Curriculum(Relabeler):
 
     def _label(self, images: Tensor, sweep: Sweep) -> None:
         """Turn the easy unknown entries of these images into weak labels."""
-        device = self.labels.codes.device
+        device = self.labels.values.device
 
         def rows(values: Tensor | None) -> Tensor:
             assert values is not None, "strategy e needs a sweep with passes"
@@ -151,7 +153,7 @@ class Curriculum(Relabeler):
 
     def _counts(self) -> dict[str, float]:
         known = self.table.value
-        present, absent = self.labels.counts()
+        present, absent = self.labels.count(lambda v: v > 0), self.labels.count(lambda v: v < 0)
         return {
             "label_proportion": (present + absent) / max(math.prod(self.table.shape), 1),
             "weak_positives": float(present - int((known > 0).sum())),

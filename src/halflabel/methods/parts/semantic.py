@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu, linear
+from torch.nn.functional import leaky_relu
 
 from halflabel.errors import UserError, WrongHead
 from halflabel.features.heads import Head, Model, find_head, pool
@@ -62,9 +62,8 @@ class SemanticAttention(nn.Module):
 
         a_cp = w · tanh((U x_p) ⊙ (V v_c)),   α_c = softmax over places of a_c        (Chen 2019, SSGRL, eq. 1 to 3)
 
-    The paper's two consecutive linear layers after tanh are one vector w here: the same functions with fewer weights;
-    its biases cancel in the softmax. Memory in training: 8·B·P·C·k bytes, k the rank; above 2^24 numbers the classes
-    are processed in chunks that the backward pass recomputes.
+    The paper's two linear layers after tanh are one vector w here: the same functions, as biases cancel in the softmax.
+    Above 2^24 numbers (B·P·C·rank) the classes are processed in chunks that the backward pass recomputes.
     """
 
     def __init__(self, width: int, vector_size: int, rank: int) -> None:
@@ -76,8 +75,6 @@ class SemanticAttention(nn.Module):
         nn.init.zeros_(self.weight.weight)  # at the start every label attends equally to all places
 
     def forward(self, places: Tensor, vectors: Tensor) -> Tensor:
-        if places.shape[1] == 1:  # pooled features: the softmax over one place is 1
-            return places.new_ones(len(places), len(vectors), 1)
         place, label = self.place_projection(places), self.label_projection(vectors.to(places.dtype))
         size = max(_CHUNK_NUMBERS // max(place.numel(), 1), 1)
         scores = in_chunks(self._score, size, label, whole=[place], dim=1)
@@ -89,39 +86,13 @@ class SemanticAttention(nn.Module):
         return scores
 
 
-class LabelFeatures(NamedTuple):
-    """The features of each label of B images, f_c = Σ_p α_cp x_p, with their places x and weights α."""
-
-    features: Tensor  # (B, C, W)
-    places: Tensor  # (B, P, W)
-    weights: Tensor  # (B, C, P)
-
-    @classmethod
-    def weighted(cls, places: Tensor, weights: Tensor) -> LabelFeatures:
-        return cls(weights.to(places.dtype) @ places, places, weights)
-
-    def project(self, weight: Tensor, graph: Tensor | None = None) -> Tensor:
-        """Return G f Wᵀ, (B, C, K), for W (K, W) and a graph G (C, C) of labels, or f Wᵀ.
-
-        With few places W multiplies these instead of the labels.
-        """
-        _, classes, width = self.features.shape
-        if self.places.shape[1] * (classes + width) >= classes * width:
-            return linear(self.features if graph is None else graph @ self.features, weight)
-        projected = linear(self.places, weight)
-        weights = self.weights.to(projected.dtype)
-        return (weights if graph is None else graph.to(weights.dtype) @ weights) @ projected
-
-
 class GatedGraph(nn.Module):
-    """Gated message passing between labels over the graph, T steps: features of each label -> (B, C, W).
+    """Gated message passing between labels over the graph, T steps: features of each label (B, C, W) -> (B, C, W).
 
         a_c = [Σ_c' A_cc' h_c', Σ_c' A_c'c h_c']                                      (Chen 2019, SSGRL, eq. 5 and 6)
         z = σ(W_z a + U_z h),   r = σ(W_r a + U_r h),   h̃ = tanh(W a + U (r ⊙ h)),   h ← (1 − z) ⊙ h + z ⊙ h̃
 
-    The weights are shared by all labels and steps. Memory in training: about 36·T·B·C·W bytes. Time: 9·T·C·W² +
-    2·T·C²·W multiplications per image; with few places 8·C·W² + 2·C²·W fewer, because the first step, h = f, is linear
-    in the places up to its gates.
+    The weights are shared by all labels and steps. Memory in training: about 36·T·B·C·W bytes.
     """
 
     def __init__(self, width: int, steps: int) -> None:
@@ -131,19 +102,12 @@ class GatedGraph(nn.Module):
         self.state_gates = nn.Linear(width, 2 * width, bias=False)  # U_z and U_r, applied to the state h
         self.reset_state = nn.Linear(width, width, bias=False)  # U, applied to the reset state r ⊙ h
 
-    def forward(self, labels: LabelFeatures, graph: Tensor) -> Tensor:
-        states = labels.features
+    def forward(self, states: Tensor, graph: Tensor) -> Tensor:
         graph, width = graph.to(states.dtype), states.shape[2]
-        inward, outward = self.message_gates.weight.chunk(2, 1)
-        for step in range(self.steps):
-            if step == 0:
-                messages = labels.project(inward, graph) + labels.project(outward, graph.T) + self.message_gates.bias
-                of_state = labels.project(self.state_gates.weight)
-            else:
-                messages = self.message_gates(torch.cat([graph @ states, graph.T @ states], 2))
-                of_state = self.state_gates(states)
+        for _ in range(self.steps):
+            messages = self.message_gates(torch.cat([graph @ states, graph.T @ states], 2))
             for_gates, for_candidate = torch.split(messages, [2 * width, width], 2)
-            update, reset = torch.sigmoid(for_gates + of_state).chunk(2, 2)
+            update, reset = torch.sigmoid(for_gates + self.state_gates(states)).chunk(2, 2)
             candidate = torch.tanh(for_candidate + self.reset_state(reset * states))
             states = torch.lerp(states, candidate.to(states.dtype), update.to(states.dtype))
         return states
@@ -157,10 +121,7 @@ class SemanticHead(LabelAwareHead):
 
     (B, D, h, w) -> logits (B, C), maps (B, C, h, w) = α, and per_class (B, C, W) = f. Pooled features (B, D) are maps
     of one cell, where every f_c is the same. `width` W = 0 means W = D without a projection. Dropout drops channels.
-
-    Memory: weights 4·(D·W + D·k + 11·W² + C·W) bytes; in training about 4·(9·T + 6)·C·W per image, with T = 3, W = 256
-    and 80 classes 2.7 MB. Above 2^24 numbers of f (B·C·W) the images are processed in chunks that the backward pass
-    recomputes.
+    Above 2^24 numbers of f the images are processed in chunks that the backward pass recomputes.
     """
 
     needs_maps = True
@@ -191,15 +152,14 @@ class SemanticHead(LabelAwareHead):
     def forward(self, features: Tensor) -> Output:
         places = self._places(features)
         attention = self.attention(places, self.vectors)
-        labels = LabelFeatures.weighted(places, attention)
+        per_class = attention.to(places.dtype) @ places
         shape = features.shape[2:] if features.ndim == 4 else (1, 1)
         maps = attention.view(*attention.shape[:2], *shape)
-        return Output(self.classify(labels), pool(features), maps, per_class=labels.features, places=places)
+        return Output(self.classify(per_class), pool(features), maps, per_class=per_class)
 
-    def classify(self, labels: LabelFeatures) -> Tensor:
-        """Features of each label -> (B, C) logits."""
-        size = max(_CHUNK_NUMBERS // max(labels.features.shape[1:].numel(), 1), 1)
-        return in_chunks(self._classify, size, *labels)
+    def classify(self, per_class: Tensor) -> Tensor:
+        """Features of each label (B, C, W) -> (B, C) logits."""
+        return in_chunks(self._classify, max(_CHUNK_NUMBERS // max(per_class.shape[1:].numel(), 1), 1), per_class)
 
     def class_maps(self, maps: Tensor) -> Tensor:
         """Return the attention α of each label."""
@@ -211,10 +171,8 @@ class SemanticHead(LabelAwareHead):
         places = self.dropout(features.flatten(2) if features.ndim == 4 else features[:, :, None]).transpose(1, 2)
         return places if self.project is None else cast(Tensor, self.project(places))
 
-    def _classify(self, *parts: Tensor) -> Tensor:
-        labels = LabelFeatures(*parts)
-        of_state, of_feature = self.join.weight.chunk(2, 1)
-        joined = linear(self.gated(labels, self.graph), of_state, self.join.bias) + labels.project(of_feature)
+    def _classify(self, per_class: Tensor) -> Tensor:
+        joined = self.join(torch.cat([self.gated(per_class, self.graph), per_class], 2))
         return (torch.tanh(joined) * self.weight).sum(2) + self.bias
 
 
@@ -223,8 +181,7 @@ class GraphClassifier(LabelAwareHead):
 
         H = LeakyReLU(Â Z W₀),   W = Â H W₁,   x = W · pooled features              (eq. 2 to 5)
 
-    Z the label vectors (C, d), Â the graph, slope 0.2. Pooling is the maximum over places, as in the paper, or the
-    mean. (B, D, h, w) -> logits (B, C). Memory: 4·(d·H + H·D) bytes of weights, H the hidden size.
+    Z the label vectors (C, d), Â the graph, slope 0.2. (B, D, h, w) -> logits (B, C).
     """
 
     def __init__(
@@ -238,19 +195,13 @@ class GraphClassifier(LabelAwareHead):
 
     def classifiers(self) -> Tensor:
         """Return the classifier weights, (C, D)."""
-        weights: Tensor = self.second(self._mixed_hidden())
+        weights: Tensor = self.second(self.graph @ leaky_relu(self.first(self.graph @ self.vectors), 0.2))
         return weights
-
-    def _mixed_hidden(self) -> Tensor:
-        """Return Â H, (C, hidden): W = (Â H) W₁ needs fewer multiplications than Â (H W₁)."""
-        return self.graph @ leaky_relu(self.first(self.graph @ self.vectors), 0.2)
 
     def forward(self, features: Tensor) -> Output:
         use_max = features.ndim == 4 and self.pooling == "max"
         pooled = features.amax(dim=(2, 3)) if use_max else pool(features)
-        # x = (pooled W₁ᵀ) (Â H)ᵀ: a batch has fewer images than there are features, so W itself is not computed.
-        hidden = pooled @ self.second.weight.to(pooled.dtype)
-        return Output(hidden @ self._mixed_hidden().to(pooled.dtype).T, pool(features))
+        return Output(pooled @ self.classifiers().to(pooled.dtype).T, pool(features))
 
     def class_maps(self, maps: Tensor) -> Tensor:
         return torch.einsum("cd,bdhw->bchw", self.classifiers().to(maps.dtype), maps)
@@ -311,9 +262,8 @@ def semantic_parts(
     }
 
 
-def label_features(output: Output) -> LabelFeatures:
-    """Return the features of each label of an output, at least float32."""
-    if output.per_class is None or output.maps is None or output.places is None:
+def label_features(output: Output) -> Tensor:
+    """Return the features of each label of an output, (B, C, W), at least float32."""
+    if output.per_class is None:
         raise WrongHead("the step needs features of each label", "use the head that the method makes")
-    parts = (output.per_class, output.places, output.maps.flatten(2))
-    return LabelFeatures(*map(at_least_float32, parts))
+    return at_least_float32(output.per_class)

@@ -15,12 +15,12 @@ from halflabel.labels.table import Table
 from halflabel.methods.parts.feature_bank import SMALLEST_NORM, FeatureBank, Prototypes, check_bytes
 from halflabel.methods.parts.losses import ASL
 from halflabel.methods.parts.relabel import Begins, Ignore
-from halflabel.methods.parts.semantic import LabelFeatures, SemanticMethod, label_features, semantic_parts
+from halflabel.methods.parts.semantic import SemanticMethod, label_features, semantic_parts
+from halflabel.system.gpu_memory import in_chunks
 from halflabel.system.validate import MAX_SIZE, at_least, between
 from halflabel.types import Batch, Output, Targets, at_least_float32
 
-_CHUNK_NUMBERS = 1 << 24  # numbers of a chunk of pairs on a GPU
-_CACHE_NUMBERS = 1 << 17  # the same on a processor
+_CHUNK_NUMBERS = 1 << 24  # numbers of a chunk of pairs
 _SHARPNESS = 10.0  # slope of the soft threshold that is learned
 
 PairLogits = Callable[[Tensor, Tensor, Tensor], Tensor]  # (n,) images, labels and other labels > label -> (n,) logits
@@ -81,10 +81,9 @@ class SemanticTransfer(SemanticMethod):
 
     def step(self, model: Model, batch: Batch, epoch: int) -> Tensor:
         output: Output = model(batch.views[0])
-        per_label, labels = label_features(output), batch.labels
-        features, pair_logits = per_label.features, self.cooccurrence(per_label)
-        known: Targets = self.relabel(batch, output.logits.detach(), epoch)
-        loss = self.reduce(self.loss(output.logits, known), known)
+        features, labels = label_features(output), batch.labels
+        pair_logits = self.cooccurrence(features)
+        loss = self.label_loss(output.logits, batch, epoch)
         loss = loss + self.pair_weight * self.cooccurrence.pair_loss(pair_logits, labels)
         loss = loss + self.contrast_weight * contrastive_loss(features, labels)
         if epoch > self.warm:
@@ -209,23 +208,16 @@ class Cooccurrence(nn.Module):
         self.weight = nn.Parameter((2 * random - 1) * bound)
         self.bias = nn.Parameter(torch.zeros(pairs))
 
-    def forward(self, labels: LabelFeatures) -> PairLogits:
-        """Return the function that computes the logits of pairs."""
-        classes = labels.features.shape[1]
-        if labels.places.shape[1] == 1:  # pooled: all labels have the same features
-            place = labels.places[:, 0]
-            hidden = torch.relu(at_least_float32(self.first(place) + self.second(place)))
-            logits = hidden @ self.weight.T + self.bias
-            return lambda image, label, other: logits[image, _pair_number(classes, label, other)]
-        first = at_least_float32(labels.project(self.first.weight) + self.first.bias).flatten(0, 1)
-        second = at_least_float32(labels.project(self.second.weight)).flatten(0, 1)
+    def forward(self, features: Tensor) -> PairLogits:
+        """Return the function that computes the logits of pairs, for features of each label (B, C, W)."""
+        classes = features.shape[1]
+        first, second = (at_least_float32(layer(features)).flatten(0, 1) for layer in (self.first, self.second))
 
         def score(image: Tensor, label: Tensor, other: Tensor) -> Tensor:
-            pair = _pair_number(classes, label, other)
-            scores: Tensor = _PairScores.apply(
-                first, second, self.weight, image * classes + label, image * classes + other, pair
-            )
-            return scores + self.bias[pair]
+            pair = label * (2 * classes - label - 1) // 2 + other - label - 1
+            size = max(_CHUNK_NUMBERS // self.rank, 1)
+            rows = (image * classes + label, image * classes + other, pair)
+            return in_chunks(_pair_scores, size, *rows, whole=[first, second, self.weight]) + self.bias[pair]
 
         return score
 
@@ -254,41 +246,6 @@ def cooccurrence_scores(logits: PairLogits, labels: Tensor) -> tuple[Tensor, Ten
     return total / others.clamp(min=1), others > 0
 
 
-def _pair_number(classes: int, label: Tensor, other: Tensor) -> Tensor:
-    return label * (2 * classes - label - 1) // 2 + other - label - 1
-
-
-class _PairScores(torch.autograd.Function):
-    """u_p · ReLU(q_i + r_j) for n triples (i, j, p) of row numbers: (N, k), (N, k), (P, k), (n,) × 3 -> (n,).
-
-    Computed in chunks that fit into the cache of a processor. The backward pass recomputes them and adds to one
-    gradient: automatic differentiation would store k numbers per triple, and one gradient of u per chunk.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, r: Tensor, u: Tensor, *triples: Tensor) -> Tensor:
-        ctx.save_for_backward(q, r, u, *triples)
-        scores = q.new_empty(len(triples[0]))
-        for chunk in _chunks(q, len(scores)):
-            i, j, p = (rows[chunk] for rows in triples)
-            hidden = torch.relu_(q[i].add_(r[j]))
-            torch.sum(hidden.mul_(u[p]), 1, out=scores[chunk])
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, r, u, *triples = ctx.saved_tensors
-        of_q, of_r, of_u = (torch.zeros_like(part) for part in (q, r, u))
-        for chunk in _chunks(q, len(gradients[0])):
-            i, j, p = (rows[chunk] for rows in triples)
-            hidden, gradient = torch.relu_(q[i].add_(r[j])), gradients[0][chunk, None]
-            slope = u[p].mul_(hidden > 0).mul_(gradient)
-            of_q.index_add_(0, i, slope)
-            of_r.index_add_(0, j, slope)
-            of_u.index_add_(0, p, hidden.mul_(gradient))
-        return of_q, of_r, of_u, None, None, None
-
-
-def _chunks(rows: Tensor, count: int) -> list[slice]:
-    size = max((_CACHE_NUMBERS if rows.device.type == "cpu" else _CHUNK_NUMBERS) // rows.shape[1], 1)
-    return [slice(first, first + size) for first in range(0, count, size)]
+def _pair_scores(q: Tensor, r: Tensor, u: Tensor, i: Tensor, j: Tensor, p: Tensor) -> Tensor:
+    """u_p · ReLU(q_i + r_j) for n triples (i, j, p) of row numbers: (N, k), (N, k), (P, k), (n,) × 3 -> (n,)."""
+    return (torch.relu(q[i] + r[j]) * u[p]).sum(1)
